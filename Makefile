@@ -16,7 +16,7 @@ help: ## Show this list
 setup: ## Make .venv and look for Java; does nothing the second time
 	@scripts/setup
 
-demo: setup ## See it work
+demo: setup ## See it work: one document, a failover, and a table that is right again
 	@scripts/demo
 
 test: setup ## Run the tests

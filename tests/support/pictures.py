@@ -177,6 +177,8 @@ def take_all(browser: Browser, folder: Path) -> None:
 
 def take_shown(browser: Browser, folder: Path) -> None:
     go(browser, "overview", WIDE, "light")
+    # The mouse is where the log-in was, and would show what is under it.
+    browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": 5, "y": 5})
     picture(browser, folder / "dashboard.png", whole_page=True)
     go(browser, "overview", NARROW, "dark")
     picture(browser, folder / "dashboard-phone.png", whole_page=False, ratio=2)
@@ -223,6 +225,7 @@ def main(arguments: Sequence[str]) -> None:
             with landing_page(Path(scratch)) as address:
                 browser.open(address)
                 take_landing(browser, folder, is_all=is_all)
+                browser.open("about:blank")
         with cluster(Path(scratch), 1024) as nodes:
             log_in(browser, nodes[0])
             browser.find(".status.live")
