@@ -131,6 +131,8 @@ class LandedOrders:
         if not DeltaTable.is_deltatable(str(self._path)):
             return None
         table = DeltaTable(self._path)
+        if all(field.name != "status" for field in table.schema().fields):
+            return None  # the columns come with the first documents
         if table.version() != self._version:
             found = table.to_pyarrow_table(columns=["status"], filters=[("key", "=", key)]).column("status")
             self._version, self._status = table.version(), found[0].as_py() if len(found) else None

@@ -53,10 +53,10 @@ def processes_of(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").iterdir():
         try:
-            told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+            printed = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
         except (OSError, ValueError):
             continue
-        if str(folder).encode() in told:
+        if str(folder).encode() in printed:
             found.append(int(process.name))
     return found
 
@@ -72,22 +72,22 @@ def wait_until_gone(folder: Path) -> None:
 @pytest.mark.soak
 def test_the_demo_follows_one_order_and_ends_with_equal_tables(tmp_path: Path) -> None:
     with running_demo(tmp_path) as demo:
-        told, _ = demo.communicate(timeout=RUN_S_MAX)
-        assert demo.returncode == 0, told
+        printed, _ = demo.communicate(timeout=RUN_S_MAX)
+        assert demo.returncode == 0, printed
         wait_until_gone(tmp_path)
-    assert re.search(r"Equal: [\d,]+ documents in 1 collection", told), told
-    assert [line for line in story_of_readme().splitlines() if f"    {line}\n" not in told] == [], told
-    numbers = re.search(r"([\d,]+) changes landed = ([\d,]+) that hold \+ ([\d,]+) that the failover took back", told)
-    assert numbers is not None, told
+    assert re.search(r"Equal: [\d,]+ documents in 1 collection", printed), printed
+    assert [line for line in story_of_readme().splitlines() if f"    {line}\n" not in printed] == [], printed
+    numbers = re.search(r"([\d,]+) changes landed = ([\d,]+) that hold \+ ([\d,]+) that the failover took back", printed)
+    assert numbers is not None, printed
     landed, hold, taken_back = (int(number.replace(",", "")) for number in numbers.groups())
     assert landed == hold + taken_back
     assert taken_back > 0
-    wrong = re.search(r"Wrong rows now: 0 in Headwater's table, ([\d,]+) in the one that does not listen", told)
-    assert wrong is not None, told
+    wrong = re.search(r"Wrong rows now: 0 in Headwater's table, ([\d,]+) in the one that does not listen", printed)
+    assert wrong is not None, printed
     assert wrong[1] != "0"
-    assert re.search(r"^ +order::1 +open ", told, re.M), "the table itself"
+    assert re.search(r"^ +order::1 +open ", printed, re.M), "the table itself"
     (folder,) = tmp_path.glob("headwater-*")
-    assert f"headwater ui {folder}/lake" in told
+    assert f"headwater ui {folder}/lake" in printed
     assert {path.name for path in (folder / "lake" / "documents").iterdir()} == {"shop.orders"}
 
 
@@ -114,14 +114,14 @@ def test_readme_opens_with_the_story_of_the_demo() -> None:
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, scene: str) -> None:
     with running_demo(tmp_path) as demo:
         assert demo.stdout is not None
-        told = ""
-        while scene not in told:
+        printed = ""
+        while scene not in printed:
             line = demo.stdout.readline()
-            assert line, told
-            told += line
+            assert line, printed
+            printed += line
         demo.send_signal(signal.SIGINT)
         rest, _ = demo.communicate(timeout=RUN_S_MAX)
-        assert demo.returncode == EXIT_INTERRUPTED, told + rest
+        assert demo.returncode == EXIT_INTERRUPTED, printed + rest
         assert "interrupted" in rest
         assert "Traceback" not in rest
         wait_until_gone(tmp_path)
