@@ -1,4 +1,4 @@
-"""The writer in a process of its own, what it has done so far, and what it answers."""
+"""The writer in a process of its own, and what it answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class WriterProcess:
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
         self._log = log
-        self._done: dict[str, int] = {}
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
@@ -31,15 +30,7 @@ class WriterProcess:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            said = json.loads(line)
-            self._done = said["done"]
-            if "read" in said:
-                self._answers.put(said["read"])
-
-    @property
-    def written(self) -> int:
-        """How many changes were made."""
-        return sum(self._done.values())
+            self._answers.put(json.loads(line))
 
     def set_status(self, status: str) -> None:
         """Have the followed order written."""

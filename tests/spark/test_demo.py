@@ -53,10 +53,10 @@ def processes_of(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").iterdir():
         try:
-            printed = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+            about = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
         except (OSError, ValueError):
             continue
-        if str(folder).encode() in printed:
+        if str(folder).encode() in about:
             found.append(int(process.name))
     return found
 
@@ -77,7 +77,9 @@ def test_the_demo_follows_one_order_and_ends_with_equal_tables(tmp_path: Path) -
         wait_until_gone(tmp_path)
     assert re.search(r"Equal: [\d,]+ documents in 1 collection", printed), printed
     assert [line for line in story_of_readme().splitlines() if f"    {line}\n" not in printed] == [], printed
-    numbers = re.search(r"([\d,]+) changes landed = ([\d,]+) that hold \+ ([\d,]+) that the failover took back", printed)
+    numbers = re.search(
+        r"([\d,]+) changes landed = ([\d,]+) that hold \+ ([\d,]+) that the failover took back", printed
+    )
     assert numbers is not None, printed
     landed, hold, taken_back = (int(number.replace(",", "")) for number in numbers.groups())
     assert landed == hold + taken_back
