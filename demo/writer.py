@@ -1,8 +1,8 @@
 """`python -m demo.writer URL KEY ORDERS SEED`: an application that updates, adds and deletes orders.
 
 It is written with the Couchbase SDK and knows nothing of Headwater. A line of its standard input is the status that it
-is to give to the order KEY, or empty to have that order read; then it prints the order as JSON. Otherwise it leaves that
-order alone, and it goes on until its input ends.
+is to give to the order KEY, or empty to have that order read; then it prints the order as JSON. It writes other orders
+until its input ends.
 """
 
 from __future__ import annotations

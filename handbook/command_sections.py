@@ -14,7 +14,7 @@ from headwater.cli.lazy_command import load_command
 from headwater.cli.options import CONNECTION_OPTIONS
 
 _OWN_HELP = "--help"
-_CONNECTS = "And [the options to connect](#options-to-connect)."
+_CONNECTS = "And [the options to connect](cli.md#options-to-connect)."
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:
@@ -30,23 +30,40 @@ def _below(path: str, command: click.Command) -> Iterator[tuple[str, click.Comma
             yield from _below(f"{path} {name}", command.commands[name])
 
 
+_GROUPS_PAGE = "management.md"
+"""Where the commands are that have commands below them: they are many, and seldom looked for."""
+
+
 def command_list() -> str:
     """A row a command, and in it those that it is a group of."""
     rows: dict[str, tuple[str, str, list[str]]] = {}
     for path, command in all_commands():
         name = " ".join(path.split()[:2])
         first_line = (command.help or "").strip().partition("\n")[0]
-        _, _, below = rows.setdefault(name, (f"[`{name}`](#{name.replace(' ', '-')})", first_line, []))
+        page = _GROUPS_PAGE if isinstance(command, click.Group) or path != name else ""
+        link = f"{page}#{path.replace(' ', '-')}"
+        _, _, below = rows.setdefault(name, (f"[`{name}`]({link})", first_line, []))
         if path != name:
-            below.append(f"[{path.removeprefix(name).strip()}](#{path.replace(' ', '-')})")
-    return table(
-        ("command", "what it does"),
-        [(link, " · ".join([_escaped(what), *below])) for link, what, below in rows.values()],
-    )
+            below.append(f"[{path.removeprefix(name).strip()}]({link})")
+    cells = [(link, " · ".join([_escaped(what), *below])) for link, what, below in rows.values()]
+    return table(("command", "what it does"), cells)
 
 
 def command_sections() -> str:
-    return "\n\n".join(_section(path, command) for path, command in all_commands())
+    return _sections(of_groups=False)
+
+
+def management_sections() -> str:
+    return _sections(of_groups=True)
+
+
+def _sections(*, of_groups: bool) -> str:
+    groups = {path for path, command in all_commands() if isinstance(command, click.Group)}
+    return "\n\n".join(
+        _section(path, command)
+        for path, command in all_commands()
+        if (" ".join(path.split()[:2]) in groups) is of_groups
+    )
 
 
 def _section(path: str, command: click.Command) -> str:

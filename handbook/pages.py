@@ -11,6 +11,7 @@ from handbook.command_sections import (
     command_sections,
     connection_options,
     limit_options,
+    management_sections,
     retention_options,
 )
 from handbook.drawings import (
@@ -46,6 +47,7 @@ _PLACE = re.compile(r"(?P<open><!-- made: (?P<name>[a-z ]+) -->\n).*?(?P<close><
 MADE: dict[str, Callable[[], str]] = {
     "commands": command_sections,
     "command list": command_list,
+    "management commands": management_sections,
     "connection options": connection_options,
     "retention options": retention_options,
     "limit options": limit_options,

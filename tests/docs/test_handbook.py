@@ -44,8 +44,8 @@ def test_the_rest_of_a_page_is_left_alone() -> None:
 
 
 def test_every_command_has_a_section() -> None:
-    text = (ROOT / "docs" / "reference" / "cli.md").read_text()
-    assert [path for path, _ in all_commands() if f"# {path}\n" not in text] == []
+    text, more = ((ROOT / "docs" / "reference" / f"{name}.md").read_text() for name in ("cli", "management"))
+    assert [path for path, _ in all_commands() if f"# {path}\n" not in text + more] == []
     listed = re.findall(r"^\| \[`(headwater [\w-]+)`\]", text[: text.index("\n## ")], re.M)
     assert listed == [path for path, _ in all_commands() if path.count(" ") == 1], "the table on top"
 
