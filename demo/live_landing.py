@@ -85,7 +85,7 @@ def start_spark(running: ExitStack, folder: Path) -> SparkSession:
 def _interrupted_later() -> Iterator[None]:
     """Ctrl-C counts when the block is over, because a Java process can't be ended that is half started.
 
-    The handlers are then as they were: Spark puts in one of its own, which cancels jobs with a long lament.
+    The handlers are then as they were: Spark puts in one of its own, which cancels jobs and prints a lot.
     """
     came: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
