@@ -1,4 +1,4 @@
-"""Where the dashboard's numbers come from: counts in turns, totals that outlive connections, and logs of branches."""
+"""Where the dashboard's numbers come from: counts in turns, and totals that outlive connections."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.node.http.dashboard.samples import LiveCounts, VBucketWatch
+from headwater.node.http.dashboard.samples import LiveCounts
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Set
-from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Vbuuid
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket, StoreEnvironment
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
-from headwater.store.settling import roll_back
 from support.forked_program import HEADWATER, run_program
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
@@ -76,46 +75,6 @@ def test_with_little_time_every_vbucket_has_its_turn(bucket: Bucket) -> None:
     assert counts.counts[1:].tolist() == [10 + vbucket for vbucket in range(1, VBUCKETS)]
     counts.refresh(bucket)
     assert counts.counts.sum() == bucket.index.live_documents()
-
-
-# --- branches -----------------------------------------------------------------------------------------------------
-
-
-def kinds(watch: VBucketWatch) -> list[str]:
-    return [event.kind for event in watch.events]
-
-
-def test_a_rollback_is_told_from_a_branch_that_loses_nothing(bucket: Bucket) -> None:
-    put(bucket, 3, "a", "b", "c")
-    watch = VBucketWatch(bucket, now_ms=lambda: 0)
-    roll_back(bucket, 3, Seqno(1), branch=True)
-    watch.look(bucket, answered_rollbacks=0)
-    assert kinds(watch) == ["rollback"]
-    assert watch.rolled_back_total == 1
-    assert "2 seqnos" in watch.events[-1].text
-
-
-def test_a_copy_that_becomes_active_has_lost_nothing(bucket: Bucket) -> None:
-    put(bucket, 3, "a", "b", "c")
-    bucket.set_vbucket_state(3, VBucketState.REPLICA)
-    bucket.commit_now()
-    watch = VBucketWatch(bucket, now_ms=lambda: 0)
-    bucket.set_vbucket_state(3, VBucketState.ACTIVE)
-    bucket.commit_now()
-    watch.look(bucket, answered_rollbacks=0)
-    assert kinds(watch) == ["state", "branch"]
-    assert watch.rolled_back_total == 0
-
-
-def test_many_vbuckets_are_one_event(bucket: Bucket) -> None:
-    watch = VBucketWatch(bucket, now_ms=lambda: 0)
-    for vbucket in range(VBUCKETS):
-        bucket.set_vbucket_state(vbucket, VBucketState.DEAD)
-    watch.look(bucket, answered_rollbacks=2)
-    assert [(event.kind, event.count) for event in watch.events] == [("state", VBUCKETS), ("answered-rollback", 2)]
-    watch.look(bucket, answered_rollbacks=2)
-    assert len(watch.events) == 2
-    assert [event.number for event in watch.after(1)] == [2]
 
 
 # --- totals -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 from headwater.errors import HeadwaterError, MalformedMessage, NoAnswer
 from headwater.node.http.dashboard.cluster_numbers import UNKNOWN, ClusterNumbers, Counts, VBucketNumbers
+from headwater.node.history import BucketHistory
 from headwater.node.replication.peers import PeerStatistics
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Vbuuid
@@ -87,9 +88,24 @@ class Clock:
         return self.now_ms
 
 
+class Noted:
+    """A history that keeps the sentences about nodes."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def noted_node(self, text: str, *, node: str) -> None:
+        self.events.append(text)
+
+    def heard(self, *, states: object, seqnos: object) -> None:
+        pass
+
+
 def watch(node: Neighbours, events: list[str] | None = None, clock: Clock | None = None) -> ClusterNumbers:
-    noted = [] if events is None else events
-    return ClusterNumbers(node.bucket, cast(PeerStatistics, node), now_ms=clock or Clock(), on_event=noted.append)
+    history = Noted([] if events is None else events)
+    return ClusterNumbers(
+        node.bucket, cast(PeerStatistics, node), now_ms=clock or Clock(), history=cast(BucketHistory, history)
+    )
 
 
 async def ask(cluster: ClusterNumbers) -> None:

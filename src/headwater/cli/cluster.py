@@ -240,9 +240,10 @@ def failover(on: _Cluster, nodes: tuple[str, ...], force: bool) -> None:
     """
     lost = [str(parse_address(node, default_port=on.default_port)) for node in nodes]
     done = on.run(lambda coordinator: coordinator.failover(lost, force=force))
-    sentence = f"{', '.join(done.nodes)} failed over: {counted(done.promoted, 'vbucket')} promoted"
+    sentence = f"{', '.join(done.nodes)} failed over: {counted(done.promoted, 'vbucket')} promoted, {done.losses()}"
     if done.lost:
-        sentence += f", {len(done.lost)} lost and made again: {', '.join(str(vbucket) for vbucket in done.lost)}"
+        empty = ", ".join(str(vbucket) for vbucket in done.lost)
+        sentence += f"; {counted(len(done.lost), 'vbucket')} had no copy and began again, empty: {empty}"
     on.report(sentence, **asdict(done))
 
 

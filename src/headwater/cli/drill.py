@@ -118,7 +118,7 @@ def _sentence(done: dict[str, Any], asked: int) -> str:
     sentence = f"vbucket {done['vbucket']} rolled back from {done['high_seqno_before']} to {reached}"
     if reached != asked:
         sentence += f", as {asked} lies before the history window"
-    return f"{sentence} (new vbuuid {done['vbuuid']})"
+    return f"{sentence}: {counted(done['high_seqno_before'] - reached, 'change')} lost (new vbuuid {done['vbuuid']})"
 
 
 def _replicas(done: dict[str, Any]) -> str:

@@ -9,13 +9,14 @@ again, and finds what it had promoted active.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headwater.cluster.nodes import LOOK_S_MAX, Inventory, NodePort, take_inventory
+from headwater.cluster.nodes import LOOK_S_MAX, Inventory, NodePort, answered, take_inventory
 from headwater.cluster.planning import Row, fail_over
 from headwater.cluster.publisher import Publisher, rows_of, with_frozen, with_nodes, with_rows
 from headwater.errors import HeadwaterError, InvalidInput
+from headwater.node.history import loss_sentence
 from headwater.node.service import ConfigVersion
 from headwater.phrases import counted
 from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
@@ -35,6 +36,15 @@ class FailedOver:
     promoted: int
     lost: tuple[VBucketId, ...]
     """Vbuckets of which no copy was left. They are empty now."""
+    lost_changes: int
+    """That are known of, by what the lost nodes last said of themselves: at least so many."""
+    lost_vbuckets: int
+    """In how many vbuckets those were."""
+    unknown_vbuckets: int
+    """Vbuckets of which nothing is known that the lost nodes had."""
+
+    def losses(self) -> str:
+        return loss_sentence(changes=self.lost_changes, vbuckets=self.lost_vbuckets, unknown=self.unknown_vbuckets)
 
 
 async def fail_nodes_over(
@@ -71,7 +81,30 @@ async def fail_nodes_over(
         return with_rows(replace(with_nodes(config, kept), handing_over={}, settled=False), rows)
 
     await publisher.publish(without)
-    return FailedOver(nodes=tuple(lost), promoted=promoted - len(orphans), lost=orphans)
+    losses = await _losses(ports, promoted)
+    return FailedOver(
+        nodes=tuple(lost),
+        promoted=sum(map(len, promoted.values())) - len(orphans),
+        lost=orphans,
+        lost_changes=sum(loss or 0 for loss in losses),
+        lost_vbuckets=sum(bool(loss) for loss in losses),
+        unknown_vbuckets=losses.count(None),
+    )
+
+
+async def _losses(ports: Mapping[str, NodePort], promoted: Mapping[str, Collection[VBucketId]]) -> list[int | None]:
+    """How many changes each promoted vbucket has lost, as far as its node knows.
+
+    The failover is done. A node that can't say it any more makes the loss unknown, and nothing else.
+    """
+    losses: list[int | None] = []
+    for name, vbuckets in promoted.items():
+        try:
+            known = await answered(ports[name].losses, LOOK_S_MAX)
+        except HeadwaterError:
+            known = {}
+        losses += [known.get(vbucket) for vbucket in vbuckets]
+    return losses
 
 
 async def _cut_off(publisher: Publisher, lost: Sequence[str]) -> None:
@@ -109,15 +142,15 @@ def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Inventory
 
 async def _promote(
     port_of: Callable[[str], NodePort], rows: Mapping[VBucketId, Row], found: Inventory, version: ConfigVersion
-) -> int:
-    """Make the first node of every row active. Returns how many were not."""
+) -> dict[str, dict[VBucketId, Row]]:
+    """Make the first node of every row active. Returns those that were not, by node."""
     by_node: dict[str, dict[VBucketId, Row]] = {}
     for vbucket, row in rows.items():
         if row[0] is not None and found.state(row[0], vbucket) != VBucketState.ACTIVE:
             by_node.setdefault(row[0], {})[vbucket] = row
     for name, promoted in by_node.items():
         await port_of(name).activate({vbucket: (list(row),) for vbucket, row in promoted.items()}, version=version)
-    return sum(len(promoted) for promoted in by_node.values())
+    return by_node
 
 
 def _orphans(rows: Mapping[VBucketId, Row]) -> tuple[VBucketId, ...]:

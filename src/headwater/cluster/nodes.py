@@ -133,6 +133,14 @@ class NodePort:
             copies[VBucketId(int(name.removeprefix("vb_")))] = NodeCopy(state=_STATES[state], copy=copy)
         return copies
 
+    async def losses(self) -> dict[VBucketId, int | None]:
+        """Of the vbuckets that were promoted on the node: how many changes are known to be lost; None for unknown."""
+        losses: dict[VBucketId, int | None] = {}
+        for name, line in (await (await self.connection()).statistics("headwater-lost")).items():
+            kept, _, known = line.partition(" ")
+            losses[VBucketId(int(name.removeprefix("vb_")))] = max(0, int(known) - int(kept)) if known else None
+        return losses
+
     # --- changing -------------------------------------------------------------------------------------------------
 
     async def publish(self, config: PublishedConfig) -> None:

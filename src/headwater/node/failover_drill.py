@@ -45,9 +45,12 @@ def roll_back_vbucket(service: BucketService, vbucket: VBucketId, to_seqno: Seqn
     # The cluster gives a promoted copy the collections that it does not know.
     events = list(_events_after(bucket, vbucket, kept_seqno))
     reached = roll_back(bucket, vbucket, to_seqno, branch=True)
+    bucket.entered_events += len(events)
     for event in events:
         again = replace(event, seqno=bucket.vbuckets.next_seqno(vbucket))
         bucket.pending.append(vbucket, again.encode())
+    had = Seqno(high_seqno - len(events))
+    service.history.rolled_back(vbucket, kept=reached, had=max(had, reached), is_drill=True)
     service.on_change()
     service.sync_writes.evaluate(vbucket)
     service.on_rolled_back(vbucket)

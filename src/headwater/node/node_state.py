@@ -249,7 +249,6 @@ class NodeState:
             requests=ended.requests + sum(session.requests for session in sessions if session.bucket is service),
             sent_messages=ended.sent_messages + sum(connection.sent_messages for connection in connections),
             sent_bytes=ended.sent_bytes + sum(connection.sent_bytes for connection in connections),
-            rollbacks=ended.rollbacks,
         )
 
     async def roll_back(self, bucket: str, vbucket: VBucketId, to_seqno: Seqno) -> RolledBack:
@@ -316,6 +315,7 @@ class NodeState:
         def flush_at_rest() -> None:
             flush(service.bucket, active_only=True)
             active = np.flatnonzero(service.bucket.vbuckets.states == VBucketState.ACTIVE).tolist()
+            service.history.flushed(active)
             service.forget_locks(active)
             service.sync_writes.evaluate_all()
             for vbucket in active:

@@ -15,10 +15,11 @@ from headwater.node.auth.users import Users
 from headwater.node.bucket_settings import BucketSettings
 from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
 from headwater.node.durability import SyncWrites
+from headwater.node.history import BucketHistory
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.live_frames import LiveFrames
 from headwater.node.range_scans import RangeScans
-from headwater.protocol.cluster_config import PublishedConfig
+from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.protocol.sasl import Credentials
@@ -101,8 +102,6 @@ class Traffic:
     sent_messages: int = 0
     """Messages of DCP streams."""
     sent_bytes: int = 0
-    rollbacks: int = 0
-    """Stream requests that were answered with a rollback."""
 
     def add_connection(self, connection: ProducerConnection) -> None:
         self.sent_messages += connection.sent_messages
@@ -136,6 +135,8 @@ class BucketService:
     sync_writes: SyncWrites = field(init=False)
     reads: DocumentReads = field(init=False)
     live_frames: LiveFrames = field(init=False)
+    history: BucketHistory = field(init=False)
+    """What has happened to the vbuckets, and what was lost by it."""
     locks: dict[tuple[int, CollectionId, bytes], Lock] = field(default_factory=dict)
     range_scans: RangeScans = field(default_factory=RangeScans)
     manifest_commit: int = 0
@@ -169,6 +170,7 @@ class BucketService:
         self.sync_writes = SyncWrites(bucket=self.bucket, on_change=self.on_change)
         self.reads = DocumentReads(self.bucket)
         self.live_frames = LiveFrames(self.bucket)
+        self.history = BucketHistory(self.bucket)
         self.bucket.max_ttl_s = self.settings.max_ttl_s
 
     @property
@@ -239,6 +241,11 @@ class BucketService:
     def nodes_login(self) -> Credentials | None:
         """How the nodes of the bucket's cluster log in to each other: for the coordinator to know."""
         return None if self.config is None else self.config.login
+
+    def other_active_node(self, vbucket: VBucketId) -> str | None:
+        """The node that has a vbucket active by the config, where that is not this one."""
+        at = NO_NODE if self.config is None or vbucket >= len(self.config.rows) else self.config.rows[vbucket][0]
+        return None if self.config is None or at in (NO_NODE, self.this_node) else self.config.names()[at]
 
     def may_take_over(self, vbucket: VBucketId) -> bool:
         """Whether a takeover may make a vbucket active here: in a cluster, where its config says so."""

@@ -111,6 +111,12 @@ class Bucket:
         self.durable_commit = self.opened_commit = next_commit - 1
         self.is_marked_clean = False
         """The mark of a clean stop is still stored, as there was no room to take it away: the next commit does it."""
+        self.entered_events = 0
+        self.entered_prepares = 0
+        """Since this was opened: seqnos that went to events of collections, and to the beginnings and the failures of
+        durable writes. All others are changes of documents."""
+        self.was_stopped_in_order = True
+        """False where the vbuckets that are active began a branch when this was opened."""
         self.on_damage: Callable[[VBucketDamaged], None] = lambda error: None
         """Called with each vbucket that is stopped, in the thread that found the damage."""
         self.max_ttl_s = 0
@@ -304,6 +310,7 @@ class Bucket:
             deleted=int(is_removal), durability=level, collection_id=collection_id, key=key,
             value=value if isinstance(value, bytes) else value(cas, seqno),
         )  # fmt: skip
+        self.entered_prepares += 1
         return self.enter_prepare(prepare)
 
     def enter_prepare(self, prepare: Prepare) -> PendingPrepare:
@@ -353,6 +360,7 @@ class Bucket:
             vbucket=pending.vbucket, prepared_seqno=pending.seqno, abort_seqno=self._coming_seqno(pending.vbucket),
             collection_id=pending.collection_id, key=pending.key,
         )  # fmt: skip
+        self.entered_prepares += 1
         self.enter_abort(abort)
         return self.pending.number
 
@@ -463,6 +471,7 @@ class Bucket:
 
     def _enter_events(self, vbucket: int, events: list[Event]) -> None:
         """Enter the last events up to the bucket's manifest."""
+        self.entered_events += len(events)
         for event in events:
             encoded = encode_stored_event(event)
             frame = SystemEvent(

@@ -235,6 +235,7 @@ def _bare_bucket(
 
 
 def _mark_open(bucket: Bucket, *, was_clean: bool) -> None:
+    bucket.was_stopped_in_order = was_clean
     changes: list[Change] = [DeleteRow(Table.BUCKET, CLEAN_STOP)]
     for vbucket, facts in enumerate(bucket.vbuckets.facts):
         if was_clean or facts is None or bucket.vbuckets.states[vbucket] != VBucketState.ACTIVE:

@@ -137,10 +137,12 @@ def take_back(service: BucketService, vbucket: VBucketId, to_seqno: Seqno) -> Se
     """Take a copy back, and return the seqno it was taken to. The bucket must be at rest."""
     if service.bucket.vbuckets.state(vbucket) not in RECEIVING_STATES:
         raise RequestRefused(Status.NOT_MY_VBUCKET)
+    had = Seqno(int(service.bucket.vbuckets.high_seqnos[vbucket]))
     try:
         reached = roll_back(service.bucket, vbucket, to_seqno)
     except StoreError as error:
         raise RequestRefused(Status.ETMPFAIL, error.reason) from error
+    service.history.rolled_back(vbucket, kept=reached, had=had, is_drill=False)
     service.on_rolled_back(vbucket)
     return reached
 

@@ -32,7 +32,7 @@ from headwater.protocol.messages.dcp_changes import (
     SnapshotMarker,
     SystemEvent,
 )
-from headwater.protocol.messages.dcp_streams import AddStream, SetVBucketState, StreamRequest
+from headwater.protocol.messages.dcp_streams import AddStream, SetVBucketState, StreamRequest, VBucketState
 from headwater.protocol.numbers import Seqno, Vbuuid
 from headwater.protocol.snapshots import ConsumedStream, StreamOffset
 from headwater.protocol.states import ConsumerStream, RollbackDemanded, RollbackDone, StreamAccepted
@@ -212,6 +212,8 @@ class ReplicaStream(ConsumedStream):
         self._check_receiving()
         self.move(SetVBucketState)
         self._bucket.set_vbucket_state(self.vbucket, message.state)
+        if message.state == VBucketState.ACTIVE:
+            self._service.history.taken_over(self.vbucket, node=self._service.other_active_node(self.vbucket))
         self._service.on_change()
         self._outbox.send_success(message.opcode, message.opaque)
 

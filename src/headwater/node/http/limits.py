@@ -57,16 +57,13 @@ TICK_S = 1.0
 TICK_SHARE_MAX = 0.05
 TICK_S_MAX = 5.0
 """Which part of its time the node may spend on that before it is done less often, and how seldom that gets."""
-PEERS_IDLE_TICKS = 10
-"""The other nodes of the cluster are asked at every tick while there are viewers, and else once in so many."""
+PEERS_IDLE_TICKS = 3
+"""The other nodes of the cluster are asked at every tick while there are viewers, and else once in so many. What they
+last had is the measure of what their loss loses."""
 PEERS_S_MAX = 0.2
 """How long a tick waits for their answers, so that what is shown of all nodes is of about the same moment."""
 HISTORY_POINTS = 600
 """Ticks that the charts can look back."""
-EVENTS_MAX = 200
-"""Events that are remembered."""
-EVENT_VBUCKETS_MAX = 8
-"""Vbuckets that one event names; the rest is counted."""
 COUNTED_SLOTS_MAX = 500_000
 """Slots of the index that a tick looks at to count documents; the rest has its turn in the next."""
 CONNECTIONS_SHOWN_MAX = 64

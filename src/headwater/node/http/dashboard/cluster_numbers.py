@@ -18,6 +18,7 @@ from typing import Self
 import numpy as np
 
 from headwater.errors import HeadwaterError, MalformedMessage
+from headwater.node.history import BucketHistory
 from headwater.node.replication.peers import PeerStatistics
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.store.bucket import Bucket
@@ -94,14 +95,14 @@ class ClusterNumbers:
         statistics: PeerStatistics,
         *,
         now_ms: Callable[[], int],
-        on_event: Callable[[str], None],
+        history: BucketHistory,
     ) -> None:
         self.peers: dict[str, PeerNode] = {}
         """By their names, in the order of the cluster config."""
         self._bucket = bucket
         self._statistics = statistics
         self._now_ms = now_ms
-        self._on_event = on_event
+        self._history = history
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     # --- asking ---------------------------------------------------------------------------------------------------
@@ -132,11 +133,12 @@ class ClusterNumbers:
             numbers = VBucketNumbers.decode(answer, vbuckets=len(own_seqnos))
         except HeadwaterError as error:
             if peer.error is None:
-                self._on_event(f"node {peer.name} does not answer")
+                self._history.noted_node(f"node {peer.name} does not answer", node=peer.name)
             peer.error = error.reason
             return
         if peer.error is not None:
-            self._on_event(f"node {peer.name} answers again")
+            self._history.noted_node(f"node {peer.name} answers again", node=peer.name)
+        self._history.heard(states=numbers.states, seqnos=numbers.seqnos)
         peer.numbers, peer.own_seqnos, peer.heard_ms, peer.error = numbers, own_seqnos, self._now_ms(), None
 
     # --- lags -----------------------------------------------------------------------------------------------------

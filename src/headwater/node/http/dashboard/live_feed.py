@@ -16,6 +16,7 @@ import numpy as np
 from starlette.responses import Response, StreamingResponse
 
 from headwater.errors import MalformedJson
+from headwater.node.history import Event
 from headwater.node.http.call import Refusal
 from headwater.node.http.dashboard.cluster_numbers import PeerNode, Rows
 from headwater.node.http.dashboard.landing import Landings
@@ -77,7 +78,7 @@ class _Viewer:
         self._sampler = sampler
         self._rows: dict[str, Rows] = {}
         """By node; that of this one has no name."""
-        self._event = 0
+        self._revision = 0
         self._config = b""
         self._manifest_uid = -1
 
@@ -110,12 +111,11 @@ class _Viewer:
             "connections": [_connection(sampler, one) for one in sampler.furthest_behind()],
             "consumers": self._consumers(),
             "backlog": sampler.backlog,
-            "rolled_back": sampler.watch.rolled_back_total,
-            "events": [asdict(event) for event in sampler.watch.after(self._event)],
+            "losses": {**asdict(sampler.events.totals), "unknown": sampler.events.unknown_vbuckets},
+            "events": [show_event(event) for event in sampler.events.after(self._revision)],
             "landings": self._landings.of(sampler.name),
         }
-        if sampler.watch.events:
-            self._event = sampler.watch.events[-1].number
+        self._revision = sampler.events.revision
         config = self._node.cluster_config(sampler.name)
         if config != self._config:
             self._config = config
@@ -176,6 +176,14 @@ class _Viewer:
             }
             for one in sampler.consumers[:CONNECTIONS_SHOWN_MAX]
         ]
+
+
+def show_event(event: Event) -> dict[str, Any]:
+    """An event with its sentence, and without what only the node needs."""
+    shown = asdict(event)
+    for name in ("last_ms", "revision"):
+        del shown[name]
+    return {**shown, "text": event.sentence()}
 
 
 def _points(points: Iterable[Point]) -> dict[str, list[float]]:

@@ -55,7 +55,19 @@ KINDS: tuple[MetricKind[BucketSampler], ...] = (
         "state",
     ),
     MetricKind(
-        "changes_total", "Seqnos given out, or received from another node.", one_number(lambda s: s.totals.changes)
+        "changes_total",
+        "Changes of documents in vbuckets that are active here.",
+        one_number(lambda s: s.totals.changes),
+    ),
+    MetricKind(
+        "system_events_total",
+        "Collections and scopes that came or went, once for each vbucket that is active here.",
+        one_number(lambda s: s.totals.system_events),
+    ),
+    MetricKind(
+        "received_changes_total",
+        "Seqnos that copies here have got from the nodes that have them active.",
+        one_number(lambda s: s.totals.received),
     ),
     MetricKind("requests_total", "Key-value requests of all kinds.", one_number(lambda s: s.totals.requests)),
     MetricKind("commits_total", "Commits made durable.", one_number(lambda s: s.totals.commits)),
@@ -111,11 +123,25 @@ KINDS: tuple[MetricKind[BucketSampler], ...] = (
         "connection",
     ),
     MetricKind("replication_lag_seqnos", "Seqnos that another node's copies are behind.", _replication, "replica"),
-    MetricKind("rollbacks_total", "Vbuckets that were taken back.", one_number(lambda s: s.watch.rolled_back_total)),
+    MetricKind(
+        "rollbacks_total",
+        "Vbuckets that have lost changes by a failover or a drill, or given them up as copies; kept over restarts.",
+        one_number(lambda s: s.events.totals.rolled_back),
+    ),
+    MetricKind(
+        "lost_changes_total",
+        "Changes known to be lost by failovers, crashes and drills: at least so many; kept over restarts.",
+        one_number(lambda s: s.events.totals.lost_changes),
+    ),
+    MetricKind(
+        "unknown_loss_vbuckets",
+        "Vbuckets that were promoted without it being known what they lost.",
+        one_number(lambda s: s.events.unknown_vbuckets),
+    ),
     MetricKind(
         "rollback_answers_total",
-        "Stream requests answered with a rollback.",
-        one_number(lambda s: s.totals.rollback_answers),
+        "Stream requests answered with a rollback; kept over restarts.",
+        one_number(lambda s: s.events.totals.answers),
     ),
 )
 

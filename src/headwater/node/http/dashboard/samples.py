@@ -8,7 +8,7 @@ vbucket was rolled back) stays where it was. Rates are differences of totals.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,18 +18,16 @@ from headwater.node.http.dashboard.cluster_numbers import STATISTICS, ClusterNum
 from headwater.node.http.limits import (
     CONNECTIONS_SHOWN_MAX,
     COUNTED_SLOTS_MAX,
-    EVENT_VBUCKETS_MAX,
-    EVENTS_MAX,
     HISTORY_POINTS,
 )
 from headwater.node.node_state import NodeState
 from headwater.node.producer.statistics import ConnectionStatistics, connection_statistics, stream_backlogs
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
 from headwater.store.vbuckets import ABSENT
 
 _NANOSECONDS_PER_MS = 1_000_000
+_STATE_NAMES = {ABSENT: "absent", **{int(state): state.name.lower() for state in VBucketState}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +35,15 @@ class Totals:
     """What has happened since the node started."""
 
     changes: int = 0
-    """Seqnos given out, or received from another node."""
+    """Changes of documents in vbuckets that are active here."""
+    system_events: int = 0
+    """Entries of collections and scopes, one for each vbucket that is active here."""
+    received: int = 0
+    """Seqnos that copies here have got from their active ones."""
     requests: int = 0
     messages: int = 0
     sent_bytes: int = 0
     commits: int = 0
-    rollback_answers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +99,17 @@ class BucketSampler:
         self.live = LiveCounts(len(bucket.vbuckets))
         self.stream_lags: Counts = np.zeros(len(bucket.vbuckets), dtype=np.int64)
         """Of each vbucket: how many seqnos the stream of it that is furthest behind has still to get."""
-        self.watch = VBucketWatch(bucket, now_ms=self.now_ms)
+        self.events = node.bucket_service(name).history
+        self._states = bucket.vbuckets.states.copy()
         peers = node.membership(name).peer_statistics
-        self.cluster = ClusterNumbers(bucket, peers, now_ms=self.now_ms, on_event=self.watch.note_node)
+        self.cluster = ClusterNumbers(bucket, peers, now_ms=self.now_ms, history=self.events)
         # The other nodes of the cluster ask for these.
         node.bucket_service(name).statistics[STATISTICS] = lambda: self.numbers().encode()
         self._sent: dict[str, _Moved] = {}
         self._received: dict[str, _Moved] = {}
         self._high_seqnos = bucket.vbuckets.high_seqnos.copy()
+        self._first_events = bucket.entered_events
+        self._prepares = bucket.entered_prepares
         self._first_commit = bucket.durable_commit
         self._taken_s = node.now_s()
         self.sample()
@@ -171,24 +175,38 @@ class BucketSampler:
         self._sent = _with_rates(self._sent, sent, passed_s)
         self._received = _with_rates(self._received, received, passed_s)
         self.live.refresh(bucket)
-        self.watch.look(bucket, answered_rollbacks=self.totals.rollback_answers)
+        self._note_states(bucket.vbuckets.states)
+        if rows := self.events.take_rows():
+            bucket.pending.extra += rows
+            self._node.bucket_service(self.name).on_change()
         self.disk_bytes = self._node.folder.disk_bytes(self.name)
         self.history.append(Point(time_ms=self.now_ms(), rates=self.rates, backlog=self.backlog))
 
     def _totals(self, bucket: Bucket) -> Totals:
         traffic, last = self._node.traffic(self.name), self.totals
-        high_seqnos = bucket.vbuckets.high_seqnos
+        high_seqnos, is_active = bucket.vbuckets.high_seqnos, bucket.vbuckets.states == VBucketState.ACTIVE
         # Of a vbucket that was rolled back the difference is negative; these numbers are signed by now.
         grown = np.maximum((high_seqnos - self._high_seqnos).view(np.int64), 0)
-        self._high_seqnos = high_seqnos.copy()
+        events = bucket.entered_events - self._first_events
+        others = events - last.system_events + bucket.entered_prepares - self._prepares
+        self._high_seqnos, self._prepares = high_seqnos.copy(), bucket.entered_prepares
         return Totals(
-            changes=last.changes + int(grown.sum()),
+            changes=last.changes + max(0, int(grown[is_active].sum()) - others),
+            system_events=events,
+            received=last.received + int(grown[~is_active].sum()),
             requests=max(last.requests, traffic.requests),
             messages=max(last.messages, traffic.sent_messages),
             sent_bytes=max(last.sent_bytes, traffic.sent_bytes),
             commits=max(last.commits, bucket.durable_commit - self._first_commit),
-            rollback_answers=max(last.rollback_answers, traffic.rollbacks),
         )
+
+    def _note_states(self, states: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+        """Enter what has another state than at the last tick. What becomes active has an event of its own, with why."""
+        before, self._states = self._states, states.copy()
+        changed = np.flatnonzero((states != before) & (states != VBucketState.ACTIVE))
+        for was, now in sorted({(int(before[vbucket]), int(states[vbucket])) for vbucket in changed}):
+            vbuckets = changed[(before[changed] == was) & (states[changed] == now)].tolist()
+            self.events.changed_states(f"{_STATE_NAMES.get(was, '?')} → {_STATE_NAMES.get(now, '?')}", vbuckets)
 
 
 def _with_rates(before: dict[str, _Moved], now: dict[str, _Moved], passed_s: float) -> dict[str, _Moved]:
@@ -233,105 +251,3 @@ class LiveCounts:
         index.count_live(counted, self.counts)
         self._stamps[counted] = stamps[counted]
         self._next = int(in_turn[fitting]) if fitting < len(in_turn) else 0
-
-
-# --- events -------------------------------------------------------------------------------------------------------
-
-
-_STATE_NAMES = {ABSENT: "absent", **{int(state): state.name.lower() for state in VBucketState}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Something that happened to some vbuckets at the same time."""
-
-    number: int
-    time_ms: int
-    kind: str
-    """`state`, `branch`, `rollback`, `answered-rollback` or `node`."""
-    text: str
-    vbuckets: tuple[int, ...]
-    """The first few of them."""
-    count: int
-
-
-class VBucketWatch:
-    """Compares the vbuckets of a bucket with what they were at the last look, and remembers the events.
-
-    A new branch in the failover log is a failover, or a start after a crash; where it begins below what the vbucket
-    had, changes were rolled back. Events live in memory: the failover logs themselves are what is durable.
-    """
-
-    def __init__(self, bucket: Bucket, *, now_ms: Callable[[], int]) -> None:
-        self.events: deque[Event] = deque(maxlen=EVENTS_MAX)
-        self.rolled_back_total = 0
-        """Vbuckets that were taken back."""
-        self._now_ms = now_ms
-        self._number = 0
-        self._states = bucket.vbuckets.states.copy()
-        self._vbuuids = bucket.vbuckets.vbuuids.copy()
-        self._durable = bucket.vbuckets.durable_seqnos.copy()
-        self._answered = 0
-
-    def look(self, bucket: Bucket, *, answered_rollbacks: int) -> None:
-        numbers = bucket.vbuckets
-        self._look_at_states(numbers.states)
-        self._look_at_branches(bucket)
-        if answered_rollbacks > self._answered:
-            answered = answered_rollbacks - self._answered
-            words = "1 stream request was" if answered == 1 else f"{answered} stream requests were"
-            self._add("answered-rollback", f"{words} answered with a rollback", [], count=answered)
-        self._states, self._vbuuids = numbers.states.copy(), numbers.vbuuids.copy()
-        self._durable, self._answered = numbers.durable_seqnos.copy(), answered_rollbacks
-
-    def note_node(self, text: str) -> None:
-        """Another node of the cluster has gone, or is back."""
-        self._add("node", text, [])
-
-    def after(self, number: int) -> list[Event]:
-        """The events behind this one, oldest first."""
-        return [event for event in self.events if event.number > number]
-
-    def _look_at_states(self, states: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
-        changed = np.flatnonzero(states != self._states)
-        for before, after in sorted({(int(self._states[vbucket]), int(states[vbucket])) for vbucket in changed}):
-            vbuckets = changed[(self._states[changed] == before) & (states[changed] == after)].tolist()
-            self._add("state", f"{_STATE_NAMES.get(before, '?')} → {_STATE_NAMES.get(after, '?')}", vbuckets)
-
-    def _look_at_branches(self, bucket: Bucket) -> None:
-        numbers = bucket.vbuckets
-        # A vbucket that has come or gone has no branch that others could have followed.
-        changed = np.flatnonzero((numbers.vbuuids != self._vbuuids) & (numbers.vbuuids != 0) & (self._vbuuids != 0))
-        rolled_back, branched, lost = [], [], 0
-        for vbucket in changed.tolist():
-            facts = numbers.facts[vbucket]
-            if facts is None:
-                continue
-            kept, had = facts.failover_log.newest.seqno, int(self._durable[vbucket])
-            if facts.state == VBucketState.ACTIVE != self._states[vbucket]:
-                # A copy in the middle of a snapshot begins its branch where that began, and keeps what it has.
-                kept = Seqno(int(numbers.durable_seqnos[vbucket]))
-            if kept < had:
-                rolled_back.append(vbucket)
-                lost += had - kept
-            else:
-                branched.append(vbucket)
-        if branched:
-            self._add("branch", "a new branch of history began, and nothing was lost", branched)
-        if rolled_back:
-            self.rolled_back_total += len(rolled_back)
-            words = "1 seqno is" if lost == 1 else f"{lost} seqnos are"
-            self._add("rollback", f"rolled back, {words} of a history that did not happen", rolled_back)
-
-    def _add(self, kind: str, text: str, vbuckets: list[int], *, count: int | None = None) -> None:
-        self._number += 1
-        self.events.append(
-            Event(
-                number=self._number,
-                time_ms=self._now_ms(),
-                kind=kind,
-                text=text,
-                vbuckets=tuple(vbuckets[:EVENT_VBUCKETS_MAX]),
-                count=len(vbuckets) if count is None else count,
-            )
-        )

@@ -199,7 +199,8 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
     refuse_damaged(context.bucket_service, request.vbucket)
     admission = connection.admit(request)
     if isinstance(admission, RollbackDemand):
-        context.bucket_service.ended.rollbacks += 1
+        history = context.bucket_service.history
+        history.asked(request.vbucket, vbuuid=request.vbuuid, seqno=request.start_seqno)
         _log_rollback(context, request, admission)
         return StreamRequestResponse(opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=admission.to_seqno)
     if isinstance(admission, StreamRefusal):

@@ -116,6 +116,12 @@ def _range_scans(context: Context, bucket: Bucket) -> Statistics:
         yield f"{prefix}:seconds_left", max(0, int(running.until_s - now_s))
 
 
+def _lost(context: Context, bucket: Bucket) -> Statistics:
+    """Of the vbuckets that were promoted here: the last seqno that they kept, and the last one that is known."""
+    for vbucket, branch in context.bucket_service.history.newest_failovers().items():
+        yield f"vb_{vbucket}", f"{branch.kept_seqno} {'' if branch.known_seqno is None else branch.known_seqno}"
+
+
 OFFERED_GROUPS = frozenset({"replication", "headwater-vbuckets"})
 """Groups of other parts of the node (`BucketService.statistics`): of the copies it keeps, and of all vbuckets, each a
 list, for other nodes that show the cluster. They are empty where no part offers them."""
@@ -125,6 +131,7 @@ _GROUPS: dict[str, Callable[[Context, Bucket], Statistics]] = {
     "collections": _collections,
     "range-scans": _range_scans,
     "headwater-login": _nodes_login,
+    "headwater-lost": _lost,
 }
 
 # --- of one document ----------------------------------------------------------------------------------------------

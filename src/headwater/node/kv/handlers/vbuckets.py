@@ -26,6 +26,7 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.status import Status
 from headwater.store import settling
 from headwater.store.bucket import Bucket
+from headwater.store.data_format import VBucketFacts
 from headwater.store.scan import collection_high_seqnos
 
 _ANY_ALIVE = 0
@@ -49,7 +50,10 @@ def set_vbucket(context: Context, request: SetVBucket) -> PlainResponse:
         members = _members(request)
         _check_config(service, members)
         topology = _topology(request, members)
+    before, kept = bucket.vbuckets.facts[request.vbucket], Seqno(int(bucket.vbuckets.high_seqnos[request.vbucket]))
     commit = bucket.set_vbucket_state(request.vbucket, request.state)
+    if request.state == VBucketState.ACTIVE:
+        _note_promotion(service, request.vbucket, before, kept)
     facts = bucket.vbuckets.facts[request.vbucket]
     assert facts is not None, "it has just been given a state"
     if facts.topology != topology:
@@ -58,6 +62,15 @@ def set_vbucket(context: Context, request: SetVBucket) -> PlainResponse:
     service.sync_writes.evaluate(request.vbucket)
     context.wait_for(commit)
     return context.ok()
+
+
+def _note_promotion(service: BucketService, vbucket: VBucketId, before: VBucketFacts | None, kept: Seqno) -> None:
+    """A vbucket that is active on another node by the config, and is made active here, is failed over."""
+    node = service.other_active_node(vbucket)
+    was_copy = before is not None and before.state != VBucketState.ACTIVE
+    is_in_cluster = service.config is not None
+    if node is not None or (was_copy and not is_in_cluster):
+        service.history.promoted(vbucket, kept=kept, before=before, node=node)
 
 
 def _members(request: SetVBucket) -> dict[str, Any]:
@@ -121,6 +134,7 @@ def flush(context: Context, request: Flush) -> PlainResponse:
     service = context.bucket_service
     _check_at_rest(context)
     settling.flush(service.bucket)
+    service.history.flushed([at for at, facts in enumerate(service.bucket.vbuckets.facts) if facts is not None])
     service.locks.clear()
     service.sync_writes.evaluate_all()
     return context.ok()

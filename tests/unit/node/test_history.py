@@ -1,0 +1,155 @@
+"""What a branch of history has lost: counted from evidence, unknown without it, and kept over restarts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from headwater.node.history import EVENTS_MAX, GATHER_MS, BucketHistory, Kind
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
+from headwater.protocol.values import Datatype
+from headwater.store.bucket import Bucket, StoreEnvironment
+from headwater.store.data_format import BucketFacts
+from headwater.store.engine import MemoryEngine
+from headwater.store.opening import create_bucket, open_bucket
+
+VBUCKETS = 4
+ONE, TWO = VBucketId(1), VBucketId(2)
+ACTIVE = np.full(VBUCKETS, VBucketState.ACTIVE, dtype=np.int64)
+
+
+class World:
+    """A bucket of copies, with a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_700_000_000_000
+        names = iter(range(1, 10_000))
+        self.environment = StoreEnvironment(
+            now_ns=lambda: self.now_ms * 1_000_000, new_vbuuid=lambda: Vbuuid(next(names))
+        )
+        facts = BucketFacts(name="beer", uuid="0", vbuckets=VBUCKETS)
+        self.bucket = create_bucket(MemoryEngine(), facts, environment=self.environment, secret=(1, 2))
+        for vbucket in range(VBUCKETS):
+            self.bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
+            for key in (b"a", b"b", b"c"):
+                self.bucket.put_mutation(
+                    vbucket, collection_id=DEFAULT_COLLECTION, key=key, value=b"{}", datatype=Datatype.JSON
+                )
+            self.bucket.set_vbucket_state(vbucket, VBucketState.REPLICA)
+        self.bucket.commit_now()
+        self.history = BucketHistory(self.bucket)
+
+    def promote(self, vbucket: VBucketId, node: str = "two:11210") -> Vbuuid:
+        """Returns the branch that ended."""
+        before = self.bucket.vbuckets.facts[vbucket]
+        assert before is not None
+        self.bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
+        self.history.promoted(vbucket, kept=Seqno(3), before=before, node=node)
+        return before.failover_log.newest.vbuuid
+
+    def hear(self, *seqnos: int) -> None:
+        self.history.heard(states=ACTIVE, seqnos=np.array(seqnos, dtype=np.int64))
+
+    def restart(self, *, in_order: bool = True) -> BucketHistory:
+        self.bucket.engine.write(self.history.take_rows())
+        reopened = open_bucket(self.bucket.engine, environment=self.environment, secret=(1, 2))
+        reopened.was_stopped_in_order = in_order
+        return BucketHistory(reopened)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def sentences(history: BucketHistory) -> list[str]:
+    return [event.sentence() for event in history.events]
+
+
+def test_without_evidence_the_loss_is_unknown(world: World) -> None:
+    world.promote(ONE)
+    world.promote(TWO)
+    assert sentences(world.history) == ["failover of two:11210: 2 vbuckets promoted, what was lost is unknown"]
+    assert world.history.unknown_vbuckets == 2
+
+
+def test_what_the_lost_node_last_had_is_the_measure(world: World) -> None:
+    world.hear(3, 8, 3, 3)
+    world.promote(ONE)
+    world.promote(TWO)
+    assert sentences(world.history) == [
+        "failover of two:11210: 2 vbuckets promoted, at least 5 changes of 1 vbucket lost"
+    ]
+    assert (world.history.totals.lost_changes, world.history.totals.rolled_back) == (5, 1)
+    assert {vbucket: branch.lost for vbucket, branch in world.history.newest_failovers().items()} == {1: 5, 2: 0}
+
+
+def test_a_node_that_had_no_more_is_no_proof_that_nothing_was_lost(world: World) -> None:
+    world.hear(3, 3, 3, 3)
+    world.promote(ONE)
+    assert sentences(world.history) == ["failover of two:11210: 1 vbucket promoted, no lost change is known"]
+
+
+def test_a_consumer_that_has_to_roll_back_shows_what_was_lost(world: World) -> None:
+    old = world.promote(ONE)
+    revision = world.history.revision
+    world.history.asked(ONE, vbuuid=old, seqno=Seqno(7))
+    world.history.asked(ONE, vbuuid=old, seqno=Seqno(5))
+    assert sentences(world.history) == [
+        "failover of two:11210: 1 vbucket promoted, at least 4 changes of 1 vbucket lost; consumers rolled back 2 times"
+    ]
+    assert world.history.after(revision) == world.history.events, "viewers are not sent what was learned"
+    assert world.history.unknown_vbuckets == 0
+    assert world.history.totals.lost_changes == 4
+
+
+def test_a_consumer_of_no_branch_that_is_remembered_is_an_event_of_its_own(world: World) -> None:
+    world.promote(ONE)
+    world.history.asked(ONE, vbuuid=Vbuuid(4711), seqno=Seqno(900))
+    assert [event.kind for event in world.history.events] == [Kind.FAILOVER, Kind.ANSWERED]
+    assert world.history.totals.lost_changes == 0
+
+
+def test_the_same_a_while_later_is_another_event(world: World) -> None:
+    world.promote(ONE)
+    world.now_ms += GATHER_MS + 1
+    world.promote(TWO)
+    world.promote(VBucketId(3), node="three:11210")
+    assert [(event.node, event.count) for event in world.history.events] == [
+        ("two:11210", 1), ("two:11210", 1), ("three:11210", 1),
+    ]  # fmt: skip
+
+
+def test_a_drill_on_one_vbucket_twice_is_two_events(world: World) -> None:
+    for kept, had in ((1, 3), (0, 1)):
+        world.history.rolled_back(ONE, kept=Seqno(kept), had=Seqno(had), is_drill=True)
+    assert sentences(world.history) == [
+        "drill: 1 vbucket rolled back, 2 changes of 1 vbucket lost",
+        "drill: 1 vbucket rolled back, 1 change of 1 vbucket lost",
+    ]
+
+
+def test_everything_is_there_after_a_restart(world: World) -> None:
+    world.hear(3, 8, 3, 3)
+    old = world.promote(ONE)
+    world.bucket.commit_now()
+    again = world.restart()
+    assert sentences(again) == sentences(world.history)
+    assert again.totals == world.history.totals
+    again.asked(ONE, vbuuid=old, seqno=Seqno(9))
+    assert again.totals.lost_changes == 6, "a consumer that comes after the restart is not matched with its branch"
+
+
+def test_a_crash_is_an_event(world: World) -> None:
+    world.bucket.set_vbucket_state(ONE, VBucketState.ACTIVE)
+    world.bucket.commit_now()
+    (sentence,) = sentences(world.restart(in_order=False))
+    assert sentence.startswith("started after a crash, or from a copy of the data: 1 vbucket began a branch")
+
+
+def test_old_events_go_from_memory_and_from_disk(world: World) -> None:
+    for number in range(EVENTS_MAX + 5):
+        world.history.noted_node(f"node two does not answer ({number})", node="two")
+    again = world.restart()
+    assert [event.number for event in again.events] == list(range(6, EVENTS_MAX + 6))
