@@ -68,7 +68,10 @@ def test_a_failover(tmp_path: Path) -> None:
             assert await done("init", both) == "bucket default is a cluster of 2 nodes with 1 replica\n"
             await nodes.stop(1)
             assert "can't be reached" in await done("status", both)
-            assert await done("failover", both, lost) == f"{lost} failed over: 4 vbuckets promoted, what was lost is unknown\n"
+            assert (
+                await done("failover", both, lost)
+                == f"{lost} failed over: 4 vbuckets promoted, what was lost is unknown\n"
+            )
             await nodes.start(1)
             assert (await done("add", both, lost, "--rebalance")) == f"{lost} is one of 2 nodes\n"
 

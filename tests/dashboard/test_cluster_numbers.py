@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from headwater.errors import HeadwaterError, MalformedMessage, NoAnswer
-from headwater.node.http.dashboard.cluster_numbers import UNKNOWN, ClusterNumbers, Counts, VBucketNumbers
 from headwater.node.history import BucketHistory
+from headwater.node.http.dashboard.cluster_numbers import UNKNOWN, ClusterNumbers, Counts, VBucketNumbers
 from headwater.node.replication.peers import PeerStatistics
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Vbuuid

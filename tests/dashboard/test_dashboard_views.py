@@ -233,8 +233,10 @@ def test_states_and_rollbacks_are_events(tmp_path: Path) -> None:
             kinds = {event["kind"]: event for event in events}
             assert kinds["state"]["vbuckets"] == [2]
             assert "active → dead" in kinds["state"]["text"]
-            assert kinds["rollback"]["vbuckets"] == [1]
-            assert "3 seqnos" in kinds["rollback"]["text"]
+            assert kinds["drill"]["vbuckets"] == [1]
+            assert kinds["drill"]["text"] == "drill: 1 vbucket rolled back, 3 changes of 1 vbucket lost"
+            (branch,) = (await world.get(f"buckets/beer/events/{kinds['drill']['number']}")).json()["branches"]
+            assert (branch["vbucket"], branch["kept"], branch["known"]) == (1, 1, 4)
 
     in_world(tmp_path, scenario)
 

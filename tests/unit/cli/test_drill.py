@@ -22,7 +22,8 @@ ARGUMENTS = ["drill", "rollback", "http://127.0.0.1:1/default", "--user", "ann",
         (Answer(200, DONE), "vbucket 12 rolled back from 120 to 100: 20 changes lost (new vbuuid 77)\n"),
         (
             Answer(200, {**DONE, "rolled_back_to": 0}),
-            "vbucket 12 rolled back from 120 to 0, as 100 lies before the history window: 120 changes lost (new vbuuid 77)\n",
+            "vbucket 12 rolled back from 120 to 0, as 100 lies before the history window: 120 changes lost "
+            "(new vbuuid 77)\n",
         ),
         (Answer(200, "hello"), "Error: the answer has no numbers of a rollback. Check that it is a Headwater node"),
         (Answer(200, {}), "Error: the answer has no numbers of a rollback. Check that it is a Headwater node"),

@@ -9,7 +9,7 @@ from headwater.node.history import EVENTS_MAX, GATHER_MS, BucketHistory, Kind
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
 from headwater.protocol.values import Datatype
-from headwater.store.bucket import Bucket, StoreEnvironment
+from headwater.store.bucket import StoreEnvironment
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket, open_bucket

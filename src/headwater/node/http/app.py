@@ -248,11 +248,13 @@ def _page_routes(
     browser = dashboard.browser
     of_bucket: dict[str, Handler] = {
         "live": dashboard.stream_live,
+        "health": dashboard.show_health,
         "changes": browser.show_changes,
         "documents": browser.show_documents,
         "document": browser.show_document,
         "vbuckets/{vbucket}": browser.show_vbucket,
         "branches": browser.show_branches,
+        "events/{number}": browser.show_event,
         "streams": browser.show_streams,
     }
     handlers: dict[str, PageHandler] = {

@@ -131,6 +131,19 @@ class BucketBrowser:
             }
         )
 
+    async def show_event(self, call: Call) -> Response:
+        """The vbuckets of an event: where each branch began, and what is known of the one before."""
+        history = self._samplers[call.path("bucket")].events
+        text = call.path("number")
+        branches = history.branches_of(int(text)) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
+        if branches is None:
+            raise Refusal.message(404, "Only the newest events still know their vbuckets: see the failover logs")
+        rows = [
+            {"vbucket": vbucket, "vbuuid": f"{one.vbuuid:012x}", "kept": one.kept_seqno, "known": one.known_seqno}
+            for vbucket, one in sorted(branches.items())
+        ]
+        return Json({"branches": rows})
+
     async def show_branches(self, call: Call) -> Response:
         """The failover logs of the vbuckets whose history has branched."""
         facts = call.bucket.vbuckets.facts

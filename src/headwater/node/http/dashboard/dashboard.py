@@ -19,8 +19,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headwater.log_fields import LogEvent, fields
-from headwater.node.http.call import Call, Refusal
+from headwater.node.http.call import Call, Json, Refusal
 from headwater.node.http.dashboard.browser import BucketBrowser
+from headwater.node.http.dashboard.health import Examined, health_of
 from headwater.node.http.dashboard.landing import Landings
 from headwater.node.http.dashboard.live_feed import LiveFeed
 from headwater.node.http.dashboard.metrics import metrics_text
@@ -131,6 +132,11 @@ class Dashboard:
             return self._samplers.get(name) is sampler and self._sessions.may_see(call.request, name)
 
         return self._feed.stream(sampler, still_allowed)
+
+    async def show_health(self, call: Call) -> Response:
+        """The verdict that is on top of every page."""
+        examined = Examined.of(self._node, self._samplers[call.path("bucket")], self._landings)
+        return Json(health_of(examined).show())
 
     async def show_metrics(self, request: Request) -> Response:
         samplers = list(self._samplers.values())

@@ -19,6 +19,7 @@ from headwater.errors import MalformedJson
 from headwater.node.history import Event
 from headwater.node.http.call import Refusal
 from headwater.node.http.dashboard.cluster_numbers import PeerNode, Rows
+from headwater.node.http.dashboard.health import Examined, health_of
 from headwater.node.http.dashboard.landing import Landings
 from headwater.node.http.dashboard.samples import BucketSampler, Point
 from headwater.node.http.limits import CONNECTIONS_SHOWN_MAX, TICK_S, VIEWERS_MAX
@@ -114,6 +115,7 @@ class _Viewer:
             "losses": {**asdict(sampler.events.totals), "unknown": sampler.events.unknown_vbuckets},
             "events": [show_event(event) for event in sampler.events.after(self._revision)],
             "landings": self._landings.of(sampler.name),
+            "health": health_of(Examined.of(self._node, sampler, self._landings)).show(),
         }
         self._revision = sampler.events.revision
         config = self._node.cluster_config(sampler.name)

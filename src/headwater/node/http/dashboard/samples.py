@@ -80,6 +80,8 @@ class _Moved:
     messages: int
     moved_bytes: int
     rates: ConnectionRates = field(default_factory=ConnectionRates)
+    still_s: float = 0.0
+    """For how long nothing has."""
 
 
 class BucketSampler:
@@ -131,6 +133,10 @@ class BucketSampler:
     def furthest_behind(self) -> list[ConnectionStatistics]:
         """As many connections as are shown, those with the most to get first."""
         return sorted(self.connections, key=lambda one: (-one.backlog_items, one.name))[:CONNECTIONS_SHOWN_MAX]
+
+    def stuck_connections(self, still_s: float) -> list[ConnectionStatistics]:
+        """Those that have changes to send and have sent nothing for so long, those with the most first."""
+        return [one for one in self.furthest_behind() if one.backlog_items and self._sent[one.name].still_s >= still_s]
 
     def rates_of(self, connection: ConnectionStatistics) -> ConnectionRates:
         return self._sent[connection.name].rates
@@ -214,6 +220,7 @@ def _with_rates(before: dict[str, _Moved], now: dict[str, _Moved], passed_s: flo
         known = before.get(name)
         if known is not None:
             # Another connection of the same name begins at zero.
+            moved.still_s = known.still_s + passed_s if moved.messages == known.messages else 0.0
             moved.rates = ConnectionRates(
                 messages=max(0, moved.messages - known.messages) / passed_s,
                 moved_bytes=max(0, moved.moved_bytes - known.moved_bytes) / passed_s,

@@ -1,0 +1,318 @@
+"""Whether a bucket is well on this node and in its cluster, in one sentence, and what to do where it is not.
+
+`health_of` goes through the table of checks below. The live feed sends its verdict to the page, which shows it on top,
+`/ui/api/buckets/BUCKET/health` answers with it, and the metrics count the findings. A check reads what the last tick
+has taken; it asks no node and waits for nothing. To add one, write a generator of findings and enter it in `CHECKS`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwater.node.history import LOSING
+from headwater.node.http.dashboard.landing import Landings
+from headwater.node.http.dashboard.samples import BucketSampler
+from headwater.node.node_state import NodeState
+from headwater.phrases import counted
+from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
+from headwater.protocol.messages.dcp_streams import VBucketState
+
+STUCK_S = 30.0
+"""A stream that has changes to send and sends none for so long is stuck."""
+UNREACHED_MS = 3_000
+"""A node that misses one answer is not down yet."""
+LOSS_SHOWN_MS = 3_600_000
+"""How long a loss stays in the verdict; the history has it for longer."""
+LANDING_LAG_S = 300.0
+DISK_LOW_SHARE, DISK_FULL_SHARE = 0.10, 0.02
+"""Free space, of the whole disk: from here on it is said, and here the next large commit may fail."""
+_NAMES_MAX = 3
+
+
+class Level(StrEnum):
+    """How bad it is, worst first."""
+
+    BAD = "bad"
+    """Something does not work, or data can be lost now."""
+    WARN = "warn"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is not as it should be."""
+
+    check: str
+    level: Level
+    text: str
+    do: str
+    """What ends it, as a sentence."""
+    page: str = "overview"
+    """The page of the dashboard that has more on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    level: Level
+    text: str
+    do: str
+    findings: tuple[Finding, ...]
+    """Worst first; the first of them is the verdict."""
+
+    def show(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpace:
+    free_bytes: int
+    total_bytes: int
+
+    @classmethod
+    def of(cls, folder: Path) -> DiskSpace:
+        found = os.statvfs(folder)
+        return cls(free_bytes=found.f_bavail * found.f_frsize, total_bytes=found.f_blocks * found.f_frsize)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What the checks look at."""
+
+    sampler: BucketSampler
+    config: PublishedConfig | None
+    """None where the bucket is in no cluster."""
+    this_node: int | None
+    is_waiting: bool
+    landings: Sequence[dict[str, Any]]
+    disk: DiskSpace
+    url: str
+    """For the commands that are suggested."""
+
+    @classmethod
+    def of(cls, node: NodeState, sampler: BucketSampler, landings: Landings) -> Examined:
+        service = node.bucket_service(sampler.name)
+        return cls(
+            sampler=sampler,
+            config=service.config,
+            this_node=service.this_node,
+            is_waiting=service.is_waiting,
+            landings=landings.of(sampler.name),
+            disk=DiskSpace.of(node.options.data),
+            url=f"couchbase://{node.address.kv_address}/{sampler.name}",
+        )
+
+
+def health_of(examined: Examined) -> Verdict:
+    """What is wrong, worst first."""
+    order = list(Level)
+    findings = sorted((one for check in CHECKS for one in check(examined)), key=lambda one: order.index(one.level))
+    if not findings:
+        return Verdict(level=Level.OK, text=_all_is_well(examined), do="", findings=())
+    return Verdict(level=findings[0].level, text=findings[0].text, do=findings[0].do, findings=tuple(findings))
+
+
+def _all_is_well(examined: Examined) -> str:
+    if examined.config is None or len(examined.config.nodes) == 1:
+        return "Healthy: the node serves all its vbuckets"
+    nodes = counted(len(examined.config.nodes), "node")
+    return f"Healthy: {nodes} answer, every vbucket has its {counted(examined.config.replicas, 'replica')}"
+
+
+# --- the checks ---------------------------------------------------------------------------------------------------
+
+
+def _left_out(examined: Examined) -> Iterator[Finding]:
+    if examined.is_waiting:
+        yield Finding(
+            check="waiting",
+            level=Level.BAD,
+            text="This node serves nothing yet: it was away, and asks the others whether it was replaced",
+            do="Start the other nodes, or look at the log of this one",
+        )
+    elif examined.config is not None and examined.this_node is None:
+        yield Finding(
+            check="left-out",
+            level=Level.BAD,
+            text="This node is not in the cluster any more, and serves nothing",
+            do=f"Take it back with `headwater cluster add`, naming a node of the cluster and {_address(examined)}",
+        )
+
+
+def _address(examined: Examined) -> str:
+    return examined.url.removeprefix("couchbase://").partition("/")[0]
+
+
+def _damage(examined: Examined) -> Iterator[Finding]:
+    damaged = len(examined.sampler.bucket.vbuckets.damage)
+    if damaged:
+        yield Finding(
+            check="damage",
+            level=Level.BAD,
+            text=f"{counted(damaged, 'vbucket')} stopped: what is stored is not what was written",
+            do="Run `headwater check` on the data folder, and restore it or fail this node over",
+        )
+
+
+def _nodes(examined: Examined) -> Iterator[Finding]:
+    now_ms = examined.sampler.now_ms()
+    gone = [
+        peer.name
+        for peer in examined.sampler.cluster.peers.values()
+        if peer.error is not None and now_ms - peer.heard_ms > UNREACHED_MS
+    ]
+    if gone:
+        names = ", ".join(gone[:_NAMES_MAX]) + (f" and {len(gone) - _NAMES_MAX} more" if len(gone) > _NAMES_MAX else "")
+        yield Finding(
+            check="nodes",
+            level=Level.BAD,
+            text=f"{counted(len(gone), 'node')} of {_cluster_size(examined)} can't be reached: {names}",
+            do=f"Start it again, or go on without it: `headwater cluster failover {examined.url} {gone[0]}`",
+        )
+
+
+def _cluster_size(examined: Examined) -> int:
+    return 1 if examined.config is None else len(examined.config.nodes)
+
+
+def _copies(examined: Examined) -> Iterator[Finding]:
+    config = examined.config
+    if config is None:
+        return
+    rebalance = f"`headwater cluster rebalance {examined.url}`"
+    orphans = sum(row[0] == NO_NODE for row in config.rows)
+    if orphans:
+        yield Finding(
+            check="orphans",
+            level=Level.BAD,
+            text=f"No node has {counted(orphans, 'vbucket')}: their documents can't be read or written",
+            do=f"Start the node that has them, or begin them again, empty, with {rebalance}",
+        )
+    missing = sum(node == NO_NODE for row in config.rows for node in row[1:])
+    if missing:
+        first = "Add a node with `headwater cluster add`, then make" if len(config.nodes) <= config.replicas else "Make"
+        yield Finding(
+            check="replicas",
+            level=Level.WARN,
+            text=f"{counted(missing, 'replica')} missing: losing a node loses documents",
+            do=f"{first} them with {rebalance}",
+        )
+    elif not config.settled:
+        yield Finding(
+            check="settled",
+            level=Level.WARN,
+            text="Vbuckets are on their way to other nodes",
+            do=f"Wait for the rebalance; if none runs, finish it with {rebalance}",
+        )
+
+
+def _held(examined: Examined) -> Iterator[Finding]:
+    here, sampler = _address(examined), examined.sampler
+    held = [here] if sampler.holds_replicas else []
+    held += [peer.name for peer in sampler.cluster.peers.values() if peer.numbers is not None and peer.numbers.is_held]
+    if held:
+        yield Finding(
+            check="held",
+            level=Level.WARN,
+            text=f"A drill holds the copies back on {', '.join(held[:_NAMES_MAX])}: a failover now loses changes",
+            do=f"End it with `headwater drill release-replicas couchbase://{held[0]}/{sampler.name}`",
+        )
+
+
+def _unfed(examined: Examined) -> Iterator[Finding]:
+    """Copies here that no connection feeds."""
+    sampler = examined.sampler
+    fed = {vbucket for consumer in sampler.consumers for vbucket in consumer.vbuckets}
+    copies = np.flatnonzero(sampler.bucket.vbuckets.states == VBucketState.REPLICA).tolist()
+    lags = sampler.lags()
+    behind = [vbucket for vbucket in copies if vbucket not in fed and lags[vbucket] > 0]
+    if behind:
+        yield Finding(
+            check="unfed",
+            level=Level.WARN,
+            text=f"{counted(len(behind), 'copy', plural='copies')} on this node get no changes, and are behind",
+            do="Look at the log of this node for why it can't stream from the others",
+            page="streams",
+        )
+
+
+def _disk(examined: Examined) -> Iterator[Finding]:
+    free, total = examined.disk.free_bytes, examined.disk.total_bytes
+    if total and free < total * DISK_LOW_SHARE:
+        is_full = free < total * DISK_FULL_SHARE
+        yield Finding(
+            check="disk",
+            level=Level.BAD if is_full else Level.WARN,
+            text=f"The disk of this node is nearly full: {free / 1e9:,.1f} GB of {total / 1e9:,.0f} GB are free",
+            do="Free space, or move the data folder to a larger disk: writes fail once it is full",
+        )
+
+
+def _landings(examined: Examined) -> Iterator[Finding]:
+    for landing in examined.landings:
+        url, numbers = landing["url"], landing.get("numbers") or {}
+        if "error" in landing:
+            text, level = f"The landing at {url} does not answer: {landing['error']}", Level.BAD
+            do = "Start `headwater land` again: it goes on where it was"
+        elif numbers.get("active") == 0:
+            text, level, do = f"The landing at {url} has stopped", Level.BAD, "Look at its log, and start it again"
+        elif numbers.get("failures", 0) > 0:
+            failed = counted(int(numbers["failures"]), "batch", plural="batches")
+            text, level, do = f"The landing at {url} failed {failed} in a row", Level.WARN, "Look at its log"
+        elif numbers.get("lag_seconds", 0.0) > LANDING_LAG_S:
+            text, level = f"The landing at {url} is {numbers['lag_seconds']:,.0f} s behind", Level.WARN
+            do = "Give it more cores, or larger batches"
+        else:
+            continue
+        yield Finding(check="landing", level=level, text=text, do=do, page="landing")
+
+
+def _stuck(examined: Examined) -> Iterator[Finding]:
+    stuck = examined.sampler.stuck_connections(STUCK_S)
+    if stuck:
+        more = f", and {len(stuck) - 1} more" if len(stuck) > 1 else ""
+        yield Finding(
+            check="stuck",
+            level=Level.WARN,
+            text=f"{stuck[0].name} takes no changes, with {stuck[0].backlog_items:,} waiting for it{more}",
+            do="Look at that consumer: it does not read, or does not acknowledge what it gets",
+            page="streams",
+        )
+
+
+def _losses(examined: Examined) -> Iterator[Finding]:
+    """The newest loss of the last hour, so that it does not go unseen."""
+    since_ms = examined.sampler.now_ms() - LOSS_SHOWN_MS
+    for event in reversed(examined.sampler.events.events):
+        if event.time_ms < since_ms:
+            return
+        if event.kind in LOSING and (event.lost_changes or event.unknown_vbuckets):
+            yield Finding(
+                check="losses",
+                level=Level.WARN,
+                text=event.sentence()[:1].upper() + event.sentence()[1:],
+                do="Consumers roll back by themselves; write again what the application still has",
+                page="history",
+            )
+            return
+
+
+CHECKS: tuple[Callable[[Examined], Iterator[Finding]], ...] = (
+    _left_out,
+    _damage,
+    _nodes,
+    _copies,
+    _held,
+    _unfed,
+    _disk,
+    _landings,
+    _stuck,
+    _losses,
+)
+"""In the order in which findings of one level are shown."""

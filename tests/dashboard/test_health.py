@@ -1,0 +1,131 @@
+"""The verdict: every check finds what it is for, the worst comes first, and each says what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from headwater.node.history import Event, Kind
+from headwater.node.http.dashboard.health import CHECKS, LOSS_SHOWN_MS, DiskSpace, Examined, Level, health_of
+from headwater.node.http.dashboard.samples import BucketSampler
+from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
+from headwater.protocol.messages.dcp_streams import VBucketState
+from support.dashboard_world import VBUCKETS, World, in_world
+
+NOW_MS = 1_700_000_000_000
+GB = 10**9
+STATES = np.array([VBucketState.ACTIVE, VBucketState.REPLICA], dtype=np.uint8)
+
+
+def examined(**changes: Any) -> Examined:
+    """A node of two that is well, or with what is not; names that an `Examined` does not have are the sampler's."""
+    sampler = {
+        "name": "beer",
+        "now_ms": lambda: NOW_MS,
+        "bucket": SimpleNamespace(vbuckets=SimpleNamespace(damage={}, states=STATES)),
+        "cluster": SimpleNamespace(peers={}),
+        "holds_replicas": False,
+        "consumers": [SimpleNamespace(vbuckets=[1])],
+        "lags": lambda: np.array([0, 5]),
+        "stuck_connections": lambda still_s: [],
+        "events": SimpleNamespace(events=[]),
+    }
+    whole = Examined(
+        sampler=cast(BucketSampler, SimpleNamespace(**{name: changes.pop(name, sampler[name]) for name in sampler})),
+        config=config(),
+        this_node=0,
+        is_waiting=False,
+        landings=(),
+        disk=DiskSpace(free_bytes=50 * GB, total_bytes=100 * GB),
+        url="couchbase://one:11210/beer",
+    )
+    return replace(whole, **changes)
+
+
+def config(rows: Any = ((0, 1), (1, 0)), *, settled: bool = True) -> PublishedConfig:
+    nodes = (SimpleNamespace(kv_address="one:11210"), SimpleNamespace(kv_address="two:11210"))
+    return cast(PublishedConfig, SimpleNamespace(nodes=nodes, rows=rows, replicas=1, settled=settled))
+
+
+def peers(**peer: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        peers={"two": SimpleNamespace(**{"name": "two:11210", "numbers": None, "error": None} | peer)}
+    )
+
+
+def loss(*, ago_ms: int) -> SimpleNamespace:
+    event = Event(
+        number=1, time_ms=NOW_MS - ago_ms, kind=Kind.FAILOVER, node="two", count=2, lost_changes=605, lost_vbuckets=2
+    )
+    return SimpleNamespace(events=[event])
+
+
+DAMAGED = SimpleNamespace(vbuckets=SimpleNamespace(damage={1: 0}, states=STATES))
+GONE = peers(error="no", heard_ms=NOW_MS - 9_000)
+HELD = SimpleNamespace(is_held=True)
+STUCK = SimpleNamespace(name="spark-7", backlog_items=4_000)
+LANDING = "http://127.0.0.1:9100/metrics"
+CASES: list[tuple[str, Level, str, dict[str, Any]]] = [
+    ("waiting", Level.BAD, "serves nothing yet", {"is_waiting": True}),
+    ("left-out", Level.BAD, "not in the cluster", {"this_node": None}),
+    ("damage", Level.BAD, "1 vbucket stopped", {"bucket": DAMAGED}),
+    ("nodes", Level.BAD, "1 node of 2 can't be reached: two:11210", {"cluster": GONE}),
+    ("orphans", Level.BAD, "No node has 1 vbucket", {"config": config(((NO_NODE, 1), (1, 0)))}),
+    ("replicas", Level.WARN, "2 replicas missing", {"config": config(((0, NO_NODE), (1, NO_NODE)))}),
+    ("settled", Level.WARN, "on their way", {"config": config(settled=False)}),
+    ("held", Level.WARN, "drill holds the copies back on two:11210", {"cluster": peers(numbers=HELD, heard_ms=NOW_MS)}),
+    ("unfed", Level.WARN, "1 copy on this node", {"consumers": []}),
+    ("disk", Level.WARN, "5.0 GB of 100 GB", {"disk": DiskSpace(free_bytes=5 * GB, total_bytes=100 * GB)}),
+    ("disk", Level.BAD, "1.0 GB of 100 GB", {"disk": DiskSpace(free_bytes=1 * GB, total_bytes=100 * GB)}),
+    ("landing", Level.BAD, "does not answer: refused", {"landings": [{"url": LANDING, "error": "refused"}]}),
+    ("landing", Level.BAD, "has stopped", {"landings": [{"url": LANDING, "numbers": {"active": 0.0}}]}),
+    ("landing", Level.WARN, "failed 2 batches", {"landings": [{"url": LANDING, "numbers": {"failures": 2.0}}]}),
+    ("landing", Level.WARN, "400 s behind", {"landings": [{"url": LANDING, "numbers": {"lag_seconds": 400.0}}]}),
+    ("stuck", Level.WARN, "spark-7 takes no changes, with 4,000 waiting", {"stuck_connections": lambda _: [STUCK]}),
+    ("losses", Level.WARN, "at least 605 changes of 2 vbuckets lost", {"events": loss(ago_ms=1_000)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "level", "words", "changes"), CASES, ids=[case[2] for case in CASES])
+def test_what_is_wrong_is_found(check: str, level: Level, words: str, changes: dict[str, Any]) -> None:
+    verdict = health_of(examined(**changes))
+    assert [(one.check, one.level) for one in verdict.findings] == [(check, level)]
+    assert verdict.level is level
+    assert words in verdict.text
+    assert verdict.do, "it does not say what to do"
+
+
+def test_a_cluster_that_is_well_has_no_finding() -> None:
+    verdict = health_of(examined(cluster=peers(heard_ms=NOW_MS), events=loss(ago_ms=LOSS_SHOWN_MS + 1)))
+    assert verdict.findings == ()
+    assert verdict.text == "Healthy: 2 nodes answer, every vbucket has its 1 replica"
+
+
+def test_the_worst_comes_first() -> None:
+    verdict = health_of(examined(config=config(((0, NO_NODE),)), cluster=GONE, events=loss(ago_ms=0)))
+    assert [one.check for one in verdict.findings] == ["nodes", "replicas", "losses"]
+    assert "headwater cluster failover couchbase://one:11210/beer two:11210" in verdict.do
+
+
+def test_every_check_has_a_case() -> None:
+    found = {one.check: check for check in CHECKS for _, _, _, changes in CASES for one in check(examined(**changes))}
+    assert set(found.values()) == set(CHECKS)
+
+
+def test_a_node_answers_with_its_verdict(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        assert (await world.get("buckets/beer/health")).status_code == 401
+        await world.log_in()
+        answer = (await world.get("buckets/beer/health")).json()
+        assert [one for one in answer["findings"] if one["check"] != "disk"] == []
+        for vbucket in range(VBUCKETS):
+            world.beer.vbuckets.damage[vbucket] = cast(Any, "broken")
+        answer = (await world.get("buckets/beer/health")).json()
+        assert (answer["level"], answer["text"].split(":")[0]) == ("bad", f"{VBUCKETS} vbuckets stopped")
+
+    in_world(tmp_path, scenario)
