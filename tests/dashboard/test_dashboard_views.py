@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,18 @@ from headwater.store.search import Search, SearchedBucket, search_changes
 from headwater.store.settling import settle_now
 from support.dashboard_world import OWN, READER, VBUCKETS, World, in_world
 
-OF_BUCKET = ("live", "changes", "documents", "document?key=a", "vbuckets/0", "branches", "streams?connection=a")
+OF_BUCKET = (
+    "live",
+    "changes",
+    "documents",
+    "document?key=a",
+    "vbuckets/0",
+    "branches",
+    "streams?connection=a",
+    "health",
+    "versions?key=a",
+    "events/1",
+)
 
 
 # --- rights -------------------------------------------------------------------------------------------------------
@@ -88,6 +100,60 @@ def test_changes_come_newest_first_wherever_they_lie(tmp_path: Path) -> None:
         told = (await world.get("buckets/beer/changes", key="nowhere")).json()
         assert told["changes"] == []
         assert told["is_complete"]
+        pages, before = [], ""
+        while not pages or not told["is_complete"]:
+            told = (await world.get("buckets/beer/changes", rows=70, before=before)).json()
+            pages += [(row["key"], row["vbucket"]) for row in told["changes"]]
+            before = f"{told['changes'][-1]['cas']}-{told['changes'][-1]['vbucket']}"
+        assert pages == [one[:2] for one in newest], "the pages together are not all changes"
+        removed = (await world.get("buckets/beer/changes", rows=200, op="deletion")).json()["changes"]
+        assert {row["op"] for row in removed} == {"deletion"}
+
+    in_world(tmp_path, scenario)
+
+
+def test_pages_and_times_when_many_are_written_at_one_moment(tmp_path: Path) -> None:
+    """Vbuckets that are written at one moment have the same CAS."""
+
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        moment_ns, environment = 1_700_000_000_000_000_000, world.beer.environment
+        for at_s in range(3):
+            world.beer.environment = replace(environment, now_ns=lambda at_s=at_s: moment_ns + at_s * 10**9)
+            for vbucket in range(VBUCKETS):
+                await world.write(f"{at_s}/{vbucket}", vbucket=vbucket)
+        world.beer.environment = environment
+        seen, before = [], ""
+        for _ in range(10):
+            told = (await world.get("buckets/beer/changes", rows=5, before=before)).json()["changes"]
+            seen += [row["key"] for row in told]
+            before = f"{told[-1]['cas']}-{told[-1]['vbucket']}" if told else before
+        assert len(seen) == len(set(seen)) == 3 * VBUCKETS
+        start_ms = moment_ns // 10**6
+        between = await world.get("buckets/beer/changes", rows=200, **{"from": start_ms + 500, "to": start_ms + 1500})
+        assert {row["key"].split("/")[0] for row in between.json()["changes"]} == {"1"}
+        assert between.json()["is_complete"]
+
+    in_world(tmp_path, scenario)
+
+
+def test_the_versions_of_a_document(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        vbucket = vbucket_of(b"one", VBUCKETS)
+        for value in (b"1", b"2"):
+            await world.write("one", value, vbucket=vbucket)
+        await world.write("one-more", b"9", vbucket=vbucket)
+        world.beer.put_removal(vbucket, collection_id=DEFAULT_COLLECTION, key=b"one")
+        await world.committed()
+        asked = {"collection": "_default._default", "key": "one"}
+        versions = (await world.get("buckets/beer/versions", **asked)).json()["versions"]
+        assert [(row["op"], row["preview"]) for row in versions] == [
+            ("deletion", ""),
+            ("mutation", "2"),
+            ("mutation", "1"),
+        ]
+        assert (await world.get("buckets/beer/versions", key="one")).status_code == 400
 
     in_world(tmp_path, scenario)
 
@@ -108,7 +174,19 @@ def test_a_search_stops_at_its_bounds_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    [{"rows": 0}, {"rows": 201}, {"rows": "x"}, {"key": "k" * 251}, {"vbucket": VBUCKETS}, {"vbucket": -1}],
+    [
+        {"rows": 0},
+        {"rows": 201},
+        {"rows": "x"},
+        {"key": "k" * 251},
+        {"vbucket": VBUCKETS},
+        {"vbucket": -1},
+        {"op": "rename"},
+        {"from": "now"},
+        {"to": 10**13},
+        {"before": "1"},
+        {"before": f"{2**63}-1"},
+    ],
 )
 def test_what_is_asked_for_has_limits(tmp_path: Path, query: dict[str, object]) -> None:
     async def scenario(world: World) -> None:

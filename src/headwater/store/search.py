@@ -1,4 +1,4 @@
-"""Search: the newest changes of a bucket, by collection and by a part of the key.
+"""Search: the newest changes of a bucket, by collection, key, kind and time, a page at a time.
 
 The dashboard's change browser calls it, in a thread beside the event loop: what has to be taken from the bucket is
 taken first (`SearchedBucket.of`), and the search itself reads nothing else. It must never touch the bucket.
@@ -46,6 +46,8 @@ from headwater.store.runs import as_run
 _CHANGE_BYTES_MIN = 24 + 20 + 2
 """No stored change of a document is shorter, so a run has at most so many of them."""
 _SEQNO_END = 2**64 - 1
+CAS_MAX = 2**63 - 1
+"""Beyond any time, and a number that a kernel takes as signed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +58,18 @@ class Search:
     bytes_max: int
     seconds_max: float
     key_part: bytes = b""
+    is_whole_key: bool = False
+    """Whether the key is all of it, and not a part."""
     collections: tuple[int, ...] = ()
     """Ids; empty for all."""
+    opcodes: tuple[int, ...] = ()
+    """Mutations, deletions or expirations; empty for all."""
     vbucket: int | None = None
+    first_cas: int = 0
+    """Nothing older: a CAS is a time in nanoseconds."""
+    before: tuple[int, int] = (CAS_MAX, 0)
+    """The CAS and vbucket of the last row of the page before: the next one has what is older. Vbuckets that are written
+    at one moment have the same CAS, so a page can't end at a CAS alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +120,7 @@ class _Matches:
         """Whether more has matched than there are rows for."""
         self._collections = np.array(search.collections, dtype=np.uint32)
         self._needle = as_run(search.key_part)
+        self._opcodes = np.array(search.opcodes, dtype=np.uint32)
         self._now_s = now_s
         self._deadline_s = now_s() + search.seconds_max
 
@@ -118,16 +130,20 @@ class _Matches:
 
     def look_through(self, run: Bytes) -> None:
         self.searched_bytes += len(run)
-        rows, room = self.search.rows, len(run) // _CHANGE_BYTES_MIN + 1
+        search, rows, room = self.search, self.search.rows, len(run) // _CHANGE_BYTES_MIN + 1
         starts, cases = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.uint64)
-        count = find_changes(run, self._collections, self._needle, starts, cases)
+        count = find_changes(
+            run, self._collections, self._opcodes, self._needle, search.is_whole_key, search.first_cas, *search.before,
+            starts, cases,
+        )  # fmt: skip
         self.has_left_out |= count > rows
-        newest = np.argsort(cases[:count], kind="stable")[::-1][:rows]
+        vbuckets = run[starts[:count] + 6].astype(np.int64) * 256 + run[starts[:count] + 7]
+        newest = np.lexsort((vbuckets, cases[:count]))[::-1][:rows]
         for start, cas in zip(starts[newest].tolist(), cases[newest].tolist(), strict=True):
             frame = run[start : start + 24 + int.from_bytes(run[start + 8 : start + 12])].tobytes()
             self.found[int.from_bytes(frame[6:8]), int.from_bytes(frame[24:32])] = cas, frame
         if len(self.found) > 4 * rows:
-            ordered = sorted(self.found.items(), key=lambda match: match[1][0], reverse=True)
+            ordered = sorted(self.found.items(), key=lambda match: (match[1][0], match[0][0]), reverse=True)
             self.found = dict(ordered[:rows])
             self.has_left_out = True
 
@@ -135,8 +151,8 @@ class _Matches:
         return sum(1 for found, _ in self.found.values() if found >= cas)
 
     def newest(self) -> list[bytes]:
-        ordered = sorted(self.found.values(), key=lambda match: match[0], reverse=True)
-        return [frame for _, frame in ordered[: self.search.rows]]
+        ordered = sorted(self.found.items(), key=lambda match: (match[1][0], match[0][0]), reverse=True)
+        return [frame for _, (_, frame) in ordered[: self.search.rows]]
 
 
 def _search_young(matches: _Matches, searched: SearchedBucket) -> bool:
@@ -159,6 +175,8 @@ def _search_blocks(matches: _Matches, searched: SearchedBucket) -> bool:
     with searched.engine.view() as view:
         while unread:
             bound, vbucket, before = heapq.heappop(unread)
+            if -bound < matches.search.first_cas:
+                return is_through
             if matches.is_exhausted or matches.newer_than(-bound) >= matches.search.rows:
                 return False
             try:
@@ -180,22 +198,29 @@ def _search_blocks(matches: _Matches, searched: SearchedBucket) -> bool:
 
 
 @kernel
-def find_changes(run: AnyBytes, collections: UInt32s, needle: ReadOnlyBytes, starts: Int64s, cases: UInt64s) -> int:
-    """Where the changes of documents begin whose key has the needle in it, and the CAS of each.
+def find_changes(
+    run: AnyBytes, collections: UInt32s, opcodes: UInt32s, needle: ReadOnlyBytes, is_whole_key: bool, first_cas: int,
+    before_cas: int, before_vbucket: int, starts: Int64s, cases: UInt64s,
+) -> int:  # fmt: skip
+    """Where the changes of documents begin whose key has the needle in it, or is it, and the CAS of each.
 
-    `collections` are the ids that are wanted, all of them where it is empty. Returns how many there are; the arrays
-    must have room for every frame of the run.
+    `collections` are the ids that are wanted, and `opcodes` the kinds, all of them where it is empty. Returns how many
+    there are; the arrays must have room for every frame of the run.
     """
     count = 0
     at = i64(0)
     while at < len(run):
         end = at + 24 + i64(load_u32(run, at + 8))
         opcode = run[at + 1]
-        if is_document_change(opcode):
+        cas = i64(load_u64(run, at + 16))
+        is_before = cas < before_cas or (cas == before_cas and i64(load_u16(run, at + 6)) < before_vbucket)
+        if is_document_change(opcode) and is_before and cas >= first_cas and _is_wanted(opcode, opcodes):
             key_at = at + 24 + i64(run[at + 4])
             key_end = key_at + i64(load_u16(run, at + 2))
             name_at = key_at + prefix_bytes(run, key_at, key_end)
-            if _is_wanted(collection_id(run, key_at), collections) and _contains(run, name_at, key_end, needle):
+            has_length = not is_whole_key or key_end - name_at == len(needle)
+            is_wanted = has_length and _is_wanted(collection_id(run, key_at), collections)
+            if is_wanted and _contains(run, name_at, key_end, needle):
                 starts[count] = at
                 cases[count] = load_u64(run, at + 16)
                 count += 1
@@ -204,11 +229,11 @@ def find_changes(run: AnyBytes, collections: UInt32s, needle: ReadOnlyBytes, sta
 
 
 @kernel_part
-def _is_wanted(collection: int, collections: Column) -> bool:
-    if len(collections) == 0:
+def _is_wanted(number: int, wanted: Column) -> bool:
+    if len(wanted) == 0:
         return True
-    for index in range(len(collections)):
-        if u64(collections[index]) == u64(collection):
+    for index in range(len(wanted)):
+        if u64(wanted[index]) == u64(number):
             return True
     return False
 

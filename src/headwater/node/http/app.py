@@ -252,6 +252,7 @@ def _page_routes(
         "changes": browser.show_changes,
         "documents": browser.show_documents,
         "document": browser.show_document,
+        "versions": browser.show_versions,
         "vbuckets/{vbucket}": browser.show_vbucket,
         "branches": browser.show_branches,
         "events/{number}": browser.show_event,

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
@@ -35,11 +36,13 @@ from headwater.protocol.manifest import Collection, Manifest
 from headwater.protocol.numbers import SEQNO_MAX
 from headwater.protocol.values import Datatype, decode_xattrs
 from headwater.store.bucket import Bucket
-from headwater.store.data_format import Document, VBucketFacts, decode_document
-from headwater.store.search import Search, SearchedBucket, SearchResult, search_changes
+from headwater.store.data_format import VBUCKETS_MAX, Document, VBucketFacts, decode_document
+from headwater.store.search import CAS_MAX, Search, SearchedBucket, SearchResult, search_changes
 
 _NANOSECONDS_PER_MS = 1_000_000
 _OPS = {Opcode.DCP_MUTATION: "mutation", Opcode.DCP_DELETION: "deletion", Opcode.DCP_EXPIRATION: "expiration"}
+_TIME_DIGITS_MAX = 13
+"""Of milliseconds since 1970, until the year 2286."""
 _CANDIDATES_PER_ROW = 3
 """Of the changes found, some are of documents that have changed since; they are no documents of today."""
 
@@ -55,11 +58,21 @@ class BucketBrowser:
     # --- changes and documents ------------------------------------------------------------------------------------
 
     async def show_changes(self, call: Call) -> Response:
-        """The newest changes, by collection and a part of the key."""
+        """The newest changes, by collection, a part of the key, kind and time; with `before`, the next page."""
         bucket = call.bucket
         found = await self._search(bucket, _wanted(call))
         rows = [show_change(frame, bucket.manifest) for frame in found.frames]
         return Json({"changes": rows, **_extent(found)})
+
+    async def show_versions(self, call: Call) -> Response:
+        """The versions of one document that are stored, newest first: what the history window has, or the last one."""
+        bucket = call.bucket
+        wanted = _wanted(call)
+        if not wanted.key_part or not wanted.collections:
+            raise Refusal.message(400, "Name the collection and the key of the document")
+        vbucket = vbucket_of(wanted.key_part, len(bucket.vbuckets))
+        found = await self._search(bucket, replace(wanted, is_whole_key=True, vbucket=vbucket))
+        return Json({"versions": [show_change(frame, bucket.manifest) for frame in found.frames], **_extent(found)})
 
     async def show_documents(self, call: Call) -> Response:
         """The documents that were changed last, as they are now."""
@@ -177,8 +190,41 @@ def _wanted(call: Call, *, rows_factor: int = 1) -> Search:
         seconds_max=SEARCH_S_MAX,
         key_part=call.query("key", chars_max=SEARCH_KEY_CHARS_MAX).encode(),
         collections=(_collection(bucket, name).id,) if name else (),
+        opcodes=_opcodes(call),
+        first_cas=_time_ns(call, "from", default=0),
+        before=_before(call),
         vbucket=call.number("vbucket", smallest=0, largest=len(bucket.vbuckets) - 1),
     )
+
+
+def _opcodes(call: Call) -> tuple[int, ...]:
+    text = call.query("op", chars_max=NAME_CHARS_MAX)
+    by_name = {name: int(opcode) for opcode, name in _OPS.items()}
+    if text and text not in by_name:
+        raise Refusal.message(400, f"op is one of {', '.join(by_name)}")
+    return (by_name[text],) if text else ()
+
+
+def _time_ns(call: Call, name: str, *, default: int) -> int:
+    """A time of the query, in milliseconds since 1970."""
+    text = call.query(name, chars_max=NAME_CHARS_MAX)
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX):
+        raise Refusal.message(400, f"{name} is a time in milliseconds since 1970")
+    return int(text) * _NANOSECONDS_PER_MS
+
+
+def _before(call: Call) -> tuple[int, int]:
+    """Where the page before has ended, or the time up to which changes are wanted."""
+    text = call.query("before", chars_max=NAME_CHARS_MAX)
+    if not text:
+        return _time_ns(call, "to", default=CAS_MAX), 0
+    cas, _, vbucket = text.partition("-")
+    are_numbers = all(part.isascii() and part.isdecimal() and len(part) <= 20 for part in (cas, vbucket))
+    if not are_numbers or int(cas) > CAS_MAX or int(vbucket) > VBUCKETS_MAX:
+        raise Refusal.message(400, "before is the CAS and the vbucket of a change, like 1700000000000000000-12")
+    return int(cas), int(vbucket)
 
 
 def _collection(bucket: Bucket, name: str) -> Collection:
