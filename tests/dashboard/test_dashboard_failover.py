@@ -9,10 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from selenium.webdriver.support.ui import Select
 
-from support.browser import Browser, axe_findings, log_in
+from support.browser import Browser, axe_findings, log_in, show_map
 from support.dashboard_world import fail_over, hold_replicas, keys_of, make_cluster, write
+from support.forked_program import HEADWATER, run_program
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKETS = 32
@@ -55,6 +57,7 @@ def test_the_numbers_of_another_node_are_seen(browser: Browser, nodes: list[Node
     here, there = write(nodes, VBUCKETS, *(f"key-{number}" for number in range(400)))
     assert there > 0
     log_in(browser, nodes[0])
+    show_map(browser)
     is_halved(browser)
     browser.until(
         lambda: f"{there} documents active" in browser.find(f"{THERE} .map-head").text, "they are not counted"
@@ -75,6 +78,7 @@ def test_the_numbers_of_another_node_are_seen(browser: Browser, nodes: list[Node
 
 def test_copies_that_fall_behind_are_seen_on_both_nodes(browser: Browser, nodes: list[NodeProcess]) -> None:
     log_in(browser, nodes[0])
+    show_map(browser)
     is_halved(browser)
     for node in nodes:
         hold_replicas(node)
@@ -98,6 +102,7 @@ def test_a_node_that_does_not_answer_is_told_until_it_is_failed_over(
 ) -> None:
     write(nodes, VBUCKETS, *(f"key-{number}" for number in range(200)))
     log_in(browser, nodes[0])
+    show_map(browser)
     is_halved(browser)
     vbucket = a_vbucket(browser, HERE, "replica")
     Select(browser.find("#shade")).select_by_visible_text("lag")
@@ -123,10 +128,9 @@ def test_a_node_that_does_not_answer_is_told_until_it_is_failed_over(
 
 def test_the_map_changes_when_a_node_fails_over(browser: Browser, nodes: list[NodeProcess]) -> None:
     log_in(browser, nodes[0])
+    show_map(browser)
     is_halved(browser)
     assert len(browser.all(".map-node")) == 2
-    # What comes and goes between two looks of the node is no event.
-    browser.find(".events li[data-kind=state]")
     # What the other one has is asked for apart, and may come later.
     browser.until(lambda: cells(browser, THERE, "active") == VBUCKETS // 2, "the other half is not seen")
     lost = str(nodes[1].address)
@@ -135,7 +139,7 @@ def test_the_map_changes_when_a_node_fails_over(browser: Browser, nodes: list[No
     browser.until(lambda: cells(browser, ".map", "active") == VBUCKETS, "the copies did not become active")
     browser.until(lambda: len(browser.all(".map")) == 1, "the node that was failed over is still there")
     browser.until(
-        lambda: any("replica → active" in event.text for event in browser.all(".events li[data-kind=state]")),
+        lambda: any(f"failover of {lost}" in event.text for event in browser.all(".events li[data-kind=failover]")),
         "the failover is no event",
     )
     assert browser.console() == []
@@ -147,3 +151,52 @@ def test_metrics_name_the_node_whose_copies_lag(nodes: list[NodeProcess]) -> Non
     while wanted not in (text := httpx.get(f"{nodes[0].http_url}/metrics", auth=(USER, PASSWORD)).text):
         assert time.monotonic() < deadline_s, text
         time.sleep(0.2)
+
+
+# --- what a failover has lost -------------------------------------------------------------------------------------
+
+
+def metrics(node: NodeProcess) -> dict[str, float]:
+    text = httpx.get(f"{node.http_url}/metrics", auth=(USER, PASSWORD)).text
+    families = text_string_to_metric_families(text)
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def lag_here(browser: Browser) -> int:
+    """How far all copies of this node are behind, as the map says it."""
+    cells = f"{HERE} .cell[data-state=replica]"
+    labels: list[str] = browser.run(f"return [...document.querySelectorAll({cells!r})].map((one) => one.ariaLabel)")
+    return sum(int(label.rpartition("lag ")[2]) for label in labels)
+
+
+def test_what_a_failover_lost_is_said_and_kept_over_a_restart(browser: Browser, nodes: list[NodeProcess]) -> None:
+    left, lost = nodes
+    write(nodes, VBUCKETS, *(f"key-{number}" for number in range(100)))
+    log_in(browser, left)
+    show_map(browser)
+    browser.until(lambda: "up to date" in browser.find(f"{HERE} .map-head").text, "the copies are behind")
+    hold_replicas(left)
+    _, gone = write(nodes, VBUCKETS, *(f"key-{number}" for number in range(100, 200)))
+    browser.until(lambda: lag_here(browser) == gone, "the node has not heard of what the other one has")
+    assert "drill holds the copies back" in browser.find(".health[data-level=warn]").text
+    lost.kill()
+    browser.find(".health[data-level=bad]")
+    assert f"headwater cluster failover {left.url}/default {lost.address}" in browser.find(".health").text
+    environment = {**os.environ, "HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+    command = ("cluster", "failover", f"{left.url}/default", str(lost.address))
+    done = run_program(*HEADWATER, *command, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    sentence = rf"{lost.address} failed over: 16 vbuckets promoted, at least {gone} changes of \d+ vbuckets lost\n"
+    assert re.fullmatch(sentence, done.stdout), done.stdout
+    assert f"at least {gone} changes" in browser.find(".events li[data-kind=failover]").text
+    browser.until(lambda: "replicas missing" in browser.find(".health").text, "that copies are missing is not said")
+    assert axe_findings(browser) == []
+    if shots := os.environ.get("HEADWATER_SCREENSHOTS"):
+        browser.run("scrollTo(0, 0)")
+        browser.screenshot(Path(shots) / "cluster-lost.png")
+    before = metrics(left)
+    assert before["headwater_node_lost_changes_total"] == gone
+    assert left.stop() == 0
+    after = metrics(left.start())
+    for name in ("lost_changes_total", "rollbacks_total"):
+        assert after[f"headwater_node_{name}"] == before[f"headwater_node_{name}"] > 0, name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
-from support.browser import DESKTOP, PHONE, Browser, axe_findings, log_in
+from support.browser import DESKTOP, PHONE, Browser, axe_findings, log_in, show_map
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKETS = 64
@@ -25,8 +26,8 @@ SHOTS = os.environ.get("HEADWATER_SCREENSHOTS")
 
 
 @pytest.fixture
-def node(start_node: StartNode) -> NodeProcess:
-    return start_node("--vbuckets", str(VBUCKETS))
+def node(start_node: StartNode, request: pytest.FixtureRequest) -> NodeProcess:
+    return start_node("--vbuckets", str(getattr(request, "param", VBUCKETS)))
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +100,10 @@ def test_everything_can_be_reached_with_the_keyboard(browser: Browser, node: Nod
     assert browser.driver.switch_to.active_element.get_attribute("class") == "skip"
     browser.press(Keys.ENTER)
     browser.until(lambda: browser.driver.switch_to.active_element.get_attribute("id") == "main", "nothing is skipped")
+    browser.press(Keys.TAB)
+    assert browser.driver.switch_to.active_element.get_attribute("id") == "show-map"
+    browser.press(Keys.ENTER)
+    browser.find(".full-map")
     for _ in range(40):
         browser.press(Keys.TAB)
         if browser.driver.switch_to.active_element.get_attribute("role") == "listbox":
@@ -121,6 +126,7 @@ def test_everything_can_be_reached_with_the_keyboard(browser: Browser, node: Nod
 
 def test_the_map_changes_when_a_vbucket_changes_its_state(browser: Browser, node: NodeProcess) -> None:
     log_in(browser, node)
+    show_map(browser)
     assert browser.find(".cell[data-vbucket='5']").get_attribute("data-state") == "active"
     with node.connect() as connection:
         connection.request(SetVBucket(vbucket=5, state=VBucketState.REPLICA))
@@ -135,10 +141,28 @@ def test_the_map_changes_when_a_vbucket_changes_its_state(browser: Browser, node
 
 def test_a_click_on_the_map_shows_the_failover_log_of_that_vbucket(browser: Browser, node: NodeProcess) -> None:
     log_in(browser, node)
+    show_map(browser)
     browser.find(".cell[data-vbucket='17'][data-state=active]").click()
     assert browser.find("[data-test=vbucket]").text == "17"
     assert "from seqno 0" in browser.find(".failover-log li").text
     assert browser.console() == []
+
+
+@pytest.mark.parametrize("node", [1024], indirect=True)
+def test_a_newcomer_with_three_documents_sees_three(browser: Browser, node: NodeProcess) -> None:
+    url = f"{node.http_url}/pools/default/buckets/default/scopes/_default/collections"
+    assert httpx.post(url, data={"name": "first"}, auth=(USER, PASSWORD)).status_code == 200
+    with node.connect() as connection:
+        for key in (b"a", b"b", b"c"):
+            connection.request(Set(key=key, value=b"{}", vbucket=vbucket_of(key, 1024), collection_id=0))
+    log_in(browser, node)
+    counts(browser, 3)
+    tiles = {tile.text.splitlines()[0]: tile.text.splitlines()[1] for tile in browser.all(".tile")}
+    assert (tiles["Changes written here"], tiles["System events"]) == ("3", "1,024")
+    assert tiles["Lost changes"] == "none known"
+    show_map(browser)
+    assert "everywhere" not in browser.find(".legend").text
+    assert "1 documents" in browser.find(".legend-scale").text
 
 
 def test_documents_are_counted_while_they_are_written(browser: Browser, node: NodeProcess) -> None:
@@ -166,6 +190,28 @@ def test_the_change_browser_finds_what_is_written_meanwhile(browser: Browser, no
     assert browser.console() == []
 
 
+def test_changes_come_in_pages_and_by_what_they_are(browser: Browser, node: NodeProcess) -> None:
+    write(node, *(f"key-{number:03d}" for number in range(70)))
+    with node.connect() as connection:
+        connection.request(Delete(key=b"key-003", vbucket=vbucket_of(b"key-003", VBUCKETS), collection_id=0))
+    log_in(browser, node)
+    go(browser, "changes")
+    browser.until(lambda: len(browser.all("tr[data-key]")) == 50, "the first page is not full")
+    first = {row.get_attribute("data-key") for row in browser.all("tr[data-key]")}
+    browser.find("#older").click()
+    browser.until(lambda: len(browser.all("tr[data-key]")) == 21, "the second page has not the rest")
+    second = {row.get_attribute("data-key") for row in browser.all("tr[data-key]")}
+    assert len(first | second) == 70
+    assert not browser.find("#older").is_enabled()
+    Select(browser.find("#change-op")).select_by_value("deletion")
+    browser.until(lambda: len(browser.all("tr[data-key]")) == 1, "mutations are not left out")
+    assert re.search(r"\b20\d\d\b", browser.find("tr[data-key=key-003] td").text), "a change has no date"
+    browser.run("arguments[0].value = '2001-01-01T00:00:00'", browser.find("#change-to"))
+    browser.run("arguments[0].dispatchEvent(new Event('change', {bubbles: true}))", browser.find("#change-to"))
+    browser.until(lambda: browser.all("tr[data-key]") == [], "a change is shown that is newer than what was asked for")
+    assert browser.console() == []
+
+
 def test_a_document_is_opened_by_its_key(browser: Browser, node: NodeProcess) -> None:
     write(node, "ale", value=b'{"name":"<img src=x onerror=alert(1)>"}')
     log_in(browser, node)
@@ -173,6 +219,9 @@ def test_a_document_is_opened_by_its_key(browser: Browser, node: NodeProcess) ->
     browser.find("#document-key").send_keys("ale", Keys.ENTER)
     assert "<img src=x" in browser.find("pre.value").text
     assert browser.find(".document-title").text == "ale"
+    write(node, "ale", value=b'{"name":"stout"}')
+    browser.until(lambda: len(browser.all(".versions tbody tr")) == 2, "the older version is not shown")
+    assert "stout" in browser.find(".versions tbody tr").text
     assert browser.console() == []
 
 
@@ -182,9 +231,14 @@ def test_a_rollback_is_an_event_and_in_the_failover_logs(browser: Browser, node:
     is_live(browser)
     counts(browser, 640)
     roll_back(node, 9)
-    browser.find(".events li[data-kind=rollback]")
+    event = browser.find(".events li[data-kind=drill]")
+    assert re.search(r"drill: 1 vbucket rolled back, \d+ changes of 1 vbucket lost vbucket 9", event.text)
     go(browser, "history")
-    assert browser.find("tbody th").text == "9"
+    assert browser.all(".event-details code") == [], "vbuuids are shown before they are asked for"
+    browser.find("[data-kind=drill] button.disclose").click()
+    assert browser.find(".event-details tbody th").text == "9"
+    browser.find("#show-logs").click()
+    assert browser.find("table.logs tbody th").text == "9"
     assert len(browser.all(".branches li")) == 2
     assert browser.console() == []
 
@@ -192,8 +246,10 @@ def test_a_rollback_is_an_event_and_in_the_failover_logs(browser: Browser, node:
 def test_the_page_says_when_the_node_is_gone(browser: Browser, node: NodeProcess) -> None:
     log_in(browser, node)
     is_live(browser)
+    browser.find(".health[data-level]")
     node.kill()
     browser.find(".status.lost")
+    assert "does not answer" in browser.find(".health[data-level=bad]").text
 
 
 # --- for everybody ------------------------------------------------------------------------------------------------
@@ -210,12 +266,18 @@ def test_there_are_no_serious_faults_of_accessibility(browser: Browser, node: No
     is_live(browser)
     counts(browser, 200)
     roll_back(node, 9)
-    browser.find(".events li[data-kind=rollback]")
+    browser.find(".events li[data-kind=drill]")
     for page in (*PAGES, "documents?key=key-7"):
         go(browser, page)
         browser.find(".section")
+        if page == "overview":
+            assert axe_findings(browser) == [], "overview without the map"
+            show_map(browser)
         if page == "changes":
             browser.find("tr[data-key]")
+        if page == "history":
+            browser.find("[data-kind=drill] button.disclose").click()
+            browser.find("#show-logs").click()
         assert axe_findings(browser) == [], page
 
 
@@ -245,6 +307,7 @@ def test_colours_can_be_chosen(browser: Browser, node: NodeProcess) -> None:
     browser.prefer("light")
     log_in(browser, node)
     is_live(browser)
+    assert [label.text.split()[0] for label in browser.all(".tool-label")] == ["Bucket", "Theme"]
 
     def background() -> str:
         return str(browser.run("return getComputedStyle(document.body).backgroundColor"))

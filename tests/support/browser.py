@@ -123,6 +123,12 @@ def log_in(browser: Browser, node: NodeProcess, password: str = PASSWORD) -> Non
     browser.find("button[type=submit]").click()
 
 
+def show_map(browser: Browser) -> None:
+    """Have the overview show every vbucket."""
+    browser.find("#show-map[aria-expanded=false]").click()
+    browser.find(".full-map")
+
+
 def axe_findings(browser: Browser) -> list[Any]:
     """The serious faults that axe finds."""
     browser.run(_axe_source())

@@ -6,10 +6,11 @@ import { Changes } from "./changes";
 import { Documents } from "./documents";
 import { History } from "./history";
 import { Landing } from "./landing";
+import { many } from "./format";
 import { follow, useLive } from "./live";
 import { Login, Mark } from "./login";
 import { Overview } from "./overview";
-import { Empty, Problem } from "./pieces";
+import { Empty, Problem, Prose } from "./pieces";
 import { Streams } from "./streams";
 import { applyTheme, chosenTheme, type Theme } from "./theme";
 
@@ -30,7 +31,8 @@ function place(): { page: Page; query: URLSearchParams } {
 
 /** Where the focus goes when what had it is gone. */
 function focusMain(): void {
-  requestAnimationFrame(() => document.getElementById("main")?.focus());
+  // The line of health above it stays in sight.
+  requestAnimationFrame(() => document.getElementById("main")?.focus({ preventScroll: true }));
 }
 
 export function App() {
@@ -97,7 +99,7 @@ function Frame(props: { session: Session; onLoggedOut: () => void }) {
           <Status />
           {session.buckets.length > 1 ? (
             <label class="inline-field">
-              <span class="sr">Bucket</span>
+              <span class="tool-label">Bucket</span>
               <select value={bucket} onChange={(event) => setBucket(event.currentTarget.value)}>
                 {session.buckets.map((name) => (
                   <option key={name}>{name}</option>
@@ -105,7 +107,7 @@ function Frame(props: { session: Session; onLoggedOut: () => void }) {
               </select>
             </label>
           ) : (
-            <span class="bucket-name" title="Bucket">{bucket}</span>
+            <span class="inline-field"><span class="tool-label bucket-label">Bucket</span> <b class="bucket-name">{bucket}</b></span>
           )}
           <ThemeSwitch />
           <button class="plain" onClick={() => void logOut()} title={`Logged in as ${session.user}`}>
@@ -113,6 +115,7 @@ function Frame(props: { session: Session; onLoggedOut: () => void }) {
           </button>
         </div>
       </header>
+      {bucket !== "" && <HealthLine />}
       <main id="main" tabIndex={-1}>
         <h1 class="sr">{PAGES[where.page]}</h1>
         {bucket === "" ? (
@@ -145,6 +148,48 @@ function Current(props: { page: Page; bucket: string; query: URLSearchParams }) 
   }
 }
 
+const LEVEL_NAMES = { ok: "Healthy", warn: "Attention", bad: "Problem" };
+
+/** How the bucket is, in one line on every page, and what to do. The node decides; where it is silent, that is the line. */
+function HealthLine() {
+  const live = useLive();
+  const [isOpen, setOpen] = useState(false);
+  if (live.status === "lost") {
+    return (
+      <section class="health" data-level="bad" aria-label="Health">
+        <p><b>This node does not answer.</b> What is below is what it said last. Is it running?</p>
+      </section>
+    );
+  }
+  if (live.health === null) return null;
+  const { level, text, findings } = live.health;
+  const more = findings.length - 1;
+  return (
+    <section class="health" data-level={level} aria-label="Health">
+      <p role="status">
+        <span class="sr">{LEVEL_NAMES[level]}: </span>
+        <b>{text}</b>
+        {findings[0] && <> <span class="health-do"><Prose text={findings[0].do} />.</span></>}
+        {findings[0] && <> <a href={`#/${findings[0].page}`}>More</a></>}
+      </p>
+      {more > 0 && (
+        <button class="disclose" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
+          {many(more, "more finding")}
+        </button>
+      )}
+      {isOpen && more > 0 && (
+        <ul>
+          {findings.slice(1).map((finding) => (
+            <li key={finding.text} data-check={finding.check}>
+              <b>{finding.text}</b> <span class="health-do"><Prose text={finding.do} />.</span>
+            </li>
+          ))}
+        </ul>
+      )}
+    </section>
+  );
+}
+
 const STATUS_NAMES = { connecting: "connecting", live: "live", lost: "no answer" };
 
 function Status() {
@@ -171,7 +216,7 @@ function ThemeSwitch() {
   const [theme, setTheme] = useState<Theme>(chosenTheme());
   return (
     <label class="inline-field">
-      <span class="sr">Colours</span>
+      <span class="tool-label">Theme</span>
       <select
         id="theme"
         value={theme}

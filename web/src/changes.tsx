@@ -1,15 +1,18 @@
-/** The change browser: the newest changes, by collection and a part of the key. */
+/** The change browser: changes by collection, key, kind and time, newest first, a page at a time. */
 
 import { useState } from "preact/hooks";
 import { type ChangeRow, type Extent, ofBucket } from "./api";
-import { moment, whole } from "./format";
+import { dated, whole } from "./format";
 import { useLive } from "./live";
 import { Empty, Problem, Section, useAnswer } from "./pieces";
 import { documentPath, SearchFields, SearchNote, useSettled } from "./search";
 import { type Column, Table } from "./table";
 
+const PAGE_ROWS = 50;
+const OPS: ChangeRow["op"][] = ["mutation", "deletion", "expiration"];
+
 const COLUMNS: Column<ChangeRow>[] = [
-  { title: "Time", class: "nowrap", show: (change) => moment(change.time_ms) },
+  { title: "Time", class: "nowrap", show: (change) => dated(change.time_ms) },
   { title: "What", show: (change) => <span class={`badge ${change.op}`}>{change.op}</span> },
   {
     title: "Key",
@@ -27,17 +30,35 @@ const COLUMNS: Column<ChangeRow>[] = [
   },
 ];
 
+/** A field of a date and a time, in this browser's zone, as the node takes it. */
+const milliseconds = (local: string): number | undefined => (local ? new Date(local).getTime() : undefined);
+
+const cursor = (change: ChangeRow): string => `${change.cas}-${change.vbucket}`;
+
 export function Changes(props: { bucket: string }) {
   const live = useLive();
   const [collection, setCollection] = useState("");
   const [key, setKey] = useState("");
+  const [op, setOp] = useState("");
+  const [from, setFrom] = useState("");
+  const [to, setTo] = useState("");
   const [isFollowing, setFollowing] = useState(true);
+  const [pages, setPages] = useState<string[]>([]);
   const settledKey = useSettled(key);
-  const path = ofBucket(props.bucket, "changes", { collection, key: settledKey, rows: 50 });
-  const { answer, error } = useAnswer<{ changes: ChangeRow[] } & Extent>(
-    path,
-    isFollowing && !document.hidden ? live.totals.changes : "stopped",
-  );
+  const before = pages.at(-1);
+  const path = ofBucket(props.bucket, "changes", {
+    collection, key: settledKey, op, from: milliseconds(from), to: milliseconds(to), before, rows: PAGE_ROWS,
+  });
+  const isLive = isFollowing && before === undefined && to === "" && !document.hidden;
+  const { answer, error } = useAnswer<{ changes: ChangeRow[] } & Extent>(path, isLive ? live.totals.changes : "stopped");
+  const last = answer?.changes.at(-1);
+
+  /** Another search begins on its first page. */
+  const choosing = (set: (value: string) => void) => (value: string): void => {
+    set(value);
+    setPages([]);
+  };
+
   return (
     <Section
       id="changes-title"
@@ -49,16 +70,31 @@ export function Changes(props: { bucket: string }) {
         keyLabel="Key contains"
         collection={collection}
         keyPart={key}
-        onCollection={setCollection}
-        onKeyPart={setKey}
+        onCollection={choosing(setCollection)}
+        onKeyPart={choosing(setKey)}
       >
+        <div class="field">
+          <label for="change-op">What</label>
+          <select id="change-op" value={op} onChange={(event) => choosing(setOp)(event.currentTarget.value)}>
+            <option value="">everything</option>
+            {OPS.map((name) => (
+              <option key={name} value={name}>
+                {name}s
+              </option>
+            ))}
+          </select>
+        </div>
+        <TimeField id="change-from" label="From" value={from} onChange={choosing(setFrom)} />
+        <TimeField id="change-to" label="Until" value={to} onChange={choosing(setTo)} />
         <label class="switch">
           <input type="checkbox" checked={isFollowing} onChange={(event) => setFollowing(event.currentTarget.checked)} />
           Follow new changes
         </label>
       </SearchFields>
       <Problem error={error} />
-      {answer && answer.changes.length === 0 && <NoChange isAsked={settledKey !== "" || collection !== ""} extent={answer} />}
+      {answer && answer.changes.length === 0 && (
+        <NoChange isAsked={[settledKey, collection, op, from, to].some(Boolean)} extent={answer} />
+      )}
       {answer && answer.changes.length > 0 && (
         <Table
           class="changes"
@@ -68,7 +104,37 @@ export function Changes(props: { bucket: string }) {
           marks={(change) => ({ "data-key": change.key })}
         />
       )}
+      {(pages.length > 0 || (answer && !answer.is_complete)) && (
+        <div class="pages" role="group" aria-label="Pages of changes">
+          <button id="newer" disabled={pages.length === 0} onClick={() => setPages(pages.slice(0, -1))}>
+            Newer
+          </button>
+          <span class="muted">Page {pages.length + 1}</span>
+          <button
+            id="older"
+            disabled={!last || answer!.is_complete}
+            onClick={() => last && setPages([...pages, cursor(last)])}
+          >
+            Older
+          </button>
+        </div>
+      )}
     </Section>
+  );
+}
+
+function TimeField(props: { id: string; label: string; value: string; onChange: (value: string) => void }) {
+  return (
+    <div class="field">
+      <label for={props.id}>{props.label}</label>
+      <input
+        id={props.id}
+        type="datetime-local"
+        step="1"
+        value={props.value}
+        onChange={(event) => props.onChange(event.currentTarget.value)}
+      />
+    </div>
   );
 }
 

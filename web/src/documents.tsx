@@ -2,11 +2,13 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ChangeRow, type Extent, ofBucket, type ShownDocument } from "./api";
-import { bytes, moment, whole } from "./format";
+import { bytes, dated, many, whole } from "./format";
 import { type Collection, useLive } from "./live";
 import { Empty, Problem, Section, useAnswer } from "./pieces";
 import { documentPath, SearchFields, SearchNote, useSettled } from "./search";
 import { type Column, Table } from "./table";
+
+const VERSIONS_MAX = 50;
 
 function pretty(document: ShownDocument): string {
   if (!document.is_json || document.is_cut) return document.value;
@@ -141,7 +143,43 @@ function Opened(props: { bucket: string; collection: string; documentKey: string
       </Empty>
     );
   }
-  return answer && <Document document={answer} />;
+  return (
+    answer && (
+      <>
+        <Document document={answer} />
+        <Versions bucket={bucket} document={answer} />
+      </>
+    )
+  );
+}
+
+const VERSION_COLUMNS: Column<ChangeRow>[] = [
+  { title: "Time", class: "nowrap", isHead: true, show: (one) => dated(one.time_ms) },
+  { title: "What", show: (one) => <span class={`badge ${one.op}`}>{one.op}</span> },
+  { title: "Revision", isNumber: true, show: (one) => whole(one.revision) },
+  { title: "Seqno", isNumber: true, show: (one) => whole(one.seqno) },
+  {
+    title: "Value",
+    class: "preview",
+    show: (one) => (one.value_bytes === 0 ? <span class="muted">none</span> : one.preview),
+  },
+];
+
+/** The versions that are stored, newest first. Older ones live as long as the history window. */
+function Versions(props: { bucket: string; document: ShownDocument }) {
+  const { key, collection, seqno } = props.document;
+  const path = ofBucket(props.bucket, "versions", { key, collection, rows: VERSIONS_MAX });
+  const { answer, error } = useAnswer<{ versions: ChangeRow[] } & Extent>(path, seqno);
+  return (
+    <>
+      <h4>Versions</h4>
+      <Problem error={error} />
+      {answer && answer.versions.length > 0 && (
+        <Table class="changes versions" columns={VERSION_COLUMNS} rows={answer.versions} keyOf={(one) => one.seqno} />
+      )}
+      {answer && <p class="muted">{many(answer.versions.length, "version")} stored; older ones go when the history window ends.</p>}
+    </>
+  );
 }
 
 function Document(props: { document: ShownDocument }) {
@@ -155,7 +193,7 @@ function Document(props: { document: ShownDocument }) {
         <dt>collection</dt>
         <dd>{document.collection}</dd>
         <dt>changed</dt>
-        <dd>{moment(document.time_ms)}</dd>
+        <dd>{dated(document.time_ms)}</dd>
         <dt>vbucket, seqno</dt>
         <dd>
           {document.vbucket}, {whole(document.seqno)}
@@ -171,7 +209,7 @@ function Document(props: { document: ShownDocument }) {
         {document.expiry_s > 0 && (
           <>
             <dt>expires</dt>
-            <dd>{moment(document.expiry_s * 1000)}</dd>
+            <dd>{dated(document.expiry_s * 1000)}</dd>
           </>
         )}
       </dl>

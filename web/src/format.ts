@@ -4,6 +4,7 @@ const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const DATE = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
 
 export const whole = (value: number): string => WHOLE.format(value);
@@ -34,5 +35,8 @@ export function moment(timeMs: number): string {
   const isToday = new Date(timeMs).toDateString() === new Date().toDateString();
   return isToday ? clock(timeMs) : `${DAY.format(timeMs)} ${clock(timeMs)}`;
 }
+
+/** The day and the time of day. */
+export const dated = (timeMs: number): string => `${DATE.format(timeMs)} ${clock(timeMs)}`;
 
 export const many = (count: number, one: string, more = `${one}s`): string => `${whole(count)} ${count === 1 ? one : more}`;

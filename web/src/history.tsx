@@ -1,10 +1,20 @@
-/** What happened: events, and the failover logs of the vbuckets whose history has branched. */
+/** What happened, event by event, and on demand the vbuckets of an event and the failover logs. */
 
+import { useState } from "preact/hooks";
 import { type Branch, ofBucket } from "./api";
 import { many, whole } from "./format";
-import { useLive } from "./live";
+import { EVENT_NAMES, type NodeEvent, useLive } from "./live";
 import { Empty, Events, Problem, Section, StateMark, useAnswer } from "./pieces";
 import { type Column, Table } from "./table";
+
+interface EventBranch {
+  vbucket: number;
+  vbuuid: string;
+  /** The last seqno that the vbucket kept. */
+  kept: number;
+  /** The last one that is known of the history before, or null where nothing is known. */
+  known: number | null;
+}
 
 interface BranchedVBucket {
   vbucket: number;
@@ -18,8 +28,22 @@ interface Branched {
 }
 
 const SHOWN_MAX = 256;
+/** Those that are about branches, and so have vbuckets to show. */
+const WITH_BRANCHES = new Set<NodeEvent["kind"]>(["failover", "handover", "restart", "drill", "taken-back"]);
 
-const COLUMNS: Column<BranchedVBucket>[] = [
+const BRANCH_COLUMNS: Column<EventBranch>[] = [
+  { title: "Vbucket", isHead: true, show: (one) => one.vbucket },
+  { title: "Kept up to", isNumber: true, show: (one) => whole(one.kept) },
+  { title: "Known up to", isNumber: true, show: (one) => (one.known === null ? "unknown" : whole(one.known)) },
+  {
+    title: "Lost",
+    isNumber: true,
+    show: (one) => (one.known === null ? "unknown" : whole(Math.max(0, one.known - one.kept))),
+  },
+  { title: "New vbuuid", show: (one) => <code>{one.vbuuid}</code> },
+];
+
+const LOG_COLUMNS: Column<BranchedVBucket>[] = [
   { title: "Vbucket", isHead: true, show: (one) => one.vbucket },
   { title: "State", show: (one) => <StateMark state={one.state} /> },
   {
@@ -38,34 +62,91 @@ const COLUMNS: Column<BranchedVBucket>[] = [
 
 export function History(props: { bucket: string }) {
   const live = useLive();
-  const newest = live.events[0]?.number ?? 0;
-  const { answer, error } = useAnswer<Branched>(ofBucket(props.bucket, "branches"), newest);
+  const [kind, setKind] = useState<NodeEvent["kind"] | "">("");
+  const kinds = [...new Set(live.events.map((event) => event.kind))].sort();
+  const shown = live.events.filter((event) => kind === "" || event.kind === kind);
   return (
     <>
-      <Section id="events-title" title="Events" aside={<span class="muted">since the node started, newest first</span>}>
-        <Events events={live.events} max={200} />
-      </Section>
       <Section
-        id="logs-title"
-        title="Failover logs"
-        aside={answer && <span class="muted">{many(answer.unbranched, "vbucket")} with one branch</span>}
+        id="events-title"
+        title="Events on this node"
+        aside={
+          <label class="inline-field">
+            Show
+            <select id="event-kind" value={kind} onChange={(event) => setKind(event.currentTarget.value as typeof kind)}>
+              <option value="">all</option>
+              {kinds.map((one) => (
+                <option key={one} value={one}>
+                  {EVENT_NAMES[one]}
+                </option>
+              ))}
+            </select>
+          </label>
+        }
       >
-        <Problem error={error} />
-        {answer && answer.branched.length === 0 && (
-          <Empty title="No history has branched">
-            <p>
-              A vbucket gets a second entry when another copy becomes active, or after a crash. A consumer that has more
-              than the new branch has gets the answer to roll back to where it began.
-            </p>
-          </Empty>
-        )}
-        {answer && answer.branched.length > 0 && (
-          <Table columns={COLUMNS} rows={answer.branched.slice(0, SHOWN_MAX)} keyOf={(one) => one.vbucket} />
-        )}
-        {answer && answer.branched.length > SHOWN_MAX && (
-          <p class="muted">{whole(answer.branched.length - SHOWN_MAX)} more have branched. Select a vbucket on the map for its log.</p>
-        )}
+        <Events
+          events={shown}
+          max={200}
+          below={(event) => WITH_BRANCHES.has(event.kind) && <EventDetails bucket={props.bucket} event={event} />}
+        />
       </Section>
+      <FailoverLogs bucket={props.bucket} newest={live.events[0]?.number ?? 0} />
     </>
+  );
+}
+
+/** The vbuckets of an event, those that lost most first; asked for when they are opened. */
+function EventDetails(props: { bucket: string; event: NodeEvent }) {
+  const [isOpen, setOpen] = useState(false);
+  const { event } = props;
+  const path = isOpen ? ofBucket(props.bucket, `events/${event.number}`) : null;
+  const { answer, error } = useAnswer<{ branches: EventBranch[] }>(path, `${event.lost_changes}/${event.count}`);
+  const lost = (one: EventBranch): number => (one.known === null ? 0 : one.known - one.kept);
+  const rows = answer?.branches.slice().sort((one, other) => lost(other) - lost(one)) ?? [];
+  return (
+    <div class="event-details">
+      <button class="disclose" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
+        Vbuckets and vbuuids
+      </button>
+      {isOpen && <Problem error={error} />}
+      {isOpen && rows.length > 0 && (
+        <Table columns={BRANCH_COLUMNS} rows={rows.slice(0, SHOWN_MAX)} keyOf={(one) => one.vbucket} />
+      )}
+      {isOpen && rows.length > SHOWN_MAX && <p class="muted">{whole(rows.length - SHOWN_MAX)} more are not shown.</p>}
+    </div>
+  );
+}
+
+function FailoverLogs(props: { bucket: string; newest: number }) {
+  const [isOpen, setOpen] = useState(false);
+  const { answer, error } = useAnswer<Branched>(isOpen ? ofBucket(props.bucket, "branches") : null, props.newest);
+  return (
+    <Section
+      id="logs-title"
+      title="Failover logs"
+      aside={
+        <button id="show-logs" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
+          {isOpen ? "Hide them" : "Show them"}
+        </button>
+      }
+    >
+      {!isOpen && <p class="muted">The vbuuids of every vbucket here whose history has branched, and where.</p>}
+      {isOpen && <Problem error={error} />}
+      {answer && <p class="muted">{many(answer.unbranched, "vbucket")} with one branch</p>}
+      {answer && answer.branched.length === 0 && (
+        <Empty title="No history has branched">
+          <p>
+            A vbucket gets a second entry when another copy becomes active, or after a crash. A consumer that has more
+            than the new branch has gets the answer to roll back to where it began.
+          </p>
+        </Empty>
+      )}
+      {answer && answer.branched.length > 0 && (
+        <Table class="logs" columns={LOG_COLUMNS} rows={answer.branched.slice(0, SHOWN_MAX)} keyOf={(one) => one.vbucket} />
+      )}
+      {answer && answer.branched.length > SHOWN_MAX && (
+        <p class="muted">{whole(answer.branched.length - SHOWN_MAX)} more have branched. Select a vbucket on the map for its log.</p>
+      )}
+    </Section>
   );
 }

@@ -56,13 +56,54 @@ export interface Peer {
   vbuckets: VBucketRow[];
 }
 
+export const EVENT_NAMES = {
+  failover: "failover",
+  handover: "takeover",
+  restart: "restart",
+  drill: "drill",
+  "taken-back": "taken back",
+  flush: "flush",
+  "answered-rollback": "rollback answered",
+  state: "state",
+  node: "node",
+} as const;
+
+/** Something that happened on this node. It is sent again when more is learned of it. */
 export interface NodeEvent {
   number: number;
   time_ms: number;
-  kind: "state" | "branch" | "rollback" | "answered-rollback" | "node";
+  kind: keyof typeof EVENT_NAMES;
   text: string;
   vbuckets: number[];
   count: number;
+  lost_changes: number;
+  lost_vbuckets: number;
+  unknown_vbuckets: number;
+  answers: number;
+}
+
+/** What was lost on this node since its bucket was made. */
+export interface Losses {
+  lost_changes: number;
+  rolled_back: number;
+  answers: number;
+  /** Vbuckets that were promoted without it being known what they lost. */
+  unknown: number;
+}
+
+export interface Finding {
+  check: string;
+  level: "bad" | "warn" | "ok";
+  text: string;
+  do: string;
+  page: string;
+}
+
+export interface Health {
+  level: Finding["level"];
+  text: string;
+  do: string;
+  findings: Finding[];
 }
 
 export interface ClusterNode {
@@ -107,7 +148,8 @@ interface Message {
   connections: Connection[];
   consumers: Consumer[];
   backlog: number;
-  rolled_back: number;
+  losses: Losses;
+  health: Health;
   events: NodeEvent[];
   landings: Landing[];
   cluster?: { revision: number; nodes: ClusterNode[]; map: number[][]; replicas: number };
@@ -135,7 +177,8 @@ const emptyState = () => ({
   consumers: [] as Consumer[],
   connection_count: 0,
   backlog: 0,
-  rolled_back: 0,
+  losses: { lost_changes: 0, rolled_back: 0, answers: 0, unknown: 0 } as Losses,
+  health: null as Health | null,
   series: emptySeries(),
   events: [] as NodeEvent[],
   landings: [] as Landing[],
@@ -169,11 +212,11 @@ function take(message: Message, isFirst: boolean): void {
   if (message.version) state.version = message.version;
   takeRows(state.vbuckets, message.vbuckets);
   takePeers(state, message.peers);
-  const { uptime_s, totals, rates, documents, disk_bytes, pending, is_held, backlog, rolled_back, landings } = message;
+  const { uptime_s, totals, rates, documents, disk_bytes, pending, is_held, backlog, losses, health, landings } = message;
   const { connections, connection_count, consumers } = message;
-  Object.assign(state, { uptime_s, totals, rates, documents, disk_bytes, pending, is_held, backlog, rolled_back, landings });
+  Object.assign(state, { uptime_s, totals, rates, documents, disk_bytes, pending, is_held, backlog, losses, health, landings });
   Object.assign(state, { connections, connection_count, consumers });
-  state.events = [...message.events.slice().reverse(), ...state.events].slice(0, EVENTS_MAX);
+  takeEvents(state, message.events);
   if (message.cluster) state.cluster = message.cluster;
   if (message.collections) state.collections = message.collections;
   noteLandings(state, message.point.time_ms[0] ?? Date.now());
@@ -182,6 +225,13 @@ function take(message: Message, isFirst: boolean): void {
 
 function takeRows(rows: VBucketRow[], sent: RowSent[]): void {
   for (const [vbucket, state, documents, seqno, lag] of sent) rows[vbucket] = { state, documents, seqno, lag };
+}
+
+/** Newest first; an event that is known takes the place of what was known of it. */
+function takeEvents(state: LiveState, sent: NodeEvent[]): void {
+  if (sent.length === 0) return;
+  const byNumber = new Map([...state.events, ...sent].map((event) => [event.number, event]));
+  state.events = [...byNumber.values()].sort((one, other) => other.number - one.number).slice(0, EVENTS_MAX);
 }
 
 /** Of a node that was there before, only what has changed is sent. */

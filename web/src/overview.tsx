@@ -1,11 +1,12 @@
-/** The cluster and its vbuckets as a live map, and what goes through them. */
+/** What is of the whole cluster, then what is of this node: a strip a node, the full map on demand, and throughput. */
 
 import { useState } from "preact/hooks";
 import { Chart } from "./chart";
-import { bytes, clock, duration, many, short, whole } from "./format";
-import { useLive } from "./live";
+import { bytes, duration, many, short, whole } from "./format";
+import { type Losses, useLive } from "./live";
 import { MapLegend } from "./map-legend";
-import { activeDocuments, furthestCopy, type NodeMap, nodeMaps } from "./node-maps";
+import { activeDocuments, type NodeMap, nodeMaps } from "./node-maps";
+import { NodeHead, NodeStrip } from "./node-strip";
 import { Events, Section, Tile } from "./pieces";
 import { VBucketDetails } from "./vbucket-details";
 import { rangeOf, type Shade, VBucketMap } from "./vbucket-map";
@@ -19,83 +20,74 @@ const SHADE_NAMES: Record<Shade, string> = {
 
 /** Kept for those who look at another page in between. */
 let lastShade: Shade = "documents";
+let lastMapOpen = false;
 
 export function Overview(props: { bucket: string }) {
   const live = useLive();
-  const [shade, setShade] = useState(lastShade);
-  const [pointed, setPointed] = useState<number | null>(null);
-  const [selected, setSelected] = useState<number | null>(null);
+  const [isMapOpen, setMapOpen] = useState(lastMapOpen);
   const maps = nodeMaps(live);
-  const range = rangeOf(maps.filter((map) => map.knowsNumbers).flatMap((map) => map.rows), shade);
   const { series } = live;
 
   return (
     <>
-      <dl class="tiles">
-        <DocumentsTile here={live.documents} maps={maps} />
-        <Tile label="Changes in" value={`${short(live.rates.changes ?? 0)}/s`} note={`${whole(live.totals.changes ?? 0)} since start`} />
-        <Tile label="DCP out" value={`${short(live.rates.messages ?? 0)}/s`} note={`${bytes(live.rates.sent_bytes ?? 0)}/s`} />
-        <Tile label="Backlog" value={short(live.backlog)} note={many(live.connection_count, "connection")} />
-        <Tile
-          label="Rolled back"
-          value={whole(live.rolled_back)}
-          note="vbuckets since start"
-          tone={live.rolled_back > 0 ? "warn" : undefined}
-        />
-        <Tile label="On disk" value={bytes(live.disk_bytes)} note={`up ${duration(live.uptime_s)}`} />
-      </dl>
-
       <Section
-        id="map-title"
-        title={maps.length > 1 ? `Cluster: ${maps.length} nodes` : "Vbuckets"}
+        id="cluster-title"
+        title={maps.length > 1 ? `Cluster: ${maps.length} nodes` : "Bucket"}
         aside={
-          <label class="inline-field">
-            Shade by
-            <select
-              id="shade"
-              value={shade}
-              onChange={(event) => {
-                lastShade = event.currentTarget.value as Shade;
-                setShade(lastShade);
-              }}
-            >
-              {Object.entries(SHADE_NAMES).map(([value, name]) => (
-                <option key={value} value={value}>
-                  {name}
-                </option>
-              ))}
-            </select>
-          </label>
+          <button
+            id="show-map"
+            aria-expanded={isMapOpen}
+            onClick={() => {
+              lastMapOpen = !isMapOpen;
+              setMapOpen(lastMapOpen);
+            }}
+          >
+            {isMapOpen ? "Hide the map of vbuckets" : "Show the map of vbuckets"}
+          </button>
         }
       >
-        <MapLegend maps={maps} shade={shade} range={range} />
-        <div class="map-layout">
-          <div class="maps">
+        <dl class="tiles">
+          <DocumentsTile here={live.documents} maps={maps} />
+          {maps.length > 1 && <NodesTile maps={maps} />}
+          {live.cluster.replicas > 0 && <ReplicasTile map={live.cluster.map} replicas={live.cluster.replicas} />}
+          <Tile label="Collections" value={whole(live.collections.length)} />
+        </dl>
+        {isMapOpen ? (
+          <FullMap bucket={props.bucket} maps={maps} />
+        ) : (
+          <div class="strips">
             {maps.map((map) => (
-              <div class="map-node" key={map.node.name} data-this={map.isThis} data-heard={map.unheardSinceMs === null}>
-                {maps.length > 1 && <MapHead map={map} />}
-                <VBucketMap
-                  map={map}
-                  shade={shade}
-                  range={range}
-                  selected={selected}
-                  onPoint={setPointed}
-                  onSelect={(vbucket) => setSelected(vbucket === selected ? null : vbucket)}
-                />
-              </div>
+              <NodeStrip key={map.node.name} map={map} />
             ))}
           </div>
-          <VBucketDetails
-            bucket={props.bucket}
-            maps={maps}
-            pointed={pointed}
-            selected={selected}
-            onClose={() => setSelected(null)}
-          />
-        </div>
+        )}
       </Section>
 
-      <Section id="throughput-title" title="Throughput" aside={<span class="muted">the last ten minutes, by the second</span>}>
+      <Section
+        id="node-title"
+        title="This node"
+        aside={<span class="muted">up {duration(live.uptime_s)}</span>}
+      >
+        <dl class="tiles">
+          <Tile
+            label="Changes written here"
+            value={whole(live.totals.changes ?? 0)}
+            note={`since it started; ${short(live.rates.changes ?? 0)}/s now`}
+          />
+          <Tile
+            label="System events"
+            value={whole(live.totals.system_events ?? 0)}
+            note="of collections, by vbucket"
+          />
+          {maps.length > 1 && <Tile label="Received for copies" value={whole(live.totals.received ?? 0)} note="seqnos since start" />}
+          <Tile label="DCP out" value={`${short(live.rates.messages ?? 0)}/s`} note={`${bytes(live.rates.sent_bytes ?? 0)}/s`} />
+          <Tile label="Backlog" value={short(live.backlog)} note={many(live.connection_count, "connection")} />
+          <LossTile losses={live.losses} />
+          <Tile label="On disk" value={bytes(live.disk_bytes)} />
+        </dl>
+      </Section>
+
+      <Section id="throughput-title" title="Throughput of this node" aside={<span class="muted">the last ten minutes, by the second</span>}>
         <div class="charts">
           <Chart
             title="Changes/s"
@@ -121,7 +113,7 @@ export function Overview(props: { bucket: string }) {
         </div>
       </Section>
 
-      <Section id="events-title" title="Events" aside={<a href="#/history">failover logs</a>}>
+      <Section id="events-title" title="Events on this node" aside={<a href="#/history">all, with failover logs</a>}>
         <Events events={live.events} max={6} />
       </Section>
     </>
@@ -145,33 +137,98 @@ function DocumentsTile(props: { here: number; maps: NodeMap[] }) {
   );
 }
 
-function MapHead(props: { map: NodeMap }) {
-  const { map } = props;
-  const behind = furthestCopy(map);
+function NodesTile(props: { maps: NodeMap[] }) {
+  const answering = props.maps.filter((map) => map.unheardSinceMs === null).length;
+  const isWhole = answering === props.maps.length;
   return (
-    <div class="map-head">
-      <h3>
-        {map.node.name}
-        {map.isThis && <span class="badge">this node</span>}
-        {map.isHeld && <span class="badge held">copies held back</span>}
-      </h3>
-      {map.unheardSinceMs !== null ? (
-        <span class="badge gone" title={map.error ?? undefined}>
-          unreachable since {clock(map.unheardSinceMs)}
-        </span>
-      ) : (
-        map.knowsNumbers && (
-          <span class="muted">
-            {many(activeDocuments(map), "document")} active
-            {behind !== null && `, copies ${behind === 0 ? "up to date" : `up to ${whole(behind)} behind`}`}
-          </span>
-        )
-      )}
-      {!map.isThis && map.node.url && (
-        <a href={map.node.url} class="map-link">
-          its dashboard
-        </a>
-      )}
+    <Tile label="Nodes that answer" value={`${answering} of ${props.maps.length}`} tone={isWhole ? undefined : "warn"} />
+  );
+}
+
+/** A vbucket has a place for each replica; -1 says that no node keeps it. */
+function ReplicasTile(props: { map: number[][]; replicas: number }) {
+  const missing = props.map.reduce((sum, row) => sum + row.slice(1).filter((node) => node < 0).length, 0);
+  const wanted = props.map.length * props.replicas;
+  return (
+    <Tile
+      label="Replicas"
+      value={`${whole(wanted - missing)} of ${whole(wanted)}`}
+      note={missing > 0 ? `${whole(missing)} missing` : "none missing"}
+      tone={missing > 0 ? "warn" : undefined}
+    />
+  );
+}
+
+/** What failovers, crashes and drills on this node have lost: a number that is known, or that it is not. */
+function LossTile(props: { losses: Losses }) {
+  const { lost_changes, rolled_back, answers, unknown } = props.losses;
+  const value = lost_changes > 0 ? whole(lost_changes) : unknown > 0 ? "unknown" : "none known";
+  const notes = [
+    rolled_back > 0 && `in ${many(rolled_back, "vbucket")}`,
+    lost_changes > 0 && unknown > 0 && `${whole(unknown)} unknown`,
+    `consumers rolled back ${many(answers, "time")}`,
+  ];
+  return (
+    <Tile
+      label="Lost changes"
+      value={value}
+      note={notes.filter(Boolean).join(", ")}
+      tone={lost_changes > 0 || unknown > 0 ? "warn" : undefined}
+    />
+  );
+}
+
+/** Every vbucket of every node, with its numbers. */
+function FullMap(props: { bucket: string; maps: NodeMap[] }) {
+  const { maps } = props;
+  const [shade, setShade] = useState(lastShade);
+  const [pointed, setPointed] = useState<number | null>(null);
+  const [selected, setSelected] = useState<number | null>(null);
+  const range = rangeOf(maps.filter((map) => map.knowsNumbers).flatMap((map) => map.rows), shade);
+  return (
+    <div class="full-map">
+      <label class="inline-field">
+        Shade by
+        <select
+          id="shade"
+          value={shade}
+          onChange={(event) => {
+            lastShade = event.currentTarget.value as Shade;
+            setShade(lastShade);
+          }}
+        >
+          {Object.entries(SHADE_NAMES).map(([value, name]) => (
+            <option key={value} value={value}>
+              {name}
+            </option>
+          ))}
+        </select>
+      </label>
+      <MapLegend maps={maps} shade={shade} range={range} />
+      <div class="map-layout">
+        <div class="maps">
+          {maps.map((map) => (
+            <div class="map-node" key={map.node.name} data-this={map.isThis} data-heard={map.unheardSinceMs === null}>
+              {maps.length > 1 && <NodeHead map={map} />}
+              <VBucketMap
+                map={map}
+                shade={shade}
+                range={range}
+                selected={selected}
+                onPoint={setPointed}
+                onSelect={(vbucket) => setSelected(vbucket === selected ? null : vbucket)}
+              />
+            </div>
+          ))}
+        </div>
+        <VBucketDetails
+          bucket={props.bucket}
+          maps={maps}
+          pointed={pointed}
+          selected={selected}
+          onClose={() => setSelected(null)}
+        />
+      </div>
     </div>
   );
 }

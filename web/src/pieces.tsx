@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, getJson } from "./api";
 import { many, moment } from "./format";
-import type { NodeEvent } from "./live";
+import { EVENT_NAMES, type NodeEvent } from "./live";
 
 export function Section(props: { title: string; aside?: ComponentChildren; children: ComponentChildren; id?: string }) {
   return (
@@ -57,14 +57,6 @@ export function Problem(props: { error: string | null }) {
   ) : null;
 }
 
-const EVENT_NAMES: Record<NodeEvent["kind"], string> = {
-  state: "state",
-  branch: "branch",
-  rollback: "rollback",
-  "answered-rollback": "rollback answered",
-  node: "node",
-};
-
 /** Numbers in order, with those that follow each other as one: 3, 7–9. */
 function ranges(numbers: number[]): string {
   const found: [first: number, last: number][] = [];
@@ -83,11 +75,11 @@ function eventVBuckets(event: NodeEvent): string {
   return `${many(event.count, "vbucket")}: ${ranges(event.vbuckets)}${more > 0 ? ` and ${more} more` : ""}`;
 }
 
-export function Events(props: { events: NodeEvent[]; max: number }) {
+export function Events(props: { events: NodeEvent[]; max: number; below?: (event: NodeEvent) => ComponentChildren }) {
   if (props.events.length === 0) {
     return (
-      <Empty title="Nothing has happened since the node started">
-        <p>Failovers, rollbacks and vbuckets that change their state are listed here.</p>
+      <Empty title="Nothing has happened yet">
+        <p>Failovers, rollbacks, takeovers and nodes that come and go are listed here, and kept over restarts.</p>
       </Empty>
     );
   }
@@ -99,11 +91,17 @@ export function Events(props: { events: NodeEvent[]; max: number }) {
           <span class={`badge ${event.kind}`}>{EVENT_NAMES[event.kind]}</span>
           <span class="event-text">
             {event.text} <span class="muted">{eventVBuckets(event)}</span>
+            {props.below?.(event)}
           </span>
         </li>
       ))}
     </ol>
   );
+}
+
+/** A sentence with `commands` in it, which stand in a face of their own. */
+export function Prose(props: { text: string }) {
+  return <>{props.text.split("`").map((part, index) => (index % 2 === 1 ? <code key={index}>{part}</code> : part))}</>;
 }
 
 /** What a path answers, asked again when the path or `again` changes; the last answer stays while that is under way. */

@@ -36,7 +36,9 @@ export function rangeOf(rows: VBucketRow[], shade: Shade): Range {
   // The others differ little between vbuckets, and it is the difference that counts; a few that are far off
   // must not hide it.
   const aside = Math.floor(values.length / 50);
-  return { least: values[aside] ?? 0, most: values[values.length - 1 - aside] ?? 0 };
+  const range = { least: values[aside] ?? 0, most: values[values.length - 1 - aside] ?? 0 };
+  // Where nearly all are equal, the few that are not are what there is to see.
+  return range.least === range.most ? { least: values[0] ?? 0, most: values.at(-1) ?? 0 } : range;
 }
 
 /** A lag of 1 among thousands must be seen, so its steps are not even. */

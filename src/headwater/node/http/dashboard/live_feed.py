@@ -121,7 +121,9 @@ class _Viewer:
         config = self._node.cluster_config(sampler.name)
         if config != self._config:
             self._config = config
-            news["cluster"] = show_cluster(config)
+            is_alone = self._node.bucket_service(sampler.name).config is None
+            # A node in no cluster gives clients a config all the same, but has no copies to miss.
+            news["cluster"] = show_cluster(config) | ({"replicas": 0} if is_alone else {})
         manifest = sampler.bucket.manifest
         if manifest.uid != self._manifest_uid:
             self._manifest_uid = manifest.uid
