@@ -1,8 +1,8 @@
 """Whether a bucket is well on this node and in its cluster, in one sentence, and what to do where it is not.
 
 `health_of` goes through the table of checks below. The live feed sends its verdict to the page, which shows it on top,
-`/ui/api/buckets/BUCKET/health` answers with it, and the metrics count the findings. A check reads what the last tick
-has taken; it asks no node and waits for nothing. To add one, write a generator of findings and enter it in `CHECKS`.
+and `/ui/api/buckets/BUCKET/health` answers with it. A check reads what the last tick has taken; it asks no node and
+waits for nothing. To add one, write a generator of findings and enter it in `CHECKS`.
 """
 
 from __future__ import annotations
