@@ -58,6 +58,13 @@ def test_metrics_say_what_has_happened(tmp_path: Path) -> None:
 
     in_world(tmp_path, scenario)
 
+    async def after_the_restart(world: World) -> None:
+        told = samples(await world.client.get("/metrics", auth=ADMIN))
+        assert told[f"{PREFIX}rollbacks_total", of("beer")] == 1
+        assert told[f"{PREFIX}lost_changes_total", of("beer")] == 4
+
+    in_world(tmp_path, after_the_restart)
+
 
 def test_metrics_need_a_log_in_and_show_what_one_may_see(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:

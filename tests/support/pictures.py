@@ -167,7 +167,7 @@ def take_all(browser: Browser, folder: Path) -> None:
     for page, size, scheme in itertools.product(PAGES, (WIDE, NARROW), ("light", "dark")):
         go(browser, page, size, scheme)
         if page == "streams":
-            browser.run("document.querySelector('button.disclose[aria-expanded=false]')?.click()")
+            browser.run("document.querySelector('main button.disclose[aria-expanded=false]')?.click()")
             time.sleep(1)
         if page == "documents":
             browser.run("document.querySelector('.document-list a')?.click()")

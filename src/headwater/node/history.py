@@ -145,12 +145,16 @@ class Event:
         return words
 
     def _loss(self) -> str:
-        return loss_sentence(
+        words = loss_sentence(
             changes=self.lost_changes,
             vbuckets=self.lost_vbuckets,
             unknown=self.unknown_vbuckets,
             is_exact=self.kind is Kind.DRILL,
         )
+        if self.heard_ms is None or self.lost_changes or self.unknown_vbuckets:
+            return words
+        # What it got after that no node can know.
+        return f"{words}, {max(0, self.time_ms - self.heard_ms) / 1000:.0f} s after it was last heard"
 
 
 def loss_sentence(*, changes: int, vbuckets: int, unknown: int, is_exact: bool = False) -> str:
@@ -230,8 +234,8 @@ class BucketHistory:
         self._active_seqnos[active] = seqnos[active]
         self._heard_ms[active] = self._now_ms()
 
-    def asked(self, vbucket: VBucketId, *, vbuuid: Vbuuid, seqno: Seqno) -> None:
-        """A consumer that had to roll back has all changes up to `seqno` of a branch."""
+    def asked(self, vbucket: VBucketId, *, vbuuid: Vbuuid, seqno: Seqno, by_node: bool = False) -> None:
+        """A consumer that had to roll back has all changes up to `seqno` of a branch; or a copy, `by_node`."""
         self.totals.answers += 1
         self._unsaved.add(0)
         found = self._branch_after(vbucket, vbuuid)
@@ -241,7 +245,7 @@ class BucketHistory:
             event, branch = found
             if event.kind in _LEARNING:
                 self._learn(event, branch, seqno)
-        event.answers += 1
+        event.answers += not by_node or event.kind is Kind.ANSWERED
         self._touch(event)
 
     def _branch_after(self, vbucket: VBucketId, vbuuid: Vbuuid) -> tuple[Event, Branch] | None:

@@ -87,8 +87,11 @@ def test_what_the_lost_node_last_had_is_the_measure(world: World) -> None:
 
 def test_a_node_that_had_no_more_is_no_proof_that_nothing_was_lost(world: World) -> None:
     world.hear(3, 3, 3, 3)
+    world.now_ms += 4_000
     world.promote(ONE)
-    assert sentences(world.history) == ["failover of two:11210: 1 vbucket promoted, no lost change is known"]
+    assert sentences(world.history) == [
+        "failover of two:11210: 1 vbucket promoted, no lost change is known, 4 s after it was last heard"
+    ]
 
 
 def test_a_consumer_that_has_to_roll_back_shows_what_was_lost(world: World) -> None:
@@ -102,6 +105,14 @@ def test_a_consumer_that_has_to_roll_back_shows_what_was_lost(world: World) -> N
     assert world.history.after(revision) == world.history.events, "viewers are not sent what was learned"
     assert world.history.unknown_vbuckets == 0
     assert world.history.totals.lost_changes == 4
+
+
+def test_the_lost_node_itself_says_what_it_had_when_it_comes_back(world: World) -> None:
+    old = world.promote(ONE)
+    world.history.asked(ONE, vbuuid=old, seqno=Seqno(10), by_node=True)
+    assert sentences(world.history) == [
+        "failover of two:11210: 1 vbucket promoted, at least 7 changes of 1 vbucket lost"
+    ], "a copy is no consumer"
 
 
 def test_a_consumer_of_no_branch_that_is_remembered_is_an_event_of_its_own(world: World) -> None:

@@ -87,6 +87,7 @@ class Dashboard:
             task.cancel()
         for sampler in self._samplers.values():
             sampler.cluster.close()
+            sampler.keep_events()
 
     async def _tick_forever(self) -> None:
         took_s = 0.0

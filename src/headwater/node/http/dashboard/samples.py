@@ -182,11 +182,15 @@ class BucketSampler:
         self._received = _with_rates(self._received, received, passed_s)
         self.live.refresh(bucket)
         self._note_states(bucket.vbuckets.states)
-        if rows := self.events.take_rows():
-            bucket.pending.extra += rows
-            self._node.bucket_service(self.name).on_change()
+        self.keep_events()
         self.disk_bytes = self._node.folder.disk_bytes(self.name)
         self.history.append(Point(time_ms=self.now_ms(), rates=self.rates, backlog=self.backlog))
+
+    def keep_events(self) -> None:
+        """Have what is new in the history stored with the next commit."""
+        if rows := self.events.take_rows():
+            self.bucket.pending.extra += rows
+            self._node.bucket_service(self.name).on_change()
 
     def _totals(self, bucket: Bucket) -> Totals:
         traffic, last = self._node.traffic(self.name), self.totals

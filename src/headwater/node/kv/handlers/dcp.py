@@ -200,7 +200,8 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
     admission = connection.admit(request)
     if isinstance(admission, RollbackDemand):
         history = context.bucket_service.history
-        history.asked(request.vbucket, vbuuid=request.vbuuid, seqno=request.start_seqno)
+        by_node = connection.name.startswith(NODE_CONNECTION_PREFIXES)
+        history.asked(request.vbucket, vbuuid=request.vbuuid, seqno=request.start_seqno, by_node=by_node)
         _log_rollback(context, request, admission)
         return StreamRequestResponse(opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=admission.to_seqno)
     if isinstance(admission, StreamRefusal):
