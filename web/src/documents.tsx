@@ -156,7 +156,6 @@ function Opened(props: { bucket: string; collection: string; documentKey: string
 const VERSION_COLUMNS: Column<ChangeRow>[] = [
   { title: "Time", class: "nowrap", isHead: true, show: (one) => dated(one.time_ms) },
   { title: "What", show: (one) => <span class={`badge ${one.op}`}>{one.op}</span> },
-  { title: "Revision", isNumber: true, show: (one) => whole(one.revision) },
   { title: "Seqno", isNumber: true, show: (one) => whole(one.seqno) },
   {
     title: "Value",

@@ -17,7 +17,7 @@ stored with the bucket's next commit (`take_rows`), an event a row.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -40,6 +40,8 @@ EVENT_VBUCKETS_MAX = 8
 """Vbuckets that an event names; the others are counted."""
 GATHER_MS = 10_000
 """The same happens to vbuckets one after the other. What follows within this time is the same event."""
+_GOING_ON_MAX = 8
+"""How many of the last events may still go on."""
 _TOTALS = b"history"
 _EVENT = b"history/%08d"
 _FIRST_EVENT, _LAST_EVENT = b"history/", b"history0"
@@ -116,6 +118,8 @@ class Event:
     lost_vbuckets: int = 0
     unknown_vbuckets: int = 0
     """Vbuckets of whose branch before nothing is known."""
+    states: dict[str, int] = field(default_factory=dict)
+    """How many vbuckets went from which state to which."""
     answers: int = 0
     """How often consumers had to roll back because of it."""
 
@@ -138,7 +142,10 @@ class Event:
                 words = f"flushed: {vbuckets} began again, empty"
             case Kind.ANSWERED:
                 words = f"{counted(self.answers, 'stream request')} answered with a rollback"
-            case _:
+            case Kind.STATE:
+                changes = (f"{count:,} {change}" for change, count in self.states.items())
+                words = f"vbuckets changed their state: {', '.join(changes)}"
+            case Kind.NODE:
                 words = self.text
         if self.answers and self.kind is not Kind.ANSWERED:
             words += f"; consumers rolled back {counted(self.answers, 'time')}"
@@ -186,6 +193,8 @@ class BucketHistory:
         self._bucket = bucket
         self._branches: dict[int, dict[int, Branch]] = {}
         """By event and vbucket, of the newest events."""
+        self._moved: dict[int, set[int]] = {}
+        """The vbuckets of the newest event about states."""
         self._unsaved: set[int] = set()
         self._active_seqnos: Numbers = np.full(len(bucket.vbuckets), _UNKNOWN, dtype=np.int64)
         self._heard_ms: Numbers = np.zeros(len(bucket.vbuckets), dtype=np.int64)
@@ -220,8 +229,15 @@ class BucketHistory:
     def flushed(self, vbuckets: Sequence[int]) -> None:
         self._gathered(Kind.FLUSH, vbuckets)
 
-    def changed_states(self, text: str, vbuckets: Sequence[int]) -> None:
-        self._gathered(Kind.STATE, vbuckets, text=text)
+    def changed_states(self, before: str, after: str, vbuckets: Sequence[int]) -> None:
+        """A rebalance moves vbuckets by and by, through several states: it is one event."""
+        event = self._gathered(Kind.STATE, ())
+        change = f"{before} → {after}"
+        event.states[change] = event.states.get(change, 0) + len(vbuckets)
+        moved = self._moved.setdefault(event.number, set())
+        moved.update(vbuckets)
+        self._moved = {event.number: moved}
+        event.count, event.vbuckets = len(moved), sorted(moved)[:EVENT_VBUCKETS_MAX]
 
     def noted_node(self, text: str, *, node: str) -> None:
         self._gathered(Kind.NODE, (), text=text, node=node)
@@ -303,15 +319,13 @@ class BucketHistory:
     def _now_ms(self) -> int:
         return self._bucket.environment.now_ns() // _NANOSECONDS_PER_MS
 
-    def _gathered(
-        self, kind: Kind, vbuckets: Iterable[int], *, node: str | None = None, text: str = "", again: bool = False
-    ) -> Event:
-        """A new event, or the last one where it still goes on. `again` says that it can't be that one."""
-        now_ms = self._now_ms()
-        event = self.events[-1] if self.events else None
-        is_same = event is not None and (event.kind, event.node, event.text) == (kind, node, text)
-        if event is None or again or not is_same or now_ms - event.last_ms > GATHER_MS:
-            number = event.number + 1 if event is not None else 1
+    def _gathered(self, kind: Kind, vbuckets: Collection[int], *, node: str | None = None, text: str = "") -> Event:
+        """A new event, or one that still goes on, also while others do. A vbucket has one branch in an event."""
+        now_ms, wanted = self._now_ms(), (kind, node, text)
+        lately = [one for one in self.events[-_GOING_ON_MAX:] if now_ms - one.last_ms <= GATHER_MS]
+        event = next((one for one in reversed(lately) if (one.kind, one.node, one.text) == wanted), None)
+        if event is None or not self._branches.get(event.number, {}).keys().isdisjoint(vbuckets):
+            number = self.events[-1].number + 1 if self.events else 1
             event = Event(number=number, time_ms=now_ms, kind=kind, node=node, text=text)
             self.events.append(event)
             self._forget_old()
@@ -327,8 +341,7 @@ class BucketHistory:
         self, kind: Kind, found: Mapping[int, tuple[int, int | None]], *, node: str | None = None
     ) -> Event:
         """`found` has for each vbucket the last seqno that it keeps, and the last one known of the branch before."""
-        newest = self._branches.get(self.events[-1].number, {}) if self.events else {}
-        event = self._gathered(kind, found, node=node, again=not newest.keys().isdisjoint(found))
+        event = self._gathered(kind, found.keys(), node=node)
         branches = self._branches.setdefault(event.number, {})
         for vbucket, (kept, known) in found.items():
             vbuuid = int(self._bucket.vbuckets.vbuuids[vbucket])

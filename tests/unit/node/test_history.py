@@ -132,6 +132,19 @@ def test_the_same_a_while_later_is_another_event(world: World) -> None:
     ]  # fmt: skip
 
 
+def test_a_rebalance_is_one_event_of_each_kind(world: World) -> None:
+    for vbucket in range(VBUCKETS):
+        world.history.changed_states("active", "dead", [vbucket])
+        world.history.taken_over(VBucketId(vbucket), node="two:11210")
+        world.history.changed_states("dead", "replica", [vbucket])
+        world.now_ms += GATHER_MS // 2
+    assert sentences(world.history) == [
+        "vbuckets changed their state: 4 active → dead, 4 dead → replica",
+        "4 vbuckets taken over from two:11210, with all changes",
+    ]
+    assert [event.count for event in world.history.events] == [VBUCKETS, VBUCKETS]
+
+
 def test_a_drill_on_one_vbucket_twice_is_two_events(world: World) -> None:
     for kept, had in ((1, 3), (0, 1)):
         world.history.rolled_back(ONE, kept=Seqno(kept), had=Seqno(had), is_drill=True)

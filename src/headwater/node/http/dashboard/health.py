@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from headwater.node.history import LOSING
+from headwater.node.history import LOSING, Kind
 from headwater.node.http.dashboard.landing import Landings
 from headwater.node.http.dashboard.samples import BucketSampler
 from headwater.node.node_state import NodeState
@@ -292,7 +292,9 @@ def _losses(examined: Examined) -> Iterator[Finding]:
     for event in reversed(examined.sampler.events.events):
         if event.time_ms < since_ms:
             return
-        if event.kind in LOSING and (event.lost_changes or event.unknown_vbuckets):
+        # What a drill took back was asked for.
+        is_loss = event.kind in LOSING and event.kind is not Kind.DRILL
+        if is_loss and (event.lost_changes or event.unknown_vbuckets):
             yield Finding(
                 check="losses",
                 level=Level.WARN,

@@ -185,7 +185,7 @@ class _Viewer:
 def show_event(event: Event) -> dict[str, Any]:
     """An event with its sentence, and without what only the node needs."""
     shown = asdict(event)
-    for name in ("last_ms", "revision"):
+    for name in ("last_ms", "revision", "states"):
         del shown[name]
     return {**shown, "text": event.sentence()}
 

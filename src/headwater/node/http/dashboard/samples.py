@@ -216,7 +216,7 @@ class BucketSampler:
         changed = np.flatnonzero((states != before) & (states != VBucketState.ACTIVE))
         for was, now in sorted({(int(before[vbucket]), int(states[vbucket])) for vbucket in changed}):
             vbuckets = changed[(before[changed] == was) & (states[changed] == now)].tolist()
-            self.events.changed_states(f"{_STATE_NAMES.get(was, '?')} → {_STATE_NAMES.get(now, '?')}", vbuckets)
+            self.events.changed_states(_STATE_NAMES.get(was, "?"), _STATE_NAMES.get(now, "?"), vbuckets)
 
 
 def _with_rates(before: dict[str, _Moved], now: dict[str, _Moved], passed_s: float) -> dict[str, _Moved]:
