@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { type ChangeRow, type Extent, ofBucket } from "./api";
 import { dated, whole } from "./format";
-import { useLive } from "./live";
+import { onThisNode, useLive } from "./live";
 import { Empty, Problem, Section, useAnswer } from "./pieces";
 import { documentPath, SearchFields, SearchNote, useSettled } from "./search";
 import { type Column, Table } from "./table";
@@ -62,7 +62,7 @@ export function Changes(props: { bucket: string }) {
   return (
     <Section
       id="changes-title"
-      title="Changes"
+      title={`Changes${onThisNode(live)}`}
       aside={<SearchNote extent={answer} count={answer?.changes.length ?? 0} thing="change" />}
     >
       <SearchFields

@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ChangeRow, type Extent, ofBucket, type ShownDocument } from "./api";
 import { bytes, dated, many, whole } from "./format";
-import { type Collection, useLive } from "./live";
+import { type Collection, onThisNode, useLive } from "./live";
 import { Empty, Problem, Section, useAnswer } from "./pieces";
 import { documentPath, SearchFields, SearchNote, useSettled } from "./search";
 import { type Column, Table } from "./table";
@@ -49,7 +49,7 @@ export function Documents(props: { bucket: string; query: URLSearchParams }) {
     <>
       <Section
         id="documents-title"
-        title="Documents"
+        title={`Documents${onThisNode(live)}`}
         aside={<SearchNote extent={list.answer} count={list.answer?.documents.length ?? 0} thing="document" />}
       >
         <SearchFields

@@ -310,4 +310,7 @@ export function useLive(): LiveState {
   return live.state;
 }
 
+/** What a title ends with where other nodes have more of it. */
+export const onThisNode = (state: LiveState): string => (state.cluster.nodes.length > 1 ? " on this node" : "");
+
 export const stateName = (state: number): StateName => STATES[state] ?? "absent";

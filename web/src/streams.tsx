@@ -2,7 +2,7 @@
 
 import { ConnectionTable, Window } from "./connections";
 import { bytes, duration, many, short, whole } from "./format";
-import { type Consumer, stateName, useLive } from "./live";
+import { type Consumer, onThisNode, stateName, useLive } from "./live";
 import { Empty, Section } from "./pieces";
 import { type Column, Table } from "./table";
 
@@ -22,7 +22,7 @@ function Sent(props: { bucket: string }) {
   return (
     <Section
       id="connections-title"
-      title="DCP connections"
+      title={`DCP connections${onThisNode(live)}`}
       aside={<span class="muted">{whole(live.connection_count)} open, those furthest behind first</span>}
     >
       {live.connections.length === 0 ? (
