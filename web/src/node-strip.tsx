@@ -8,9 +8,12 @@ import { color, onThemeChange } from "./theme";
 
 const HEIGHT = 14;
 
+/** Under writes a copy is always some changes behind; with more than this it does not keep up. */
+const BEHIND_SEQNOS = 1000;
+
 const isBehind = (map: NodeMap, vbucket: number): boolean => {
   const row = map.rows[vbucket]!;
-  return isCopy(row) && row.lag !== 0;
+  return isCopy(row) && (row.lag < 0 || row.lag > (map.isHeld ? 0 : BEHIND_SEQNOS));
 };
 
 export function NodeStrip(props: { map: NodeMap }) {
