@@ -125,8 +125,15 @@ def log_in(browser: Browser, node: NodeProcess, password: str = PASSWORD) -> Non
 
 def show_map(browser: Browser) -> None:
     """Have the overview show every vbucket."""
-    browser.find("#show-map[aria-expanded=false]").click()
-    browser.find(".full-map")
+    browser.find("#show-map")
+
+    def is_open() -> bool:
+        # What is below the line of health moves when that gets longer, and a click may miss.
+        for button in browser.all("#show-map[aria-expanded=false]"):
+            button.click()
+        return bool(browser.all(".full-map"))
+
+    browser.until(is_open, "the map does not open")
 
 
 def axe_findings(browser: Browser) -> list[Any]:

@@ -161,7 +161,10 @@ function HealthLine() {
       </section>
     );
   }
-  if (live.health === null) return null;
+  if (live.health === null) {
+    // It takes its place from the beginning, so that nothing moves when the answer is there.
+    return <section class="health" aria-label="Health"><p class="muted">Asking the node …</p></section>;
+  }
   const { level, text, findings } = live.health;
   const more = findings.length - 1;
   return (
