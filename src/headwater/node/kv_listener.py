@@ -15,9 +15,9 @@ import ssl
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
+from headwater.accepting import TlsDoor, close_servers
 from headwater.errors import ConnectionFailed, RemoteProtocolError, UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
-from headwater.node.accepting import TlsDoor, close_servers
 from headwater.node.auth.login_checks import LoginChecks
 from headwater.node.kv.context import CloseSession, PendingLogin
 from headwater.node.kv.permissions import NEEDS_NO_LOGIN

@@ -10,9 +10,9 @@ import asyncio
 import logging
 from typing import cast
 
+from headwater.accepting import close_servers
 from headwater.errors import RemoteProtocolError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.accepting import close_servers
 from headwater.node.options import ServerLimits
 from headwater.node.service import BucketService
 from headwater.node.upr_session import UprSession

@@ -8,10 +8,8 @@ use a bucket does not learn whether there is one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -20,29 +18,23 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.errors import LocalProtocolError, StoreError
+from headwater.http.requests import Doorkeeper, HeadLimit, PageHandler, with_page_headers
 from headwater.log_fields import Fields, LogEvent
 from headwater.node.auth.users import Action
 from headwater.node.http import bucket_management, buckets, pools, users
 from headwater.node.http.call import Call, ConfigStreams, Json, Refusal
 from headwater.node.http.dashboard.dashboard import Dashboard
-from headwater.node.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX, HSTS_S
 from headwater.node.http.logins import Logins, Sessions, may_see
 from headwater.node.node_state import NodeState
 
 _HEALTH = ("/health", "/healthz")
 _READINESS = ("/ready", "/readyz")
 _RETRY_AFTER_S = 1
-IN_RESERVE = "in_reserve"
-"""In the state of a request: it has come by a connection that is there for the health of the node only."""
-_HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]+)?|\[[0-9A-Fa-f:.%]+\](:[0-9]+)?")
-_HOST_CHARS_SHOWN = 100
-_HSTS = (b"strict-transport-security", f"max-age={HSTS_S}".encode())
 
 Handler = Callable[[Call], Awaitable[Response]]
-PageHandler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +125,6 @@ _PERMISSIONS = {
 }
 
 PAGE = "/ui"
-_PAGE_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
-"""What every answer of the dashboard carries, unless it says otherwise itself."""
 
 
 def http_app(
@@ -197,8 +177,15 @@ def http_app(
             *_page_routes(dashboard, sessions, with_session),
         ],
         middleware=[
-            Middleware(_HeadLimit),
-            Middleware(_Doorkeeper, hosts=hosts, is_tls_only=is_tls_only),
+            Middleware(HeadLimit),
+            Middleware(
+                Doorkeeper,
+                what="node",
+                hosts=hosts,
+                hint="see --http-host",
+                is_tls_only=is_tls_only,
+                health=(*_HEALTH, *_READINESS),
+            ),
             Middleware(_WhenReady, node=node),
         ],
         exception_handlers={
@@ -259,105 +246,21 @@ def _page_routes(
         "streams": browser.show_streams,
     }
     handlers: dict[str, PageHandler] = {
-        PAGE: dashboard.show_page,
-        f"{PAGE}/": dashboard.show_page,
-        f"{PAGE}/assets/{{name}}": dashboard.show_file,
+        PAGE: dashboard.files.show_page,
+        f"{PAGE}/": dashboard.files.show_page,
+        f"{PAGE}/assets/{{name}}": dashboard.files.show_file,
         f"{PAGE}/api/session": sessions.show,
         **{f"{PAGE}/api/buckets/{{bucket}}/{path}": with_session(handle) for path, handle in of_bucket.items()},
         "/metrics": dashboard.show_metrics,
     }
     changes = {f"{PAGE}/api/login": sessions.log_in, f"{PAGE}/api/logout": sessions.log_out}
     return [
-        *(Route(path, _with_page_headers(handle)) for path, handle in handlers.items()),
-        *(Route(path, _with_page_headers(handle), methods=["POST"]) for path, handle in changes.items()),
+        *(Route(path, with_page_headers(handle)) for path, handle in handlers.items()),
+        *(Route(path, with_page_headers(handle), methods=["POST"]) for path, handle in changes.items()),
     ]
 
 
-def _with_page_headers(handle: PageHandler) -> PageHandler:
-    async def answer(request: Request) -> Response:
-        try:
-            response = await handle(request)
-        except Refusal as refusal:
-            response = refusal.response()
-        for name, value in _PAGE_HEADERS.items():
-            response.headers.setdefault(name, value)
-        return response
-
-    return answer
-
-
 # --- before the handler -------------------------------------------------------------------------------------------
-
-
-class _HeadLimit:
-    """Refuses what is too long before anything looks at it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        await (self._app if refusal is None else refusal.response())(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Refusal | None:
-        head_bytes = len(scope["path"].encode(errors="replace")) + len(scope["query_string"])
-        head_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
-        if head_bytes > HEAD_BYTES_MAX:
-            return Refusal.message(431, f"Path and headers have at most {HEAD_BYTES_MAX} bytes", Connection="close")
-        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        # The parser has made sure that it is a number.
-        return Refusal.body_too_long() if int(announced) > BODY_BYTES_MAX else None
-
-
-class _Doorkeeper:
-    """Refuses requests for other hosts, and all but the health of the node on connections of the reserve.
-
-    A page of another site can have its own name lead to this node (DNS rebinding), and a browser then takes the node
-    for that site. The name stands in the request, so requests for unknown names are refused. An address can't be
-    rebound, and supervisors ask by any name.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Collection[str] | None, is_tls_only: bool) -> None:
-        self._app = app
-        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
-        self._is_tls_only = is_tls_only
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in (*_HEALTH, *_READINESS):
-            await self._app(scope, receive, send)
-            return
-        host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
-        name = (urlsplit(f"//{host}").hostname or "") if _HOST.fullmatch(host) else ""
-        refusal = None
-        if scope.get("state", {}).get(IN_RESERVE):
-            refusal = Refusal.message(503, "The node has too many connections: try again in a second", Retry_After="1")
-        elif self._hosts is not None and not (name in self._hosts or _is_local_name(name) or _is_address(name)):
-            refusal = Refusal.message(421, f"This node is not known as {host[:_HOST_CHARS_SHOWN]!r}: see --http-host")
-        app = self._app if refusal is None else refusal.response()
-        # For this machine's own name the promise would hold for all its ports, whatever listens there.
-        is_promised = self._is_tls_only and scope["scheme"] == "https" and not _is_local_name(name)
-        await app(scope, receive, _with_header(send, _HSTS) if is_promised else send)
-
-
-def _is_local_name(name: str) -> bool:
-    return name == "localhost" or name.endswith(".localhost")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
-def _with_header(send: Send, header: tuple[bytes, bytes]) -> Send:
-    async def send_with_header(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], header]}
-        await send(message)
-
-    return send_with_header
 
 
 class _WhenReady:

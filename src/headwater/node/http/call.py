@@ -1,72 +1,29 @@
 """What a handler gets and gives: a `Call` with the node and the request, answers in JSON, refusals, streams of configs.
 
 Every handler of `pools`, `buckets`, `users` and the dashboard takes a `Call`, which `app` makes once it has checked who
-asks. A refusal is raised wherever it is noticed, in one of the three forms that Couchbase gives them: `errors` by the
-name of the field, `_` for the whole; a `message`; and, for users that do not exist, a mere string. Where clients look
-for words in them ("Scope with name … is not found"), the words are Couchbase's.
+asks. Answers and refusals are those of `headwater.http.requests`, and can be imported from here. Where clients look for
+words in refusals ("Scope with name … is not found"), the words are Couchbase's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qsl
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from headwater.http.requests import NO_CACHE, Json, Refusal, read_body
 from headwater.node.auth.users import Action
-from headwater.node.http.limits import BODY_BYTES_MAX, FORM_FIELDS_MAX, REQUEST_S_MAX, STREAM_REPEAT_S, STREAMS_MAX
+from headwater.node.http.limits import FORM_FIELDS_MAX, STREAM_REPEAT_S, STREAMS_MAX
 from headwater.node.node_state import NodeState
 from headwater.store.bucket import Bucket
 
-NO_CACHE = "no-cache,no-store,must-revalidate"
+__all__ = ["Call", "ConfigStreams", "Json", "Refusal", "read_body"]
+
 _NAME_CHARS_SHOWN = 64
-
-
-class Json(Response):
-    """A JSON answer that no cache keeps."""
-
-    media_type = "application/json"
-
-    def __init__(self, content: Any, status_code: int = 200, *, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(content, status_code, {"Cache-Control": NO_CACHE, **(headers or {})})
-
-    def render(self, content: Any) -> bytes:
-        return content if isinstance(content, bytes) else json.dumps(content, separators=(",", ":")).encode()
-
-
-class Refusal(Exception):
-    """The request is answered with an error status."""
-
-    def __init__(self, status: int, body: dict[str, Any] | str, *, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(status, body)
-        self.status = status
-        self.body = body
-        self.headers = headers
-
-    @classmethod
-    def message(cls, status: int, message: str, **headers: str) -> Refusal:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return cls(status, {"message": message}, headers=named)
-
-    @classmethod
-    def errors(cls, status: int, message: str, *, field: str = "_") -> Refusal:
-        return cls(status, {"errors": {field: message}})
-
-    @classmethod
-    def no_bucket(cls, name: str) -> Refusal:
-        return cls.errors(404, f'Bucket with name "{name}" not found')
-
-    @classmethod
-    def body_too_long(cls, bytes_max: int = BODY_BYTES_MAX) -> Refusal:
-        return cls.message(413, f"A body has at most {bytes_max} bytes", Connection="close")
-
-    def response(self) -> Response:
-        return Json(self.body, self.status, headers=self.headers)
 
 
 # --- streams of configs -------------------------------------------------------------------------------------------
@@ -196,18 +153,3 @@ class Call:
                 raise Refusal.errors(400, "The field is there twice", field=name)
             form[name] = value
         return form
-
-
-async def read_body(request: Request, *, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(REQUEST_S_MAX):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > bytes_max:
-                    raise Refusal.body_too_long(bytes_max)
-    except TimeoutError as error:
-        raise Refusal.message(408, f"The body did not come within {REQUEST_S_MAX:.0f} s", Connection="close") from error
-    except ClientDisconnect as error:
-        raise Refusal.message(400, "The connection ended before the body did") from error
-    return bytes(body)

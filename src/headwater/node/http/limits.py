@@ -1,33 +1,14 @@
 """The bounds of the HTTP side, the dashboard's included: every buffer, queue, wait and list that a client can fill.
 
-Handlers and the server import what they need from here. A bound that is not named here does not exist.
+Handlers import what they need from here. The bounds of connections, requests and log-ins are in
+`headwater.http.limits`. A bound that is named in neither does not exist.
 """
 
 from __future__ import annotations
 
 # --- connections and requests -------------------------------------------------------------------------------------
 
-CONNECTIONS_MAX = 512
-"""Beyond that a connection takes the place of an idle one."""
-CONNECTIONS_RESERVED = 64
-"""Where none is idle, so many more are let in to ask whether the node lives. All else is answered with 503 there."""
-REQUEST_S_MAX = 10.0
-"""How long a connection may take for the TLS handshake, to send the head of a request, and then the body of it."""
-KEEP_ALIVE_S = 60
-"""How long a connection may rest between two requests. Clients poll every few seconds."""
-STOP_S_MAX = 5
-"""How long requests under way may take to end when the node stops."""
-HEAD_BYTES_MAX = 16 * 1024
-"""Path and headers. The longest real one has a password in it."""
-HEAD_BUFFER_BYTES_MAX = 32 * 1024
-"""Where the HTTP parser gives up, with an answer of its own: above what gets ours."""
-BODY_BYTES_MAX = 64 * 1024
-"""The longest form there is names a collection."""
-LOGIN_BODY_BYTES_MAX = 8 * 1024
-"""A log-in on the page is a name and a password."""
 FORM_FIELDS_MAX = 16
-HSTS_S = 365 * 86_400
-"""For how long a browser that has come by TLS comes back by TLS only."""
 
 STREAMS_MAX = 256
 """Streams of configs that are open at a time."""
@@ -40,13 +21,6 @@ ENSURE_S_MAX = 300.0
 OTHER_NODE_S_MAX = 20.0
 OTHER_NODE_BYTES_MAX = 64 * 1024
 """How long another node of the cluster may take to do its part of a change, and how long its answer may be."""
-
-# --- log-ins ------------------------------------------------------------------------------------------------------
-
-SESSIONS_MAX = 256
-"""Log-ins on the page that are remembered at a time; beyond that the one that was used longest ago is forgotten."""
-SESSION_S = 12 * 3600.0
-"""How long a log-in on the page lasts that is not used."""
 
 # --- the dashboard's numbers --------------------------------------------------------------------------------------
 

@@ -21,25 +21,19 @@ import math
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headwater.http.limits import LOGIN_BODY_BYTES_MAX, SESSION_S, SESSIONS_MAX
+from headwater.http.requests import check_own_page
 from headwater.log_fields import LogEvent
 from headwater.node.auth.login_checks import LoginAttempt, LoginOutcome
 from headwater.node.auth.users import Action, User
 from headwater.node.http.call import Json, Refusal, read_body
-from headwater.node.http.limits import (
-    LOGIN_BODY_BYTES_MAX,
-    SESSION_S,
-    SESSIONS_MAX,
-)
 from headwater.node.node_state import NodeState
 from headwater.protocol.sasl import USER_CHARS_MAX
 
-OWN_HEADER = "x-headwater-dashboard"
-"""Only the dashboard's page sends it."""
 _CHALLENGE = 'Basic realm="Headwater", charset="UTF-8"'
 _WRONG = "The user name or the password is wrong"
 _TOKEN_BYTES = 32
@@ -151,7 +145,7 @@ class Sessions:
         return user is not None and may_see(self._node, user, bucket)
 
     async def log_in(self, request: Request) -> Response:
-        _check_own_page(request)
+        check_own_page(request)
         name, password = _page_credentials(await read_body(request, bytes_max=LOGIN_BODY_BYTES_MAX))
         if not await self._logins.check(request, name, password):
             # Without the challenge: a browser that saw it would ask with a window of its own.
@@ -175,7 +169,7 @@ class Sessions:
         return response
 
     async def log_out(self, request: Request) -> Response:
-        _check_own_page(request)
+        check_own_page(request)
         response = Response(status_code=204)
         token = request.cookies.get(_cookie_name(request))
         if token is not None:
@@ -190,17 +184,6 @@ class Sessions:
             return Json({"user": None, "buckets": [], "version": ""})
         buckets = [name for name in sorted(self._node.bucket_names()) if may_see(self._node, user, name)]
         return Json({"user": user, "buckets": buckets, "version": self._node.server_version})
-
-
-def _check_own_page(request: Request) -> None:
-    """Refuse what does not come from the dashboard's own page.
-
-    What changes something is asked with POST, with a header that a form of another site can't send, and from this very
-    origin: cookies alone say nothing, since pages of another port on the same host are sent them, too.
-    """
-    origin, host = request.headers.get("origin"), request.headers.get("host")
-    if request.headers.get(OWN_HEADER) is None or origin is None or urlsplit(origin).netloc != host:
-        raise Refusal.message(403, "Only the dashboard's own page may do this")
 
 
 def _page_credentials(body: bytes) -> tuple[str, str]:

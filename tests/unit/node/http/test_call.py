@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headwater.node.http import call, limits
+from headwater.http import limits, requests
 from support.http_node import SCOPES, Client
 
 
@@ -47,7 +47,7 @@ def test_long_bodies_are_refused(ask: Client) -> None:
 
 
 def test_slow_bodies_are_refused(ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "REQUEST_S_MAX", 0.05)
+    monkeypatch.setattr(requests, "REQUEST_S_MAX", 0.05)
 
     async def trickle() -> AsyncIterator[bytes]:
         yield b"name="

@@ -15,8 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
+from headwater.http import serving as serving_module
 from headwater.node.auth.login_checks import FREE_FAILURES
-from headwater.node.http import call, server
+from headwater.node.http import call
 from headwater.node.http.server import HttpServer
 from headwater.protocol.cluster_config import ClusterNodes, NodeAddress
 from support.http_node import ADMIN, UUID, Node
@@ -160,7 +161,7 @@ def test_a_client_that_goes_leaves_nothing_behind(node: Node) -> None:
 
 
 def test_silent_connections_are_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_S_MAX", 0.1)
+    monkeypatch.setattr(serving_module, "REQUEST_S_MAX", 0.1)
 
     async def scenario() -> None:
         async with serving(node) as (_, port):
@@ -174,7 +175,7 @@ def test_silent_connections_are_closed(node: Node, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_connection_that_trickles_its_second_request_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_S_MAX", 0.2)
+    monkeypatch.setattr(serving_module, "REQUEST_S_MAX", 0.2)
 
     async def scenario() -> None:
         async with serving(node) as (_, port):
@@ -242,7 +243,7 @@ async def status_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
 
 
 def test_idle_connections_give_way(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(serving_module, "CONNECTIONS_MAX", 2)
 
     async def scenario() -> None:
         async with serving(node) as (_, port):
@@ -258,8 +259,8 @@ def test_idle_connections_give_way(node: Node, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_where_all_are_busy_the_reserve_says_that_the_node_lives(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
-    monkeypatch.setattr(server, "CONNECTIONS_RESERVED", 1)
+    monkeypatch.setattr(serving_module, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(serving_module, "CONNECTIONS_RESERVED", 1)
 
     async def scenario() -> None:
         async with serving(node) as (_, port):

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import mimetypes
 import time
 from collections.abc import Sequence
-from importlib.resources import files
 from itertools import count
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headwater.http.requests import Json, PageFiles
 from headwater.log_fields import LogEvent, fields
-from headwater.node.http.call import Call, Json, Refusal
+from headwater.node.http.call import Call
 from headwater.node.http.dashboard.browser import BucketBrowser
 from headwater.node.http.dashboard.health import Examined, health_of
 from headwater.node.http.dashboard.landing import Landings
@@ -31,10 +30,6 @@ from headwater.node.http.logins import Logins, Sessions, may_see
 from headwater.node.node_state import NodeState
 
 logger = logging.getLogger(__name__)
-
-_PAGE = "index.html"
-_FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
-"""A file's name has the hash of its content, so that another content is another file."""
 
 
 class Dashboard:
@@ -57,8 +52,7 @@ class Dashboard:
         self._landings = Landings(landing_urls)
         self._feed = LiveFeed(node, self._landings)
         self.browser = BucketBrowser(self._samplers)
-        self._files = {entry.name: entry.read_bytes() for entry in files(__package__).joinpath("assets").iterdir()}
-        """What `web/` was built into."""
+        self.files = PageFiles(__package__)
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- ticks ----------------------------------------------------------------------------------------------------
@@ -111,18 +105,6 @@ class Dashboard:
             self._feed.ticks.notify()
 
     # --- handlers -------------------------------------------------------------------------------------------------
-
-    async def show_page(self, request: Request) -> Response:
-        return Response(self._files[_PAGE], media_type="text/html")
-
-    async def show_file(self, request: Request) -> Response:
-        """A file of the page by its name, and nothing else."""
-        name = request.path_params["name"]
-        content = self._files.get(name)
-        if content is None:
-            raise Refusal.message(404, "The page has no such file: load it again")
-        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        return Response(content, headers=_FOREVER, media_type=kind)
 
     async def stream_live(self, call: Call) -> Response:
         name = call.path("bucket")

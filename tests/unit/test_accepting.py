@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from headwater.node.accepting import close_servers
+from headwater.accepting import close_servers
 
 
 class TurnedAway(asyncio.Protocol):
