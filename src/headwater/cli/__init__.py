@@ -31,6 +31,7 @@ COMMANDS = (
     "serve",
     "sim",
     "tail",
+    "ui",
     "users",
     "verify",
 )

@@ -8,6 +8,7 @@ import logging
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,13 +17,15 @@ from tempfile import mkdtemp
 from typing import Any
 
 import rich_click as click
-from prometheus_client import REGISTRY, start_http_server
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.core import GaugeMetricFamily
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from headwater.cli.management import find_node_page
 from headwater.cli.options import (
     LoginOptions,
     connection_options,
@@ -33,6 +36,7 @@ from headwater.cli.options import (
 )
 from headwater.cli.output import EXIT_INTERRUPTED, FORMATS, set_up_logging
 from headwater.cli.pipelines import CommandWithPipelines, config_option
+from headwater.cli.ui import token_option
 from headwater.client.connection_string import ConnectionString
 from headwater.client.options import parse_interval_s
 from headwater.client.settings import ClientSettings
@@ -41,8 +45,12 @@ from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
 from headwater.lake.lake import Lake, LakeSettings
+from headwater.lake.lake_look import LakeWatch
 from headwater.lake.layout import EVERY_COLLECTION, GROUP_DOCUMENTS, GROUPS_MIN
+from headwater.lake.notes import LandingNote
 from headwater.lake.typed_columns import choose_cluster_columns, choose_columns
+from headwater.lake_page.serving import PageAddress, serving_page
+from headwater.lake_page.state import LakeState
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number
 from headwater.phrases import counted
@@ -78,6 +86,7 @@ METRICS = (
     _kind("failures", "Batches that have failed in a row.", lambda status: status.failures),
 )
 """What `LandingStatus` says at the moment of the scrape."""
+PAGE_DOCUMENTATION = "1, with the address of the landing's own page, if --ui serves one."
 
 
 @dataclass(slots=True, eq=False)
@@ -87,9 +96,15 @@ class LandingMetrics:
     bucket: str
     status: Callable[[], LandingStatus | None]
     """None while there is no landing yet."""
+    page: str | None = None
+    """Where the landing's own page is."""
 
     def collect(self) -> Iterator[MetricFamily]:
         """For `prometheus_client.REGISTRY.register`."""
+        if self.page is not None:
+            page = GaugeMetricFamily(f"{METRICS_PREFIX}page_info", PAGE_DOCUMENTATION, labels=("bucket", "url"))
+            page.add_metric((self.bucket, self.page), 1)
+            yield page
         status = self.status()
         if status is not None:
             yield from collect_metrics(METRICS, [((self.bucket,), status)], prefix=METRICS_PREFIX, labels=("bucket",))
@@ -207,6 +222,13 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     help="What `changes` is called. Documents are in the same namespace, as documents_SCOPE_COLLECTION.",
 )
 @click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve metrics for Prometheus.")
+@click.option(
+    "--ui",
+    "page_at",
+    metavar="[HOST:]PORT",
+    help="Serve the landing's own page, with its metrics: on this machine alone, unless a host is given.",
+)
+@token_option
 @click.option("--master", default="local[*]", show_default=True, help="The Spark master, where no session is there.")
 @click.option("--memory", default="2g", show_default=True, help="Of Spark's driver.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a batch.")
@@ -226,6 +248,8 @@ def land(
     once: bool,
     every: float,
     metrics_port: int | None,
+    page_at: str | None,
+    ui_token: str | None,
     master: str,
     memory: str,
     as_json: bool,
@@ -270,19 +294,51 @@ def land(
         iceberg=_iceberg_settings(options),
         transform=options["transform"],
     )
+    address = None if page_at is None else PageAddress.make(page_at, ui_token or None)
     # Before Spark is started, which takes seconds.
     lake = landing.prepare()
+    if options["infer"]:
+        click.echo(_what_infer_does(lake), err=True)
     view = _View(as_json=as_json, quiet=quiet, logs=log_format is not None)
+    metrics = LandingMetrics(settings.bucket, view.status)
     if metrics_port is not None:
-        _serve_metrics(LandingMetrics(settings.bucket, view.status), metrics_port)
-    spark = start_session(master=master, memory=memory, log_folder=Path(mkdtemp(prefix="headwater-spark-")))
-    try:
-        code = _run(landing, lake, spark, view, None if once else every)
-    finally:
-        # One that has died by itself has nothing to stop.
-        with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
-            spark.stop()
+        _serve_metrics(metrics, metrics_port)
+    with contextlib.ExitStack() as stack:
+        if address is not None:
+            state = LakeState(LakeWatch(lake.location), landing=view.note)
+            view.page = metrics.page = stack.enter_context(
+                serving_page(state, address, metrics=lambda: _metrics_text(metrics))
+            )
+            click.echo(f"The landing is shown at {view.page}", err=True)
+        view.node_page = lambda: find_node_page(url, settings.credentials, login.tls_context(where))
+        spark = start_session(master=master, memory=memory, log_folder=Path(mkdtemp(prefix="headwater-spark-")))
+        try:
+            code = _run(landing, lake, spark, view, None if once else every)
+        finally:
+            # One that has died by itself has nothing to stop.
+            with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
+                spark.stop()
     sys.exit(code)
+
+
+def _what_infer_does(lake: Lake) -> str:
+    """`--infer` is what a new table gets anyway, and changes no table that is there: that takes more than a flag."""
+    others = sorted(
+        table.name for table in lake.tables.values() if table.documents is not None and not table.is_inferred
+    )
+    if not others:
+        return "--infer can be left out: new tables get columns for the fields of their documents."
+    more = f" and {counted(len(others) - 1, 'more table')}" if len(others) > 1 else ""
+    return (
+        f"--infer changes no table that is there: {others[0]}{more} stays without inferred columns. "
+        f"Give --columns '{others[0]}=infer' to switch it."
+    )
+
+
+def _metrics_text(metrics: LandingMetrics) -> tuple[bytes, str]:
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 def _serve_metrics(metrics: LandingMetrics, port: int) -> None:
@@ -310,8 +366,6 @@ def _lake_settings(options: dict[str, Any]) -> LakeSettings:
     if options["no_columns"] and (options["infer"] or EVERY_COLLECTION in columns):
         other = "--infer" if options["infer"] else "--columns for all tables"
         raise InvalidInput(f"--no-columns and {other} say different things", hint="Give one of them")
-    if options["infer"]:
-        click.echo("--infer can be left out: new tables get columns for the fields of their documents.", err=True)
     rules = MergeRules(history=options["history"])
     return LakeSettings(merging=rules, columns=columns, infer=not options["no_columns"], cluster_by=cluster_by)
 
@@ -373,14 +427,27 @@ class _View:
         self._rows = 0
         self._rollbacks = 0
         """Of this run."""
+        self.page: str | None = None
+        """Where the landing's own page is served."""
+        self.node_page: Callable[[], str | None] = lambda: None
+        """Looks for the dashboard of the node that is read from."""
 
     def status(self) -> LandingStatus | None:
         """For the metrics; None before there is a landing."""
         return None if self._query is None else self._query.landing_status
 
+    def note(self) -> LandingNote | None:
+        """For the page; None before there is a landing."""
+        return None if self._query is None else self._query.note
+
+    def _say_where(self, query: LandingQuery) -> None:
+        query.say_where(page=self.page, node_page=self.node_page())
+
     @contextlib.contextmanager
     def following(self, query: LandingQuery) -> Iterator[None]:
         self._query = query
+        # Looking for the dashboard of a node takes a connection, and nothing waits for it.
+        threading.Thread(target=self._say_where, args=(query,), name="headwater pages", daemon=True).start()
         if self._is_live:
             self._live = Live(status_line(query.landing_status), console=self._console, transient=True)
             self._live.start()

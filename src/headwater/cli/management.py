@@ -34,6 +34,7 @@ ANSWER_S = 40.0
 """Above what a node may take to answer, which is 30 s where it waits for others."""
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
+NAME_BYTES_MAX = 4096
 _MESSAGE_CHARS_MAX = 300
 _AS_THEY_ARE = "surrogateescape"
 _SCHEMES = {"http": False, "https": True}
@@ -224,6 +225,19 @@ class Management:
             connection.close()
         return Answer(response.status, self._decode(answer))
 
+    def name(self) -> object:
+        """What the node calls itself at its root. It is asked without a log-in, so that no password is sent in clear
+        for it: `land` may have logged in with SCRAM."""
+        connection = self._connection()
+        try:
+            connection.request("GET", "/", headers={"Accept": "application/json"})
+            content = self._decode(connection.getresponse().read(NAME_BYTES_MAX))
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        return content.get("name") if isinstance(content, dict) else None
+
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self.address.host, self.address.port
         if self.tls is None:
@@ -237,6 +251,19 @@ class Management:
             return json.loads(body)
         except (ValueError, RecursionError):
             return body.decode(errors="replace")
+
+
+def find_node_page(url: str, credentials: Credentials | None, tls: ssl.SSLContext | None) -> str | None:
+    """The dashboard of the node of a URL; None where that is no node of ours, or can't be found out."""
+    if credentials is None:
+        return None
+    try:
+        where = ManagementUrl.parse(url, needs_bucket=False)
+        address = find_management(where, credentials=credentials, tls=tls)
+    except (HeadwaterError, OSError):
+        return None
+    is_ours = Management(address=address, credentials=credentials, tls=tls).name() == "headwater"
+    return f"{'http' if tls is None else 'https'}://{address}/ui/" if is_ours else None
 
 
 # --- the options of a command -------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _secrets(key: str, place: str, text: str) -> Iterator[str]:
     """The parts of a text that must not be written out."""
-    if "password" in key:
+    if "password" in key or key == "ui-token":
         yield text
     if key == _STORE:
         name, _, value = (place[len(key) + 1 :], "", text) if place != key else text.partition("=")

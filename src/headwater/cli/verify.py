@@ -28,6 +28,8 @@ from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
 from headwater.lake.lake import Runner, run_in_threads
 from headwater.lake.location import Location
+from headwater.lake.notes import keep_verdict
+from headwater.lake.table_state import Selection
 from headwater.lake.transform import Transform, TransformFunction
 from headwater.lake.verify import AGENT, Verification, compare
 from headwater.phrases import printable
@@ -63,6 +65,8 @@ def verify(
     pending, and no fault: the bucket may be written to meanwhile. `documents`, `changes`, `history`, `rejects` and
     typed columns are judged each by itself, and every file of them is read completely.
 
+    The verdict is noted in the lake's folder `_headwater`, where `headwater ui` finds it.
+
     The exit code is 0 only if nothing differs, and 1 otherwise. Then each fault is named: the document or the file, and
     its table.
 
@@ -84,6 +88,8 @@ def verify(
     sent = None if transform is None else _sent_to_tasks(transform, master)
     with _runner(master) as run:
         found = compare(settings, location, scopes=scopes, collections=collections, transform=sent, run=run)
+    if problem := keep_verdict(location, found, compared=str(Selection.of(scopes, collections))):
+        click.echo(f"Note: {printable(problem)}", err=True)
     if as_json:
         click.echo(json.dumps(_as_object(found)))
     else:

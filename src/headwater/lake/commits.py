@@ -106,14 +106,15 @@ def commit_batch(
             for vbucket, kept in report.rollbacks.items():
                 add_rollback(rollbacks, vbucket, kept)
         added, removed, wiped = [file for report in reports for file in report.files], [], frozenset[int]()
+        undone = 0
         if rollbacks:
             voided = _void(lake, reports, rollbacks, added, run)
-            added, removed, wiped = voided.add, voided.remove, voided.wiped
+            added, removed, wiped, undone = voided.add, voided.remove, voided.wiped, voided.rows
         if wiped:
             added = [*added, batch.writer.write_rollbacks_to_zero(wiped)]
             rollbacks |= dict.fromkeys(wiped, 0)
         known, before_s = lake.state.collections, lake.state.as_of_s
-        state = _state_after(lake, batch, reports, rollbacks, wiped, as_of_s)
+        state = replace(_state_after(lake, batch, reports, rollbacks, wiped, as_of_s), undone=undone)
         lake.step("commit changes")
         lake.commit_changes(
             TableCommit(add=added, remove=removed, transactions={BATCH_TRANSACTION: batch.number}, state=state)

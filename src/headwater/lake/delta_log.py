@@ -65,6 +65,32 @@ class TableCommit:
     over."""
 
 
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One commit, as its entry in the log has it."""
+
+    version: int
+    time_ms: int
+    """0 where the writer has not said it."""
+    state: TableState | None
+    """What the table held after it; None in commits of others."""
+    lines: Sequence[bytes] = field(repr=False)
+
+    def actions(self, kind: str) -> list[dict[str, Any]]:
+        """The actions of a kind, such as `add`, as Delta's protocol has them."""
+        start = f'{{"{kind}":'.encode()
+        return [json.loads(line)[kind] for line in self.lines if line.startswith(start)]
+
+
+def _commit_info(lines: Iterable[bytes]) -> Mapping[str, Any]:
+    """What a commit says beside its actions."""
+    for line in lines:
+        if line.startswith(b'{"commitInfo"'):
+            found: dict[str, Any] = json.loads(line)["commitInfo"]
+            return found
+    return {}
+
+
 class DeltaLog:
     """An open table. It shows the table as it was at the last `refresh` or commit."""
 
@@ -172,7 +198,11 @@ class DeltaLog:
         )
 
     def states(self) -> Iterator[TableState]:
-        """What the table held after each of its commits, from the version that is open back to what the log has.
+        """What the table held after each of its commits, newest first."""
+        return (entry.state for entry in self.entries() if entry.state is not None)
+
+    def entries(self) -> Iterator[LogEntry]:
+        """The commits of the table, from the version that is open back to what the log has.
 
         The entries are read one by one: the history of delta-rs begins with the newest commit of all, which another
         process may have made since the table was opened.
@@ -180,7 +210,8 @@ class DeltaLog:
         whole = self._whole
         try:
             for version in range(self.version, -1, -1):
-                metadata = self._metadata_of(version)
+                lines = self._lines_of(version)
+                metadata = _commit_info(lines)
                 state: TableState | None = None
                 with self._decoding():
                     if text := metadata.get(_STATE):
@@ -188,23 +219,18 @@ class DeltaLog:
                     elif text := metadata.get(_DIFFERENCE):
                         members = unpack_state(text)
                         if whole is None or whole[0] != members["since"]:
-                            earlier = self._metadata_of(int(members["since"]))
+                            earlier = _commit_info(self._lines_of(int(members["since"])))
                             whole = int(members["since"]), TableState.decode(earlier[_STATE])
                         state = TableState.decode_since(members, whole[1])
                 if whole is not None and (self._whole is None or whole[0] > self._whole[0]):
                     self._whole = whole
-                if state is not None:
-                    yield state
+                yield LogEntry(version, int(metadata.get("timestamp", 0)), state, lines)
         except FileNotFoundError:
             return
 
-    def _metadata_of(self, version: int) -> Mapping[str, str]:
-        """What the commit of a version says beside its actions. Raises `FileNotFoundError` where its entry is gone."""
-        for line in self.location.read(f"_delta_log/{version:020}.json").splitlines():
-            if line.startswith(b'{"commitInfo"'):
-                found: dict[str, str] = json.loads(line)["commitInfo"]
-                return found
-        return {}
+    def _lines_of(self, version: int) -> list[bytes]:
+        """The entry of a version. Raises `FileNotFoundError` where it is gone."""
+        return self.location.read(f"_delta_log/{version:020}.json").splitlines()
 
     @contextmanager
     def _decoding(self) -> Iterator[None]:

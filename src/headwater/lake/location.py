@@ -78,7 +78,7 @@ _KNOWN_OPTIONS = {
 }
 """The options that people give, without their prefixes. As variables of the environment they are in capitals."""
 OWN_FOLDER = "_headwater"
-"""Earlier versions kept it beside the tables, with the selection in it. Today the log of `changes` has that."""
+"""Beside the tables: notes for people (`notes`). Earlier versions kept the selection in it."""
 _PROBE_RETRIES = {"max_retries": "2", "retry_timeout": "10s"}
 """For the first look at a store: a user waits for it."""
 

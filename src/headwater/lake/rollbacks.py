@@ -39,6 +39,8 @@ class VoidedFiles:
 
     add: list[DataFile]
     remove: list[DataFile]
+    rows: int
+    """How many rows of the live files are void by this that were not before."""
     wiped: frozenset[int]
     """Vbuckets that can't be rolled back: everything of them is void, and they have to be read again from 0."""
 
@@ -75,7 +77,9 @@ def void_rows(
     replaced = {voided.file.path: voided.replacement for voided in results if voided.replacement is not None}
     kept_or_new = [replaced.pop(file.path, file) for file in added]
     removed = [file for file in live if file.path in replaced]
-    return VoidedFiles(add=[*kept_or_new, *replaced.values()], remove=removed, wiped=frozenset(lost))
+    paths = {file.path for file in live}
+    rows = sum(voided.rows for voided in results if voided.file.path in paths)
+    return VoidedFiles(add=[*kept_or_new, *replaced.values()], remove=removed, rows=rows, wiped=frozenset(lost))
 
 
 def _may_hold_dead_rows(file: DataFile, rollbacks: Rollbacks) -> bool:
@@ -121,6 +125,8 @@ class Voided:
 
     file: DataFile
     replacement: DataFile | None
+    rows: int = 0
+    """How many of its rows are dead now that were not before."""
     torn: frozenset[int] = frozenset()
     """Vbuckets with a rollback into the middle of a snapshot that the file has rows of."""
 
@@ -150,7 +156,8 @@ class VoidTask:
                 rows = reader.read(row_group, schema.names)
                 void = np.asarray(rows.column("void").to_numpy()) | dead
                 writer.write_row_group(rows.set_column(index, schema.field(index), pa.array(void)))
-        return Voided(file=self.file, replacement=writer.close(), torn=frozenset(torn))
+        rows_dead = sum(int(dead.sum()) for dead in deaths)
+        return Voided(file=self.file, replacement=writer.close(), rows=rows_dead, torn=frozenset(torn))
 
 
 def _newly_dead(reader: FileReader, row_group: int, limits: NDArray[np.int64], torn: set[int]) -> NDArray[np.bool_]:

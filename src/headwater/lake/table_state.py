@@ -68,6 +68,8 @@ class TableState:
     rollbacks: Mapping[int, int] | None = None
     """Of `changes`: by vbucket, the last seqno that the rollbacks of the newest batch have kept. None in commits of
     versions that did not note it."""
+    undone: int | None = None
+    """Of `changes`: how many rows the rollbacks of the newest batch have made void. None as above."""
     totals: LandedTotals | None = None
     """Of `changes`, since it was made; None where an earlier version has begun it and did not count."""
     selection: Selection | None = None
@@ -107,6 +109,7 @@ class TableState:
             "as_of_s": self.as_of_s,
             "collections": _text_keys(self.collections),
             "rollbacks": None if self.rollbacks is None else _text_keys(self.rollbacks),
+            "undone": self.undone,
             "totals": None if self.totals is None else asdict(self.totals),
             "selection": None if self.selection is None else asdict(self.selection),
             "tidied_s": self.tidied_s,
@@ -122,6 +125,7 @@ class TableState:
             as_of_s=members.get("as_of_s"),
             collections=_int_keys(members["collections"]),
             rollbacks=None if rollbacks is None else _int_keys(rollbacks),
+            undone=members.get("undone"),
             totals=None if totals is None else LandedTotals(**totals),
             selection=None if selection is None else Selection.of(selection["scopes"], selection["collections"]),
             tidied_s=members.get("tidied_s", 0.0),

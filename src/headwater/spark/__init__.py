@@ -11,6 +11,7 @@ it: the command line and the tables without Spark import modules of this package
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from headwater.lake.documents_merge import MergeRules
     from headwater.lake.iceberg_changes import IcebergSettings
     from headwater.lake.lake import LakeSettings
+    from headwater.lake.lake_look import LakeLook
     from headwater.lake.transform import TransformFunction
     from headwater.lake.typed_columns import TypedColumns
     from headwater.lake.verify import Verification
@@ -42,6 +44,7 @@ _HOMES = {
     "headwater.lake.documents_merge": ("MergeRules",),
     "headwater.lake.iceberg_changes": ("IcebergSettings",),
     "headwater.lake.lake": ("LakeSettings",),
+    "headwater.lake.lake_look": ("LakeLook",),
     "headwater.lake.typed_columns": ("TypedColumns",),
     "headwater.lake.verify": ("Verification",),
     "headwater.spark.frames": ("ChangeBatch",),
@@ -61,6 +64,7 @@ __all__ = [
     "Freshness",
     "IcebergSettings",
     "LagListener",
+    "LakeLook",
     "LakeSettings",
     "LandedBatch",
     "Landing",
@@ -74,6 +78,7 @@ __all__ = [
     "apply_changes",
     "documents",
     "land",
+    "look",
     "query_error",
     "read",
     "register",
@@ -209,6 +214,8 @@ def verify(
     from headwater.client.options import check_keywords
     from headwater.client.settings import ClientSettings, ConnectKeywords
     from headwater.lake.location import Location
+    from headwater.lake.notes import keep_verdict
+    from headwater.lake.table_state import Selection
     from headwater.lake.verify import AGENT, compare
     from headwater.spark.executors import shippable, spark_runner
 
@@ -216,7 +223,8 @@ def verify(
     settings.setdefault("agent", AGENT)
     connection = ClientSettings.make(url, **settings)
     location = Location.of(into, storage_options)
-    return compare(
+    scopes, collections = tuple(scopes), tuple(collections)
+    found = compare(
         connection,
         location,
         scopes=scopes,
@@ -224,6 +232,18 @@ def verify(
         transform=None if transform is None else shippable(transform),
         run=spark_runner(spark, AGENT),
     )
+    if problem := keep_verdict(location, found, compared=str(Selection.of(scopes, collections))):
+        logging.getLogger(__name__).warning("%s", problem)
+    return found
+
+
+def look(into: str, *, storage_options: Mapping[str, str] | None = None) -> LakeLook:
+    """How the tables in a directory stand: rows, ages, what has happened, the last verdict. Needs no session, and shows
+    itself as a table in a notebook."""
+    from headwater.lake.lake_look import look_at_lake
+    from headwater.lake.location import Location
+
+    return look_at_lake(Location.of(into, storage_options))
 
 
 def documents(

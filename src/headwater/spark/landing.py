@@ -11,6 +11,8 @@ on from there. So nothing may be remembered beside them.
 from __future__ import annotations
 
 import contextlib
+import logging
+import socket
 import threading
 import time
 import uuid
@@ -25,13 +27,16 @@ from pyspark.sql import SparkSession
 from headwater.client.blocking_bucket import Surveyor, bootstrap, look_at_bucket
 from headwater.client.collection_names import CollectionNames
 from headwater.client.options import parse_interval_s
-from headwater.errors import HeadwaterError, InvalidInput
+from headwater.errors import HeadwaterError, InvalidInput, LakeError, LakeUnreachable
 from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake, LakeSettings, landed_selection
+from headwater.lake.lake_look import html_facts
 from headwater.lake.layout import TableKind, groups_for
 from headwater.lake.location import OWN_FOLDER, Location
+from headwater.lake.notes import LANDING_EVERY_S, LandingNote, keep_landing
 from headwater.lake.table_state import Selection
 from headwater.lake.transform import TransformFunction
+from headwater.phrases import counted
 from headwater.spark.executors import SparkRunner, prepare_workers, shippable
 from headwater.spark.freshness import Freshness
 from headwater.spark.landing_loop import JobRunner, LandedBatch, LandingLoop, LandingStatus, Upkeep
@@ -44,6 +49,9 @@ LAG_EVERY_S = 1.0
 _PROGRESS_KEPT = 100
 _CANCEL_EVERY_S = 0.5
 _POLL_S = 0.05
+_FAILURE_CHARS_MAX = 1000
+
+logger = logging.getLogger(__name__)
 
 OnBatch = Callable[[LandedBatch], None]
 
@@ -195,6 +203,10 @@ def _seen_collections(lake: Lake, options: SourceOptions) -> list[SeenCollection
     return [*wanted, *(SeenCollection(name, id_) for id_, name in lake.state.collections.items())] if wanted else []
 
 
+def _or_unknown(number: float | None) -> str:
+    return "unknown" if number is None else f"{number:,.1f}" if isinstance(number, float) else f"{number:,}"
+
+
 # --- a landing that runs ----------------------------------------------------------------------------------------------
 
 
@@ -229,6 +241,17 @@ class LandingQuery:
             grows=landing.groups is None,
             on_landed=self._on_landed,
         )
+        self._location = lake.location
+        self._note = LandingNote(
+            time_s=time.time(),
+            started_s=time.time(),
+            source=str(replace(options.settings.where, user=None, options=())),
+            bucket=options.settings.bucket,
+            host=socket.gethostname(),
+            every_s=every_s,
+            is_running=True,
+        )
+        self._noting = threading.Lock()
         self._progress: deque[dict[str, Any]] = deque(maxlen=_PROGRESS_KEPT)
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -238,6 +261,25 @@ class LandingQuery:
         status = self.landing_status
         lag = "unknown" if status.lag_seqnos is None else f"{status.lag_seqnos:,} seqnos"
         return f"<LandingQuery into {self._into}: {status.doing}, batch {status.batch}, lag {lag}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        status = self.landing_status
+        facts = [
+            ("doing", status.doing if self._failure is None else f"failed: {self._failure}"),
+            ("batch", f"{status.batch:,}"),
+            ("documents", f"{status.documents:,} in {counted(status.tables, 'table')}"),
+            ("lag", f"{_or_unknown(status.lag_s)} s, {_or_unknown(status.lag_seqnos)} seqnos"),
+            ("documents are behind", f"{_or_unknown(status.documents_age_s)} s"),
+            ("rollbacks", _or_unknown(status.rollbacks)),
+        ]
+        return html_facts(self.name, facts)
+
+    def say_where(self, *, page: str | None = None, node_page: str | None = None) -> None:
+        """Note where the landing's own page is, and that of the node it reads from."""
+        with self._noting:
+            self._note = replace(self._note, page=page or self._note.page, node_page=node_page or self._note.node_page)
+        self._keep_note()
 
     def start(self) -> None:
         self._thread.start()
@@ -299,6 +341,19 @@ class LandingQuery:
         """How it stands now."""
         return self._loop.status(is_active=self.isActive)
 
+    @property
+    def note(self) -> LandingNote:
+        """The same, with where it reads from and what has ended it."""
+        failure = None if self._failure is None else str(self._failure)[:_FAILURE_CHARS_MAX]
+        is_running = self.isActive
+        return replace(
+            self._note,
+            time_s=time.time(),
+            is_running=is_running,
+            failure=failure,
+            status=asdict(self._loop.status(is_active=is_running)),
+        )
+
     # --- its threads --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -306,6 +361,21 @@ class LandingQuery:
             self._loop.run()
         except BaseException as error:
             self._failure = error
+        # A store that could not be reached for the tables would let us wait in vain once more.
+        if not isinstance(self._failure, LakeUnreachable):
+            self._keep_note(is_running=False)
+
+    def _keep_note(self, *, is_running: bool = True) -> None:
+        """Say beside the tables how it stands. A landing does not end because that fails."""
+        with self._noting:
+            if not self._note.is_running:
+                return
+            now = self.note
+            self._note = replace(now, is_running=is_running, status={**now.status, "is_active": is_running})
+            try:
+                keep_landing(self._location, self._note)
+            except (OSError, LakeError) as error:
+                logger.warning("the landing could not note how it stands: %s", error)
 
     def _on_landed(self, landed: LandedBatch) -> None:
         self._progress.append(
@@ -327,7 +397,11 @@ class LandingQuery:
     def _ask_for_lag(self) -> None:
         """The lag is asked for independently of batches: one that never ends must show in it."""
         surveyor: Surveyor | None = None
+        noted_s = float("-inf")
         while self._thread.is_alive() and not self._loop.is_stopping:
+            if time.monotonic() - noted_s >= LANDING_EVERY_S:
+                self._keep_note()
+                noted_s = time.monotonic()
             try:
                 surveyor = surveyor or Surveyor(self._options.settings)
                 self._loop.lag.on_high_seqnos(surveyor.high_seqnos())

@@ -1,0 +1,432 @@
+"""A lake as people look at it: how its tables stand, what has happened to them, and samples of their rows.
+
+`LakeWatch` looks again and again, for the lake's page (`headwater.lake_page`); `look_at_lake` looks once, for
+notebooks. Both only read. Everything here comes from the tables and from the notes beside them, so it is true of a lake
+at rest, after a restart, and while another process lands.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import InvalidInput
+from headwater.lake.collection_tables import CollectionTables, MergedTable
+from headwater.lake.column_ddl import type_name
+from headwater.lake.data_files import DataFile, FileReader, filtered, numbers
+from headwater.lake.delta_log import DeltaLog
+from headwater.lake.lake import Lake, landed_selection
+from headwater.lake.layout import TableKind, documents_schema
+from headwater.lake.location import Location
+from headwater.lake.notes import LANDING_SILENT_S, LandingNote, Verdict, read_landing, read_verdict
+from headwater.lake.timeline import BatchEvent, Event, RollbackEvent, Timeline
+from headwater.phrases import counted
+
+COLUMNS_SHOWN_MAX = 300
+TABLES_SHOWN_MAX = 400
+SAMPLE_ROWS = 20
+SAMPLE_BYTES = 4 * 1024 * 1024
+"""What is read of a table for a sample, uncompressed."""
+CELL_CHARS_MAX = 200
+UNDONE_FILES_MAX = 40
+"""Files of `changes` that are searched for what a rollback has undone."""
+PENDING_ROWS_MAX = 2_000_000
+"""With more changes that may be pending, these are not counted: that reads them."""
+RATE_S = 60.0
+_WHOLE_S = 60.0
+"""How often the tables of documents are looked at though `changes` has no news: another tool may have written them."""
+
+
+# --- how it stands ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLook:
+    """One table."""
+
+    kind: TableKind
+    name: str
+    """The collection, as `scope.collection`; empty for `changes`."""
+    rows: int
+    size_bytes: int
+    files: int
+    columns: tuple[tuple[str, str], ...]
+    """Names and types as SQL writes them."""
+    typed: str | None
+    """Of `documents`: where the typed columns come from, such as "inferred"."""
+    batch: int
+    """The last batch that it holds."""
+    changed_s: float | None
+    """When its newest file was written."""
+    pending: int | None
+    """Of `documents`: changes that wait to be merged; None where that is not known, or has no meaning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeLook:
+    """A lake at one moment. None is for what is not known."""
+
+    time_s: float
+    uri: str
+    bucket_uuid: str
+    vbuckets: int
+    selection: str
+    batch: int
+    """The last batch; -1 where there is none."""
+    rows: int | None
+    """Ever landed in `changes`."""
+    rollbacks: int | None
+    """Of vbuckets, ever landed."""
+    as_of_s: float | None
+    """Everything that was written to the bucket before this time is in `changes`."""
+    documents_as_of_s: float | None
+    """Everything that was written to the bucket before this time is in `documents`."""
+    rows_per_s: float | None
+    """Landed within the last minute."""
+    tables: tuple[TableLook, ...]
+    tables_more: int
+    """Tables that are there and not listed."""
+    events: tuple[Event, ...]
+    """Newest first."""
+    verdict: Verdict | None
+    landing: LandingNote | None
+
+    @property
+    def documents(self) -> int:
+        return sum(table.rows for table in self.tables if table.kind is TableKind.DOCUMENTS)
+
+    @property
+    def is_landing(self) -> bool:
+        """Whether a landing has said of late that it runs."""
+        note = self.landing
+        return note is not None and note.is_running and self.time_s - note.time_s < LANDING_SILENT_S
+
+    def __repr__(self) -> str:
+        return (
+            f"<LakeLook of {self.uri}: batch {self.batch}, {counted(self.documents, 'document')} in "
+            f"{counted(self._collections, 'collection')}, {'a landing runs' if self.is_landing else 'at rest'}>"
+        )
+
+    @property
+    def _collections(self) -> int:
+        return sum(table.kind is TableKind.DOCUMENTS for table in self.tables)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        verdict = "never, as far as is known" if self.verdict is None else self.verdict.sentence
+        facts = [
+            ("landing", "runs" if self.is_landing else "does not run, as far as is known"),
+            ("landed up to", _moment(self.as_of_s)),
+            ("documents up to", _moment(self.documents_as_of_s)),
+            ("verified", verdict),
+        ]
+        rollbacks = [event for event in self.events if isinstance(event, RollbackEvent)][:3]
+        facts += [(f"rollback at {_moment(event.time_s)}", event.why) for event in rollbacks]
+        rows = [
+            (f"{table.kind}/{table.name}".rstrip("/"), f"{table.rows:,}", f"{table.size_bytes:,}", str(table.batch))
+            for table in self.tables
+        ]
+        return html_facts(self.uri, facts) + _html_rows(("table", "rows", "bytes", "batch"), rows)
+
+
+def html_facts(title: str, facts: Iterable[tuple[str, str]]) -> str:
+    """A small table of names and values, as notebooks show it."""
+    rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in facts)
+    return f"<table><caption>{html.escape(title)}</caption><tbody>{rows}</tbody></table>"
+
+
+def _html_rows(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _moment(time_s: float | None) -> str:
+    return "unknown" if time_s is None else f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def look_at_lake(into: str | Location) -> LakeLook:
+    """Look at a lake once."""
+    return LakeWatch(Location.of(into)).look()
+
+
+class LakeWatch:
+    """Looks at a lake again and again. For one thread at a time."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._lake = self._open()
+        self._timeline = Timeline()
+        self._looked: LakeLook | None = None
+        self._whole_s = 0.0
+        self._is_settled = False
+        """Nothing was pending."""
+
+    def _open(self) -> Lake:
+        lake = Lake.open(self.location)
+        if lake is None:
+            raise InvalidInput(
+                f"{self.location.uri} holds no tables of a bucket", hint="Give the directory that was landed into"
+            )
+        return lake
+
+    def look(self) -> LakeLook:
+        """How the lake stands now."""
+        now_s, version = time.time(), self._lake.changes.version
+        self._lake.changes.refresh()
+        # What is made from `changes` has no news while that has none and nothing is pending.
+        is_still = self._is_settled and self._lake.changes.version == version and now_s - self._whole_s < _WHOLE_S
+        if self._looked is None or not is_still:
+            self._looked, self._whole_s = self._look_at_all(), now_s
+        return replace(
+            self._looked,
+            time_s=now_s,
+            rows_per_s=_rows_per_s(self._looked.events, now_s),
+            verdict=read_verdict(self.location),
+            landing=read_landing(self.location),
+        )
+
+    def _look_at_all(self) -> LakeLook:
+        lake = self._lake = self._open()
+        pending = _pending_rows(lake)
+        self._is_settled = pending is not None and not pending
+        selection, totals = landed_selection(lake), lake.state.totals
+        tables = [_changes_look(lake)]
+        for name in sorted(lake.tables):
+            tables += _collection_looks(lake.tables[name], None if pending is None else pending.get(name, 0))
+        return LakeLook(
+            time_s=0.0,
+            uri=lake.location.uri,
+            bucket_uuid=lake.facts.bucket_uuid,
+            vbuckets=lake.facts.vbuckets,
+            selection="unknown" if selection is None else str(selection),
+            batch=lake.last_batch,
+            rows=None if totals is None else totals.rows,
+            rollbacks=None if totals is None else totals.rollbacks,
+            as_of_s=lake.state.as_of_s,
+            documents_as_of_s=_documents_as_of_s(lake, pending),
+            rows_per_s=None,
+            tables=tuple(tables[:TABLES_SHOWN_MAX]),
+            tables_more=max(0, len(tables) - TABLES_SHOWN_MAX),
+            events=tuple(self._timeline.look(lake)),
+            verdict=None,
+            landing=None,
+        )
+
+    # --- samples ------------------------------------------------------------------------------------------------------
+
+    def sample(self, kind: TableKind, name: str) -> Sample:
+        """Some rows of a table, the newest of its newest file."""
+        log = self._log_of(kind, name)
+        files = sorted((file for file in log.files() if file.rows), key=lambda file: file.modified_ms)
+        if not files:
+            return Sample(columns=(), rows=(), of="no rows yet")
+        with FileReader(log.location, files[-1].path) as reader:
+            rows = next(reader.batches(reader.row_groups[-1], bytes_max=SAMPLE_BYTES))
+        newest = pc.sort_indices(rows, sort_keys=[("changed_at", "descending")])
+        shown = rows.take(newest[:SAMPLE_ROWS])
+        return _to_sample(shown.select(_sample_columns(kind, shown.schema.names)), "the newest file")
+
+    def _log_of(self, kind: TableKind, name: str) -> DeltaLog:
+        if kind is TableKind.CHANGES:
+            return self._lake.changes
+        tables = self._lake.tables.get(name)
+        table = None if tables is None else _table_of(tables, kind)
+        if table is None:
+            raise InvalidInput(f"there is no table {kind}/{name[:CELL_CHARS_MAX]}", hint="Load the page again")
+        return table.log
+
+    def undone(self, batch: int) -> Sample:
+        """Some of the changes that the rollbacks of a batch have undone, as far as `changes` still has them."""
+        found = [event for event in self._timeline.look(self._lake) if isinstance(event, RollbackEvent)]
+        event = next((event for event in found if event.batch == batch), None)
+        if event is None:
+            raise InvalidInput(f"no rollback of batch {batch} is known", hint="Load the page again")
+        log = self._lake.changes
+        files = [file for file in log.files() if _may_be_undone(file, event)][-UNDONE_FILES_MAX:]
+        parts: list[pa.Table] = []
+        for file in reversed(files):
+            parts += _undone_rows(log.location, file, event, self._lake.facts.vbuckets)
+            if sum(part.num_rows for part in parts) >= SAMPLE_ROWS:
+                break
+        if not parts:
+            return Sample(columns=(), rows=(), of="no longer in `changes`")
+        return _to_sample(pa.concat_tables(parts, promote_options="permissive")[:SAMPLE_ROWS], "rows that are void")
+
+
+def _may_be_undone(file: DataFile, event: RollbackEvent) -> bool:
+    """Whether a file can hold what a rollback has undone, by what the log says of it."""
+    return file.may_hold("batch", high=event.batch - 1) and any(
+        file.may_hold("vbucket", low=part.vbucket, high=part.vbucket)
+        and file.may_hold("seqno", low=part.kept_seqno + 1, high=part.from_seqno)
+        for part in event.parts
+    )
+
+
+_UNDONE_SHOWN = ("changed_at", "op", "scope", "collection", "key", "vbucket", "seqno")
+
+
+def _undone_rows(location: Location, file: DataFile, event: RollbackEvent, vbuckets: int) -> Iterator[pa.Table]:
+    kept = np.full(vbuckets, np.iinfo(np.int64).max)
+    for part in event.parts:
+        kept[part.vbucket] = part.kept_seqno
+    with FileReader(location, file.path) as reader:
+        for row_group in reader.row_groups:
+            rows = reader.read(row_group, [*_UNDONE_SHOWN, "batch", "void"])
+            dead = numbers(rows, "seqno") > kept[numbers(rows, "vbucket")]
+            dead &= np.asarray(rows.column("void").to_numpy()) & (numbers(rows, "batch") < event.batch)
+            if dead.any():
+                yield filtered(rows.select(_UNDONE_SHOWN), dead)
+
+
+def _rows_per_s(events: Iterable[Event], now_s: float) -> float | None:
+    """Of the last minute; None where a batch in it was not counted."""
+    rows = [event.rows for event in events if isinstance(event, BatchEvent) and now_s - event.time_s < RATE_S]
+    known = [count for count in rows if count is not None]
+    return sum(known) / RATE_S if len(known) == len(rows) else None
+
+
+def _pending_rows(lake: Lake) -> dict[str, int] | None:
+    """By collection, how many changes wait to be merged; None where so many may that they are not counted."""
+    merged = [at for tables in lake.tables.values() if tables.documents for at in tables.documents.merged.values()]
+    waiting = [file for file in lake.changes.files() if file.may_hold("batch", low=min(merged, default=-1) + 1)]
+    if sum(file.rows for file in waiting) > PENDING_ROWS_MAX:
+        return None
+    pending = lake.pending
+    return {name: sum(count for (of, _), count in pending.rows.items() if of == name) for name in pending.names}
+
+
+def _documents_as_of_s(lake: Lake, pending: dict[str, int] | None) -> float | None:
+    """Tables with nothing pending are as new as `changes`."""
+    waiting = lake.tables if pending is None else pending
+    times = [
+        lake.state.as_of_s,
+        *(None if (table := lake.tables[name].documents) is None else table.state.as_of_s for name in waiting),
+    ]
+    known = [at for at in times if at is not None]
+    return min(known) if len(known) == len(times) else None
+
+
+def _changes_look(lake: Lake) -> TableLook:
+    return _table_look(TableKind.CHANGES, "", lake.changes, batch=lake.last_batch)
+
+
+def _collection_looks(tables: CollectionTables, pending: int | None) -> list[TableLook]:
+    looks = []
+    for kind in (TableKind.DOCUMENTS, TableKind.HISTORY, TableKind.REJECTS):
+        table = _table_of(tables, kind)
+        if table is None:
+            continue
+        is_documents = kind is TableKind.DOCUMENTS
+        columns = tables.columns
+        typed = "no typed columns" if columns is None else "inferred" if columns.is_inferred else "fixed"
+        looks.append(
+            _table_look(
+                kind,
+                tables.name,
+                table.log,
+                batch=min(table.merged.values(), default=-1) if kind is not TableKind.REJECTS else table.state.batch,
+                typed=typed if is_documents else None,
+                pending=pending if is_documents else None,
+            )
+        )
+    return looks
+
+
+def _table_of(tables: CollectionTables, kind: TableKind) -> MergedTable | None:
+    return {
+        TableKind.DOCUMENTS: tables.documents,
+        TableKind.HISTORY: tables.history,
+        TableKind.REJECTS: tables.rejects,
+    }.get(kind)
+
+
+def _table_look(
+    kind: TableKind, name: str, log: DeltaLog, *, batch: int, typed: str | None = None, pending: int | None = None
+) -> TableLook:
+    files = log.files()
+    return TableLook(
+        kind=kind,
+        name=name,
+        rows=sum(file.rows for file in files),
+        size_bytes=sum(file.size_bytes for file in files),
+        files=len(files),
+        columns=tuple((field.name, _sql_type(field.type)) for field in [*log.schema][:COLUMNS_SHOWN_MAX]),
+        typed=typed,
+        batch=batch,
+        changed_s=max((file.modified_ms for file in files), default=0) / 1000 or None,
+        pending=pending,
+    )
+
+
+def _sql_type(type_: pa.DataType) -> str:
+    try:
+        return type_name(type_)
+    except (KeyError, ValueError, TypeError, AssertionError):
+        return str(type_).upper()
+
+
+# --- rows as text -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Some rows of a table, as text. Long values are cut, and end in `…` then."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | None, ...], ...]
+    of: str
+    """Where they come from."""
+
+
+_CHANGES_SHOWN = ("changed_at", "op", "scope", "collection", "key", "value", "vbucket", "seqno", "batch", "void")
+_SHOWN_FIRST = {
+    TableKind.DOCUMENTS: ("key",),
+    TableKind.HISTORY: ("key", "valid_from", "valid_to", "document"),
+    TableKind.REJECTS: ("key", "field", "reason", "document"),
+}
+_SHOWN_LAST = {
+    TableKind.DOCUMENTS: ("document", "changed_at"),
+    TableKind.HISTORY: (),
+    TableKind.REJECTS: ("changed_at",),
+}
+_TYPED_SHOWN_MAX = 24
+
+
+def _sample_columns(kind: TableKind, names: Sequence[str]) -> list[str]:
+    """What a reader looks for first: the key, the typed columns, the document."""
+    if kind is TableKind.CHANGES:
+        return [name for name in _CHANGES_SHOWN if name in names]
+    typed: list[str] = []
+    if kind is TableKind.DOCUMENTS:
+        own = {*documents_schema(xattrs=True).names}
+        typed = [name for name in names if name not in own][:_TYPED_SHOWN_MAX]
+    return [name for name in (*_SHOWN_FIRST[kind], *typed, *_SHOWN_LAST[kind]) if name in names]
+
+
+def _to_sample(rows: pa.Table, of: str) -> Sample:
+    texts = [tuple(_text(value) for value in row.values()) for row in rows.to_pylist()]
+    return Sample(columns=tuple(rows.schema.names), rows=tuple(texts), of=of)
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        text = value[: 4 * CELL_CHARS_MAX].decode(errors="backslashreplace")
+    elif isinstance(value, datetime):
+        text = value.isoformat(sep=" ", timespec="milliseconds")
+    elif isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= CELL_CHARS_MAX else text[:CELL_CHARS_MAX] + "…"

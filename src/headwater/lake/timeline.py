@@ -1,0 +1,236 @@
+"""What has happened to a lake: batches, merges, rollbacks and upkeep, as the logs of its tables say it.
+
+Nothing is remembered beside the tables, so the timeline is the same after a restart, and for a landing that has stopped
+or runs elsewhere. A batch is a commit of `changes` with a new number. What it says in its state, beside that of the
+commit before it, is what a rollback was: where the vbucket was, where it went back to, and on which branch it is now.
+
+`Timeline` reads only what is new in the logs since it last looked. `lake_look` puts it beside the tables themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import islice
+
+from headwater.lake.delta_log import DeltaLog, LogEntry
+from headwater.lake.lake import Lake
+from headwater.lake.layout import TableKind
+from headwater.lake.table_state import TableState
+from headwater.phrases import counted
+from headwater.protocol.numbers import VBucketId
+
+CHANGES_ENTRIES_MAX = 300
+"""Commits of `changes` that are looked back at: reading one takes two milliseconds."""
+TABLE_ENTRIES_MAX = 60
+TABLES_MAX = 64
+"""Of each table of documents, and of so many tables."""
+EVENTS_MAX = 400
+ROLLED_BACK_SHOWN_MAX = 64
+"""Vbuckets that a rollback names; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEvent:
+    """A batch was committed to `changes`."""
+
+    time_s: float
+    batch: int
+    rows: int | None
+    """None where an earlier version has begun the table, and did not count."""
+    took_s: float | None
+    """From its beginning to its commit."""
+    kind: str = "batch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VBucketRollback:
+    """What a rollback was in one vbucket."""
+
+    vbucket: int
+    from_seqno: int
+    """Where the tables were."""
+    kept_seqno: int
+    """What lies behind it was undone."""
+    is_new_branch: bool
+    is_read_again: bool
+    """It went further back than the tables could: the vbucket was read again from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackEvent:
+    """A batch has brought rollbacks, and what they took back was marked as void in the same commit."""
+
+    time_s: float
+    batch: int
+    vbuckets: int
+    undone: int | None
+    """Rows of `changes` that became void; None where an earlier version did not count them."""
+    why: str
+    parts: tuple[VBucketRollback, ...]
+    """The first of them."""
+    kind: str = "rollback"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeEvent:
+    """Pending changes became a part of `documents`."""
+
+    time_s: float
+    batch: int
+    """Up to this one."""
+    tables: tuple[str, ...]
+    files: int
+    written_bytes: int
+    kind: str = "merge"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepEvent:
+    """The same rows lie in other files now."""
+
+    time_s: float
+    table: str
+    added: int
+    removed: int
+    kind: str = "upkeep"
+
+
+Event = BatchEvent | RollbackEvent | MergeEvent | UpkeepEvent
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The newest events of a lake."""
+
+    _events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
+    """Oldest first."""
+    _seen: dict[str, int] = field(default_factory=dict)
+    """By table: the newest version that was looked at."""
+
+    def look(self, lake: Lake) -> list[Event]:
+        """What has happened up to the versions that the tables are open at, newest first."""
+        found = [*self._events]
+        for entry, state, before in self._new(lake.changes, CHANGES_ENTRIES_MAX):
+            found += _changes_events(entry, state, before)
+        for name in sorted(lake.tables)[:TABLES_MAX]:
+            documents = lake.tables[name].documents
+            if documents is not None:
+                for entry, state, before in self._new(documents.log, TABLE_ENTRIES_MAX):
+                    found += _documents_events(entry, state, before, name)
+        self._events.clear()
+        self._events.extend(sorted(_joined(found), key=lambda event: event.time_s))
+        return [*reversed(self._events)]
+
+    def _new(self, log: DeltaLog, entries_max: int) -> Iterator[tuple[LogEntry, TableState, TableState]]:
+        """The commits that have come since the last look, each with what the table held after it and before it. Commits
+        of others say neither, and change neither."""
+        seen, version = self._seen.get(log.location.uri, -1), log.version
+        self._seen[log.location.uri] = version
+        after: tuple[LogEntry, TableState] | None = None
+        for entry in islice(log.entries(), entries_max) if version > seen else ():
+            if after is not None and entry.state is not None:
+                yield *after, entry.state
+            if entry.version <= seen and entry.state is not None:
+                return
+            after = after if entry.state is None else (entry, entry.state)
+
+
+def _changes_events(entry: LogEntry, state: TableState, before: TableState) -> Iterator[Event]:
+    if state.batch == before.batch:
+        yield from _upkeep(entry, TableKind.CHANGES)
+        return
+    rows = None
+    if state.totals is not None and before.totals is not None:
+        rows = state.totals.rows - before.totals.rows
+    yield BatchEvent(time_s=entry.time_ms / 1000, batch=state.batch, rows=rows, took_s=_took_s(entry, state.batch))
+    if state.rollbacks:
+        yield _rollback(entry, state, before)
+
+
+def _took_s(entry: LogEntry, batch: int) -> float | None:
+    """A batch begins when its rows say that they were landed; the files of a commit may have older rows, too."""
+    began_s = []
+    for add in entry.actions("add"):
+        most = json.loads(add.get("stats") or "{}").get("maxValues", {})
+        if most.get("batch") == batch and "landed_at" in most:
+            began_s.append(datetime.fromisoformat(most["landed_at"]).timestamp())
+    return max(0.0, entry.time_ms / 1000 - min(began_s)) if began_s else None
+
+
+def _rollback(entry: LogEntry, state: TableState, before: TableState) -> RollbackEvent:
+    parts = []
+    for vbucket, kept in sorted((state.rollbacks or {}).items()):
+        was, now = before.offsets.get(VBucketId(vbucket)), state.offsets.get(VBucketId(vbucket))
+        parts.append(
+            VBucketRollback(
+                vbucket=vbucket,
+                from_seqno=kept if was is None else int(was.seqno),
+                kept_seqno=kept,
+                is_new_branch=was is not None and now is not None and was.vbuuid != now.vbuuid,
+                is_read_again=now is None,
+            )
+        )
+    return RollbackEvent(
+        time_s=entry.time_ms / 1000,
+        batch=state.batch,
+        vbuckets=len(parts),
+        undone=state.undone,
+        why=" ".join(_reasons(parts)),
+        parts=tuple(parts[:ROLLED_BACK_SHOWN_MAX]),
+    )
+
+
+def _reasons(parts: Sequence[VBucketRollback]) -> Iterator[str]:
+    """Why the server took changes back, as far as offsets can say it (kv_engine's docs, "Rollback": the branch of a
+    failover log that the consumer is on ends before the seqno that it asks from)."""
+    branches = sum(part.is_new_branch for part in parts)
+    again = sum(part.is_read_again for part in parts)
+    if branches:
+        went = "went on from an earlier seqno, on a new branch of history"
+        yield f"Failover: {counted(branches, 'vbucket')} {went}."
+    if again:
+        yield f"{counted(again, 'vbucket')} went back further than the tables reach: read again from 0."
+    if rest := len(parts) - branches - again:
+        yield f"The server took back changes of {counted(rest, 'vbucket')} on the same branch."
+
+
+def _documents_events(entry: LogEntry, state: TableState, before: TableState, name: str) -> Iterator[Event]:
+    if state.batch == before.batch:
+        yield from _upkeep(entry, f"{TableKind.DOCUMENTS}/{name}")
+    elif added := entry.actions("add"):
+        yield MergeEvent(
+            time_s=entry.time_ms / 1000,
+            batch=state.batch,
+            tables=(name,),
+            files=len(added),
+            written_bytes=sum(add["size"] for add in added),
+        )
+
+
+def _upkeep(entry: LogEntry, table: str) -> Iterator[UpkeepEvent]:
+    added, removed = len(entry.actions("add")), len(entry.actions("remove"))
+    if added or removed:
+        yield UpkeepEvent(time_s=entry.time_ms / 1000, table=table, added=added, removed=removed)
+
+
+def _joined(events: Iterable[Event]) -> Iterator[Event]:
+    """A merge is a commit of each table, one after the other, and a look may come in between: here it is one event."""
+    merges: dict[int, MergeEvent] = {}
+    for event in events:
+        if not isinstance(event, MergeEvent):
+            yield event
+        elif (known := merges.get(event.batch)) is None:
+            merges[event.batch] = event
+        else:
+            merges[event.batch] = replace(
+                known,
+                time_s=max(known.time_s, event.time_s),
+                tables=tuple(sorted({*known.tables, *event.tables})),
+                files=known.files + event.files,
+                written_bytes=known.written_bytes + event.written_bytes,
+            )
+    yield from merges.values()

@@ -1,0 +1,187 @@
+/** The frame of a lake's page: the token if there is one, the line of health, and the three views. */
+
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { ApiError, getJson, post } from "../src/api";
+import { Mark } from "../src/login";
+import { Empty, Problem } from "../src/pieces";
+import { applyTheme, chosenTheme, type Theme } from "../src/theme";
+import { type Heard, type Session, type State, useLake } from "./lake";
+import { Health, Overview } from "./overview";
+import { Tables } from "./tables";
+import { Timeline } from "./timeline";
+
+const PAGES = { overview: "Overview", timeline: "Timeline", tables: "Tables" } as const;
+type Page = keyof typeof PAGES;
+
+function place(): Page {
+  const name = location.hash.replace(/^#\/?/, "");
+  return name in PAGES ? (name as Page) : "overview";
+}
+
+function focusMain(): void {
+  requestAnimationFrame(() => document.getElementById("main")?.focus());
+}
+
+export function App() {
+  const [session, setSession] = useState<Session | null>(null);
+  const [problem, setProblem] = useState<string | null>(null);
+
+  const load = useCallback(async () => {
+    try {
+      setSession(await getJson<Session>("session"));
+      setProblem(null);
+    } catch {
+      setProblem("The page's server does not answer. Is it running?");
+    }
+  }, []);
+  useEffect(() => void load(), [load]);
+  const logOut = useCallback(() => setSession((known) => known && { ...known, is_in: false }), []);
+
+  if (problem) return <main class="login"><Problem error={problem} /></main>;
+  if (session === null) return null;
+  if (!session.is_in) return <TokenForm onGiven={() => void load().then(focusMain)} />;
+  return <Frame session={session} onLoggedOut={logOut} />;
+}
+
+function TokenForm(props: { onGiven: () => void }) {
+  const [error, setError] = useState<string | null>(null);
+  const [isBusy, setBusy] = useState(false);
+  const token = useRef<HTMLInputElement>(null);
+  useEffect(() => token.current?.focus(), []);
+
+  const submit = async (event: Event): Promise<void> => {
+    event.preventDefault();
+    setBusy(true);
+    setError(null);
+    try {
+      await post("login", { token: token.current!.value });
+      props.onGiven();
+    } catch (thrown) {
+      setError(thrown instanceof ApiError ? thrown.message : "The page's server does not answer");
+      token.current!.select();
+    } finally {
+      setBusy(false);
+    }
+  };
+
+  return (
+    <main class="login" id="main">
+      <form class="card" onSubmit={(event) => void submit(event)}>
+        <h1>
+          <Mark /> Headwater
+        </h1>
+        <p class="muted">Give the token that the page was started with (HEADWATER_UI_TOKEN).</p>
+        <div class="field">
+          <label for="token">Token</label>
+          <input id="token" ref={token} name="token" type="password" autocomplete="current-password" required />
+        </div>
+        <Problem error={error} />
+        <button type="submit" class="primary" disabled={isBusy}>
+          {isBusy ? "Checking…" : "Show the lake"}
+        </button>
+      </form>
+    </main>
+  );
+}
+
+const HEARD_NAMES: Record<Heard, string> = { connecting: "connecting", live: "live", lost: "no answer" };
+
+function Frame(props: { session: Session; onLoggedOut: () => void }) {
+  const { session, onLoggedOut } = props;
+  const { state, heard } = useLake(onLoggedOut);
+  const [page, setPage] = useState<Page>(place());
+
+  useEffect(() => {
+    const listener = (): void => setPage(place());
+    addEventListener("hashchange", listener);
+    return () => removeEventListener("hashchange", listener);
+  }, []);
+  useEffect(() => {
+    document.title = `${PAGES[page]} · Lake · Headwater`;
+  }, [page]);
+
+  const logOut = async (): Promise<void> => {
+    await post("logout");
+    onLoggedOut();
+  };
+
+  return (
+    <>
+      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); focusMain(); }}>
+        Skip to the content
+      </a>
+      <header class="top">
+        <a class="brand" href="#/overview" aria-label="Headwater, overview">
+          <Mark /> <span>Headwater</span>
+        </a>
+        <nav aria-label="Pages">
+          {Object.entries(PAGES).map(([name, title]) => (
+            <a key={name} href={`#/${name}`} aria-current={page === name ? "page" : undefined}>
+              {title}
+            </a>
+          ))}
+        </nav>
+        <div class="top-tools">
+          <span class={`status ${heard}`} role="status">{HEARD_NAMES[heard]}</span>
+          {state?.landing.node_page && <a href={state.landing.node_page}>Node’s dashboard</a>}
+          <ThemeSwitch />
+          {session.needs_token && <button class="plain" onClick={() => void logOut()}>Log out</button>}
+        </div>
+      </header>
+      <main id="main" tabIndex={-1}>
+        <h1 class="sr">{PAGES[page]}</h1>
+        {state === null ? null : <Current page={page} state={state} heard={heard} />}
+      </main>
+      <footer>
+        Headwater {session.version} · <span class="lake-uri">{state?.uri}</span>
+      </footer>
+    </>
+  );
+}
+
+function Current(props: { page: Page; state: State; heard: Heard }) {
+  const { page, state, heard } = props;
+  const lake = state.lake;
+  return (
+    <>
+      <Health state={state} heard={heard} />
+      {lake === null ? (
+        <Empty title="The tables can’t be read">
+          <p>{state.problem ?? "They were not looked at yet."}</p>
+        </Empty>
+      ) : page === "timeline" ? (
+        <Timeline lake={lake} />
+      ) : page === "tables" ? (
+        <Tables lake={lake} />
+      ) : (
+        <Overview state={state} lake={lake} />
+      )}
+    </>
+  );
+}
+
+const THEMES: Record<Theme, string> = { auto: "System colours", light: "Light colours", dark: "Dark colours" };
+
+function ThemeSwitch() {
+  const [theme, setTheme] = useState<Theme>(chosenTheme());
+  return (
+    <label class="inline-field">
+      <span class="sr">Colours</span>
+      <select
+        id="theme"
+        value={theme}
+        onChange={(event) => {
+          const chosen = event.currentTarget.value as Theme;
+          setTheme(chosen);
+          applyTheme(chosen);
+        }}
+      >
+        {Object.entries(THEMES).map(([value, name]) => (
+          <option key={value} value={value}>
+            {name}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}

@@ -1,0 +1,183 @@
+/** What the server says of a lake, asked for again and again. Null is for what is not known. */
+
+import { useEffect, useState } from "preact/hooks";
+import { ApiError, getJson } from "../src/api";
+import { duration } from "../src/format";
+
+export interface Session {
+  needs_token: boolean;
+  is_in: boolean;
+  version: string;
+}
+
+export interface LakeTable {
+  kind: "changes" | "documents" | "history" | "rejects";
+  name: string;
+  rows: number;
+  size_bytes: number;
+  files: number;
+  columns: [name: string, type: string][];
+  typed: string | null;
+  batch: number;
+  changed_s: number | null;
+  pending: number | null;
+}
+
+export interface VBucketRollback {
+  vbucket: number;
+  from_seqno: number;
+  kept_seqno: number;
+  is_new_branch: boolean;
+  is_read_again: boolean;
+}
+
+export interface BatchEvent {
+  kind: "batch";
+  time_s: number;
+  batch: number;
+  rows: number | null;
+  took_s: number | null;
+}
+
+export interface RollbackEvent {
+  kind: "rollback";
+  time_s: number;
+  batch: number;
+  vbuckets: number;
+  undone: number | null;
+  why: string;
+  parts: VBucketRollback[];
+}
+
+export interface MergeEvent {
+  kind: "merge";
+  time_s: number;
+  batch: number;
+  tables: string[];
+  files: number;
+  written_bytes: number;
+}
+
+export interface UpkeepEvent {
+  kind: "upkeep";
+  time_s: number;
+  table: string;
+  added: number;
+  removed: number;
+}
+
+export type LakeEvent = BatchEvent | RollbackEvent | MergeEvent | UpkeepEvent;
+
+export interface Verdict {
+  time_s: number;
+  is_equal: boolean;
+  sentence: string;
+  landed: number;
+  pending: number;
+  differing: number;
+  compared: string;
+  findings: string[];
+}
+
+export interface Lake {
+  bucket_uuid: string;
+  vbuckets: number;
+  selection: string;
+  batch: number;
+  rows: number | null;
+  rollbacks: number | null;
+  documents: number;
+  rows_per_s: number | null;
+  tables: LakeTable[];
+  tables_more: number;
+  events: LakeEvent[];
+  verdict: Verdict | null;
+}
+
+export interface Landing {
+  state: "starting" | "running" | "stopped" | "failed" | "silent" | "unknown";
+  lag_s: number | null;
+  documents_age_s: number | null;
+  /** The times are of what the tables say; the bucket may have nothing newer. */
+  is_bound: boolean;
+  time_s?: number;
+  started_s?: number;
+  source?: string;
+  bucket?: string;
+  host?: string;
+  every_s?: number | null;
+  failure?: string | null;
+  page?: string | null;
+  node_page?: string | null;
+  status?: { doing: string; lag_seqnos: number | null; failures: number; last_merge_s: number | null };
+}
+
+export interface State {
+  now_ms: number;
+  uri: string;
+  problem: string | null;
+  landing: Landing;
+  lake: Lake | null;
+  lags: { time_ms: number[]; lag_s: number[]; age_s: number[] };
+}
+
+export interface Sample {
+  columns: string[];
+  rows: (string | null)[][];
+  of: string;
+}
+
+const ASK_EVERY_MS = 2000;
+
+export type Heard = "connecting" | "live" | "lost";
+
+/** The state of now; the last one stays while the server does not answer. */
+export function useLake(onLoggedOut: () => void): { state: State | null; heard: Heard } {
+  const [state, setState] = useState<State | null>(null);
+  const [heard, setHeard] = useState<Heard>("connecting");
+  useEffect(() => {
+    const abort = new AbortController();
+    let timer = 0;
+    const ask = async (): Promise<void> => {
+      try {
+        setState(await getJson<State>("state", abort.signal));
+        setHeard("live");
+      } catch (thrown) {
+        if (abort.signal.aborted) return;
+        if (thrown instanceof ApiError && thrown.status === 401) return onLoggedOut();
+        setHeard("lost");
+      }
+      timer = window.setTimeout(() => void ask(), ASK_EVERY_MS);
+    };
+    void ask();
+    return () => {
+      abort.abort();
+      clearTimeout(timer);
+    };
+  }, [onLoggedOut]);
+  return { state, heard };
+}
+
+/** The answer to one question, asked when the path changes. */
+export function useSample(path: string): { sample: Sample | null; error: string | null } {
+  const [loaded, setLoaded] = useState<{ sample: Sample | null; error: string | null }>({ sample: null, error: null });
+  useEffect(() => {
+    const abort = new AbortController();
+    getJson<Sample>(path, abort.signal).then(
+      (sample) => setLoaded({ sample, error: null }),
+      (thrown: unknown) => {
+        if (abort.signal.aborted) return;
+        setLoaded({ sample: null, error: thrown instanceof ApiError ? thrown.message : "The page's server does not answer" });
+      },
+    );
+    return () => abort.abort();
+  }, [path]);
+  return loaded;
+}
+
+/** A time that has passed, short ones to the tenth of a second. */
+export function span(seconds: number | null | undefined): string {
+  if (seconds === null || seconds === undefined) return "unknown";
+  if (seconds < 0.05) return "0 s";
+  return seconds < 60 ? `${seconds.toFixed(1)} s` : duration(seconds);
+}

@@ -1,0 +1,168 @@
+/** How the landing stands: one sentence on top of every view, and the numbers below it. */
+
+import { Chart } from "../src/chart";
+import { many, moment, short, whole } from "../src/format";
+import { Empty, Section, Tile } from "../src/pieces";
+import { type BatchEvent, type Heard, type Lake, type Landing, type State, span } from "./lake";
+import { EventList } from "./timeline";
+
+const NEWEST = 8;
+
+const at = (time_s: number | undefined): string => (time_s === undefined ? "an unknown time" : moment(time_s * 1000));
+
+type Tone = "ok" | "warn" | "bad";
+const TONES: Tone[] = ["bad", "warn", "ok"];
+
+/** What a person should know first, and what to do about it: the worst comes first. */
+function health(state: State, heard: Heard): [Tone, string][] {
+  const { landing, lake } = state;
+  if (heard === "lost") return [["bad", "The page’s server does not answer: what is shown is what it said last."]];
+  const lines = [LANDINGS[landing.state](landing)];
+  const failures = landing.state === "running" ? (landing.status?.failures ?? 0) : 0;
+  if (failures > 0) {
+    lines.push(["warn", `${many(failures, "failure")} in a row: the landing tries again, and its log says why.`]);
+  }
+  if (state.problem) lines.push(["bad", `The tables can’t be read now: ${state.problem}`]);
+  if (lake?.verdict && !lake.verdict.is_equal) {
+    lines.push(["bad", `The last verify (${at(lake.verdict.time_s)}) found differences: ${lake.verdict.sentence}`]);
+  }
+  return lines.sort(([one], [other]) => TONES.indexOf(one) - TONES.indexOf(other));
+}
+
+const LANDINGS: Record<Landing["state"], (landing: Landing) => [Tone, string]> = {
+  starting: () => ["warn", "The landing is being started: Spark takes some seconds."],
+  running: (landing) =>
+    landing.lag_s === null
+      ? ["warn", "The landing runs. How far it is behind is unknown until it has landed everything once."]
+      : ["ok", `The landing runs: what was written more than ${span(landing.lag_s)} ago is in the tables.`],
+  stopped: (landing) => [
+    "warn",
+    `The landing was stopped at ${at(landing.time_s)}. The same command goes on from there.`,
+  ],
+  failed: (landing) => ["bad", `The landing failed at ${at(landing.time_s)}: ${landing.failure ?? "unknown"}`],
+  silent: (landing) => [
+    "bad",
+    `No sign of the landing since ${at(landing.time_s)}: it was killed, or ${landing.host ?? "its machine"} can’t write here. The same command goes on from where the tables end.`,
+  ],
+  unknown: () => ["warn", "Whether a landing runs is unknown: it has left no note beside the tables."],
+};
+
+export function Health(props: { state: State; heard: Heard }) {
+  return (
+    <div class="healths" data-test="health" data-landing={props.state.landing.state}>
+      {health(props.state, props.heard).map(([tone, line]) => (
+        <p key={line} class={`health ${tone}`}>{line}</p>
+      ))}
+    </div>
+  );
+}
+
+export function Overview(props: { state: State; lake: Lake }) {
+  const { state, lake } = props;
+  const { landing, lags } = state;
+  const documents = lake.tables.filter((table) => table.kind === "documents");
+  const pendings = documents.map((table) => table.pending);
+  const pending = pendings.includes(null) ? null : pendings.reduce((sum: number, rows) => sum + (rows ?? 0), 0);
+  const rejects = lake.tables.filter((table) => table.kind === "rejects").reduce((sum, table) => sum + table.rows, 0);
+  const batches = lake.events.filter((event): event is BatchEvent => event.kind === "batch").reverse();
+  const last = batches.at(-1);
+  const bound = "at most: the bucket is not asked";
+  const seqnos = landing.status?.lag_seqnos ?? null;
+  const lagNote = landing.is_bound ? bound : seqnos === null ? "seqnos unknown" : many(seqnos, "seqno");
+  return (
+    <>
+      <Section id="now-title" title="Now" aside={<Source landing={landing} lake={lake} />}>
+        <dl class="tiles">
+          <Tile label="Lag" value={span(landing.lag_s)} note={lagNote} tone={landing.lag_s === null ? "warn" : undefined} />
+          <Tile label="Documents are behind" value={span(landing.documents_age_s)} note={landing.is_bound ? bound : pendingNote(pending)} />
+          <Tile label="Rows a second" value={rate(lake.rows_per_s)} note={`last minute; ${lastBatch(last)}`} />
+          <Tile label="Documents" value={whole(lake.documents)} note={`in ${many(documents.length, "table")}; ${pendingNote(pending)}`} />
+          <Tile label="Rows landed" value={lake.rows === null ? "unknown" : short(lake.rows)} note={many(lake.batch + 1, "batch", "batches")} />
+          <Tile label="Rollbacks undone" value={lake.rollbacks === null ? "unknown" : whole(lake.rollbacks)} note="of vbuckets, since the beginning" />
+          <Tile label="Rejects" value={whole(rejects)} note={rejects ? "values that don’t fit their column" : "every value fits its column"} tone={rejects ? "warn" : undefined} />
+        </dl>
+        <div class="charts">
+          {lags.time_ms.length > 1 && (
+            <Chart
+              title="Behind the bucket, in seconds"
+              times={lags.time_ms}
+              format={(value) => `${short(value)} s`}
+              lines={[
+                { label: "documents", values: lags.age_s, color: "--series-4" },
+                { label: "changes", values: lags.lag_s, color: "--series-1" },
+              ]}
+            />
+          )}
+          {batches.length > 1 && (
+            <Chart
+              title="Rows of each batch"
+              times={batches.map((batch) => batch.time_s * 1000)}
+              format={short}
+              lines={[{ label: "rows", values: batches.map((batch) => batch.rows ?? 0), color: "--series-2" }]}
+            />
+          )}
+        </div>
+      </Section>
+      <Verified lake={lake} />
+      <Section id="newest-title" title="What happened last" aside={<a href="#/timeline">All events</a>}>
+        <EventList events={lake.events.slice(0, NEWEST)} />
+      </Section>
+    </>
+  );
+}
+
+function rate(rows_per_s: number | null): string {
+  if (rows_per_s === null) return "unknown";
+  return rows_per_s > 0 && rows_per_s < 10 ? rows_per_s.toFixed(1) : short(rows_per_s);
+}
+
+const pendingNote = (pending: number | null): string =>
+  pending === null ? "pending unknown" : pending === 0 ? "nothing pending" : `${many(pending, "change")} pending`;
+
+function lastBatch(last: BatchEvent | undefined): string {
+  if (last === undefined) return "no batch yet";
+  if (last.rows === null) return "last batch unknown";
+  return `last batch ${many(last.rows, "row")}${last.took_s === null ? "" : ` in ${span(last.took_s)}`}`;
+}
+
+function Source(props: { landing: Landing; lake: Lake }) {
+  const { landing, lake } = props;
+  const every = landing.every_s === undefined ? "" : landing.every_s === null ? ", once" : `, every ${landing.every_s} s`;
+  return (
+    <span class="muted lake-uri">
+      {landing.source ?? `bucket ${lake.bucket_uuid}`}{every}; {lake.selection}
+      {landing.host && ` · on ${landing.host}`}
+    </span>
+  );
+}
+
+function Verified(props: { lake: Lake }) {
+  const verdict = props.lake.verdict;
+  return (
+    <Section id="verify-title" title="Last verify">
+      {verdict === null ? (
+        <Empty title="Never, as far as is known">
+          <p>Compare the tables with the bucket; the verdict is shown here:</p>
+          <pre class="value">headwater verify URL DIR</pre>
+        </Empty>
+      ) : (
+        <div class="card verdict" data-equal={String(verdict.is_equal)}>
+          <p>
+            <span class={`badge ${verdict.is_equal ? "mutation" : "deletion"}`}>{verdict.is_equal ? "equal" : "not equal"}</span>{" "}
+            {verdict.sentence}
+          </p>
+          <p class="muted">
+            {moment(verdict.time_s * 1000)}, of {verdict.compared}. What was landed since was not looked at.
+          </p>
+          {verdict.findings.length > 0 && (
+            <ul class="findings">
+              {verdict.findings.map((finding) => (
+                <li key={finding}>{finding}</li>
+              ))}
+            </ul>
+          )}
+        </div>
+      )}
+    </Section>
+  );
+}
