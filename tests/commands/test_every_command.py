@@ -62,6 +62,10 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater serve": [(["--data", "data", "--vbuckets", "3"], 1, "take a power of two")],
     "headwater sim": [(["--no-such-option"], 2, "No such option")],
     "headwater tail": [([URL, "--to", "now"], 1, NOWHERE), ([URL, "--limit", "0"], 2, "--limit")],
+    "headwater ui": [
+        (["no-such-lake"], 1, "no-such-lake holds no tables of a bucket"),
+        (["lake", "--listen", "0.0.0.0:8080"], 1, "without a token the page is not served"),
+    ],
     "headwater users add": [
         ([URL, "kim", "--role", "admin", "--new-password", "violets"], 1, NOWHERE),
         ([URL, "kim"], 2, "give --role or --group"),

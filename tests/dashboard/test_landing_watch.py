@@ -50,7 +50,7 @@ def metrics_text() -> bytes:
         is_active=True, doing="reading", batch=2, rows=1200, rollbacks=1, documents=900, tables=2, lag_seqnos=17,
         lag_s=2.5, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=None, failures=0,
     )  # fmt: skip
-    registry.register(LandingMetrics("beer", lambda: status))
+    registry.register(LandingMetrics("beer", lambda: status, page="http://127.0.0.1:8080/ui/"))
     return generate_latest(registry)
 
 
@@ -68,6 +68,18 @@ def test_the_numbers_of_a_landing_are_on_the_feed(tmp_path: Path) -> None:
 
     with answering(200, metrics_text()) as url:
         in_world(tmp_path, scenario, landing_urls=(url,))
+
+
+def test_a_landing_that_has_stopped_is_shown_as_it_was_with_its_page() -> None:
+    with answering(200, metrics_text()) as url:
+        landings = Landings([url])
+        landings.numbers = [fetch_landing(url)]
+        [shown] = landings.of("beer")
+        assert (shown["page"], "error" in shown) == ("http://127.0.0.1:8080/ui/", False)
+    landings.numbers = [fetch_landing(url, landings.numbers[0])]
+    [stopped] = landings.of("beer")
+    assert "refused" in str(stopped["error"])
+    assert (stopped["numbers"], stopped["heard_ms"]) == (shown["numbers"], shown["heard_ms"])
 
 
 def test_a_landing_of_another_bucket_is_not_shown_there() -> None:

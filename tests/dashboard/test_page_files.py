@@ -6,26 +6,35 @@ import hashlib
 import re
 from pathlib import Path
 
+import pytest
+
 from support.dashboard_world import World, in_world
 
 ROOT = Path(__file__).parents[2]
-ASSETS = ROOT / "src" / "headwater" / "node" / "http" / "dashboard" / "assets"
+PACKAGE = ROOT / "src" / "headwater"
+DASHBOARD, LAKE_PAGE = PACKAGE / "node" / "http" / "dashboard" / "assets", PACKAGE / "lake_page" / "assets"
+SOURCES = {DASHBOARD: ("src",), LAKE_PAGE: ("src", "lake")}
 WEB = ROOT / "web"
 BUNDLE_BYTES_MAX = 160_000
 
+both_pages = pytest.mark.parametrize("assets", SOURCES, ids=["dashboard", "lake"])
 
-def test_the_page_was_built_from_the_sources_that_are_here() -> None:
+
+@both_pages
+def test_the_page_was_built_from_the_sources_that_are_here(assets: Path) -> None:
     digest = hashlib.sha256()
-    for path in sorted((WEB / "src").iterdir(), key=lambda path: path.name):
-        digest.update(path.name.encode() + path.read_bytes())
+    for folder in SOURCES[assets]:
+        for path in sorted((WEB / folder).iterdir(), key=lambda path: path.name):
+            digest.update(path.name.encode() + path.read_bytes())
     digest.update((WEB / "package-lock.json").read_bytes())
-    built = re.search(r'name="sources" content="(\w+)"', (ASSETS / "index.html").read_text())
+    built = re.search(r'name="sources" content="(\w+)"', (assets / "index.html").read_text())
     assert built is not None
     assert built[1] == digest.hexdigest(), "run `npm ci && npm run build` in web/"
 
 
-def test_the_page_is_small_and_names_no_other_host() -> None:
-    text = "".join(path.read_text() for path in ASSETS.iterdir())
+@both_pages
+def test_the_page_is_small_and_names_no_other_host(assets: Path) -> None:
+    text = "".join(path.read_text() for path in assets.iterdir())
     assert len(text) < BUNDLE_BYTES_MAX
     foreign = {host for host in re.findall(r"https?://([\w.-]+)", text) if host not in ("www.w3.org", "127.0.0.1")}
     assert foreign == set()

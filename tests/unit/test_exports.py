@@ -26,9 +26,9 @@ PUBLIC = {
     ),
     "headwater.blocking": "Batches Changes Client connect",
     "headwater.spark": (
-        "ChangeBatch FrameKeywords Freshness IcebergSettings LagListener LakeSettings LandedBatch Landing LandingQuery"
-        " LandingStatus MergeRules SourceKeywords TypedColumns Upkeep Verification apply_changes documents land"
-        " query_error read register start_session verify"
+        "ChangeBatch FrameKeywords Freshness IcebergSettings LagListener LakeLook LakeSettings LandedBatch Landing"
+        " LandingQuery LandingStatus MergeRules SourceKeywords TypedColumns Upkeep Verification apply_changes documents"
+        " land look query_error read register start_session verify"
     ),
     "headwater.testing": "HeadwaterCluster HeadwaterNode NodeFailed",
     "headwater.protocol": (

@@ -31,7 +31,7 @@ export function Tables(props: { lake: Lake }) {
     { title: "Files", isNumber: true, show: (table) => whole(table.files) },
     { title: "Columns", show: (table) => `${whole(table.columns.length)}${table.typed ? `, ${table.typed}` : ""}` },
     { title: "Up to batch", isNumber: true, show: (table) => (table.batch < 0 ? "none" : whole(table.batch)) },
-    { title: "Pending", isNumber: true, show: (table) => (table.kind !== "documents" ? "" : table.pending === null ? "unknown" : whole(table.pending)) },
+    { title: "Pending", isNumber: true, show: (table) => (table.kind !== "documents" ? "–" : table.pending === null ? "unknown" : whole(table.pending)) },
     { title: "Written", show: (table) => (table.changed_s === null ? "never" : moment(table.changed_s * 1000)) },
   ];
   return (

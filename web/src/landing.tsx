@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart";
 import { ConnectionTable } from "./connections";
-import { short, whole } from "./format";
+import { moment, short, whole } from "./format";
 import { type Landing as LandingTold, useLive } from "./live";
 import { Empty, Section, Tile } from "./pieces";
 
@@ -16,10 +16,13 @@ export function Landing(props: { bucket: string }) {
       <Section id="landing-title" title="Landing into tables">
         {live.landings.length === 0 && (
           <Empty title="No landing is being watched">
-            <p>Let the landing show its numbers, and give the node the address:</p>
+            <p>Let the landing have a page of its own, and give the node the address of its metrics:</p>
             <pre class="value">
-              {`headwater land … --metrics-port 9100\nheadwater serve … --landing-metrics http://127.0.0.1:9100/metrics`}
+              {`headwater land … --ui 8080\nheadwater serve … --landing-metrics http://127.0.0.1:8080/metrics`}
             </pre>
+            <p>
+              A lake at rest is shown by <code>headwater ui DIR</code>.
+            </p>
           </Empty>
         )}
         {live.landings.map((landing) => (
@@ -48,8 +51,8 @@ const known = (value: number | undefined): string => (value === undefined ? "unk
 const seconds = (value: number | undefined): string => (value === undefined ? "unknown" : `${value.toFixed(1)} s`);
 
 function One(props: { landing: LandingTold; lags: { time_ms: number[]; lag: number[] } | undefined }) {
-  const { url, error, numbers } = props.landing;
-  if (error || !numbers) {
+  const { url, error, heard_ms, numbers, page } = props.landing;
+  if (!numbers) {
     return (
       <Empty title="The landing does not answer">
         <p>
@@ -61,7 +64,15 @@ function One(props: { landing: LandingTold; lags: { time_ms: number[]; lag: numb
   const lag = numbers.lag_seqnos;
   return (
     <>
-      <p class="muted landing-url">{url}</p>
+      <p class="muted landing-url">
+        {page ? <a href={page}>The landing’s own page</a> : url}
+      </p>
+      {error && (
+        <p class="problem below" data-test="landing-gone">
+          The landing has not answered since {heard_ms === null ? "an unknown time" : moment(heard_ms)} ({error}). What is
+          shown is what it said last; <code>headwater ui DIR</code> shows its tables.
+        </p>
+      )}
       <dl class="tiles">
         <Tile label="Lag" value={lag === undefined ? "unknown" : short(lag)} note={`seqnos; ${seconds(numbers.lag_seconds)}`} />
         <Tile label="Documents are behind" value={seconds(numbers.documents_age_seconds)} />

@@ -121,8 +121,13 @@ export interface Collection {
 
 export interface Landing {
   url: string;
+  /** Null where it has never answered. */
+  heard_ms: number | null;
   error?: string;
+  /** What it said last. */
   numbers?: Record<string, number>;
+  /** Its own page. */
+  page?: string;
 }
 
 type RowSent = [vbucket: number, state: number, documents: number, seqno: number, lag: number];

@@ -310,7 +310,7 @@ def land(
                 serving_page(state, address, metrics=lambda: _metrics_text(metrics))
             )
             click.echo(f"The landing is shown at {view.page}", err=True)
-        view.node_page = lambda: find_node_page(url, settings.credentials, login.tls_context(where))
+        view.find_node_page = lambda: find_node_page(url, settings.credentials, login.tls_context(where))
         spark = start_session(master=master, memory=memory, log_folder=Path(mkdtemp(prefix="headwater-spark-")))
         try:
             code = _run(landing, lake, spark, view, None if once else every)
@@ -429,7 +429,7 @@ class _View:
         """Of this run."""
         self.page: str | None = None
         """Where the landing's own page is served."""
-        self.node_page: Callable[[], str | None] = lambda: None
+        self.find_node_page: Callable[[], str | None] | None = None
         """Looks for the dashboard of the node that is read from."""
 
     def status(self) -> LandingStatus | None:
@@ -440,14 +440,15 @@ class _View:
         """For the page; None before there is a landing."""
         return None if self._query is None else self._query.note
 
-    def _say_where(self, query: LandingQuery) -> None:
-        query.say_where(page=self.page, node_page=self.node_page())
-
     @contextlib.contextmanager
     def following(self, query: LandingQuery) -> Iterator[None]:
         self._query = query
-        # Looking for the dashboard of a node takes a connection, and nothing waits for it.
-        threading.Thread(target=self._say_where, args=(query,), name="headwater pages", daemon=True).start()
+        if (find := self.find_node_page) is not None:
+            # That takes a connection, and nothing waits for it.
+            looking = threading.Thread(
+                target=lambda: query.say_where(page=self.page, node_page=find()), name="headwater pages", daemon=True
+            )
+            looking.start()
         if self._is_live:
             self._live = Live(status_line(query.landing_status), console=self._console, transient=True)
             self._live.start()

@@ -46,11 +46,11 @@ def ui(directory: str, listen: str, ui_token: str | None, storage_options: dict[
 
     It ends with Ctrl-C.
 
-    \\b
+    \b
     Examples:
       headwater ui /data/lake
       headwater ui s3://lakes/shop --listen 9000
-      HEADWATER_UI_TOKEN=$(openssl rand -hex 16) \\\\
+      HEADWATER_UI_TOKEN=$(openssl rand -hex 16) \\
         headwater ui /data/lake --listen 0.0.0.0:8080
     """
     address = PageAddress.make(listen, ui_token or None)

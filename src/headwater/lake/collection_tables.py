@@ -54,12 +54,14 @@ _REBUILT_TRANSACTION = "headwater.rebuilt"
 transaction, which is committed with what was parsed. So it happens once, whatever crashes."""
 _FIELD_METADATA = b"headwater.field"
 """On a column: the field that it holds, where that has another name."""
+MERGED_TRANSACTION = "headwater.merged."
+"""With the group: the batch that it is merged up to."""
 NOT_MERGED = -1
 """The batch before the first."""
 
 
 def _merged_transaction(group: int) -> str:
-    return f"headwater.merged.{group}"
+    return f"{MERGED_TRANSACTION}{group}"
 
 
 class MergedTable:

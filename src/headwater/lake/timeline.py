@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 
+from headwater.lake.collection_tables import MERGED_TRANSACTION
 from headwater.lake.delta_log import DeltaLog, LogEntry
-from headwater.lake.lake import Lake
+from headwater.lake.lake import BATCH_TRANSACTION, Lake
 from headwater.lake.layout import TableKind
 from headwater.lake.table_state import TableState
 from headwater.phrases import counted
@@ -119,8 +120,8 @@ class Timeline:
         for name in sorted(lake.tables)[:TABLES_MAX]:
             documents = lake.tables[name].documents
             if documents is not None:
-                for entry, state, before in self._new(documents.log, TABLE_ENTRIES_MAX):
-                    found += _documents_events(entry, state, before, name)
+                for entry, _, _ in self._new(documents.log, TABLE_ENTRIES_MAX):
+                    found += _documents_events(entry, name)
         self._events.clear()
         self._events.extend(sorted(_joined(found), key=lambda event: event.time_s))
         return [*reversed(self._events)]
@@ -140,15 +141,23 @@ class Timeline:
 
 
 def _changes_events(entry: LogEntry, state: TableState, before: TableState) -> Iterator[Event]:
-    if state.batch == before.batch:
+    # Earlier versions have the number of the batch in the transaction only.
+    batch = _transaction(entry, BATCH_TRANSACTION)
+    if batch is None:
         yield from _upkeep(entry, TableKind.CHANGES)
         return
     rows = None
     if state.totals is not None and before.totals is not None:
         rows = state.totals.rows - before.totals.rows
-    yield BatchEvent(time_s=entry.time_ms / 1000, batch=state.batch, rows=rows, took_s=_took_s(entry, state.batch))
+    yield BatchEvent(time_s=entry.time_ms / 1000, batch=batch, rows=rows, took_s=_took_s(entry, batch))
     if state.rollbacks:
         yield _rollback(entry, state, before)
+
+
+def _transaction(entry: LogEntry, prefix: str) -> int | None:
+    """The highest number that a commit gives to transactions whose names begin so; None where it names none."""
+    found = [int(one["version"]) for one in entry.actions("txn") if one["appId"].startswith(prefix)]
+    return max(found, default=None)
 
 
 def _took_s(entry: LogEntry, batch: int) -> float | None:
@@ -198,13 +207,15 @@ def _reasons(parts: Sequence[VBucketRollback]) -> Iterator[str]:
         yield f"The server took back changes of {counted(rest, 'vbucket')} on the same branch."
 
 
-def _documents_events(entry: LogEntry, state: TableState, before: TableState, name: str) -> Iterator[Event]:
-    if state.batch == before.batch:
+def _documents_events(entry: LogEntry, name: str) -> Iterator[Event]:
+    batch, added = _transaction(entry, MERGED_TRANSACTION), entry.actions("add")
+    # Where groups are cut in two the same rows are written again, with what is merged of each.
+    if batch is None or not any(add["dataChange"] for add in added):
         yield from _upkeep(entry, f"{TableKind.DOCUMENTS}/{name}")
-    elif added := entry.actions("add"):
+    else:
         yield MergeEvent(
             time_s=entry.time_ms / 1000,
-            batch=state.batch,
+            batch=batch,
             tables=(name,),
             files=len(added),
             written_bytes=sum(add["size"] for add in added),

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -23,6 +24,7 @@ from headwater.errors import LakeOutOfStep
 from headwater.lake.lake import LakeSettings
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
 from headwater.spark.landing_loop import LandedBatch, LandingStatus
+from support.lake_model import HOTEL, SmallLake, with_columns
 
 LAKE: Any = object()
 STATUS = LandingStatus(
@@ -179,20 +181,42 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[LakeSettings]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "columns", "infer", "says"),
+    ("arguments", "columns", "infer"),
     [
-        ((), {}, True, ""),
-        (("--infer",), {}, True, "--infer can be left out"),
-        (("--no-columns", "--columns", "a.b=n INT"), {"a.b": TypedColumns.from_ddl("n INT")}, False, ""),
-        (("--columns", "infer", "--columns", "a.b=none"), {"*": ColumnMode.INFER, "a.b": ColumnMode.NONE}, True, ""),
+        ((), {}, True),
+        (("--infer",), {}, True),
+        (("--no-columns", "--columns", "a.b=n INT"), {"a.b": TypedColumns.from_ddl("n INT")}, False),
+        (("--columns", "infer", "--columns", "a.b=none"), {"*": ColumnMode.INFER, "a.b": ColumnMode.NONE}, True),
     ],
 )
 def test_columns(
-    prepared: list[LakeSettings], arguments: tuple[str, ...], columns: dict[str, Any], infer: bool, says: str
+    prepared: list[LakeSettings], arguments: tuple[str, ...], columns: dict[str, Any], infer: bool
 ) -> None:
-    result = CliRunner().invoke(land, ["couchbase://localhost/b", "--into", "lake", *arguments])
+    CliRunner().invoke(land, ["couchbase://localhost/b", "--into", "lake", *arguments])
     assert (prepared[0].columns, prepared[0].infer) == (columns, infer)
-    assert says in result.output
+
+
+def test_infer_says_which_tables_it_does_not_change(tmp_path: Path) -> None:
+    fixed = SmallLake(tmp_path / "fixed", settings=with_columns(LakeSettings(), {"inventory.hotel": "n INT"}))
+    for small in (fixed, SmallLake(tmp_path / "inferred")):
+        small.write(0, "a", collection=HOTEL)
+        small.write(0, "b")
+        small.land()
+        said = land_module._what_infer_does(small.lake)
+        assert ("Give --columns 'inventory.hotel=infer'" in said) == (small is fixed)
+        assert ("can be left out" in said) == (small is not fixed)
+
+
+@pytest.mark.parametrize("at", ["0.0.0.0:8080", "[::]:8080", "lake.example.org:8080"])
+def test_a_page_for_others_needs_a_token(prepared: list[LakeSettings], at: str) -> None:
+    command = ["couchbase://localhost/b", "--into", "lake", "--ui", at]
+    refused = CliRunner().invoke(land, command)
+    assert (refused.exit_code, prepared) == (1, [])
+    assert "Set HEADWATER_UI_TOKEN" in " ".join(refused.output.split())
+    short = CliRunner(env={"HEADWATER_UI_TOKEN": "short"}).invoke(land, command)
+    assert "the token has 5 characters" in " ".join(short.output.split())
+    CliRunner(env={"HEADWATER_UI_TOKEN": "x" * 16}).invoke(land, command)
+    assert len(prepared) == 1
 
 
 def test_columns_that_documents_are_clustered_by(prepared: list[LakeSettings]) -> None:

@@ -1,4 +1,4 @@
-"""The landing pipeline's numbers, fetched from where it shows them to Prometheus (`headwater land --metrics-port`).
+"""The numbers of landings, fetched from where they show them to Prometheus (`land --ui` or `land --metrics-port`).
 
 The dashboard keeps one `Landings`, and the live feed shows it. Where to look is an option of the node, never a user's
 choice: a page must not make the node ask any address.
@@ -7,10 +7,11 @@ choice: a page must not make the node ask any address.
 from __future__ import annotations
 
 import asyncio
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO
 from urllib.parse import urlsplit
 
@@ -20,14 +21,19 @@ from headwater.errors import InvalidInput
 from headwater.node.http.limits import LANDING_BYTES_MAX, LANDING_EVERY_S, LANDING_S_MAX, LANDINGS_MAX
 
 _PREFIX = "headwater_land_"
+_PAGE = f"{_PREFIX}page_info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingNumbers:
-    """What one end point has answered, by bucket; `error` where it could not be asked."""
+    """What one end point has answered last, by bucket; `error` where it could not be asked since."""
 
     url: str
     buckets: dict[str, dict[str, float]] = field(default_factory=dict)
+    pages: dict[str, str] = field(default_factory=dict)
+    """By bucket, where the landing's own page is."""
+    heard_ms: int | None = None
+    """When that was."""
     error: str | None = None
 
 
@@ -46,17 +52,18 @@ class Landings:
 
     async def watch(self) -> None:
         while self.numbers:
-            self.numbers = [await asyncio.to_thread(fetch_landing, known.url) for known in self.numbers]
+            self.numbers = [await asyncio.to_thread(fetch_landing, known.url, known) for known in self.numbers]
             await asyncio.sleep(LANDING_EVERY_S)
 
     def of(self, bucket: str) -> list[dict[str, object]]:
-        """What is known of the landings of a bucket, and of the end points that don't answer."""
+        """What is known of the landings of a bucket, and of the end points that have never answered. One that has
+        stopped is shown with what it said last."""
         shown: list[dict[str, object]] = []
-        for numbers in self.numbers:
-            if numbers.error is not None:
-                shown.append({"url": numbers.url, "error": numbers.error})
-            elif bucket in numbers.buckets:
-                shown.append({"url": numbers.url, "numbers": numbers.buckets[bucket]})
+        for known in self.numbers:
+            if bucket in known.buckets or (known.error is not None and not known.buckets):
+                facts = {"numbers": known.buckets.get(bucket), "page": known.pages.get(bucket), "error": known.error}
+                given = {name: fact for name, fact in facts.items() if fact is not None}
+                shown.append({"url": known.url, "heard_ms": known.heard_ms, **given})
         return shown
 
 
@@ -65,24 +72,28 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """The end point was named; it does not get to name another one."""
 
 
-def fetch_landing(url: str) -> LandingNumbers:
-    """Ask one end point. What goes wrong there is part of the result, not raised."""
+def fetch_landing(url: str, before: LandingNumbers | None = None) -> LandingNumbers:
+    """Ask one end point. What goes wrong there is part of the result, beside what it said `before`, and not raised."""
     opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=LANDING_S_MAX) as answer:
-            return LandingNumbers(url=url, buckets=_parse(answer))
+            return _parse(url, answer)
     except (urllib.error.URLError, OSError, ValueError) as error:
-        return LandingNumbers(url=url, error=str(getattr(error, "reason", None) or error) or "no answer")
+        reason = str(getattr(error, "reason", None) or error) or "no answer"
+        return replace(before or LandingNumbers(url=url), error=reason)
 
 
-def _parse(answer: IO[bytes]) -> dict[str, dict[str, float]]:
+def _parse(url: str, answer: IO[bytes]) -> LandingNumbers:
     text = answer.read(LANDING_BYTES_MAX + 1)
     if len(text) > LANDING_BYTES_MAX:
         raise ValueError(f"the answer has more than {LANDING_BYTES_MAX} bytes")
     buckets: dict[str, dict[str, float]] = {}
+    pages: dict[str, str] = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
-            if sample.name.startswith(_PREFIX) and "bucket" in sample.labels:
+            if sample.name == _PAGE and (page := sample.labels.get("url", "")).startswith(("http://", "https://")):
+                pages[sample.labels.get("bucket", "")] = page
+            elif sample.name.startswith(_PREFIX) and "bucket" in sample.labels:
                 name = sample.name.removeprefix(_PREFIX).removesuffix("_total")
                 buckets.setdefault(sample.labels["bucket"], {})[name] = sample.value
-    return buckets
+    return LandingNumbers(url=url, buckets=buckets, pages=pages, heard_ms=int(time.time() * 1000))
