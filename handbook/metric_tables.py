@@ -44,7 +44,7 @@ def node_metrics_table() -> str:
 def landing_metrics_table() -> str:
     # What is not known would leave its metric out.
     status = LandingStatus(**dict.fromkeys((field.name for field in fields(LandingStatus)), cast(Any, 0)))
-    return _families(LandingMetrics("", lambda: status).collect(), common=("bucket",))
+    return _families(LandingMetrics("", lambda: status, page="").collect(), common=("bucket",))
 
 
 def _families(families: Iterable[Metric], common: Sequence[str] = ()) -> str:

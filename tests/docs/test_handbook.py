@@ -62,7 +62,7 @@ def test_every_option_of_the_source_means_something() -> None:
 def test_metrics_are_told_with_their_labels() -> None:
     assert "| `headwater_client_stream_ends_total` | counter | `reason` | " in MADE["client metrics"]()
     assert "| `headwater_node_dcp_connection_window_bytes` | gauge | `bucket`, `connection` |" in MADE["node metrics"]()
-    assert "| `headwater_land_rows_total` | counter | Rows that were ever landed" in MADE["landing metrics"]()
+    assert "| `headwater_land_rows_total` | counter |  | Rows that were ever landed" in MADE["landing metrics"]()
 
 
 @pytest.mark.parametrize(

@@ -101,13 +101,13 @@ class LandingMetrics:
 
     def collect(self) -> Iterator[MetricFamily]:
         """For `prometheus_client.REGISTRY.register`."""
+        status = self.status()
+        if status is not None:
+            yield from collect_metrics(METRICS, [((self.bucket,), status)], prefix=METRICS_PREFIX, labels=("bucket",))
         if self.page is not None:
             page = GaugeMetricFamily(f"{METRICS_PREFIX}page_info", PAGE_DOCUMENTATION, labels=("bucket", "url"))
             page.add_metric((self.bucket, self.page), 1)
             yield page
-        status = self.status()
-        if status is not None:
-            yield from collect_metrics(METRICS, [((self.bucket,), status)], prefix=METRICS_PREFIX, labels=("bucket",))
 
 
 POLL_S = 0.2
