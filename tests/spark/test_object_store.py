@@ -25,9 +25,12 @@ from pyspark.sql import SparkSession
 from headwater.cli import main
 from headwater.errors import LakeError, LakeTaken
 from headwater.lake import upkeep
+from headwater.lake.lake_look import LakeWatch
+from headwater.lake.layout import TableKind
 from headwater.lake.location import Location
 from headwater.lake.upkeep import clean_logs, join_files, trim_changes, vacuum
 from headwater.lake.verify import compare
+from headwater.lake_page.state import LakeState
 from headwater.spark import documents, landing_loop
 from headwater.spark.landing import Landing, LandingQuery
 from support.driven_source import RunHere, without_spark
@@ -138,6 +141,12 @@ def test_a_rollback_upkeep_and_verify(lake_anywhere: StoredLake, monkeypatch: py
     login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
     result = CliRunner().invoke(main, ["verify", lake.bucket.url, lake.uri, *words], env=login)
     assert result.output.splitlines()[-1] == "Equal: 5 documents in 1 collection."
+    # Its page finds the tables there, the verdict, and how the landing has ended.
+    state = LakeState(LakeWatch(Location.of(lake.uri, lake.store.options)))
+    shown = state.show()
+    assert (shown["lake"]["documents"], shown["lake"]["verdict"]["is_equal"]) == (5, True)
+    assert shown["landing"]["state"] == "stopped"
+    assert "e" in {row[0] for row in state.sample(TableKind.DOCUMENTS, DEFAULT).rows}
 
 
 def test_spark_lands_a_rollback_into_s3(lake: StoredLake, spark: SparkSession) -> None:

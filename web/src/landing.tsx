@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart";
 import { ConnectionTable } from "./connections";
-import { moment, short, whole } from "./format";
+import { many, moment, short, whole } from "./format";
 import { type Landing as LandingTold, useLive } from "./live";
 import { Empty, Section, Tile } from "./pieces";
 
@@ -76,7 +76,7 @@ function One(props: { landing: LandingTold; lags: { time_ms: number[]; lag: numb
       <dl class="tiles">
         <Tile label="Lag" value={lag === undefined ? "unknown" : short(lag)} note={`seqnos; ${seconds(numbers.lag_seconds)}`} />
         <Tile label="Documents are behind" value={seconds(numbers.documents_age_seconds)} />
-        <Tile label="Documents" value={known(numbers.documents)} note={`in ${known(numbers.tables)} tables`} />
+        <Tile label="Documents" value={known(numbers.documents)} note={numbers.tables === undefined ? "in an unknown number of tables" : `in ${many(numbers.tables, "table")}`} />
         <Tile label="Rows landed" value={known(numbers.rows)} />
         <Tile label="Batches" value={known(numbers.batches)} note={`last took ${seconds(numbers.last_batch_seconds)}`} />
         <Tile label="Rollbacks undone" value={known(numbers.rollbacks)} />

@@ -94,11 +94,19 @@ def first_documents(lake: Lake) -> FirstDocuments | None:
 
 
 def commit_batch(
-    lake: Lake, batch: Batch, reports: Sequence[ChangeReport], run: Runner = run_here, *, as_of_s: float | None = None
+    lake: Lake,
+    batch: Batch,
+    reports: Sequence[ChangeReport],
+    run: Runner = run_here,
+    *,
+    as_of_s: float | None = None,
+    before_s: float | None = None,
 ) -> CommittedBatch:
     """Make a batch a part of `changes`, and mark what its rollbacks took back, all in one commit.
 
-    `as_of_s` is a time such that all that was written to the bucket before it is in the tables now, if that is known.
+    `as_of_s` is a time such that all that was written to the bucket before it is in the tables now, if that is known;
+    `before_s` the same without this batch. By default it is what the last commit says: later looks at the bucket that
+    found nothing new have made no commit.
     """
     with lake.counting_pending() as pending:
         rollbacks: Rollbacks = {}
@@ -113,7 +121,8 @@ def commit_batch(
         if wiped:
             added = [*added, batch.writer.write_rollbacks_to_zero(wiped)]
             rollbacks |= dict.fromkeys(wiped, 0)
-        known, before_s = lake.state.collections, lake.state.as_of_s
+        known = lake.state.collections
+        before_s = lake.state.as_of_s if before_s is None else before_s
         state = replace(_state_after(lake, batch, reports, rollbacks, wiped, as_of_s), undone=undone)
         lake.step("commit changes")
         lake.commit_changes(

@@ -407,7 +407,8 @@ class LandingLoop:
         if not self._watch.still_selects(bucket):
             # A collection was made again under its name while the batch was read, and its filter did not know of it.
             return None
-        committed = commit_batch(lake, batch, [share.report for share in landed], self._jobs, as_of_s=as_of_s)
+        reports = [share.report for share in landed]
+        committed = commit_batch(lake, batch, reports, self._jobs, as_of_s=as_of_s, before_s=self.lag.as_of_s)
         self._watch.row_share.on_batch(ranges, rows=committed.rows)
         lake.step("after the commit")
         self._last_read |= dict.fromkeys((it.vbucket for it in ranges), committed.number)

@@ -46,6 +46,17 @@ def test_documents_are_as_old_as_the_table_that_waits(small: SmallLake, monkeypa
     assert pending(small) == {DEFAULT: None, "inventory.hotel": None}, "counting them would read them"
 
 
+def test_documents_age_from_the_last_look_that_found_nothing_new(small: SmallLake) -> None:
+    small.write(0, "a")
+    land_as_of(small, 100.0)
+    merge(small.lake)
+    small.write(0, "b")
+    batch = begin_batch(small.lake)
+    # The bucket was asked at 150, and had nothing that the tables did not: that made no commit.
+    commit_batch(small.lake, batch, [small.write_batch(batch, [0])], as_of_s=200.0, before_s=150.0)
+    assert small.lake.documents_as_of_s(DEFAULT) == 150.0
+
+
 def test_a_watch_sees_what_others_commit(small: SmallLake) -> None:
     small.write(0, "a")
     small.land()
