@@ -86,10 +86,16 @@ def test_a_crash_is_made_up_for_by_the_next_run(pipeline: SimulatedLanding, step
     pipeline.check_equal()
 
 
-def test_nothing_but_the_tables_is_kept(pipeline: SimulatedLanding) -> None:
+def test_nothing_but_the_tables_is_needed(pipeline: SimulatedLanding) -> None:
+    """Beside them there are notes for people, which may be lost or wrong."""
     put(pipeline, "a")
     pipeline.land()
-    assert {path.name for path in pipeline.folder.iterdir()} == {"changes", "documents"}
+    assert {path.name for path in pipeline.folder.iterdir()} == {"changes", "documents", "_headwater"}
+    shutil.rmtree(pipeline.folder / "_headwater")
+    (pipeline.folder / "_headwater").write_text("no folder")
+    put(pipeline, "b")
+    pipeline.land()
+    pipeline.check_equal()
 
 
 def test_tables_from_a_backup(pipeline: SimulatedLanding, tmp_path: Path) -> None:
