@@ -60,7 +60,7 @@ def note(**others: Any) -> LandingNote:
 def page(directory: Path, browser: Browser) -> Iterator[str]:
     keep_landing(Location.of(str(directory)), note())
     state = LakeState(LakeWatch(Location.of(str(directory))))
-    state.every_s = 0.0
+    state.every_s, state.share_max = 0.0, float("inf")
     with serving_page(state, PageAddress.make("0", None)) as url:
         yield url
         browser.open("about:blank")

@@ -24,7 +24,7 @@ WAIT_S_MAX = 30.0
 
 
 def shown_when(state: LakeState, is_so: Any) -> dict[str, Any]:
-    state.every_s = 0.0
+    state.every_s, state.share_max = 0.0, float("inf")
     deadline_s = time.monotonic() + WAIT_S_MAX
     while not is_so(shown := state.show()):
         assert time.monotonic() < deadline_s, shown

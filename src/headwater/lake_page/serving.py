@@ -67,11 +67,17 @@ def serving_page(state: LakeState, address: PageAddress, *, metrics: GetMetrics 
     thread = LoopThread("headwater page")
     try:
         ticking = thread.run(_start(server, bound, state))
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        yield f"http://{host}:{bound.getsockname()[1]}/ui/"
+        yield f"http://{_named(address.host)}:{bound.getsockname()[1]}/ui/"
         thread.run(_stop(server, ticking))
     finally:
         thread.close()
+
+
+def _named(host: str) -> str:
+    """The host as a browser asks for it. All addresses of this machine are none."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
 
 
 def _bind(address: PageAddress) -> socket.socket:

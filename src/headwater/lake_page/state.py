@@ -22,6 +22,8 @@ from headwater.lake.notes import LANDING_SILENT_S, LandingNote
 LOOK_EVERY_S = 2.0
 STORE_LOOK_EVERY_S = 10.0
 """In an object store every look is some requests."""
+LOOK_SHARE_MAX = 0.05
+"""Which part of the time may be spent on looks before they become fewer: with hundreds of tables one takes seconds."""
 POINTS_MAX = 600
 POINT_EVERY_S = 1.0
 """What the chart of the lag can look back."""
@@ -32,19 +34,22 @@ GetLanding = Callable[[], LandingNote | None]
 
 @dataclass(slots=True)
 class LagPoints:
-    """The lag over time, as far as it was known."""
+    """The lag over time, as far as it was known. May be used from several threads."""
 
-    time_ms: deque[int] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
-    lag_s: deque[float] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
-    age_s: deque[float] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
+    _points: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, now_s: float, status: Mapping[str, Any]) -> None:
-        lag_s, age_s = status.get("lag_s"), status.get("documents_age_s")
-        is_due = not self.time_ms or now_s * 1000 - self.time_ms[-1] >= POINT_EVERY_S * 1000
-        if is_due and lag_s is not None and age_s is not None:
-            self.time_ms.append(int(now_s * 1000))
-            self.lag_s.append(lag_s)
-            self.age_s.append(age_s)
+        time_ms, lag_s, age_s = int(now_s * 1000), status.get("lag_s"), status.get("documents_age_s")
+        with self._lock:
+            is_due = not self._points or time_ms - self._points[-1][0] >= POINT_EVERY_S * 1000
+            if is_due and lag_s is not None and age_s is not None:
+                self._points.append((time_ms, lag_s, age_s))
+
+    def show(self) -> dict[str, list[float]]:
+        with self._lock:
+            times, lags, ages = zip(*self._points, strict=True) if self._points else ((), (), ())
+        return {"time_ms": [*times], "lag_s": [*lags], "age_s": [*ages]}
 
 
 class LakeState:
@@ -56,34 +61,36 @@ class LakeState:
         self._landing = landing
         self._reading = threading.Lock()
         self._look: LakeLook | None = None
-        self._looked_s = float("-inf")
+        self._next_look_s = float("-inf")
         self._problem: str | None = None
         self._points = LagPoints()
         self.every_s = LOOK_EVERY_S if watch.location.is_local else STORE_LOOK_EVERY_S
+        self.share_max = LOOK_SHARE_MAX
 
     def show(self) -> dict[str, Any]:
         """How everything stands now, as JSON."""
         with self._reading:
-            if time.monotonic() - self._looked_s >= self.every_s:
+            if time.monotonic() >= self._next_look_s:
                 self._look_again()
             look, problem, now_s = self._look, self._problem, time.time()
             landing = self._shown_landing(look, now_s)
-            points = self._points
             return {
                 "now_ms": int(now_s * 1000),
                 "uri": self._watch.location.uri,
                 "problem": problem,
                 "landing": landing,
                 "lake": None if look is None else _lake_object(look, now_s),
-                "lags": {"time_ms": [*points.time_ms], "lag_s": [*points.lag_s], "age_s": [*points.age_s]},
+                "lags": self._points.show(),
             }
 
     def _look_again(self) -> None:
+        began_s = time.monotonic()
         try:
             self._look, self._problem = self._watch.look(), None
         except (HeadwaterError, OSError) as error:
             self._problem = str(error)
-        self._looked_s = time.monotonic()
+        ended_s = time.monotonic()
+        self._next_look_s = ended_s + max(self.every_s, (ended_s - began_s) / self.share_max)
 
     def tick(self) -> None:
         """Take the lag of a landing in this process, whether anyone looks or not."""

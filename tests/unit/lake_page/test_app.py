@@ -32,6 +32,10 @@ def state(tmp_path: Path) -> LakeState:
     return LakeState(LakeWatch(Location.of(str(small.directory))))
 
 
+def look_always(state: LakeState) -> None:
+    state.every_s, state.share_max = 0.0, float("inf")
+
+
 class Client:
     """A browser: it keeps cookies."""
 
@@ -146,7 +150,7 @@ def test_so_many_may_wait_and_no_more(state: LakeState, monkeypatch: pytest.Monk
 
 
 def test_a_look_that_fails_is_shown_beside_the_last(state: LakeState, monkeypatch: pytest.MonkeyPatch) -> None:
-    state.every_s = 0.0
+    look_always(state)
     assert state.show()["problem"] is None
 
     def fail(watch: LakeWatch) -> None:
