@@ -18,9 +18,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -28,7 +29,9 @@ from headwater.cli import COMMANDS
 from headwater.client.cluster_map import vbucket_of
 from headwater.errors import HeadwaterError
 from headwater.protocol.messages.documents import Set
+from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from support.browser import Browser, log_in, running_browser
+from support.fault_proxy import HOST, free_port
 from support.node_process import PASSWORD, USER, NodeProcess, exchange
 
 ROOT = Path(__file__).parents[2]

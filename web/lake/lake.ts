@@ -27,8 +27,9 @@ export interface VBucketRollback {
   vbucket: number;
   from_seqno: number;
   kept_seqno: number;
+  /** After the batch; null where the vbucket is read again from 0. */
+  reached_seqno: number | null;
   is_new_branch: boolean;
-  is_read_again: boolean;
 }
 
 export interface BatchEvent {

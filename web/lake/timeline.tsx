@@ -101,8 +101,8 @@ function Rollback(props: { event: RollbackEvent }) {
           <ul class="undone-parts">
             {event.parts.map((part) => (
               <li key={part.vbucket}>
-                vbucket {part.vbucket}: from seqno {whole(part.from_seqno)} back to {whole(part.kept_seqno)}
-                {part.is_read_again && ", read again from 0"}
+                vbucket {part.vbucket}: from seqno {whole(part.from_seqno)} back to {whole(part.kept_seqno)},{" "}
+                {part.reached_seqno === null ? "read again from 0" : `then read on to ${whole(part.reached_seqno)}`}
               </li>
             ))}
             {more > 0 && <li class="muted">and {many(more, "vbucket")} more</li>}

@@ -55,10 +55,11 @@ class VBucketRollback:
     from_seqno: int
     """Where the tables were."""
     kept_seqno: int
-    """What lies behind it was undone."""
+    """What lies behind it was undone. It is the newest place that the tables held whole, which may be further back than
+    what the bucket has lost: the rest is read again in the same batch."""
+    reached_seqno: int | None
+    """Where the tables were after that batch; None where the vbucket is read again from 0."""
     is_new_branch: bool
-    is_read_again: bool
-    """It went further back than the tables could: the vbucket was read again from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +180,8 @@ def _rollback(entry: LogEntry, state: TableState, before: TableState) -> Rollbac
                 vbucket=vbucket,
                 from_seqno=kept if was is None else int(was.seqno),
                 kept_seqno=kept,
+                reached_seqno=None if now is None else int(now.seqno),
                 is_new_branch=was is not None and now is not None and was.vbuuid != now.vbuuid,
-                is_read_again=now is None,
             )
         )
     return RollbackEvent(
@@ -197,7 +198,7 @@ def _reasons(parts: Sequence[VBucketRollback]) -> Iterator[str]:
     """Why the server took changes back, as far as offsets can say it (kv_engine's docs, "Rollback": the branch of a
     failover log that the consumer is on ends before the seqno that it asks from)."""
     branches = sum(part.is_new_branch for part in parts)
-    again = sum(part.is_read_again for part in parts)
+    again = sum(part.reached_seqno is None for part in parts)
     if branches:
         went = "went on from an earlier seqno, on a new branch of history"
         yield f"Failover: {counted(branches, 'vbucket')} {went}."

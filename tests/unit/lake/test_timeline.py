@@ -41,7 +41,8 @@ def test_a_rollback_says_what_it_undid(small: SmallLake) -> None:
     [rollback] = [event for event in Timeline().look(small.lake) if isinstance(event, RollbackEvent)]
     assert (rollback.batch, rollback.vbuckets, rollback.undone) == (2, 1, 2)
     [part] = rollback.parts
-    assert (part.vbucket, part.from_seqno, part.kept_seqno, part.is_new_branch) == (0, 3, 1, True)
+    assert (part.vbucket, part.from_seqno, part.kept_seqno, part.reached_seqno) == (0, 3, 1, 2)
+    assert part.is_new_branch
     assert rollback.why == "Failover: 1 vbucket went on from an earlier seqno, on a new branch of history."
 
 
