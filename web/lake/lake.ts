@@ -88,6 +88,7 @@ export interface Lake {
   rows: number | null;
   rollbacks: number | null;
   documents: number;
+  collections: number;
   rows_per_s: number | null;
   tables: LakeTable[];
   tables_more: number;

@@ -76,7 +76,7 @@ export function Overview(props: { state: State; lake: Lake }) {
           <Tile label="Lag" value={span(landing.lag_s)} note={lagNote} tone={landing.lag_s === null ? "warn" : undefined} />
           <Tile label="Documents are behind" value={span(landing.documents_age_s)} note={landing.is_bound ? bound : pendingNote(pending)} />
           <Tile label="Rows a second" value={rate(lake.rows_per_s)} note={`last minute; ${lastBatch(last)}`} />
-          <Tile label="Documents" value={whole(lake.documents)} note={`in ${many(documents.length, "table")}; ${pendingNote(pending)}`} />
+          <Tile label="Documents" value={whole(lake.documents)} note={`in ${many(lake.collections, "table")}; ${pendingNote(pending)}`} />
           <Tile label="Rows landed" value={lake.rows === null ? "unknown" : short(lake.rows)} note={many(lake.batch + 1, "batch", "batches")} />
           <Tile label="Rollbacks undone" value={lake.rollbacks === null ? "unknown" : whole(lake.rollbacks)} note="of vbuckets, since the beginning" />
           <Tile label="Rejects" value={whole(rejects)} note={rejects ? "values that don’t fit their column" : "every value fits its column"} tone={rejects ? "warn" : undefined} />

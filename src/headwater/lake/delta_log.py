@@ -171,6 +171,16 @@ class DeltaLog:
         with self.location.answering():
             self._table.update_incremental()
 
+    def is_current(self) -> bool:
+        """Look again, and return whether the log goes on from the version that was open: it does not where the table
+        was removed, or was put back to an earlier time."""
+        try:
+            self.refresh()
+            self._lines_of(self.version)
+        except (DeltaError, FileNotFoundError):
+            return False
+        return True
+
     def transaction(self, name: str) -> int | None:
         """The newest number of an application transaction."""
         return self._table.transaction_version(name)

@@ -37,7 +37,7 @@ SAMPLE_ROWS = 20
 SAMPLE_BYTES = 4 * 1024 * 1024
 """What is read of a table for a sample, uncompressed."""
 CELL_CHARS_MAX = 200
-UNDONE_FILES_MAX = 40
+UNDONE_FILES_MAX = 8
 """Files of `changes` that are searched for what a rollback has undone."""
 PENDING_ROWS_MAX = 2_000_000
 """With more changes that may be pending, these are not counted: that reads them."""
@@ -92,6 +92,10 @@ class LakeLook:
     """Everything that was written to the bucket before this time is in `documents`."""
     rows_per_s: float | None
     """Landed within the last minute."""
+    documents: int
+    """Rows of all tables of documents."""
+    collections: int
+    """That have tables."""
     tables: tuple[TableLook, ...]
     tables_more: int
     """Tables that are there and not listed."""
@@ -99,10 +103,6 @@ class LakeLook:
     """Newest first."""
     verdict: Verdict | None
     landing: LandingNote | None
-
-    @property
-    def documents(self) -> int:
-        return sum(table.rows for table in self.tables if table.kind is TableKind.DOCUMENTS)
 
     @property
     def is_landing(self) -> bool:
@@ -113,12 +113,8 @@ class LakeLook:
     def __repr__(self) -> str:
         return (
             f"<LakeLook of {self.uri}: batch {self.batch}, {counted(self.documents, 'document')} in "
-            f"{counted(self._collections, 'collection')}, {'a landing runs' if self.is_landing else 'at rest'}>"
+            f"{counted(self.collections, 'collection')}, {'a landing runs' if self.is_landing else 'at rest'}>"
         )
-
-    @property
-    def _collections(self) -> int:
-        return sum(table.kind is TableKind.DOCUMENTS for table in self.tables)
 
     def _repr_html_(self) -> str:
         """For notebooks."""
@@ -182,10 +178,9 @@ class LakeWatch:
     def look(self) -> LakeLook:
         """How the lake stands now."""
         now_s, version = time.time(), self._lake.changes.version
-        self._lake.changes.refresh()
+        has_news = not self._lake.changes.is_current() or self._lake.changes.version != version
         # What is made from `changes` has no news while that has none and nothing is pending.
-        is_still = self._is_settled and self._lake.changes.version == version and now_s - self._whole_s < _WHOLE_S
-        if self._looked is None or not is_still:
+        if self._looked is None or has_news or not self._is_settled or now_s - self._whole_s >= _WHOLE_S:
             self._looked, self._whole_s = self._look_at_all(), now_s
         return replace(
             self._looked,
@@ -200,6 +195,7 @@ class LakeWatch:
         pending = _pending_rows(lake)
         self._is_settled = pending is not None and not pending
         selection, totals = landed_selection(lake), lake.state.totals
+        self._timeline.look(lake)
         tables = [_changes_look(lake)]
         for name in sorted(lake.tables):
             tables += _collection_looks(lake.tables[name], None if pending is None else pending.get(name, 0))
@@ -215,9 +211,11 @@ class LakeWatch:
             as_of_s=lake.state.as_of_s,
             documents_as_of_s=_documents_as_of_s(lake, pending),
             rows_per_s=None,
+            documents=lake.documents,
+            collections=len(lake.tables),
             tables=tuple(tables[:TABLES_SHOWN_MAX]),
             tables_more=max(0, len(tables) - TABLES_SHOWN_MAX),
-            events=tuple(self._timeline.look(lake)),
+            events=tuple(self._timeline.events),
             verdict=None,
             landing=None,
         )
@@ -225,7 +223,7 @@ class LakeWatch:
     # --- samples ------------------------------------------------------------------------------------------------------
 
     def sample(self, kind: TableKind, name: str) -> Sample:
-        """Some rows of a table, the newest of its newest file."""
+        """Some rows of the newest file of a table: the newest of those that are read."""
         log = self._log_of(kind, name)
         files = sorted((file for file in log.files() if file.rows), key=lambda file: file.modified_ms)
         if not files:
@@ -247,7 +245,7 @@ class LakeWatch:
 
     def undone(self, batch: int) -> Sample:
         """Some of the changes that the rollbacks of a batch have undone, as far as `changes` still has them."""
-        found = [event for event in self._timeline.look(self._lake) if isinstance(event, RollbackEvent)]
+        found = [event for event in self._timeline.events if isinstance(event, RollbackEvent)]
         event = next((event for event in found if event.batch == batch), None)
         if event is None:
             raise InvalidInput(f"no rollback of batch {batch} is known", hint="Load the page again")

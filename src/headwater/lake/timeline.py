@@ -10,7 +10,6 @@ commit before it, is what a rollback was: where the vbucket was, where it went b
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -30,6 +29,8 @@ TABLE_ENTRIES_MAX = 60
 TABLES_MAX = 64
 """Of each table of documents, and of so many tables."""
 EVENTS_MAX = 400
+ROLLBACKS_MAX = 100
+"""Rollbacks are few, and what one looks for: batches do not push them out."""
 ROLLED_BACK_SHOWN_MAX = 64
 """Vbuckets that a rollback names; the rest is counted."""
 
@@ -108,30 +109,37 @@ Event = BatchEvent | RollbackEvent | MergeEvent | UpkeepEvent
 class Timeline:
     """The newest events of a lake."""
 
-    _events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
-    """Oldest first."""
+    events: list[Event] = field(default_factory=list)
+    """Newest first."""
     _seen: dict[str, int] = field(default_factory=dict)
     """By table: the newest version that was looked at."""
 
-    def look(self, lake: Lake) -> list[Event]:
-        """What has happened up to the versions that the tables are open at, newest first."""
-        found = [*self._events]
+    def look(self, lake: Lake) -> None:
+        """Add what has happened up to the versions that the tables are open at."""
+        logs = {
+            table.documents.log: name for name, table in sorted(lake.tables.items())[:TABLES_MAX] if table.documents
+        }
+        versions = {log.location.uri: log.version for log in (lake.changes, *logs)}
+        if any(version < self._seen.get(uri, -1) for uri, version in versions.items()):
+            # The tables were put back to an earlier time, or are others.
+            self.events, self._seen = [], {}
+        found = [*self.events]
         for entry, state, before in self._new(lake.changes, CHANGES_ENTRIES_MAX):
             found += _changes_events(entry, state, before)
-        for name in sorted(lake.tables)[:TABLES_MAX]:
-            documents = lake.tables[name].documents
-            if documents is not None:
-                for entry, _, _ in self._new(documents.log, TABLE_ENTRIES_MAX):
-                    found += _documents_events(entry, name)
-        self._events.clear()
-        self._events.extend(sorted(_joined(found), key=lambda event: event.time_s))
-        return [*reversed(self._events)]
+        for log, name in logs.items():
+            for entry, _, _ in self._new(log, TABLE_ENTRIES_MAX):
+                found += _documents_events(entry, name)
+        in_order = sorted(_joined(found), key=lambda event: -event.time_s)
+        rollbacks = [event for event in in_order if isinstance(event, RollbackEvent)][:ROLLBACKS_MAX]
+        others = [event for event in in_order if not isinstance(event, RollbackEvent)][:EVENTS_MAX]
+        self.events = sorted([*rollbacks, *others], key=lambda event: -event.time_s)
+        # Last: a look that fails is made again.
+        self._seen |= versions
 
     def _new(self, log: DeltaLog, entries_max: int) -> Iterator[tuple[LogEntry, TableState, TableState]]:
         """The commits that have come since the last look, each with what the table held after it and before it. Commits
         of others say neither, and change neither."""
         seen, version = self._seen.get(log.location.uri, -1), log.version
-        self._seen[log.location.uri] = version
         after: tuple[LogEntry, TableState] | None = None
         for entry in islice(log.entries(), entries_max) if version > seen else ():
             if after is not None and entry.state is not None:

@@ -75,7 +75,8 @@ def page_app(
         return Json({"status": "ok"})
 
     async def show_session(request: Request) -> Response:
-        return Json({"needs_token": token is not None, "is_in": sessions.is_in(request), "version": __version__})
+        is_in = sessions.is_in(request)
+        return Json({"needs_token": token is not None, "is_in": is_in, "version": __version__ if is_in else ""})
 
     async def show_state(request: Request) -> Response:
         return Json(await reads.run(state.show))
@@ -153,8 +154,8 @@ class _Reads:
         self._under_way += 1
         try:
             return await asyncio.to_thread(read)
-        except (HeadwaterError, OSError) as error:
-            # A file may be deleted by the landing's upkeep between two looks.
+        except (HeadwaterError, OSError, ValueError) as error:
+            # A file may be deleted by the landing's upkeep between two looks, or be damaged.
             raise Refusal.message(503, f"The tables can't be read now: {error}", Retry_After="1") from error
         finally:
             self._under_way -= 1

@@ -24,6 +24,7 @@ STORE_LOOK_EVERY_S = 10.0
 """In an object store every look is some requests."""
 LOOK_SHARE_MAX = 0.05
 """Which part of the time may be spent on looks before they become fewer: with hundreds of tables one takes seconds."""
+PROBLEM_CHARS_MAX = 500
 POINTS_MAX = 600
 POINT_EVERY_S = 1.0
 """What the chart of the lag can look back."""
@@ -88,7 +89,8 @@ class LakeState:
         try:
             self._look, self._problem = self._watch.look(), None
         except (HeadwaterError, OSError) as error:
-            self._problem = str(error)
+            # Where the log of a table is damaged, delta-rs says so in many lines.
+            self._problem = " ".join(str(error).split())[:PROBLEM_CHARS_MAX]
         ended_s = time.monotonic()
         self._next_look_s = ended_s + max(self.every_s, (ended_s - began_s) / self.share_max)
 
@@ -144,4 +146,4 @@ def _state_of(note: LandingNote, now_s: float) -> str:
 def _lake_object(look: LakeLook, now_s: float) -> dict[str, Any]:
     members = asdict(look)
     del members["landing"]
-    return {**members, "documents": look.documents, "looked_ago_s": max(0.0, now_s - look.time_s)}
+    return {**members, "looked_ago_s": max(0.0, now_s - look.time_s)}

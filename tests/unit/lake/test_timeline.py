@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from headwater.lake.timeline import BatchEvent, MergeEvent, RollbackEvent, Timeline, UpkeepEvent
+import pytest
+
+from headwater.lake import timeline as timeline_module
+from headwater.lake.timeline import BatchEvent, Event, MergeEvent, RollbackEvent, Timeline, UpkeepEvent
 from headwater.lake.upkeep import join_files
 from support.lake_model import HOTEL, SmallLake, lake_of_before, merging, with_columns
 
 DEFAULT = "_default._default"
+
+
+def events_of(small: SmallLake) -> list[Event]:
+    timeline = Timeline()
+    timeline.look(small.lake)
+    return timeline.events
 
 
 def test_batches_and_merges_are_events(small: SmallLake) -> None:
@@ -17,7 +27,7 @@ def test_batches_and_merges_are_events(small: SmallLake) -> None:
     small.land()
     small.write(0, "d")
     small.land(merges=False)
-    newest, merge, first = Timeline().look(small.lake)
+    newest, merge, first = events_of(small)
     assert isinstance(newest, BatchEvent)
     assert (newest.batch, newest.rows) == (1, 1)
     assert newest.took_s is not None
@@ -38,7 +48,7 @@ def test_a_rollback_says_what_it_undid(small: SmallLake) -> None:
     small.land()
     # Commits that are no batches say the rollbacks of the last batch again.
     join_files(small.lake)
-    [rollback] = [event for event in Timeline().look(small.lake) if isinstance(event, RollbackEvent)]
+    [rollback] = [event for event in events_of(small) if isinstance(event, RollbackEvent)]
     assert (rollback.batch, rollback.vbuckets, rollback.undone) == (2, 1, 2)
     [part] = rollback.parts
     assert (part.vbucket, part.from_seqno, part.kept_seqno, part.reached_seqno) == (0, 3, 1, 2)
@@ -52,7 +62,7 @@ def test_a_vbucket_that_is_read_again_is_named_as_such(small: SmallLake) -> None
     small.bucket.fail_over(0, 2)
     small.write(0, "c")
     small.land(careless=True)
-    [rollback] = [event for event in Timeline().look(small.lake) if isinstance(event, RollbackEvent)]
+    [rollback] = [event for event in events_of(small) if isinstance(event, RollbackEvent)]
     assert rollback.why == "1 vbucket went back further than the tables reach: read again from 0."
 
 
@@ -65,12 +75,39 @@ def test_looking_again_and_again_finds_the_same_as_looking_once(small: SmallLake
             small.bucket.fail_over(3, 0)
         timeline.look(small.lake)
     join_files(small.lake)
-    seen = timeline.look(small.lake)
-    assert seen == Timeline().look(small.lake)
+    timeline.look(small.lake)
+    seen = timeline.events
+    assert seen == events_of(small)
     assert any(isinstance(event, UpkeepEvent) for event in seen) or len(small.lake.changes.files()) == 6
+
+
+def test_batches_do_not_push_a_rollback_out(small: SmallLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline_module, "EVENTS_MAX", 2)
+    small.write(0, "a")
+    small.land()
+    small.bucket.fail_over(0, 0)
+    for number in range(4):
+        small.write(0, f"b-{number}")
+        small.land()
+    assert [event.kind for event in events_of(small)] == ["merge", "batch", "rollback"]
+
+
+def test_tables_from_a_backup_have_the_events_of_their_time(small: SmallLake, tmp_path: Path) -> None:
+    timeline = Timeline()
+    small.write(0, "a")
+    small.land()
+    shutil.copytree(small.directory, tmp_path / "backup")
+    before = events_of(small)
+    small.write(0, "b")
+    small.land()
+    timeline.look(small.lake)
+    shutil.rmtree(small.directory)
+    shutil.copytree(tmp_path / "backup", small.directory)
+    timeline.look(small.reopen())
+    assert timeline.events == before
 
 
 def test_what_an_earlier_version_did_not_count_is_unknown(tmp_path: Path) -> None:
     earlier = lake_of_before(tmp_path, with_columns(merging(), {"*": "n INT"}))
-    batches = [event for event in Timeline().look(earlier.lake) if isinstance(event, BatchEvent)]
+    batches = [event for event in events_of(earlier) if isinstance(event, BatchEvent)]
     assert {event.rows for event in batches} == {None}

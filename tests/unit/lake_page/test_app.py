@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def test_with_a_token_nothing_is_shown_without_it(state: LakeState) -> None:
     for path in (*SHOWN, "/ui/api/undone?batch=0"):
         assert client.get(path).status_code == 401
         assert client.get(path, headers={"Authorization": f"Bearer {TOKEN}x"}).status_code == 401
-    assert client.get("/ui/api/session").json()["is_in"] is False
+    assert client.get("/ui/api/session").json() == {"needs_token": True, "is_in": False, "version": ""}
     assert client.get("/ui/api/state", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
     assert client.get("/health").status_code == 200
 
@@ -147,6 +148,16 @@ def test_so_many_may_wait_and_no_more(state: LakeState, monkeypatch: pytest.Monk
         assert (await first).status_code == 200
 
     asyncio.run(scenario())
+
+
+def test_a_lake_that_is_removed_or_made_again_is_seen_as_such(state: LakeState, tmp_path: Path) -> None:
+    look_always(state)
+    assert state.show()["lake"]["batch"] == 0
+    shutil.rmtree(tmp_path / "lake")
+    assert "holds no tables of a bucket" in state.show()["problem"]
+    SmallLake(tmp_path / "lake")
+    shown = state.show()
+    assert (shown["problem"], shown["lake"]["batch"], len(shown["lake"]["events"])) == (None, -1, 0)
 
 
 def test_a_look_that_fails_is_shown_beside_the_last(state: LakeState, monkeypatch: pytest.MonkeyPatch) -> None:
