@@ -18,20 +18,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 
-from headwater.cli import COMMANDS
 from headwater.client.cluster_map import vbucket_of
 from headwater.errors import HeadwaterError
 from headwater.protocol.messages.documents import Set
-from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from support.browser import Browser, log_in, running_browser
-from support.fault_proxy import HOST, free_port
 from support.node_process import PASSWORD, USER, NodeProcess, exchange
 
 ROOT = Path(__file__).parents[2]
@@ -224,11 +220,10 @@ def main(arguments: Sequence[str]) -> None:
     folder = Path(named[0]) if named else ROOT / "docs" / "images"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, running_browser(Path(scratch) / "profile") as browser:
-        if "ui" in COMMANDS:
-            with landing_page(Path(scratch)) as address:
-                browser.open(address)
-                take_landing(browser, folder, is_all=is_all)
-                browser.open("about:blank")
+        with landing_page(Path(scratch)) as address:
+            browser.open(address)
+            take_landing(browser, folder, is_all=is_all)
+            browser.open("about:blank")
         with cluster(Path(scratch), 1024) as nodes:
             log_in(browser, nodes[0])
             browser.find(".status.live")
