@@ -23,7 +23,6 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headwater.errors import LocalProtocolError
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
@@ -346,6 +345,9 @@ def split_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
         return keys.cast(pa.string()), pa.nulls(len(keys), pa.binary())
     except pa.ArrowInvalid:
         pass
+    # It takes long to import, and is for these keys alone.
+    import pyarrow.compute as pc
+
     # Keys in ASCII are text for sure: only the others are looked at one by one.
     unsure = np.zeros(len(keys), dtype=np.bool_)
     offsets = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]

@@ -13,7 +13,6 @@ from html import escape
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headwater.client.bootstrap import BucketView
 from headwater.client.settings import ClientSettings
@@ -95,6 +94,9 @@ def batch_html(batch: pa.RecordBatch) -> str | None:
     """
     if not {*_SHOWN} <= {*batch.schema.names}:
         return None
+    # It takes long to import, and most programs show no batch.
+    import pyarrow.compute as pc
+
     is_event = pc.match_substring_regex(batch.column("op").cast(pa.string()), "^(collection|scope)_")
     changes = batch.select(_SHOWN).filter(pc.invert(is_event))
     rows = [[_cell(name, row[name]) for name in _SHOWN] for row in changes.slice(0, ROWS_SHOWN_MAX).to_pylist()]

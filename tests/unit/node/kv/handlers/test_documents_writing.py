@@ -7,6 +7,7 @@ import pytest
 from headwater.node.kv.documents import expiry_time
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.frames import DurabilityLevel, FrameInfo, RequestInfo, durability, preserve_ttl
+from headwater.protocol.kernels.compiling import part_for_python
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.documents import (
     Add,
@@ -38,7 +39,7 @@ from headwater.protocol.messages.subdocument import (
 from headwater.protocol.numbers import VALUE_BYTES_MAX, Cas, CollectionId, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
-from headwater.store.set_run import _expiry as kernel_expiry
+from headwater.store.set_run import _expiry
 from support.cases import each
 from support.kv_harness import START_S, Client, Node
 
@@ -168,7 +169,7 @@ def test_append_of_a_compressed_value(client: Client) -> None:
 )
 def test_the_time_of_expiry(asked: int, max_ttl_s: int | None, expected: int) -> None:
     assert expiry_time(asked, now_s=START_S, max_ttl_s=max_ttl_s) == expected
-    assert kernel_expiry(asked, START_S, max_ttl_s or 0) == expected
+    assert part_for_python(_expiry)(asked, START_S, max_ttl_s or 0) == expected
 
 
 def test_an_expired_document_is_gone_and_leaves_an_expiration(node: Node, client: Client) -> None:
