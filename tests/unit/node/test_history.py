@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from headwater.node.history import EVENTS_MAX, GATHER_MS, BucketHistory, Kind
-from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.messages.dcp_streams import Open, StreamRequest, StreamRequestResponse, VBucketState
+from headwater.protocol.messages.documents import Set
+from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
+from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import StoreEnvironment
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket, open_bucket
+from support.kv_harness import Client, Node
 
 VBUCKETS = 4
 ONE, TWO = VBucketId(1), VBucketId(2)
@@ -177,3 +181,24 @@ def test_old_events_go_from_memory_and_from_disk(world: World) -> None:
         world.history.noted_node(f"node two does not answer ({number})", node="two")
     again = world.restart()
     assert [event.number for event in again.events] == list(range(6, EVENTS_MAX + 6))
+
+
+def test_the_handlers_report_a_promotion_and_who_has_more(node: Node, client: Client) -> None:
+    """From the requests of a coordinator and of a consumer to the sentence."""
+    for key in (b"a", b"b"):
+        client.succeed(Set(vbucket=ONE, key=key, value=b"1"))
+    facts = node.bucket.vbuckets.facts[ONE]
+    assert facts is not None
+    for state in (VBucketState.REPLICA, VBucketState.ACTIVE):
+        client.succeed(SetVBucket(vbucket=ONE, state=state))
+    consumer = node.client()
+    consumer.succeed(Open(key=b"ahead"))
+    request = StreamRequest(
+        vbucket=ONE, start_seqno=Seqno(9), vbuuid=facts.failover_log.newest.vbuuid,
+        snapshot_start_seqno=Seqno(9), snapshot_end_seqno=Seqno(9),
+    )  # fmt: skip
+    answer = consumer.call(request)
+    assert isinstance(answer, StreamRequestResponse)
+    assert answer.status == Status.ROLLBACK
+    (event,) = node.bucket_service.history.events
+    assert (event.kind, event.lost_changes, event.answers) == (Kind.FAILOVER, 7, 1)
