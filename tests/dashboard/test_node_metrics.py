@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.cli.land import LandingMetrics
 from headwater.client.prometheus import ReaderCollector
+from headwater.node.http.dashboard import samples as samples_module
 from headwater.node.http.dashboard.metrics import KINDS, PREFIX
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.spark.landing_loop import LandingStatus
@@ -120,3 +122,19 @@ def test_every_metric_of_the_node_is_documented() -> None:
     text = DOCS.read_text()
     missing = [name for name in sorted(all_names()) if name.startswith(PREFIX) and f"`{name}`" not in text]
     assert missing == []
+
+
+def test_on_a_full_disk_the_history_waits_and_no_commit_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        history = world.node.bucket_service("beer").history
+        monkeypatch.setattr(samples_module, "EVENTS_ROOM_BYTES", 2**62)
+        await world.write("a", vbucket=1)
+        await world.node.roll_back("beer", VBucketId(1), Seqno(0))
+        await asyncio.sleep(1.2)
+        assert history.is_unsaved
+        monkeypatch.setattr(samples_module, "EVENTS_ROOM_BYTES", 0)
+        async with asyncio.timeout(10):
+            while history.is_unsaved:
+                await asyncio.sleep(0.05)
+
+    in_world(tmp_path, scenario)

@@ -366,6 +366,10 @@ class BucketHistory:
 
     # --- on disk --------------------------------------------------------------------------------------------------
 
+    @property
+    def is_unsaved(self) -> bool:
+        return bool(self._unsaved)
+
     def take_rows(self) -> list[Change]:
         """What has changed since the last call, to be stored with the next commit."""
         unsaved, self._unsaved = self._unsaved, set()

@@ -40,6 +40,8 @@ HISTORY_POINTS = 600
 """Ticks that the charts can look back."""
 COUNTED_SLOTS_MAX = 500_000
 """Slots of the index that a tick looks at to count documents; the rest has its turn in the next."""
+EVENTS_ROOM_BYTES = 64 * 1024 * 1024
+"""With less room on the disk the history is kept in memory only."""
 CONNECTIONS_SHOWN_MAX = 64
 STREAMS_SHOWN_MAX = 1024
 

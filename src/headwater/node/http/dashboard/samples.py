@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from shutil import disk_usage
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from headwater.node.http.dashboard.cluster_numbers import STATISTICS, ClusterNum
 from headwater.node.http.limits import (
     CONNECTIONS_SHOWN_MAX,
     COUNTED_SLOTS_MAX,
+    EVENTS_ROOM_BYTES,
     HISTORY_POINTS,
 )
 from headwater.node.node_state import NodeState
@@ -187,7 +189,12 @@ class BucketSampler:
         self.history.append(Point(time_ms=self.now_ms(), rates=self.rates, backlog=self.backlog))
 
     def keep_events(self) -> None:
-        """Have what is new in the history stored with the next commit."""
+        """Have what is new in the history stored with the next commit.
+
+        On a full disk it waits: a commit that fails voids what clients have written, and an event is no reason for it.
+        """
+        if not self.events.is_unsaved or disk_usage(self._node.options.data).free < EVENTS_ROOM_BYTES:
+            return
         if rows := self.events.take_rows():
             self.bucket.pending.extra += rows
             self._node.bucket_service(self.name).on_change()
