@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +57,36 @@ def verify(url: str, lake: Path) -> dict[str, Any]:
 @contextmanager
 def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A process that is ended, whatever happens. Ctrl-C on the terminal does not reach it: this process ends it."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=_environment(), start_new_session=True, **options
-    )
-    try:
+    with ExitStack() as running:
+        with interrupted_later():
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, text=True, env=_environment(), start_new_session=True, **options
+            )
+            running.callback(_end, process)
         yield process
+
+
+@contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Ctrl-C counts when the block is over: a process that is half started can't be ended.
+
+    The handlers are then as they were: Spark puts in one of its own, which cancels jobs and prints a lot. Only the main
+    thread is interrupted, so that others need none of this.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in handlers:
+        signal.signal(number, lambda came_number, _: came.append(came_number))
+    try:
+        yield
     finally:
-        _end(process)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from demo.commands import PASSWORD, USER, CommandFailed
+from demo.commands import PASSWORD, USER, CommandFailed, interrupted_later
 from demo.shop import COLLECTION
 from headwater.spark import LandedBatch, land, query_error, start_session
 
@@ -75,29 +74,10 @@ def running_landing(spark: SparkSession, url: str, into: Path) -> Iterator[LiveL
 
 
 def start_spark(running: ExitStack, folder: Path) -> SparkSession:
-    with _interrupted_later(), _stderr_to(folder / "spark.log"):
+    with interrupted_later(), _stderr_to(folder / "spark.log"):
         spark = start_session(memory=SPARK_MEMORY, log_folder=folder / "spark")
         running.callback(spark.stop)
     return spark
-
-
-@contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Ctrl-C counts when the block is over, because a Java process can't be ended that is half started.
-
-    The handlers are then as they were: Spark puts in one of its own, which cancels jobs and prints a lot.
-    """
-    came: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in handlers:
-        signal.signal(number, lambda came_number, _: came.append(came_number))
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    if came:
-        raise KeyboardInterrupt
 
 
 @contextmanager
