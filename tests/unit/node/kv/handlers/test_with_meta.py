@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headwater.protocol.features import Feature, Opcode
-from headwater.protocol.frames import DurabilityLevel, durability
+from headwater.protocol.frames import DurabilityLevel, decode_frames, durability
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Get, GetLocked, GetMeta, Set
 from headwater.protocol.messages.subdocument import LookupSpec, MultiLookup, PathFlags
@@ -64,7 +64,7 @@ def test_a_deletion_keeps_its_metadata(node: Node, client: Client) -> None:
     assert client.refused(MultiLookup(key=b"k", specs=(sync,))) == Status.KEY_ENOENT
     expiration = MetaOptions.IS_EXPIRATION
     client.succeed(DeleteWithMeta(**version(rev_seqno=8, options=expiration)))
-    opcodes = [int(run[1]) for run in node.bucket.runs(0)]
+    opcodes = [frame.opcode for run in node.bucket.runs(0) for frame in decode_frames(run.tobytes())]
     assert opcodes == [Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION]
 
 
