@@ -7,6 +7,7 @@ keep their language only. The menu is the list in `docs/index.md`, so that there
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from functools import cache
@@ -72,6 +73,8 @@ def relinked(path: str, text: str) -> str:
 def shown(path: str) -> str:
     """A file of the repository as a page, or a folder with all its files."""
     there = ROOT / path
+    if there.suffix == ".ipynb":
+        return notebook_page(there)
     files = sorted(one for one in there.iterdir() if one.is_file()) if there.is_dir() else [there]
     parts = [f"# {there.name}", f"`{path}` of the repository."]
     for file in files:
@@ -80,6 +83,13 @@ def shown(path: str) -> str:
         title = [f"## {file.name}"] if there.is_dir() else []
         parts += [*title, f"````{language}\n{file.read_text(encoding='utf-8').rstrip()}\n````"]
     return "\n\n".join(parts) + "\n"
+
+
+def notebook_page(file: Path) -> str:
+    """The cells of a notebook, without what they have printed."""
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    sources = [("".join(cell["source"]), cell["cell_type"] == "code") for cell in cells]
+    return "\n\n".join(f"```python\n{source}\n```" if is_code else source for source, is_code in sources) + "\n"
 
 
 @cache
@@ -106,7 +116,8 @@ def menu(index: str) -> list[Any]:
     sections: list[Any] = ["index.md"]
     for title, text in zip(parts[1::2], parts[2::2], strict=True):
         pages = [site_path(target) for target in targets(f"{DOCS}/index.md", text)]
-        sections.append({title: [page for page in pages if page not in NAMED_PAGES.values()]})
+        # Examples have a section of their own.
+        sections.append({title: [page for page in pages if not page.startswith("examples/")]})
     examples = [site_path(path) for path in targets("examples/README.md", (ROOT / "examples/README.md").read_text())]
     own = [NAMED_PAGES["examples/README.md"], *(page for page in examples if page.startswith("examples/"))]
     others = [page for page in map(site_path, pages_beside_docs()) if page not in own]
