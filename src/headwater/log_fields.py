@@ -46,6 +46,8 @@ class LogEvent(StrEnum):
     """A user has asked for what it may not."""
     GROUPS_GROWN = "groups_grown"
     """The tables of a landing have become large, and were cut into more groups."""
+    LANDING_NOT_NOTED = "landing_not_noted"
+    """A landing could not write beside its tables how it stands, for its page. It goes on."""
     LANDING_STOPPED = "landing_stopped"
     """A landing was ended by a signal."""
     LOGIN_FAILED = "login_failed"

@@ -273,7 +273,7 @@ def test_the_command_tells_in_a_sentence(node: NodeProcess, kv: KvConnection) ->
     put(kv, b"a", b"b")
     result = drill(node, 1)
     assert result.exit_code == 0
-    assert result.stdout.startswith("vbucket 1 rolled back from 2 to 1 (new vbuuid ")
+    assert result.stdout.startswith("vbucket 1 rolled back from 2 to 1: 1 change lost (new vbuuid ")
     assert "rolled vbucket 1 of bucket 'default' back from 2 to 1" in node.log()
 
 

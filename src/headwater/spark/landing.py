@@ -36,6 +36,7 @@ from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.notes import LANDING_EVERY_S, LandingNote, keep_landing
 from headwater.lake.table_state import Selection
 from headwater.lake.transform import TransformFunction
+from headwater.log_fields import LogEvent, fields
 from headwater.phrases import counted
 from headwater.spark.executors import SparkRunner, prepare_workers, shippable
 from headwater.spark.freshness import Freshness
@@ -375,7 +376,8 @@ class LandingQuery:
             try:
                 keep_landing(self._location, self._note)
             except (OSError, LakeError) as error:
-                logger.warning("the landing could not note how it stands: %s", error)
+                about = fields(event=LogEvent.LANDING_NOT_NOTED, error=type(error).__name__, reason=str(error))
+                logger.warning("the landing could not note how it stands: %s", error, extra=about)
 
     def _on_landed(self, landed: LandedBatch) -> None:
         self._progress.append(
