@@ -81,7 +81,7 @@ def _run_growth() -> Section:
         text=(
             "Microseconds per document of each work, for buckets of several shapes: `headwater load`; the start of a "
             "node that holds them; streaming them to a consumer that only counts bytes, with opening the streams; the "
-            'client\'s Arrow batches; `format("dcp")` into a sink that drops everything; a landing into new tables, '
+            'client\'s Arrow batches; `format("dcp")` into a sink that drops everything, as the first read of a session; a landing into new tables, '
             f"in a session that has landed before; `headwater verify` of these tables. One turn, streaming the median "
             f"of {ROUNDS}; node and the work share {CORES} cores. Memory is that of the node after the load, and the "
             f"most that `verify` had. Load of the machine before: {load_before}.\n\n"
@@ -123,7 +123,8 @@ def _measure_shape(shape: Shape) -> Costs:
             with session(folder) as spark:
                 bench = LandingBench(spark, server, folder.resolve())
                 everything = bench.read(LOGIN.bucket)
-                to_nowhere(everything.limit(1000))
+                # The first job of a session starts Spark's workers.
+                to_nowhere(everything.limit(1000).repartition(CORES))
                 seconds["dcp to nowhere"] = _seconds(lambda: to_nowhere(everything))
                 bench.land(LOGIN.bucket, "warm-up")
                 seconds["land"] = bench.land(LOGIN.bucket, "lake").total_s
