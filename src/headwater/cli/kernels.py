@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 
 import rich_click as click
 
 from headwater.phrases import missing_library, report_first_compile
-from headwater.protocol.kernels.machine_code import code_folder, compile_kernels
+from headwater.protocol.kernels.machine_code import KERNEL_MODULES, code_folder, compile_kernels
 
 PARTS = {
     "client": ("headwater.protocol", "headwater.client", "headwater.transfer"),
@@ -38,6 +41,8 @@ def kernels(as_json: bool) -> None:
     report_first_compile(None)
     began_s = time.monotonic()
     parts = []
+    if not any(code_folder().iterdir()):
+        _compile_side_by_side()
     for part, packages in PARTS.items():
         try:
             compile_kernels(*packages)
@@ -52,3 +57,16 @@ def kernels(as_json: bool) -> None:
         click.echo(json.dumps(done))
     else:
         click.echo(f"compiled for {', '.join(parts)} in {done['seconds']} s: {folder}")
+
+
+def _compile_side_by_side() -> None:
+    """Compile all modules on all cores. What they have in common is compiled in each process, and is little."""
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile_module, KERNEL_MODULES))
+
+
+def _compile_module(name: str) -> None:
+    report_first_compile(None)
+    # A library that is not installed is reported by the process that was started.
+    with suppress(ModuleNotFoundError):
+        compile_kernels(name)
