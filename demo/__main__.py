@@ -58,6 +58,8 @@ def main(documents: int, seed: int, remove: bool, readme: bool) -> None:
                 _print_what_next(screen, folder, played)
             if readme:
                 README.write_text(written_into(README.read_text(), played.story))
+            if keep and sys.stdin.isatty():
+                _serve_page(screen, folder / "lake")
     except KeyboardInterrupt:
         code, keep = EXIT_INTERRUPTED, False
         screen.fail("interrupted; nothing is left running")
@@ -88,7 +90,7 @@ def _print_what_next(screen: Screen, folder: Path, played: Played) -> None:
     screen.print(f"\nThe tables lie in [bold]{lake}[/]. To look further:\n")
     screen.quote(
         f"""\
-# the page of this landing: its batches, what was taken back, its tables
+# the page of this landing, at any time: its batches, what was taken back, its tables
 .venv/bin/headwater ui {lake}
 # the orders by their status
 .venv/bin/python -c "import polars; print(polars.read_delta('{lake}/documents/{COLLECTION}').group_by('status').len())"
@@ -96,6 +98,18 @@ def _print_what_next(screen: Screen, folder: Path, played: Played) -> None:
 .venv/bin/{played.serve_again} --user {USER} --password {PASSWORD}"""
     )
     screen.print(f"\nWhen you have seen enough: rm -r {folder}")
+
+
+def _serve_page(screen: Screen, lake: Path) -> None:
+    """Where a person sits before it, the page is there at once."""
+    from headwater.lake.lake_look import LakeWatch
+    from headwater.lake.location import Location
+    from headwater.lake_page.serving import PageAddress, serving_page
+    from headwater.lake_page.state import LakeState
+
+    with serving_page(LakeState(LakeWatch(Location.of(str(lake), {}))), PageAddress.make("0", None)) as address:
+        screen.print(f"\nThe page of this landing is at [bold]{address}[/] until you press Enter.")
+        sys.stdin.readline()
 
 
 if __name__ == "__main__":

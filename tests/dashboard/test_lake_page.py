@@ -106,7 +106,7 @@ def test_a_rollback_says_what_was_undone_and_why(browser: Browser, page: str) ->
     Select(browser.find("#kind")).select_by_value("rollback")
     event = browser.find(".events li[data-kind=rollback]")
     assert "1 change of 1 vbucket undone in batch 2" in event.text
-    assert "Failover: 1 vbucket" in event.text
+    assert "A failover, a crash or a restore: 1 vbucket" in event.text
     event.find_element("css selector", "button.disclose").click()
     assert "vbucket 1: from seqno 7 back to 6, then read on to 6" in browser.find(".undone-parts").text
     assert "lost" in browser.find(".undone .sample").text

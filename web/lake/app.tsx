@@ -3,8 +3,7 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, getJson, post } from "../src/api";
 import { Mark } from "../src/login";
-import { Empty, Problem } from "../src/pieces";
-import { applyTheme, chosenTheme, type Theme } from "../src/theme";
+import { Empty, Problem, ThemeSwitch } from "../src/pieces";
 import { type Heard, type Session, type State, useLake } from "./lake";
 import { Health, Overview } from "./overview";
 import { Tables } from "./tables";
@@ -157,31 +156,5 @@ function Current(props: { page: Page; state: State; heard: Heard }) {
         <Overview state={state} lake={lake} />
       )}
     </>
-  );
-}
-
-const THEMES: Record<Theme, string> = { auto: "System colours", light: "Light colours", dark: "Dark colours" };
-
-function ThemeSwitch() {
-  const [theme, setTheme] = useState<Theme>(chosenTheme());
-  return (
-    <label class="inline-field">
-      <span class="sr">Colours</span>
-      <select
-        id="theme"
-        value={theme}
-        onChange={(event) => {
-          const chosen = event.currentTarget.value as Theme;
-          setTheme(chosen);
-          applyTheme(chosen);
-        }}
-      >
-        {Object.entries(THEMES).map(([value, name]) => (
-          <option key={value} value={value}>
-            {name}
-          </option>
-        ))}
-      </select>
-    </label>
   );
 }

@@ -34,7 +34,10 @@ const LANDINGS: Record<Landing["state"], (landing: Landing) => [Tone, string]> =
   running: (landing) =>
     landing.lag_s === null
       ? ["warn", "The landing runs. How far it is behind is unknown until it has landed everything once."]
-      : ["ok", `The landing runs: what was written more than ${span(landing.lag_s)} ago is in the tables.`],
+      : [
+          "ok",
+          `The landing runs: what was written more than ${span(landing.lag_s)} ago is in changes, and what is older than ${span(landing.documents_age_s)} in documents.`,
+        ],
   stopped: (landing) => [
     "warn",
     `The landing was stopped at ${at(landing.time_s)}. The same command goes on from there.`,
@@ -65,6 +68,7 @@ export function Overview(props: { state: State; lake: Lake }) {
   const pending = pendings.includes(null) ? null : pendings.reduce((sum: number, rows) => sum + (rows ?? 0), 0);
   const rejects = lake.tables.filter((table) => table.kind === "rejects").reduce((sum, table) => sum + table.rows, 0);
   const batches = lake.events.filter((event): event is BatchEvent => event.kind === "batch").reverse();
+  const counted = batches.filter((batch) => batch.rows !== null);
   const last = batches.at(-1);
   const bound = "at most: the bucket is not asked";
   const seqnos = landing.status?.lag_seqnos ?? null;
@@ -79,7 +83,7 @@ export function Overview(props: { state: State; lake: Lake }) {
           <Tile label="Documents" value={whole(lake.documents)} note={`in ${many(lake.collections, "table")}; ${pendingNote(pending)}`} />
           <Tile label="Rows landed" value={lake.rows === null ? "unknown" : short(lake.rows)} note={many(lake.batch + 1, "batch", "batches")} />
           <Tile label="Rollbacks undone" value={lake.rollbacks === null ? "unknown" : whole(lake.rollbacks)} note="of vbuckets, since the beginning" />
-          <Tile label="Rejects" value={whole(rejects)} note={rejects ? "values that don’t fit their column" : "every value fits its column"} tone={rejects ? "warn" : undefined} />
+          <Tile label="Rejects" value={whole(rejects)} note={rejectsNote(lake, rejects)} tone={rejects ? "warn" : undefined} />
         </dl>
         <div class="charts">
           {lags.time_ms.length > 1 && (
@@ -93,12 +97,12 @@ export function Overview(props: { state: State; lake: Lake }) {
               ]}
             />
           )}
-          {batches.length > 1 && (
+          {counted.length > 1 && (
             <Chart
               title="Rows of each batch"
-              times={batches.map((batch) => batch.time_s * 1000)}
+              times={counted.map((batch) => batch.time_s * 1000)}
               format={short}
-              lines={[{ label: "rows", values: batches.map((batch) => batch.rows ?? 0), color: "--series-2" }]}
+              lines={[{ label: "rows", values: counted.map((batch) => batch.rows ?? 0), color: "--series-2" }]}
             />
           )}
         </div>
@@ -165,4 +169,11 @@ function Verified(props: { lake: Lake }) {
       )}
     </Section>
   );
+}
+
+/** Rejects come of typed columns alone, and only the tables that are listed are counted. */
+export function rejectsNote(lake: Lake, rejects: number): string {
+  if (rejects > 0) return "values that don’t fit their column";
+  if (!lake.tables.some((table) => table.kind === "documents" && table.typed !== "no typed columns")) return "there are no typed columns";
+  return lake.tables_more > 0 ? "none in the tables that are listed" : "every value fits its column";
 }

@@ -5,12 +5,15 @@ import { bytes, many, moment, whole } from "../src/format";
 import { Empty, Section } from "../src/pieces";
 import { type Column, Table } from "../src/table";
 import type { Lake, LakeTable } from "./lake";
+import { rejectsNote } from "./overview";
 import { SampleOf } from "./sample";
 
 const path = (table: LakeTable): string => (table.name ? `${table.kind}/${table.name}` : table.kind);
 
 export function Tables(props: { lake: Lake }) {
   const [open, setOpen] = useState<string | null>(null);
+  const note = rejectsNote(props.lake, 0);
+  const rejectsTitle = note.charAt(0).toUpperCase() + note.slice(1);
   const rejects = props.lake.tables.filter((table) => table.kind === "rejects" && table.rows > 0);
   const columns: Column<LakeTable>[] = [
     {
@@ -49,7 +52,7 @@ export function Tables(props: { lake: Lake }) {
       </Section>
       <Section id="rejects-title" title="Rejects">
         {rejects.length === 0 ? (
-          <Empty title="Every value fits its column">
+          <Empty title={rejectsTitle}>
             <p>A value that a typed column can’t hold is null there. Its document is listed here, with the field and the reason.</p>
           </Empty>
         ) : (

@@ -10,9 +10,8 @@ import { many } from "./format";
 import { follow, useLive } from "./live";
 import { Login, Mark } from "./login";
 import { Overview } from "./overview";
-import { Empty, Problem, Prose } from "./pieces";
+import { Empty, Problem, Prose, ThemeSwitch } from "./pieces";
 import { Streams } from "./streams";
-import { applyTheme, chosenTheme, type Theme } from "./theme";
 
 const PAGES = {
   overview: "Overview",
@@ -85,7 +84,7 @@ function Frame(props: { session: Session; onLoggedOut: () => void }) {
         Skip to the content
       </a>
       <header class="top">
-        <a class="brand" href="#/overview">
+        <a class="brand" href="#/overview" aria-label="Headwater">
           <Mark /> <span>Headwater</span>
         </a>
         <nav aria-label="Pages">
@@ -210,31 +209,5 @@ function Footer() {
     <footer>
       {live.version} · <a href="/metrics">metrics</a>
     </footer>
-  );
-}
-
-const THEMES: Record<Theme, string> = { auto: "Auto", light: "Light", dark: "Dark" };
-
-function ThemeSwitch() {
-  const [theme, setTheme] = useState<Theme>(chosenTheme());
-  return (
-    <label class="inline-field">
-      <span class="tool-label">Theme</span>
-      <select
-        id="theme"
-        value={theme}
-        onChange={(event) => {
-          const chosen = event.currentTarget.value as Theme;
-          setTheme(chosen);
-          applyTheme(chosen);
-        }}
-      >
-        {Object.entries(THEMES).map(([value, name]) => (
-          <option key={value} value={value}>
-            {name}
-          </option>
-        ))}
-      </select>
-    </label>
   );
 }

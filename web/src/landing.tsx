@@ -3,7 +3,7 @@
 import { Chart } from "./chart";
 import { ConnectionTable } from "./connections";
 import { many, moment, short, whole } from "./format";
-import { type Landing as LandingTold, useLive } from "./live";
+import { type Landing as LandingNumbers, useLive } from "./live";
 import { Empty, Section, Tile } from "./pieces";
 
 const isPipeline = (name: string): boolean => /spark|land/i.test(name);
@@ -50,7 +50,7 @@ const known = (value: number | undefined): string => (value === undefined ? "unk
 
 const seconds = (value: number | undefined): string => (value === undefined ? "unknown" : `${value.toFixed(1)} s`);
 
-function One(props: { landing: LandingTold; lags: { time_ms: number[]; lag: number[] } | undefined }) {
+function One(props: { landing: LandingNumbers; lags: { time_ms: number[]; lag: number[] } | undefined }) {
   const { url, error, heard_ms, numbers, page } = props.landing;
   if (!numbers) {
     return (

@@ -85,7 +85,7 @@ export interface NodeEvent {
 /** What was lost on this node since its bucket was made. */
 export interface Losses {
   lost_changes: number;
-  rolled_back: number;
+  lost_vbuckets: number;
   answers: number;
   /** Vbuckets that were promoted without it being known what they lost. */
   unknown: number;
@@ -182,7 +182,7 @@ const emptyState = () => ({
   consumers: [] as Consumer[],
   connection_count: 0,
   backlog: 0,
-  losses: { lost_changes: 0, rolled_back: 0, answers: 0, unknown: 0 } as Losses,
+  losses: { lost_changes: 0, lost_vbuckets: 0, answers: 0, unknown: 0 } as Losses,
   health: null as Health | null,
   series: emptySeries(),
   events: [] as NodeEvent[],

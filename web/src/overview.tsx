@@ -28,6 +28,9 @@ export function Overview(props: { bucket: string }) {
   const maps = nodeMaps(live);
   const { series } = live;
 
+  // Before the node has said anything a number would be made up.
+  if (live.health === null) return null;
+
   return (
     <>
       <Section
@@ -161,10 +164,10 @@ function ReplicasTile(props: { map: number[][]; replicas: number }) {
 
 /** What failovers, crashes and drills on this node have lost: a number that is known, or that it is not. */
 function LossTile(props: { losses: Losses }) {
-  const { lost_changes, rolled_back, answers, unknown } = props.losses;
+  const { lost_changes, lost_vbuckets, answers, unknown } = props.losses;
   const value = lost_changes > 0 ? whole(lost_changes) : unknown > 0 ? "unknown" : "none known";
   const notes = [
-    rolled_back > 0 && `in ${many(rolled_back, "vbucket")}`,
+    lost_vbuckets > 0 && `in ${many(lost_vbuckets, "vbucket")}`,
     lost_changes > 0 && unknown > 0 && `${whole(unknown)} unknown`,
     `consumers rolled back ${many(answers, "time")}`,
   ];

@@ -5,6 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { ApiError, getJson } from "./api";
 import { many, moment } from "./format";
 import { EVENT_NAMES, type NodeEvent } from "./live";
+import { applyTheme, chosenTheme, type Theme } from "./theme";
 
 export function Section(props: { title: string; aside?: ComponentChildren; children: ComponentChildren; id?: string }) {
   return (
@@ -124,4 +125,30 @@ export function useAnswer<T>(path: string | null, again: unknown = 0): { answer:
     return () => abort.abort();
   }, [path, again]);
   return path === null ? { answer: null, error: null } : loaded;
+}
+
+const THEMES: Record<Theme, string> = { auto: "Auto", light: "Light", dark: "Dark" };
+
+export function ThemeSwitch() {
+  const [theme, setTheme] = useState<Theme>(chosenTheme());
+  return (
+    <label class="inline-field">
+      <span class="tool-label">Theme</span>
+      <select
+        id="theme"
+        value={theme}
+        onChange={(event) => {
+          const chosen = event.currentTarget.value as Theme;
+          setTheme(chosen);
+          applyTheme(chosen);
+        }}
+      >
+        {Object.entries(THEMES).map(([value, name]) => (
+          <option key={value} value={value}>
+            {name}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import http.client
+import json
 import os
 import re
 import shutil
@@ -36,6 +37,7 @@ JAVA_MIN = 17
 PROGRAM_S_MAX = 60.0
 """How long another program may take to report its version."""
 PROBE_S_MAX = 2.0
+ANSWER_BYTES_MAX = 64 * 1024
 """How long what listens on a port may take to show what it is."""
 FREE_BYTES_MIN = 1 << 30
 KV_PORT, HTTP_PORT = 11210, 8091
@@ -199,7 +201,7 @@ def check_kernels(asked: Asked) -> Found:
 
 
 def _output_of(*command: str) -> str | None:
-    """All that a program prints, or None where it can't be run."""
+    """What a program prints, or None where it can't be run. (Java prints its version to the error output.)"""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S_MAX, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -239,7 +241,11 @@ def check_workers(asked: Asked) -> Found:
     advice = f"Set PYSPARK_PYTHON to {sys.executable}, or unset it"
     if said is None:
         return Found(State.FAILED, f"PYSPARK_PYTHON is {named}, which can't import headwater", advice)
-    major, minor, installed = said.split()
+    # Warnings may come before it.
+    versions = re.search(r"^(\d+) (\d+) (\S+)$", said, re.MULTILINE)
+    if versions is None:
+        return Found(State.UNKNOWN, f"PYSPARK_PYTHON is {named}, which does not report its versions", advice)
+    major, minor, installed = versions.groups()
     if (int(major), int(minor)) != sys.version_info[:2] or installed != __version__:
         found = f"PYSPARK_PYTHON is {named}, with Python {major}.{minor} and Headwater {installed}"
         return Found(State.FAILED, f"{found}: not the versions that run here", advice)
@@ -292,7 +298,9 @@ def check_ports(asked: Asked) -> Found:
             reason = (error.strerror or str(error)).lower()
             return Found(State.FAILED, f"port {port} of {asked.host} can't be used: {reason}", hint)
     if used:
-        return Found(State.OK, "; ".join(used), "For a second node, give headwater serve other ports")
+        return Found(
+            State.WARNING, "; ".join(used), "Use that node, or give headwater serve other ports for a second one"
+        )
     return Found(State.OK, f"ports {asked.port} and {asked.http_port} of {asked.host} are free")
 
 
@@ -322,8 +330,13 @@ def _answers_http(host: str, port: int) -> bool:
     try:
         with closing(http.client.HTTPConnection(host, port, timeout=PROBE_S_MAX)) as connection:
             connection.request("GET", "/pools")
-            return connection.getresponse().status in (HTTPStatus.OK, HTTPStatus.UNAUTHORIZED)
-    except (OSError, http.client.HTTPException):
+            answer = connection.getresponse()
+            if answer.status == HTTPStatus.UNAUTHORIZED:
+                return answer.getheader("WWW-Authenticate") is not None
+            return answer.status == HTTPStatus.OK and "implementationVersion" in json.loads(
+                answer.read(ANSWER_BYTES_MAX)
+            )
+    except (OSError, ValueError, TypeError, http.client.HTTPException):
         return False
 
 

@@ -25,7 +25,7 @@ VALUE_BYTES_SHOWN_MAX = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientView:
-    """What there is to be shown of a client."""
+    """What is shown of a client."""
 
     settings: ClientSettings
     bucket: BucketView | None

@@ -100,7 +100,7 @@ def check_own_page(request: Request) -> None:
     """
     origin, host = request.headers.get("origin"), request.headers.get("host")
     if request.headers.get(OWN_HEADER) is None or origin is None or urlsplit(origin).netloc != host:
-        raise Refusal.message(403, "Only the dashboard's own page may do this")
+        raise Refusal.message(403, "Only the page itself may do this. A proxy before it has to pass the Host header on")
 
 
 # --- before the handler -----------------------------------------------------------------------------------------------

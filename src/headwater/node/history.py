@@ -40,6 +40,8 @@ EVENT_VBUCKETS_MAX = 8
 """Vbuckets that an event names; the others are counted."""
 GATHER_MS = 10_000
 """The same happens to vbuckets one after the other. What follows within this time is the same event."""
+CLAIMED_MAX = 100_000_000
+"""Changes of one vbucket that a consumer can say were lost. What is beyond that is no offset of a reader."""
 _GOING_ON_MAX = 8
 """How many of the last events may still go on."""
 _TOTALS = b"history"
@@ -74,6 +76,9 @@ class Kind(StrEnum):
 
 LOSING = frozenset({Kind.FAILOVER, Kind.RESTART, Kind.DRILL})
 """Those after which changes are gone that had been made. What a copy gives up was lost before."""
+
+_MINOR = frozenset({Kind.NODE, Kind.STATE, Kind.ANSWERED})
+"""Those that are forgotten first."""
 
 _LEARNING = frozenset({Kind.FAILOVER, Kind.RESTART})
 """Those whose loss is not known exactly when they happen."""
@@ -132,7 +137,12 @@ class Event:
             case Kind.HANDOVER:
                 words = f"{vbuckets} taken over{f' from {self.node}' if self.node else ''}, with all changes"
             case Kind.RESTART:
-                words = f"started after a crash, or from a copy of the data: {vbuckets} began a branch, {self._loss()}"
+                lost = (
+                    self._loss()
+                    if self.lost_changes
+                    else "only what was not durable, or is newer than the copy, is lost"
+                )
+                words = f"started after a crash, or from a copy of the data: {vbuckets} began a branch, {lost}"
             case Kind.DRILL:
                 words = f"drill: {vbuckets} rolled back, {self._loss()}"
             case Kind.TAKEN_BACK:
@@ -177,9 +187,14 @@ class HistoryTotals:
     """What all events have added up to, those included that are not remembered. They never go down."""
 
     lost_changes: int = 0
+    lost_vbuckets: int = 0
+    """Vbuckets that have lost changes, each time that they did."""
+    unknown_vbuckets: int = 0
+    """Of the events that are not remembered: vbuckets of which it is unknown what they lost."""
     rolled_back: int = 0
-    """Vbuckets that have lost changes, or given them up, each time that they did."""
+    """Vbuckets that have lost changes, or given them up as copies, each time that they did."""
     answers: int = 0
+    """How often consumers had to roll back."""
 
 
 class BucketHistory:
@@ -252,7 +267,7 @@ class BucketHistory:
 
     def asked(self, vbucket: VBucketId, *, vbuuid: Vbuuid, seqno: Seqno, by_node: bool = False) -> None:
         """A consumer that had to roll back has all changes up to `seqno` of a branch; or a copy, `by_node`."""
-        self.totals.answers += 1
+        self.totals.answers += not by_node
         self._unsaved.add(0)
         found = self._branch_after(vbucket, vbuuid)
         if found is None:
@@ -276,6 +291,9 @@ class BucketHistory:
         return None
 
     def _learn(self, event: Event, branch: Branch, seqno: int) -> None:
+        # A consumer that has no more than what was kept is sent back for another reason, and knows nothing of a loss.
+        if not branch.kept_seqno < seqno <= branch.kept_seqno + CLAIMED_MAX:
+            return
         before = branch.lost
         if branch.known_seqno is None:
             event.unknown_vbuckets -= 1
@@ -289,6 +307,7 @@ class BucketHistory:
         self.totals.rolled_back += is_first
         if event.kind in LOSING:
             self.totals.lost_changes += after - before
+            self.totals.lost_vbuckets += is_first
 
     # --- what is asked for ----------------------------------------------------------------------------------------
 
@@ -299,7 +318,7 @@ class BucketHistory:
     @property
     def unknown_vbuckets(self) -> int:
         """How many vbuckets were promoted of which it is still unknown what they lost."""
-        return sum(event.unknown_vbuckets for event in self.events)
+        return self.totals.unknown_vbuckets + sum(event.unknown_vbuckets for event in self.events)
 
     def branches_of(self, number: int) -> Mapping[int, Branch] | None:
         """By vbucket; None where the event does not remember them."""
@@ -351,10 +370,12 @@ class BucketHistory:
         return event
 
     def _forget_old(self) -> None:
-        for event in self.events[:-EVENTS_MAX]:
-            self._branches.pop(event.number, None)
-            self._unsaved.add(event.number)
-        self.events = self.events[-EVENTS_MAX:]
+        while len(self.events) > EVENTS_MAX:
+            oldest = next((one for one in self.events[:-1] if one.kind in _MINOR), self.events[0])
+            self.events.remove(oldest)
+            self.totals.unknown_vbuckets += oldest.unknown_vbuckets
+            self._branches.pop(oldest.number, None)
+            self._unsaved.add(oldest.number)
         for number in sorted(self._branches)[: -DETAILED_EVENTS_MAX + 1]:
             del self._branches[number]
             self._unsaved.add(number)

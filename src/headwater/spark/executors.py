@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pyarrow as pa
@@ -181,7 +181,8 @@ def ship_kernels(spark: SparkSession) -> None:
     atexit.register(rmtree, folder, ignore_errors=True)
     archive = folder / _archive_name()
     with zipfile.ZipFile(archive, "w") as packed:
-        for path in sorted(code_folder().iterdir()):
+        # Other processes may be writing there: what is not complete has another name.
+        for path in sorted(code_folder().glob("*.o")):
             packed.write(path, path.name)
     # Takes the place of SparkContext.addFile where the session is a remote one.
     spark.addArtifacts(str(archive), file=True)
@@ -197,6 +198,9 @@ def use_shipped_kernels() -> bool:
     folder = code_folder()
     if any(folder.iterdir()) or not archive.exists():
         return False
-    with zipfile.ZipFile(archive) as packed:
-        packed.extractall(folder)
+    # Other workers of the machine look there meanwhile: a file is there as a whole, or not at all.
+    with zipfile.ZipFile(archive) as packed, TemporaryDirectory(dir=folder.parent) as unpacked:
+        packed.extractall(unpacked)
+        for path in Path(unpacked).iterdir():
+            path.replace(folder / path.name)
     return True

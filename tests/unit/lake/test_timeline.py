@@ -53,7 +53,10 @@ def test_a_rollback_says_what_it_undid(small: SmallLake) -> None:
     [part] = rollback.parts
     assert (part.vbucket, part.from_seqno, part.kept_seqno, part.reached_seqno) == (0, 3, 1, 2)
     assert part.is_new_branch
-    assert rollback.why == "Failover: 1 vbucket went on from an earlier seqno, on a new branch of history."
+    assert (
+        rollback.why
+        == "A failover, a crash or a restore: 1 vbucket went on from an earlier seqno, on a new branch of history."
+    )
 
 
 def test_a_vbucket_that_is_read_again_is_named_as_such(small: SmallLake) -> None:

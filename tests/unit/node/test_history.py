@@ -111,6 +111,15 @@ def test_a_consumer_that_has_to_roll_back_shows_what_was_lost(world: World) -> N
     assert world.history.totals.lost_changes == 4
 
 
+@pytest.mark.parametrize("seqno", [2, 3, 2**62], ids=["what was kept", "all that was kept", "no offset of a reader"])
+def test_a_consumer_that_shows_no_loss_leaves_it_unknown(world: World, seqno: int) -> None:
+    """It is sent back for another reason, such as deletions that were purged; or it makes its offset up."""
+    old = world.promote(ONE)
+    world.history.asked(ONE, vbuuid=old, seqno=Seqno(seqno))
+    assert (world.history.unknown_vbuckets, world.history.totals.lost_changes) == (1, 0)
+    assert "what was lost is unknown" in sentences(world.history)[0]
+
+
 def test_the_lost_node_itself_says_what_it_had_when_it_comes_back(world: World) -> None:
     old = world.promote(ONE)
     world.history.asked(ONE, vbuuid=old, seqno=Seqno(10), by_node=True)
@@ -173,7 +182,10 @@ def test_a_crash_is_an_event(world: World) -> None:
     world.bucket.set_vbucket_state(ONE, VBucketState.ACTIVE)
     world.bucket.commit_now()
     (sentence,) = sentences(world.restart(in_order=False))
-    assert sentence.startswith("started after a crash, or from a copy of the data: 1 vbucket began a branch")
+    assert sentence == (
+        "started after a crash, or from a copy of the data: 1 vbucket began a branch, "
+        "only what was not durable, or is newer than the copy, is lost"
+    )
 
 
 def test_old_events_go_from_memory_and_from_disk(world: World) -> None:
@@ -181,6 +193,17 @@ def test_old_events_go_from_memory_and_from_disk(world: World) -> None:
         world.history.noted_node(f"node two does not answer ({number})", node="two")
     again = world.restart()
     assert [event.number for event in again.events] == list(range(6, EVENTS_MAX + 6))
+
+
+def test_a_loss_that_is_unknown_stays_so_when_its_event_is_forgotten(world: World) -> None:
+    world.promote(ONE)
+    for number in range(EVENTS_MAX):
+        world.history.noted_node(f"node two does not answer ({number})", node="two")
+    assert world.history.events[0].kind is Kind.FAILOVER, "what is of less matter is forgotten first"
+    for _ in range(EVENTS_MAX):
+        world.history.rolled_back(TWO, kept=Seqno(3), had=Seqno(3), is_drill=True)
+    assert Kind.FAILOVER not in {event.kind for event in world.history.events}
+    assert world.restart().unknown_vbuckets == 1
 
 
 def test_the_handlers_report_a_promotion_and_who_has_more(node: Node, client: Client) -> None:
@@ -194,8 +217,8 @@ def test_the_handlers_report_a_promotion_and_who_has_more(node: Node, client: Cl
     consumer = node.client()
     consumer.succeed(Open(key=b"ahead"))
     request = StreamRequest(
-        vbucket=ONE, start_seqno=Seqno(9), vbuuid=facts.failover_log.newest.vbuuid,
-        snapshot_start_seqno=Seqno(9), snapshot_end_seqno=Seqno(9),
+        vbucket=ONE, start_seqno=Seqno(5), vbuuid=facts.failover_log.newest.vbuuid,
+        snapshot_start_seqno=Seqno(4), snapshot_end_seqno=Seqno(9),
     )  # fmt: skip
     answer = consumer.call(request)
     assert isinstance(answer, StreamRequestResponse)

@@ -303,9 +303,8 @@ def code_folder() -> Path:
         folder = parent / sources_digest()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
-            status = folder.stat()
-            is_ours = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            if not is_ours or not os.access(folder, os.W_OK):
+            # Who can write to the folder above could put another in its place.
+            if not (_is_ours(parent) and _is_ours(folder) and os.access(folder, os.W_OK)):
                 continue
             folder.chmod(_PRIVATE)
             # The time of a folder is that of its last use.
@@ -315,6 +314,13 @@ def code_folder() -> Path:
         _forget_old(parent)
         return folder
     return Path(tempfile.mkdtemp(prefix="headwater-kernels-"))
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether it is a folder of this user, and no link, that no other user can write to."""
+    status = folder.lstat()
+    is_private = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and is_private
 
 
 def _candidates() -> list[Path]:

@@ -122,7 +122,11 @@ def _all_is_well(examined: Examined) -> str:
     if examined.config is None or len(examined.config.nodes) == 1:
         return "Healthy: the node serves all its vbuckets"
     nodes = counted(len(examined.config.nodes), "node")
-    return f"Healthy: {nodes} answer, every vbucket has its {counted(examined.config.replicas, 'replica')}"
+    silent = sum(not peer.is_heard for peer in examined.sampler.cluster.peers.values())
+    if silent:
+        return f"Nothing wrong is known: {silent:,} of {nodes} have not answered yet"
+    replicas = examined.config.replicas
+    return f"Healthy: {nodes} answer" + (f", every vbucket has its {counted(replicas, 'replica')}" if replicas else "")
 
 
 # --- the checks ---------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ KINDS: tuple[MetricKind[BucketSampler], ...] = (
     ),
     MetricKind(
         "rollback_answers_total",
-        "Stream requests answered with a rollback; kept over restarts.",
+        "Stream requests of consumers answered with a rollback; kept over restarts.",
         one_number(lambda s: s.events.totals.answers),
     ),
 )

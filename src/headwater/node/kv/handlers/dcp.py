@@ -201,7 +201,10 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
     if isinstance(admission, RollbackDemand):
         history = context.bucket_service.history
         by_node = connection.name.startswith(NODE_CONNECTION_PREFIXES)
-        history.asked(request.vbucket, vbuuid=request.vbuuid, seqno=request.start_seqno, by_node=by_node)
+        # In the middle of a snapshot the consumer lacks its end, which the active vbucket had.
+        is_inside = request.start_seqno > request.snapshot_start_seqno
+        had = max(request.start_seqno, request.snapshot_end_seqno) if is_inside else request.start_seqno
+        history.asked(request.vbucket, vbuuid=request.vbuuid, seqno=had, by_node=by_node)
         _log_rollback(context, request, admission)
         return StreamRequestResponse(opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=admission.to_seqno)
     if isinstance(admission, StreamRefusal):
