@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from headwater.cli.land import LandingMetrics
 from headwater.errors import InvalidInput
+from headwater.http.limits import TOKEN_VARIABLE
 from headwater.node.http.dashboard import landing
 from headwater.node.http.dashboard.landing import Landings, fetch_landing
 from headwater.spark.landing_loop import LandingStatus
@@ -21,10 +22,10 @@ from support.node_process import run_serve
 
 
 @contextmanager
-def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
+def answering(status: int, body: bytes, authorization: str | None = None, **headers: str) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status)
+            self.send_response(status if self.headers["Authorization"] == authorization else 401)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
@@ -80,6 +81,13 @@ def test_a_landing_that_has_stopped_is_shown_as_it_was_with_its_page() -> None:
     [stopped] = landings.of("beer")
     assert "refused" in str(stopped["error"])
     assert (stopped["numbers"], stopped["heard_ms"]) == (shown["numbers"], shown["heard_ms"])
+
+
+def test_the_token_of_the_page_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(200, metrics_text(), "Bearer 0123456789abcdef") as url:
+        assert fetch_landing(url).error
+        monkeypatch.setenv(TOKEN_VARIABLE, "0123456789abcdef")
+        assert fetch_landing(url).error is None
 
 
 def test_a_landing_of_another_bucket_is_not_shown_there() -> None:

@@ -12,11 +12,11 @@ from ipaddress import ip_address
 
 from headwater.client.threads import LoopThread
 from headwater.errors import InvalidInput
+from headwater.http.limits import TOKEN_VARIABLE
 from headwater.http.serving import AppServer
 from headwater.lake_page.app import GetMetrics, page_app
 from headwater.lake_page.state import POINT_EVERY_S, LakeState
 
-TOKEN_VARIABLE = "HEADWATER_UI_TOKEN"
 TOKEN_CHARS_MIN, TOKEN_CHARS_MAX = 16, 256
 LOOPBACK = "127.0.0.1"
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):)?(?P<port>[0-9]{1,5})")

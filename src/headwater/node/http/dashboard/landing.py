@@ -7,6 +7,7 @@ choice: a page must not make the node ask any address.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.errors import InvalidInput
+from headwater.http.limits import TOKEN_VARIABLE
 from headwater.node.http.limits import LANDING_BYTES_MAX, LANDING_EVERY_S, LANDING_S_MAX, LANDINGS_MAX
 
 _PREFIX = "headwater_land_"
@@ -75,8 +77,11 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 def fetch_landing(url: str, before: LandingNumbers | None = None) -> LandingNumbers:
     """Ask one end point. What goes wrong there is part of the result, beside what it said `before`, and not raised."""
     opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
+    # A landing that is served beyond this machine wants the token of its page.
+    token = os.environ.get(TOKEN_VARIABLE)
+    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
-        with opener.open(url, timeout=LANDING_S_MAX) as answer:
+        with opener.open(asked, timeout=LANDING_S_MAX) as answer:
             return _parse(url, answer)
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = str(getattr(error, "reason", None) or error) or "no answer"
