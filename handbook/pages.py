@@ -39,7 +39,7 @@ from handbook.option_tables import (
     source_options_table,
 )
 from handbook.protocol_tables import commands_table, controls_table, features_list, message_tables
-from handbook.sizing import sizing_formulas, sizing_table, speed_sentence
+from handbook.sizing import nodes_table, sizing_formulas, sizing_table, speed_sentence
 
 ROOT = Path(__file__).parents[1]
 _PLACE = re.compile(r"(?P<open><!-- made: (?P<name>[a-z ]+) -->\n).*?(?P<close><!-- /made -->)", re.DOTALL)
@@ -78,6 +78,7 @@ MADE: dict[str, Callable[[], str]] = {
     "log events": log_events_table,
     "sizing": sizing_table,
     "sizing formulas": sizing_formulas,
+    "nodes on one machine": nodes_table,
     "speed": speed_sentence,
 }
 

@@ -156,6 +156,46 @@ cores that land      = documents / {measured.core_lands_s:,} a second / seconds 
 ```"""
 
 
+# --- several nodes on one machine ---------------------------------------------------------------------------------
+
+WORKS = ("load", "stream", "land")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkCosts:
+    """Processor time of a work for a million documents: of the nodes, and of all that works beside them."""
+
+    node_s: float
+    others_s: float
+
+    def rate(self, *, nodes: int, cores: int) -> float:
+        """Documents a second, at best: a node has one core, and all of them share the machine's."""
+        return 1e6 * min(nodes / self.node_s, cores / (self.node_s + self.others_s))
+
+
+def work_costs(page: str) -> dict[str, WorkCosts]:
+    """Fitted to what two nodes did on the measured machine, where they had no core to spare."""
+    cores = _figure(page, r"^- Machine: .*?(\d+) cores")
+    costs = {}
+    for place, work in enumerate(WORKS):
+        rate = _figure(page, rf"^\| 2 \|(?: \d+ k/s \|){{{place}}} (\d+) k/s \|") * 1e3
+        node_s = _figure(page, rf"^\| 2 \|(?: \d+ k/s \|){{3}}(?: [\d.]+ s/M \|){{{place}}} ([\d.]+) s/M \|")
+        costs[work] = WorkCosts(node_s=node_s, others_s=max(0.0, cores * 1e6 / rate - node_s))
+    return costs
+
+
+def nodes_table() -> str:
+    costs = work_costs(MEASURED.read_text(encoding="utf-8"))
+    rows = [
+        (
+            f"{nodes} on {cores} cores",
+            *(f"{costs[work].rate(nodes=nodes, cores=cores) / 1e3:,.0f} k/s" for work in WORKS),
+        )
+        for nodes, cores in ((1, 2), (2, 2), (2, 8), (8, 16), (8, 32))
+    ]
+    return table(("nodes", *WORKS), rows)
+
+
 def _bytes(amount: float) -> str:
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
         if amount < 1000:

@@ -123,5 +123,18 @@ def test_figures_are_read_from_what_was_measured_and_never_better() -> None:
         sizing.Figures.read(page.replace("26.5 s", "a while"))
 
 
+def test_nodes_share_the_cores_with_what_works_beside_them() -> None:
+    page = """
+- Machine: Linux, 2 cores, 24 GiB
+| 1 | 400 k/s | 4000 k/s | 300 k/s | 2.00 s/M | 0.20 s/M | 1.00 s/M |
+| 2 | 500 k/s | 8000 k/s | 320 k/s | 2.50 s/M | 0.20 s/M | 1.10 s/M |
+"""
+    load = sizing.work_costs(page)["load"]
+    assert load == sizing.WorkCosts(node_s=2.5, others_s=1.5), "two cores for two seconds"
+    assert load.rate(nodes=2, cores=2) == 500_000, "as measured"
+    assert load.rate(nodes=8, cores=2) == 500_000, "the cores are the bound"
+    assert load.rate(nodes=8, cores=64) == 8 * 400_000, "the nodes are"
+
+
 def test_the_measured_page_has_the_figures() -> None:
     assert sizing.figures().core_lands_s > 0
