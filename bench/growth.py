@@ -81,8 +81,8 @@ def _run_growth() -> Section:
         text=(
             "Microseconds per document of each work, for buckets of several shapes: `headwater load`; the start of a "
             "node that holds them; streaming them to a consumer that only counts bytes, with opening the streams; the "
-            'client\'s Arrow batches; `format("dcp")` into a sink that drops everything, as the first read of a session; a '
-            "landing into new tables, "
+            'client\'s Arrow batches; `format("dcp")` into a sink that drops everything, as the first read of a '
+            "session; a landing into new tables, "
             f"in a session that has landed before; `headwater verify` of these tables. One turn, streaming the median "
             f"of {ROUNDS}; node and the work share {CORES} cores. Memory is that of the node after the load, and the "
             f"most that `verify` had. Load of the machine before: {load_before}.\n\n"
