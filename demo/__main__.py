@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -102,14 +103,12 @@ def _print_what_next(screen: Screen, folder: Path, played: Played) -> None:
 
 def _serve_page(screen: Screen, lake: Path) -> None:
     """Where a person sits before it, the page is there at once."""
-    from headwater.lake.lake_look import LakeWatch
-    from headwater.lake.location import Location
-    from headwater.lake_page.serving import PageAddress, serving_page
-    from headwater.lake_page.state import LakeState
-
-    with serving_page(LakeState(LakeWatch(Location.of(str(lake), {}))), PageAddress.make("0", None)) as address:
-        screen.print(f"\nThe page of this landing is at [bold]{address}[/] until you press Enter.")
+    command = [sys.executable, "-m", "headwater", "ui", str(lake), "--listen", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as page:
+        assert page.stderr is not None
+        screen.print(f"\n{page.stderr.readline().strip()}\nIt is there until you press Enter.")
         sys.stdin.readline()
+        page.terminate()
 
 
 if __name__ == "__main__":

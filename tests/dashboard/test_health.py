@@ -53,9 +53,8 @@ def config(rows: Any = ((0, 1), (1, 0)), *, settled: bool = True) -> PublishedCo
 
 
 def peers(**peer: Any) -> SimpleNamespace:
-    return SimpleNamespace(
-        peers={"two": SimpleNamespace(**{"name": "two:11210", "numbers": None, "error": None} | peer)}
-    )
+    members = {"name": "two:11210", "numbers": None, "error": None, "is_heard": True} | peer
+    return SimpleNamespace(peers={"two": SimpleNamespace(**members)})
 
 
 def loss(*, ago_ms: int) -> SimpleNamespace:
@@ -104,6 +103,11 @@ def test_a_cluster_that_is_well_has_no_finding() -> None:
     verdict = health_of(examined(cluster=peers(heard_ms=NOW_MS), events=loss(ago_ms=LOSS_SHOWN_MS + 1)))
     assert verdict.findings == ()
     assert verdict.text == "Healthy: 2 nodes answer, every vbucket has its 1 replica"
+
+
+def test_a_node_that_has_not_answered_yet_is_not_called_well() -> None:
+    verdict = health_of(examined(cluster=peers(heard_ms=NOW_MS, is_heard=False)))
+    assert verdict.text == "Nothing wrong is known: 1 of 2 nodes have not answered yet"
 
 
 def test_the_worst_comes_first() -> None:

@@ -102,7 +102,11 @@ def test_an_hour_of_hot_writes(seed: int) -> None:
         (LandingMutant.DROPS_ROWS_BEHIND_PLAN, {"before the survey, at seqno", "is too old"}),
         (LandingMutant.REPEATS_ROWS_BEHIND_PLAN, {"is alive after"}),
         # And what that does to the documents.
-        (LandingMutant.GOES_BACK_TO_PLAN, {"goes into the middle of a snapshot", "and stored is"}),
+        pytest.param(
+            LandingMutant.GOES_BACK_TO_PLAN,
+            {"goes into the middle of a snapshot", "and stored is"},
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_landing_that_does_it_wrong_is_found_out(mutant: LandingMutant, complaints: set[str]) -> None:

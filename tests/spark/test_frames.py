@@ -140,6 +140,7 @@ class HotWriter(threading.Thread):
         self._bucket.close()
 
 
+@pytest.mark.soak
 def test_a_sink_is_exact_through_crashes_rollbacks_and_hot_writes(
     spark: SparkSession, bucket: SourceBucket, tmp_path: Path
 ) -> None:

@@ -60,7 +60,7 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["vbucket"], row["seqno"], row.get("batch"), row.get("op")
 
 
-@pytest.mark.parametrize("place", ["directory", "S3"])
+@pytest.mark.parametrize("place", ["directory", pytest.param("S3", marks=pytest.mark.soak)])
 def test_they_are_kept_through_rollbacks(
     bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, request: pytest.FixtureRequest
 ) -> None:

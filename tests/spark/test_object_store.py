@@ -205,7 +205,7 @@ def test_of_two_landings_one_goes_on(lake: StoredLake, monkeypatch: pytest.Monke
     lake.check_equal()
 
 
-KILLS = 3
+KILLS = 1
 SOAK_KILLS = 20
 LANDER = """
 import json, sys

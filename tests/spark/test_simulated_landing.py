@@ -17,7 +17,7 @@ from headwater.lake.documents_merge import MergeRules
 from support.driven_source import SimulatedLanding, without_spark
 from support.landings import ALWAYS_FRESH, NEVER_FRESH, SourceBucket, SparkNode
 
-SEEDS = 4
+SEEDS = 2
 SOAK_SEEDS = range(1000, 1200)
 SOAK_SEEDS_AT_ONCE = 20
 """Each has a bucket, and a node gets slower with many of them."""
