@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,12 @@ from headwater.lake.verify_scan import Finding, FindingKind
 ORDERS = CollectionVerdict(name="shop.orders", landed=98_765, pending=300, differing=0)
 ITEMS = CollectionVerdict(name="shop.items", landed=1_235, pending=12, differing=0)
 EQUAL = Verification(collections=(ITEMS, ORDERS))
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict is noted in the lake."""
+    monkeypatch.chdir(tmp_path)
 
 
 def finding(kind: FindingKind = FindingKind.DIFFERS, what: str = "order-1", table: str = "changes") -> Finding:
