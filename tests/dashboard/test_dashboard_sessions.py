@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from headwater.http import requests
 from headwater.node.auth.login_checks import FREE_FAILURES
-from headwater.node.http import logins
 from support.dashboard_world import ADMIN, OWN, READER, World, in_world
 
 
@@ -120,7 +120,7 @@ def test_a_user_with_another_password_is_logged_out(tmp_path: Path) -> None:
 
 
 def test_a_session_that_nobody_uses_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "SESSION_S", -1.0)
+    monkeypatch.setattr(requests, "SESSION_S", -1.0)
 
     async def scenario(world: World) -> None:
         await world.log_in()
@@ -130,7 +130,7 @@ def test_a_session_that_nobody_uses_ends(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_oldest_session_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "SESSIONS_MAX", 2)
+    monkeypatch.setattr(requests, "SESSIONS_MAX", 2)
 
     async def scenario(world: World) -> None:
         await world.log_in()

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from headwater.cli.land import LandingMetrics
 from headwater.errors import InvalidInput
-from headwater.http.limits import TOKEN_VARIABLE
+from headwater.http.requests import TOKEN_VARIABLE
 from headwater.node.http.dashboard import landing
 from headwater.node.http.dashboard.landing import Landings, fetch_landing
 from headwater.spark.landing_loop import LandingStatus

@@ -8,7 +8,7 @@ import threading
 import rich_click as click
 
 from headwater.cli.options import errors_reported, storage_option
-from headwater.http.limits import TOKEN_VARIABLE
+from headwater.http.requests import TOKEN_VARIABLE
 from headwater.lake.lake_look import LakeWatch
 from headwater.lake.location import Location
 from headwater.lake_page.serving import PageAddress, serving_page

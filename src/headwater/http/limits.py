@@ -1,9 +1,7 @@
-"""The bounds of connections and requests, of whatever is served, and where its token is given."""
+"""The bounds of connections and requests, of whatever is served."""
 
 from __future__ import annotations
 
-TOKEN_VARIABLE = "HEADWATER_UI_TOKEN"
-"""Of the environment: the token of a landing's page, for the page itself and for a node that watches it."""
 CONNECTIONS_MAX = 512
 """Beyond that a connection takes the place of an idle one."""
 CONNECTIONS_RESERVED = 64

@@ -1,4 +1,4 @@
-"""What applications share: answers in JSON, refusals, the checks before any handler, and the files of a built page.
+"""What applications share: answers in JSON, refusals, the checks before any handler, a page's files and sessions.
 
 A node's application and a lake's page put `HeadLimit` and `Doorkeeper` before their routes. A refusal is raised
 wherever it is noticed, in one of the three forms that Couchbase gives them: `errors` by the name of the field, `_` for
@@ -8,31 +8,38 @@ the whole; a `message`; and, for users that do not exist, a mere string.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import mimetypes
 import re
+import secrets
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from importlib.resources import files
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headwater.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX, HSTS_S, REQUEST_S_MAX
+from headwater.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX, HSTS_S, REQUEST_S_MAX, SESSION_S, SESSIONS_MAX
 
 NO_CACHE = "no-cache,no-store,must-revalidate"
 IN_RESERVE = "in_reserve"
 """In the state of a request: it has come by a connection that is there for the health of the server only."""
 OWN_HEADER = "x-headwater-dashboard"
 """Only the scripts of our own pages send it."""
+TOKEN_VARIABLE = "HEADWATER_UI_TOKEN"
+"""Of the environment: the token of a landing's page, for the page itself and for a node that watches it."""
+_TOKEN_BYTES = 32
 _HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]+)?|\[[0-9A-Fa-f:.%]+\](:[0-9]+)?")
 _HOST_CHARS_SHOWN = 100
 _HSTS = (b"strict-transport-security", f"max-age={HSTS_S}".encode())
 
 PageHandler = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
 
 
 class Json(Response):
@@ -223,6 +230,63 @@ def with_page_headers(handle: PageHandler) -> PageHandler:
         return response
 
     return answer
+
+
+class PageSessions(Generic[T]):
+    """Who has logged in on a page, each with a value that the application keeps of it.
+
+    A session is a random token in a cookie that scripts can't read and that other sites' pages don't get sent
+    (`HttpOnly`, `SameSite=Strict`). Its hash is kept here. Sessions end with the process. Cookies are not kept apart by
+    port, and several pages may be served on one host: the port is part of the cookie's name.
+    """
+
+    def __init__(self, name: str, *, path: str, now_s: Callable[[], float]) -> None:
+        self._name = name
+        self._path = path
+        self._now_s = now_s
+        self._known: OrderedDict[bytes, tuple[T, float]] = OrderedDict()
+        """By the hash of the token, the one that was used longest ago first: the value, and until when it counts."""
+
+    def value_of(self, request: Request, *, is_valid: Callable[[T], bool]) -> T | None:
+        """The value of the session, which lasts longer by this; None where there is none. An invalid one ends."""
+        token = request.cookies.get(self._cookie_name(request))
+        found = None if token is None else self._known.pop(digest_of(token), None)
+        if token is None or found is None or found[1] <= self._now_s() or not is_valid(found[0]):
+            return None
+        self._known[digest_of(token)] = found[0], self._now_s() + SESSION_S
+        return found[0]
+
+    def begin(self, request: Request, response: Response, value: T) -> None:
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._known[digest_of(token)] = value, self._now_s() + SESSION_S
+        if len(self._known) > SESSIONS_MAX:
+            self._known.popitem(last=False)
+        response.set_cookie(
+            self._cookie_name(request),
+            token,
+            path=self._path,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+
+    async def log_out(self, request: Request) -> Response:
+        check_own_page(request)
+        response = Response(status_code=204)
+        token = request.cookies.get(self._cookie_name(request))
+        if token is not None:
+            self._known.pop(digest_of(token), None)
+        response.delete_cookie(self._cookie_name(request), path=self._path, httponly=True, samesite="strict")
+        return response
+
+    def _cookie_name(self, request: Request) -> str:
+        server = request.scope.get("server")
+        return f"{self._name}-{server[1] if server else 0}"
+
+
+def digest_of(token: str) -> bytes:
+    """Tokens are kept and compared by this."""
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 
 class PageFiles:

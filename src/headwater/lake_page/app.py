@@ -9,12 +9,9 @@ path, the token.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import json
-import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TypeVar
@@ -28,15 +25,17 @@ from starlette.routing import Route
 
 from headwater._version import __version__
 from headwater.errors import HeadwaterError
-from headwater.http.limits import LOGIN_BODY_BYTES_MAX, SESSION_S, SESSIONS_MAX
+from headwater.http.limits import LOGIN_BODY_BYTES_MAX
 from headwater.http.requests import (
     Doorkeeper,
     HeadLimit,
     Json,
     PageFiles,
     PageHandler,
+    PageSessions,
     Refusal,
     check_own_page,
+    digest_of,
     read_body,
     with_page_headers,
 )
@@ -168,9 +167,9 @@ class _Sessions:
     """Who has given the token."""
 
     def __init__(self, token: str | None) -> None:
-        self._digest = None if token is None else _digest(token)
-        self._known: OrderedDict[bytes, float] = OrderedDict()
-        """By the hash of the cookie, until when it counts; the one that was used longest ago first."""
+        self._digest = None if token is None else digest_of(token)
+        self._sessions: PageSessions[bool] = PageSessions("headwater-lake", path=PAGE, now_s=time.monotonic)
+        self.log_out = self._sessions.log_out
         self._wrong = 0
 
     def is_in(self, request: Request) -> bool:
@@ -180,15 +179,10 @@ class _Sessions:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_right(given.strip()):
             return True
-        cookie = request.cookies.get(_cookie_name(request))
-        until_s = None if cookie is None else self._known.pop(_digest(cookie), None)
-        if cookie is None or until_s is None or until_s <= time.monotonic():
-            return False
-        self._known[_digest(cookie)] = time.monotonic() + SESSION_S
-        return True
+        return self._sessions.value_of(request, is_valid=bool) is not None
 
     def _is_right(self, given: str) -> bool:
-        return self._digest is not None and hmac.compare_digest(_digest(given), self._digest)
+        return self._digest is not None and hmac.compare_digest(digest_of(given), self._digest)
 
     async def log_in(self, request: Request) -> Response:
         check_own_page(request)
@@ -199,18 +193,7 @@ class _Sessions:
         if not self._is_right(token):
             await self._slow_down()
             raise Refusal.message(401, "The token is wrong")
-        cookie = secrets.token_urlsafe(32)
-        self._known[_digest(cookie)] = time.monotonic() + SESSION_S
-        if len(self._known) > SESSIONS_MAX:
-            self._known.popitem(last=False)
-        response.set_cookie(
-            _cookie_name(request),
-            cookie,
-            path=PAGE,
-            httponly=True,
-            samesite="strict",
-            secure=request.url.scheme == "https",
-        )
+        self._sessions.begin(request, response, True)
         return response
 
     async def _slow_down(self) -> None:
@@ -223,14 +206,6 @@ class _Sessions:
         finally:
             self._wrong -= 1
 
-    async def log_out(self, request: Request) -> Response:
-        check_own_page(request)
-        response = Response(status_code=204)
-        if (cookie := request.cookies.get(_cookie_name(request))) is not None:
-            self._known.pop(_digest(cookie), None)
-        response.delete_cookie(_cookie_name(request), path=PAGE, httponly=True, samesite="strict")
-        return response
-
 
 def _given_token(body: bytes) -> str:
     try:
@@ -241,16 +216,6 @@ def _given_token(body: bytes) -> str:
     if not fits:
         raise Refusal.message(400, "A log-in is an object with the token")
     return str(token)
-
-
-def _cookie_name(request: Request) -> str:
-    """Cookies are not kept apart by port, and several pages may be served on one host."""
-    server = request.scope.get("server")
-    return f"headwater-lake-{server[1] if server else 0}"
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 
 from headwater.client.threads import LoopThread
 from headwater.errors import InvalidInput
-from headwater.http.limits import TOKEN_VARIABLE
+from headwater.http.requests import TOKEN_VARIABLE
 from headwater.http.serving import AppServer
 from headwater.lake_page.app import GetMetrics, page_app
 from headwater.lake_page.state import POINT_EVERY_S, LakeState

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from headwater.errors import InvalidInput, LakeUnreachable
+from headwater.http import requests
 from headwater.lake.lake_look import LakeWatch
 from headwater.lake.location import Location
 from headwater.lake_page import app as app_module
@@ -98,7 +99,7 @@ def test_the_token_is_given_once(state: LakeState, monkeypatch: pytest.MonkeyPat
     assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
     assert TOKEN not in answer.headers["set-cookie"]
     assert client.get("/ui/api/state").status_code == 200
-    monkeypatch.setattr(app_module, "SESSION_S", -1.0)
+    monkeypatch.setattr(requests, "SESSION_S", -1.0)
     assert client.get("/ui/api/state").status_code == 200, "the last time that it counts"
     assert client.get("/ui/api/state").status_code == 401
 

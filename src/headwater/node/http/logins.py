@@ -5,28 +5,20 @@
 
 Passwords are checked by the node's `auth.login_checks`, which slows down guessing and remembers for a while what was
 right: clients poll.
-
-A session is a random token in a cookie that scripts can't read and that other sites' pages don't get sent (`HttpOnly`,
-`SameSite=Strict`). Its hash is kept here, with the user as it was at the log-in. Sessions end with the process. Cookies
-are not kept apart by port, and several nodes may run on one host: the port is part of the cookie's name.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 import math
-import secrets
-from collections import OrderedDict
-from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headwater.http.limits import LOGIN_BODY_BYTES_MAX, SESSION_S, SESSIONS_MAX
-from headwater.http.requests import check_own_page
+from headwater.http.limits import LOGIN_BODY_BYTES_MAX
+from headwater.http.requests import PageSessions, check_own_page
 from headwater.log_fields import LogEvent
 from headwater.node.auth.login_checks import LoginAttempt, LoginOutcome
 from headwater.node.auth.users import Action, User
@@ -36,15 +28,6 @@ from headwater.protocol.sasl import USER_CHARS_MAX
 
 _CHALLENGE = 'Basic realm="Headwater", charset="UTF-8"'
 _WRONG = "The user name or the password is wrong"
-_TOKEN_BYTES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class _Remembered:
-    """A user as it was when it logged in, and until when that counts."""
-
-    user: User
-    until_s: float
 
 
 def may_see(node: NodeState, user: str, bucket: str) -> bool:
@@ -118,26 +101,18 @@ class Sessions:
     def __init__(self, node: NodeState, logins: Logins, *, path: str) -> None:
         self._node = node
         self._logins = logins
-        self._path = path
-        self._known: OrderedDict[bytes, _Remembered] = OrderedDict()
-        """By the hash of the token, the one that was used longest ago first."""
+        self._sessions: PageSessions[User] = PageSessions("headwater", path=path, now_s=node.now_s)
+        """Each with the user as it was at the log-in."""
+        self.log_out = self._sessions.log_out
 
     def user_of(self, request: Request) -> str | None:
         """The user of the session, which lasts longer by this; None where there is none."""
-        token = request.cookies.get(_cookie_name(request))
-        if token is None:
-            return None
-        digest = _digest(token)
-        session = self._known.pop(digest, None)
-        now_s = self._node.now_s()
-        if session is None or session.until_s <= now_s:
-            return None
-        name = session.user.name
-        if self._node.users.by_name.get(name) is not session.user:
-            # Removed, or with another password or other rights by now: logged out.
-            return None
-        self._known[digest] = _Remembered(session.user, now_s + SESSION_S)
-        return name
+        user = self._sessions.value_of(request, is_valid=self._is_as_it_was)
+        return None if user is None else user.name
+
+    def _is_as_it_was(self, user: User) -> bool:
+        """Not removed, or with another password or other rights by now."""
+        return self._node.users.by_name.get(user.name) is user
 
     def may_see(self, request: Request, bucket: str) -> bool:
         """Whether there is a session, of a user who may see the bucket."""
@@ -154,27 +129,7 @@ class Sessions:
         user = self._node.users.by_name.get(name)
         if user is None:
             return response
-        token = secrets.token_urlsafe(_TOKEN_BYTES)
-        self._known[_digest(token)] = _Remembered(user, self._node.now_s() + SESSION_S)
-        if len(self._known) > SESSIONS_MAX:
-            self._known.popitem(last=False)
-        response.set_cookie(
-            _cookie_name(request),
-            token,
-            path=self._path,
-            httponly=True,
-            samesite="strict",
-            secure=request.url.scheme == "https",
-        )
-        return response
-
-    async def log_out(self, request: Request) -> Response:
-        check_own_page(request)
-        response = Response(status_code=204)
-        token = request.cookies.get(_cookie_name(request))
-        if token is not None:
-            self._known.pop(_digest(token), None)
-        response.delete_cookie(_cookie_name(request), path=self._path, httponly=True, samesite="strict")
+        self._sessions.begin(request, response, user)
         return response
 
     async def show(self, request: Request) -> Response:
@@ -197,12 +152,3 @@ def _page_credentials(body: bytes) -> tuple[str, str]:
     if not fits:
         raise Refusal.message(400, "A log-in is an object with the name of a user and its password")
     return name, password
-
-
-def _cookie_name(request: Request) -> str:
-    server = request.scope.get("server")
-    return f"headwater-{server[1] if server else 0}"
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.errors import InvalidInput
-from headwater.http.limits import TOKEN_VARIABLE
+from headwater.http.requests import TOKEN_VARIABLE
 from headwater.node.http.limits import LANDING_BYTES_MAX, LANDING_EVERY_S, LANDING_S_MAX, LANDINGS_MAX
 
 _PREFIX = "headwater_land_"
