@@ -160,23 +160,6 @@ export function useLake(onLoggedOut: () => void): { state: State | null; heard: 
   return { state, heard };
 }
 
-/** The answer to one question, asked when the path changes. */
-export function useSample(path: string): { sample: Sample | null; error: string | null } {
-  const [loaded, setLoaded] = useState<{ sample: Sample | null; error: string | null }>({ sample: null, error: null });
-  useEffect(() => {
-    const abort = new AbortController();
-    getJson<Sample>(path, abort.signal).then(
-      (sample) => setLoaded({ sample, error: null }),
-      (thrown: unknown) => {
-        if (abort.signal.aborted) return;
-        setLoaded({ sample: null, error: thrown instanceof ApiError ? thrown.message : "The page's server does not answer" });
-      },
-    );
-    return () => abort.abort();
-  }, [path]);
-  return loaded;
-}
-
 /** A time that has passed, short ones to the tenth of a second. */
 export function span(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return "unknown";

@@ -1,10 +1,10 @@
 /** Some rows of a table. Wide ones are scrolled in their own frame. */
 
-import { Empty, Problem } from "../src/pieces";
-import { useSample } from "./lake";
+import { Empty, Problem, useAnswer } from "../src/pieces";
+import type { Sample } from "./lake";
 
 export function SampleOf(props: { path: string; label: string }) {
-  const { sample, error } = useSample(props.path);
+  const { answer: sample, error } = useAnswer<Sample>(props.path, 0, "The page's server does not answer");
   if (error) return <Problem error={error} />;
   if (sample === null) return <p class="muted">Reading…</p>;
   if (sample.rows.length === 0) return <Empty title="No rows to show"><p>{sample.of}</p></Empty>;

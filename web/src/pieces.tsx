@@ -106,7 +106,11 @@ export function Prose(props: { text: string }) {
 }
 
 /** What a path answers, asked again when the path or `again` changes; the last answer stays while that is under way. */
-export function useAnswer<T>(path: string | null, again: unknown = 0): { answer: T | null; error: string | null } {
+export function useAnswer<T>(
+  path: string | null,
+  again: unknown = 0,
+  silent = "The node does not answer",
+): { answer: T | null; error: string | null } {
   const [loaded, setLoaded] = useState<{ answer: T | null; error: string | null; path: string | null }>({
     answer: null,
     error: null,
@@ -119,7 +123,7 @@ export function useAnswer<T>(path: string | null, again: unknown = 0): { answer:
       (answer) => setLoaded({ answer, error: null, path }),
       (error: unknown) => {
         if (abort.signal.aborted) return;
-        setLoaded({ answer: null, error: error instanceof ApiError ? error.message : "The node does not answer", path });
+        setLoaded({ answer: null, error: error instanceof ApiError ? error.message : silent, path });
       },
     );
     return () => abort.abort();
