@@ -419,6 +419,13 @@ class UnknownBucket(KeyNotFound):
     default_hint = "Check the bucket's name: upper and lower case differ"
 
 
+class BucketNotReady(UnknownBucket):
+    """The bucket was there before: a server that has just started makes and warms up its buckets while it answers."""
+
+    retriable = True
+    default_hint = "Wait until the server has started its buckets; if this one was dropped, name another"
+
+
 class KeyExists(StatusError):
     default_hint = "Read the document again for its newest CAS, or close the stream that is already open"
 

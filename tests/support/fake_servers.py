@@ -43,8 +43,10 @@ class Peer:
         mechanisms: str = "SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN",
         bucket: str = "travel",
         config: bytes = CONFIG,
+        password: str = PASSWORD,
         is_known_by_certificate: bool = False,
     ) -> None:
+        self.password = password
         self.mechanisms = mechanisms
         self.bucket = bucket
         self.config = config
@@ -91,11 +93,11 @@ class Peer:
     def _auth(self, request: SaslAuth) -> Response:
         mechanism = Mechanism.decode(request.key)
         if mechanism is Mechanism.PLAIN:
-            matches = PlainLogin.decode(request.value) == PlainLogin(USER, PASSWORD)
+            matches = PlainLogin.decode(request.value) == PlainLogin(USER, self.password)
             return ok(request) if matches else refused(request, Status.AUTH_ERROR)
         self._scram = ScramServer(
             mechanism,
-            lambda mechanism, _: derive_credentials(mechanism, PASSWORD, salt=b"s" * 16, iterations=4000),
+            lambda mechanism, _: derive_credentials(mechanism, self.password, salt=b"s" * 16, iterations=4000),
             encode_nonce(b"server" * 3),
         )
         return ok(request, self._scram.start(request.value), status=Status.AUTH_CONTINUE)

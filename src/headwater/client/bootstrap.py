@@ -29,6 +29,7 @@ from headwater.client.threads import in_daemon_thread
 from headwater.errors import (
     AccessDenied,
     AuthenticationFailed,
+    BucketNotReady,
     ConnectionClosed,
     HeadwaterError,
     InvalidInput,
@@ -395,7 +396,8 @@ def _refused_over_http(address: Address, settings: ClientSettings, status: int) 
             hint="Check the bucket's name, and give the user a role on it",
         )
     if status == http.HTTPStatus.NOT_FOUND:
-        return UnknownBucket(Status.KEY_ENOENT, f"{address}: there is no bucket {settings.bucket!r}")
+        kind = BucketNotReady if settings.bucket_was_seen else UnknownBucket
+        return kind(Status.KEY_ENOENT, f"{address}: there is no bucket {settings.bucket!r}")
     if status in (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.SERVICE_UNAVAILABLE):
         return TemporaryFailure(Status.ETMPFAIL, f"{address} is too busy: HTTP status {status}")
     return RemoteProtocolError(

@@ -147,6 +147,7 @@ class BucketKv:
                 raise BucketReplaced(self._settings.bucket)
             self._map = max(known, newest, key=lambda cluster_map: cluster_map.version)
             self._map_is_stale = False
+            self._settings = replace(self._settings, bucket_was_seen=True)
         return self._map
 
     async def _connection_to(self, address: Address) -> AsyncKvConnection:

@@ -32,6 +32,7 @@ from headwater.errors import (
     AccessDenied,
     AuthenticationFailed,
     BadMagic,
+    BucketNotReady,
     ConnectionClosed,
     HeadwaterError,
     LocalProtocolError,
@@ -162,7 +163,8 @@ class ClientHandshake:
 
     `nonce` is for SCRAM, from `sasl.encode_nonce`, and must be a new one every time. `plain_allowed` says that no third
     party can listen: the connection is encrypted, or does not leave the machine. `mechanism` is the one to log in by,
-    where it is not to be the best that the server has; PLAIN is then used even where others can listen.
+    where it is not to be the best that the server has; PLAIN is then used even where others can listen. With
+    `bucket_was_seen` a server that does not have the bucket has just started: `BucketNotReady`, which is retried.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class ClientHandshake:
         agent: str = "headwater",
         plain_allowed: bool = False,
         mechanism: Mechanism | None = None,
+        bucket_was_seen: bool = False,
         peer: str = "the server",
         answer_s_max: float = ANSWER_TIMEOUT_S,
     ) -> None:
@@ -189,6 +192,7 @@ class ClientHandshake:
         self._nonce = nonce
         self._plain_allowed = plain_allowed
         self._wanted_mechanism = mechanism
+        self._bucket_was_seen = bucket_was_seen
         self._mechanism: Mechanism | None = None
         self._scram: ScramClient | None = None
         self._asks_to_select = Feature.SELECT_BUCKET in features
@@ -336,6 +340,9 @@ class ClientHandshake:
             self._move(BucketSkipped)
 
     def _on_bucket(self, answer: Response) -> None:
+        if answer.status == Status.KEY_ENOENT and self._bucket_was_seen:
+            # As seen with 7.0.5 and 8.0.2: a server that was restarted listens before it has made its buckets.
+            raise BucketNotReady(answer.status, f"bucket {self._bucket!r} is not there at the moment")
         if answer.status == Status.KEY_ENOENT:
             raise UnknownBucket(
                 answer.status, f"there is no bucket {self._bucket!r}", hint="Check the name in the connection string"

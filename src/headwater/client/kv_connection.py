@@ -72,6 +72,7 @@ class Login:
     bucket: str | None
     tls: ssl.SSLContext | None = None
     mechanism: Mechanism | None = None
+    bucket_was_seen: bool = False
     features: tuple[Feature, ...] = FEATURES
     agent: str = "headwater"
     timeouts: Timeouts = Timeouts()
@@ -87,6 +88,7 @@ class Login:
             agent=self.agent,
             plain_allowed=self.tls is not None or is_loopback,
             mechanism=self.mechanism,
+            bucket_was_seen=self.bucket_was_seen,
             peer=peer,
             answer_s_max=self.timeouts.answer_s,
         )

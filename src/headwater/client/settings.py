@@ -116,6 +116,8 @@ class ClientSettings:
     """What the server's log calls this client."""
     timeouts: Timeouts = Timeouts()
     """To connect, and to wait for an answer."""
+    bucket_was_seen: bool = False
+    """The bucket was there before: a server without it has just started, and is asked again (`BucketNotReady`)."""
 
     @classmethod
     def make(cls, url: str, **given: Unpack[ConnectKeywords]) -> Self:
@@ -207,6 +209,7 @@ class ClientSettings:
             bucket=self.bucket,
             tls=self.tls_context(),
             mechanism=self.mechanism,
+            bucket_was_seen=self.bucket_was_seen,
             features=self.features,
             agent=self.agent,
             timeouts=self.timeouts,

@@ -76,7 +76,7 @@ class AsyncSurveyor:
 
     def __init__(self, settings: ClientSettings, cluster_map: ClusterMap, random_bytes: RandomBytes) -> None:
         self.cluster_map = cluster_map
-        self._settings = settings
+        self._settings = replace(settings, bucket_was_seen=True)
         self._random_bytes = random_bytes
         self._connections: dict[Address, AsyncKvConnection] = {}
         """Key-value connections: they are given the seqnos that clients see."""
