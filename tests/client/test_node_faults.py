@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
 import signal
@@ -15,13 +16,19 @@ from pathlib import Path
 
 import pytest
 
-from headwater.errors import ConnectionFailed
+from headwater.client.kv_connection import KvConnection
+from headwater.client.reader import REFUSALS_MAX
+from headwater.client.settings import ClientSettings
+from headwater.client.survey import AsyncSurveyor
+from headwater.errors import BucketNotReady, ConnectionFailed, UnknownBucket
 from headwater.protocol.messages.dcp_streams import Control, Open, StreamRequest
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
+from support.fake_servers import Peer, answering, serving
 from support.fault_proxy import ProxiedBucket, ProxiedNode
 from support.followed_client import FollowedClient
+from support.node_process import PASSWORD, USER
 from support.oracle import differences, offsets_of_json, streamed_documents
 from support.random_writes import RandomWrites, write_fences
 
@@ -122,18 +129,25 @@ def test_deletions_that_were_purged_while_the_consumer_was_away(tmp_path: Path) 
         assert asyncio.run(consumer.read(fences.are_in))
         with bucket.connect_directly() as connection:
             connection.request(Delete(key=b"doomed", **place))
-            # Only what is settled is compacted, and a drill settles everything, also where it takes nothing back.
-            bucket.roll_back(1, bucket.high_seqnos(connection)[1])
-            for number in range(POLLS_MAX):
-                # There has to be something that is worth compacting.
-                connection.request(Set(key=b"busy", value=b"%d" % number, **place))
-                if has_to_start_again(bucket, consumer):
-                    break
-                time.sleep(0.05)
+            purge(bucket, connection, consumer)
         fences = write_fences(bucket, b'"second"')
         assert asyncio.run(consumer.read(fences.are_in))
         assert [(row["vbucket"], row["seqno"]) for row in consumer.state.rollbacks] == [(0, 0)]
         check_state(bucket, consumer)
+
+
+def purge(bucket: ProxiedBucket, connection: KvConnection, consumer: FollowedClient) -> None:
+    """Have the deletions of vbucket 0 purged that came after what the consumer has."""
+    # Only what is settled is compacted, and a drill settles everything, also where it takes nothing back.
+    bucket.roll_back(1, bucket.high_seqnos(connection)[1])
+    place = {"collection_id": DEFAULT_COLLECTION, "vbucket": VBucketId(0)}
+    for number in range(POLLS_MAX):
+        # There has to be something that is worth compacting.
+        connection.request(Set(key=b"busy", value=b"%d" % number, **place))
+        if has_to_start_again(bucket, consumer):
+            return
+        time.sleep(0.05)
+    pytest.fail("the deletion was not purged")
 
 
 def has_to_start_again(bucket: ProxiedBucket, consumer: FollowedClient) -> bool:
@@ -150,6 +164,69 @@ def has_to_start_again(bucket: ProxiedBucket, consumer: FollowedClient) -> bool:
             )
         )
     return answer.status == Status.ROLLBACK
+
+
+def test_a_consumer_behind_the_purge_seqno_that_has_seen_it(tmp_path: Path) -> None:
+    """It was stopped inside a snapshot that was sent after the purge, so it has missed no deletion: it need not start
+    again, though it is below the purge seqno."""
+    forgetful = ("--purge-age-seconds", "0", "--history-seconds", "0", "--history-bytes", "0")
+    with ProxiedNode(tmp_path / "data", *forgetful, "--compact-interval", "0.05", vbuckets=2) as node:
+        bucket = ProxiedBucket(node)
+        place = {"collection_id": DEFAULT_COLLECTION, "vbucket": VBucketId(0)}
+        with bucket.connect_directly() as connection:
+            for number in range(40):
+                connection.request(Set(key=b"large-%d" % number, value=b"x" * 20_000, **place))
+            connection.request(Set(key=b"doomed", value=b"{}", **place))
+            other = FollowedClient(bucket.url, end="now")
+            asyncio.run(other.read_to_end())
+            connection.request(Delete(key=b"doomed", **place))
+            purge(bucket, connection, other)
+        consumer = FollowedClient(bucket.url, snapshots="as-they-come", buffer_bytes=64 * 1024, batch_bytes=1)
+        assert not asyncio.run(consumer.read(lambda state: False, steps_max=1))
+        assert consumer.saved is not None
+        row = json.loads(consumer.saved)["offsets"][0]
+        assert row[2] < row[5], "it is below the purge seqno that it was told"
+        fences = write_fences(bucket, b'"second"')
+        assert asyncio.run(consumer.read(fences.are_in))
+        assert not consumer.state.rollbacks
+        check_state(bucket, consumer)
+
+
+# --- starting -----------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_answers_before_it_has_made_its_bucket(node: ProxiedNode, bucket: ProxiedBucket) -> None:
+    """As real servers do after each restart. Who had the bucket waits for it; who never had it may have its name
+    wrong."""
+    asyncio.run(read_through_restart(node, bucket))
+
+
+async def read_through_restart(node: ProxiedNode, bucket: ProxiedBucket) -> None:
+    settings = ClientSettings.make(bucket.url, user=USER, password=PASSWORD)
+    consumer = FollowedClient(bucket.url)
+    first = write_fences(bucket, b'"first"')
+    surveyor = await AsyncSurveyor.open(settings)
+    async with consumer.reading_on() as reading:
+        await consumer.reaches(first.are_in, reading)
+        port = node.proxy.server_port
+        with serving(answering(lambda: Peer(bucket="another", password=PASSWORD))) as starting:
+            node.proxy.server_port = starting.port
+            node.proxy.cut_all()
+            connections = node.proxy.counts.connections
+            with pytest.raises(BucketNotReady):
+                await surveyor.refresh_map()
+            with pytest.raises(UnknownBucket) as first_contact:
+                await AsyncSurveyor.open(settings)
+            assert not first_contact.value.retriable
+            await consumer.reaches(
+                lambda state: node.proxy.counts.connections > connections + REFUSALS_MAX + 3, reading
+            )
+            node.proxy.server_port = port
+        second = await asyncio.to_thread(write_fences, bucket, b'"second"')
+        await consumer.reaches(second.are_in, reading)
+        assert len(await surveyor.survey()) == bucket.vbuckets
+    surveyor.close()
+    check_state(bucket, consumer)
 
 
 # --- standing still -----------------------------------------------------------------------------------------------

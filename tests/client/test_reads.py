@@ -14,8 +14,9 @@ from headwater.client.asyncio_client import Client
 from headwater.client.checkpoints import FileCheckpoint
 from headwater.client.groups import StaticMember
 from headwater.client.groups.membership import Assignment
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.offsets import Offsets
-from headwater.errors import HeadwaterError, LocalProtocolError
+from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import CollectionId, VBucketId
 from support.node_process import PASSWORD, USER, NodeProcess
@@ -52,6 +53,21 @@ def test_pieces_that_were_taken_and_not_built_are_given_again(node: NodeProcess)
             assert reading.offsets != reading.finished
 
     asyncio.run(read())
+
+
+def test_the_server_is_asked_for_a_priority(node: NodeProcess) -> None:
+    async def priorities(**options: str) -> set[str]:
+        async with client_of(node) as client:
+            await client.batches(name="ranked", **options).start()
+            connection = await AsyncKvConnection.open(node.address, client.settings.login())
+            statistics = await connection.statistics("dcp")
+            connection.close()
+            return {value for name, value in statistics.items() if ":ranked:" in name and name.endswith(":priority")}
+
+    assert asyncio.run(priorities()) == {"medium"}
+    assert asyncio.run(priorities(priority="high")) == {"high"}
+    with pytest.raises(InvalidInput, match="'low', 'medium', 'high'"):
+        client_of(node).batches(priority="urgent")
 
 
 def test_a_wait_that_is_cancelled_loses_nothing(node: NodeProcess) -> None:

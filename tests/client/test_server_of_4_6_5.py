@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
 from headwater import blocking
 from headwater.client.connection_string import Address
+from headwater.errors import NotSupported
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.protocol.messages.base import ErrorResponse, PlainResponse
@@ -41,6 +44,7 @@ class RecordedServer:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
+        self.stream_flags: set[int] = set()
         self.port = 0
 
     def talk(self, sock: socket.socket) -> None:
@@ -51,6 +55,8 @@ class RecordedServer:
                 if not frame.magic.is_request:
                     continue
                 self.seen.append(frame.opcode_name)
+                if frame.opcode == Opcode.DCP_STREAM_REQUEST:
+                    self.stream_flags.add(int.from_bytes(frame.extras[:4]))
                 answer = self._answer(frame)
                 if answer is None:
                     return
@@ -108,5 +114,15 @@ def test_the_user_of_a_bucket_reads_it() -> None:
         ("mutation", "doc-0", 1),
         ("deletion", "doc-1", 3),
     ]
+    assert server.stream_flags == {0}, "flags that it does not know"
     assert "SELECT_BUCKET" not in server.seen
     assert "GET_ERROR_MAP" not in server.seen
+
+
+def test_a_bucket_without_history_says_that_its_storage_has_none() -> None:
+    server = RecordedServer()
+    with serving(server.talk) as address:
+        server.port = address.port
+        client = blocking.connect(f"couchbase://{address}/b46", user="b46", password="password")
+        with client, pytest.raises(NotSupported, match="only Magma buckets"):
+            next(client.batches(history=True))

@@ -21,7 +21,11 @@ def stream_offsets(draw: st.DrawFn) -> StreamOffset:
     start, seqno, end = sorted(draw(st.tuples(U64, U64, U64)))
     seqno = draw(st.sampled_from([start, seqno, end]))
     return StreamOffset(
-        vbuuid=Vbuuid(draw(U64)), seqno=Seqno(seqno), snapshot_start=Seqno(start), snapshot_end=Seqno(end)
+        vbuuid=Vbuuid(draw(U64)),
+        seqno=Seqno(seqno),
+        snapshot_start=Seqno(start),
+        snapshot_end=Seqno(end),
+        purge_seqno=Seqno(draw(st.just(0) | U64)),
     )
 
 

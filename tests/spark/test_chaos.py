@@ -108,7 +108,7 @@ def test_ten_minutes_of_hot_writes(tmp_path: Path) -> None:
     """5,000 sets a second on 500 of 100,000 documents: every live document is in `documents`, and none is older than
     two batches. The last is so if the table is as of one of the last two batches, and holds what it says. `verify`
     finds nothing wrong meanwhile, and counts what is pending."""
-    with SparkNode(tmp_path / "data", vbuckets=64) as node:
+    with SparkNode(tmp_path / "data", vbuckets=128) as node:
         bucket = SourceBucket(node)
         with (
             HotLoad(bucket, documents=100_000, hot=500, per_s=5_000) as load,

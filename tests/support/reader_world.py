@@ -360,7 +360,7 @@ class Run:
             offsets=offsets,
             from_now=from_now,
             stream_flags=StreamFlags(0),
-            stream_value=b"",
+            stream_value=None,
             environment=ReaderEnvironment(
                 new_link=self.new_link,
                 decode_map=lambda config, _: self.decode_map(config),

@@ -21,7 +21,7 @@ from headwater.cli.tailing.tailer import Tailer
 from headwater.client.blocking_client import Client
 from headwater.client.connection_string import ConnectionString
 from headwater.client.offsets import VBUCKETS_MAX
-from headwater.client.read_options import ReadKeywords, ReadOptions, Snapshots
+from headwater.client.read_options import Priority, ReadKeywords, ReadOptions, Snapshots
 from headwater.client.settings import ClientSettings
 from headwater.errors import BucketReplaced, CheckpointError, HeadwaterError, InvalidInput
 from headwater.phrases import counted, printable
@@ -100,6 +100,7 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
 )
 @table_option("buffer_bytes")
 @table_option("connections_per_node")
+@table_option("priority", type=click.Choice([choice.value for choice in Priority]))
 @table_option("compression")
 @table_option("name", default="headwater-tail")
 @table_option("give_up_after_s", help="Seconds that a vbucket may be out of reach before the command fails.")

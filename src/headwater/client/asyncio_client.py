@@ -132,7 +132,7 @@ class Client:
         return self.view().html()
 
     async def _look(self) -> BucketView:
-        return await self._environment.look_at(self.settings)
+        return await self._environment.look_at(replace(self.settings, bucket_was_seen=self._bucket is not None))
 
     async def _look_patiently(self, options: ReadOptions) -> BucketView:
         """A read is as patient with its first connection as with any other."""
@@ -236,8 +236,11 @@ class Client:
                 seeds=seeds,
                 offsets=offsets,
                 from_now=start is Start.NOW,
-                stream_flags=StreamFlags(0),
-                stream_value=value.encode() if bucket.has_collections else b"",
+                # kv_engine, docs/dcp/documentation/recommended-apis.md: the server then refuses a vbucket that it does
+                # not have active, rather than streaming a copy. Servers of before 5.0 do not know the flag; they have
+                # no collections.
+                stream_flags=StreamFlags.ACTIVE_ONLY if bucket.has_collections else StreamFlags(0),
+                stream_value=value if bucket.has_collections else None,
                 environment=self._reader_environment(options, bucket.cluster_map.network),
                 now_s=now_s,
             )
@@ -278,7 +281,9 @@ class Client:
         environment = self._environment
         reader_id = environment.random_bytes(_NAME_RANDOM_BYTES).hex()
         features = (*DCP_FEATURES, Feature.SNAPPY) if options.compression else DCP_FEATURES
-        login = replace(replace(self.settings, features=features).login(), random_bytes=environment.random_bytes)
+        # A reader is made when the bucket has been looked at.
+        login = replace(self.settings, features=features, bucket_was_seen=True).login()
+        login = replace(login, random_bytes=environment.random_bytes)
 
         def new_link(slot: PooledLink, is_loopback: bool, now_s: float) -> DcpLink:
             name = f"{options.name}:{reader_id}:{slot.id}"
@@ -297,6 +302,12 @@ class Client:
         )
 
 
+_NO_HISTORY = (
+    "The bucket keeps no history: in Couchbase only Magma buckets do, since 7.2. Read without history, or change the "
+    "bucket's storage"
+)
+
+
 def _opening(options: ReadOptions, name: str) -> DcpOpening:
     flags = OpenFlags.PRODUCER | OpenFlags.INCLUDE_DELETE_TIMES
     flags |= OpenFlags.INCLUDE_XATTRS if options.xattrs else OpenFlags(0)
@@ -309,9 +320,13 @@ def _opening(options: ReadOptions, name: str) -> DcpOpening:
         DcpControl(key="supports_cursor_dropping", value="true"),
         DcpControl(key="v7_dcp_status_codes", value="true"),
         DcpControl(key="flatbuffers_system_events", value="true"),
+        # With it the server says up to which seqno deletions were purged: `StreamOffset.purge_seqno`.
+        DcpControl(key="max_marker_version", value="2.2"),
     ]
+    if options.priority is not None:
+        controls.append(DcpControl(key="set_priority", value=options.priority))
     if options.history:
-        controls.append(DcpControl(key="change_streams", value="true", is_required=True))
+        controls.append(DcpControl(key="change_streams", value="true", is_required=True, refused_hint=_NO_HISTORY))
     if options.compression:
         controls.append(DcpControl(key="force_value_compression", value="true", is_required=True))
     return DcpOpening(

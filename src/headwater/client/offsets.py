@@ -4,10 +4,10 @@ The text is JSON in ASCII, and the same offsets always give the same bytes:
 
     {"version":1,"bucket_uuid":"5ab1…","offsets":[[0,"187031423418927",120,100],[1,"9213372036854775808",7,0,9],…]}
 
-There is a row for every vbucket, in their order: the vbucket, its vbuuid, the seqno, the start of the snapshot, and its
-end where the seqno has not reached it yet. Vbuuids have up to 64 bits, and a program that reads JSON's numbers as
-doubles, as JavaScript does, keeps 53 of them. So a vbuuid is a string of decimal digits, the form servers show it in,
-and so is a seqno if one should ever exceed 2**53 - 1.
+There is a row for every vbucket, in their order: the vbucket, its vbuuid, the seqno, the start of the snapshot, its end
+where the seqno has not reached it yet, and behind that the purge seqno where the seqno lies below it. Vbuuids have up
+to 64 bits, and a program that reads JSON's numbers as doubles, as JavaScript does, keeps 53 of them. So a vbuuid is a
+string of decimal digits, the form servers show it in, and so is a seqno if one should ever exceed 2**53 - 1.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def _check_ranges(offsets: Mapping[VBucketId, StreamOffset]) -> None:
         if not 0 <= vbucket < VBUCKETS_MAX:
             raise _invalid(f"there is no vbucket {vbucket}")
         # The seqno lies between these two, or there would be no offset.
-        if not (0 <= offset.vbuuid <= _U64_MAX and offset.snapshot_start >= 0 and offset.snapshot_end <= _U64_MAX):
+        is_small = offset.snapshot_end <= _U64_MAX and 0 <= offset.purge_seqno <= _U64_MAX
+        if not (0 <= offset.vbuuid <= _U64_MAX and offset.snapshot_start >= 0 and is_small):
             raise _invalid(f"a number of vbucket {vbucket} does not fit into 64 bits")
 
 
@@ -170,6 +171,8 @@ def _check_version(root: Any) -> None:
 
 def _encode_row(vbucket: VBucketId, offset: StreamOffset) -> str:
     row = f'[{vbucket},"{offset.vbuuid}",{_encode_seqno(offset.seqno)},{_encode_seqno(offset.snapshot_start)}'
+    if offset.purge_seqno:
+        return f"{row},{_encode_seqno(offset.snapshot_end)},{_encode_seqno(offset.purge_seqno)}]"
     return f"{row}]" if offset.is_complete else f"{row},{_encode_seqno(offset.snapshot_end)}]"
 
 
@@ -178,13 +181,18 @@ def _encode_seqno(seqno: Seqno) -> str:
 
 
 def _decode_row(row: Any) -> tuple[VBucketId, StreamOffset]:
-    if not isinstance(row, list) or len(row) not in (4, 5) or type(row[0]) is not int:
+    if not isinstance(row, list) or len(row) not in (4, 5, 6) or type(row[0]) is not int:
         raise _invalid("a row is not a vbucket with its vbuuid, seqno and snapshot")
     vbucket, vbuuid, seqno, start = row[0], *map(_decode_number, row[1:4])
-    end = _decode_number(row[4]) if len(row) == 5 else seqno
+    end = _decode_number(row[4]) if len(row) > 4 else seqno
+    purge_seqno = _decode_number(row[5]) if len(row) > 5 else 0
     try:
         offset = StreamOffset(
-            vbuuid=Vbuuid(vbuuid), seqno=Seqno(seqno), snapshot_start=Seqno(start), snapshot_end=Seqno(end)
+            vbuuid=Vbuuid(vbuuid),
+            seqno=Seqno(seqno),
+            snapshot_start=Seqno(start),
+            snapshot_end=Seqno(end),
+            purge_seqno=Seqno(purge_seqno),
         )
     except LocalProtocolError as error:
         raise _invalid(f"in vbucket {vbucket}, {error.reason}") from error

@@ -473,6 +473,15 @@ TO_READ = (
         cli_old={"--connections": ("--connections-per-node",)},
     ),
     Option(
+        name="priority",
+        kind=Kind.TEXT,
+        help="How the server ranks these connections among others: `low`, `medium` or `high`. `None` leaves it to the"
+        " server.",
+        default=None,
+        python_type="Priority | None",
+        commands=("tail",),
+    ),
+    Option(
         name="name",
         kind=Kind.TEXT,
         help="The name of the connections in the server's statistics.",

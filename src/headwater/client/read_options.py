@@ -40,6 +40,14 @@ class Snapshots(StrEnum):
     """At once. A snapshot that is cut off may leave some keys newer than others until the read goes on."""
 
 
+class Priority(StrEnum):
+    """How a server ranks the connections of a read among others. The values are those of the control `set_priority`."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
 class ReadKeywords(TypedDict, total=False):
     """What `changes` and `batches` take: strings for choices, any iterable for sets. `options.TO_READ` describes it."""
 
@@ -59,6 +67,7 @@ class ReadKeywords(TypedDict, total=False):
     batch_bytes: int
     noop_interval_s: int
     connections_per_node: int
+    priority: Priority | Literal["low", "medium", "high"] | None
     name: str
     mitigate_rollbacks: bool
     missing_replicas_hold: bool
@@ -88,6 +97,7 @@ class ReadOptions:
     batch_bytes: int = default_of("batch_bytes")
     noop_interval_s: int = default_of("noop_interval_s")
     connections_per_node: int = default_of("connections_per_node")
+    priority: Priority | None = None
     name: str = default_of("name")
     mitigate_rollbacks: bool = default_of("mitigate_rollbacks")
     missing_replicas_hold: bool = default_of("missing_replicas_hold")
@@ -141,6 +151,7 @@ _READ_AS: dict[str, Callable[[Any], Any]] = {
     "start": _read_start,
     "end": _read_end,
     "snapshots": lambda value: _read_choice(Snapshots, value),
+    "priority": lambda value: None if value is None else _read_choice(Priority, value, "or None"),
     "scopes": _read_names,
     "collections": _read_names,
     "vbuckets": lambda value: None if value is None else frozenset(value),

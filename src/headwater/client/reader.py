@@ -64,6 +64,7 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosR
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
+from headwater.protocol.stream_requests import StreamRequestValue
 
 REFUSALS_MAX = 3
 """How often in a row a node may refuse a connection before the read fails."""
@@ -140,11 +141,12 @@ class Reader:
         offsets: Mapping[VBucketId, StreamOffset],
         from_now: bool = False,
         stream_flags: StreamFlags,
-        stream_value: bytes,
+        stream_value: StreamRequestValue | None,
         environment: ReaderEnvironment,
         now_s: float,
     ) -> None:
-        """`offsets` names the vbuckets to read; with `from_now` their values don't matter."""
+        """`offsets` names the vbuckets to read; with `from_now` their values don't matter. `stream_value` is what each
+        stream is asked for with; None on servers without collections."""
         self.failure: HeadwaterError | None = None
         self.metrics = ReaderMetrics(options.name, cluster_map.bucket)
         self._map = MapWatch(cluster_map, seeds=seeds, now_s=now_s)
@@ -160,6 +162,7 @@ class Reader:
             release=self._release, held_bytes_max=options.held_bytes_max, open_spool=environment.open_spool
         )
         self._whole_snapshots = options.snapshots is Snapshots.COMPLETE
+        self._is_filtered = stream_value is not None and stream_value.is_filtered
         self._hold: PersistenceHold | None = None
         if options.mitigate_rollbacks:
             gate = PersistenceGate(cluster_map, missing_replicas_hold=options.missing_replicas_hold)
@@ -192,6 +195,7 @@ class Reader:
                 vbucket,
                 offset,
                 whole_snapshots=self._whole_snapshots,
+                is_filtered=self._is_filtered,
                 boundaries=self._options.boundaries.get(vbucket, ()),
             )
             self._waits.begin(vbucket, now_s=now_s)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from headwater.client.links import PooledLink
@@ -45,6 +45,7 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
+from headwater.protocol.stream_requests import StreamRequestValue
 
 # --- waiting ------------------------------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class StreamOpening:
         options: ReadOptions,
         *,
         flags: StreamFlags,
-        value: bytes,
+        value: StreamRequestValue | None,
         waits: VBucketWaits,
         metrics: ReaderMetrics,
         outcomes: Outcomes,
@@ -135,6 +136,7 @@ class StreamOpening:
         self._end = options.end
         self._flags = flags
         self._value = value
+        self._encoded_value = b"" if value is None else value.encode()
         self._waits = waits
         self._metrics = metrics
         self._outcomes = outcomes
@@ -184,7 +186,10 @@ class StreamOpening:
 
     def _request(self, slot: PooledLink, stream: VBucketStream) -> None:
         assert slot.link is not None
-        request = stream.request(flags=self._flags, value=self._value, opaque=slot.link.take_opaque())
+        value, purge_seqno = self._encoded_value, stream.asked.purge_seqno
+        if purge_seqno and self._value is not None:
+            value = replace(self._value, purge_seqno=purge_seqno).encode()
+        request = stream.request(flags=self._flags, value=value, opaque=slot.link.take_opaque())
         slot.link.send_request(request, stream=stream)
         self._metrics.on_stream_request()
 

@@ -32,7 +32,14 @@ from headwater.protocol.messages.dcp_changes import (
 from headwater.protocol.messages.dcp_streams import StreamEnd, StreamEndReason, StreamFlags, StreamRequest
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import ConsumedStream, StreamOffset
-from headwater.protocol.states import ConsumerStream, RollbackDemanded, RollbackDone, StreamAccepted, StreamRefused
+from headwater.protocol.states import (
+    ConsumerStream,
+    RollbackDemanded,
+    RollbackDone,
+    SnapshotCompleted,
+    StreamAccepted,
+    StreamRefused,
+)
 from headwater.protocol.system_events import decode_event
 
 # --- rollbacks ----------------------------------------------------------------------------------------------------
@@ -128,9 +135,16 @@ class VBucketStream(ConsumedStream):
     """The stream of one vbucket, over all its connections."""
 
     def __init__(
-        self, vbucket: VBucketId, offset: StreamOffset, *, whole_snapshots: bool, boundaries: Iterable[Seqno] = ()
+        self,
+        vbucket: VBucketId,
+        offset: StreamOffset,
+        *,
+        whole_snapshots: bool,
+        is_filtered: bool = False,
+        boundaries: Iterable[Seqno] = (),
     ) -> None:
-        """`boundaries` are seqnos below the offset at which the consumer held complete snapshots, rising."""
+        """`boundaries` are seqnos below the offset at which the consumer held complete snapshots, rising. A stream that
+        `is_filtered` has some collections only."""
         super().__init__(offset)
         self.vbucket = vbucket
         self.offset = offset
@@ -143,6 +157,7 @@ class VBucketStream(ConsumedStream):
         """What of it is in memory."""
         self._boundaries = Boundaries(offset, boundaries)
         self._whole_snapshots = whole_snapshots
+        self._is_filtered = is_filtered
 
     @property
     def received_seqno(self) -> Seqno:
@@ -246,8 +261,9 @@ class VBucketStream(ConsumedStream):
     def on_message(self, message: Request) -> list[StreamItem]:
         """Any message of the stream but its changes. The caller acts on a stream end."""
         if isinstance(message, SnapshotMarker):
+            items = self._end_hidden_snapshot(message) if self._is_filtered and self.tracker.is_open else []
             self.begin_snapshot(message)
-            return []
+            return items
         self.move(type(message))
         if isinstance(message, SystemEvent):
             self.advance(first=message.seqno, last=message.seqno)
@@ -298,6 +314,16 @@ class VBucketStream(ConsumedStream):
             return []
         self.offset = self.asked = offset
         return self._take_held()
+
+    def _end_hidden_snapshot(self, next_marker: SnapshotMarker) -> list[StreamItem]:
+        """A server of 8.0 may leave out the end of a filtered snapshot when the last changes are of other collections
+        (MB-73354). A stream is in order, so the next marker says that nothing more of this snapshot will come."""
+        seqno = Seqno(min(self.tracker.offset.snapshot_end, next_marker.start_seqno - 1))
+        if seqno < self.tracker.offset.seqno:
+            return []  # The marker goes back: `begin_snapshot` refuses it.
+        self.tracker = self.tracker.on_hidden_end(seqno)
+        self.move(SnapshotCompleted)
+        return self._deliver(None)
 
     def _finish(self) -> list[StreamItem]:
         """The server has sent all that was asked for. What is left up to the end of its snapshot is hidden from us: the

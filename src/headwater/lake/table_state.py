@@ -152,7 +152,7 @@ def _difference(earlier: Offsets, now: Offsets) -> dict[str, Any] | None:
         at, before = now[vbucket], earlier.get(vbucket)
         if at == before:
             continue
-        if before is not None and at.is_whole and at.vbuuid == before.vbuuid:
+        if before is not None and at.is_whole and not at.purge_seqno and at.vbuuid == before.vbuuid:
             steps.append(vbucket - last)
             grown.append(at.seqno - before.seqno)
             last = vbucket

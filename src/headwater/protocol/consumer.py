@@ -251,6 +251,8 @@ class DcpControl:
     value: str
     is_required: bool = False
     """Older servers refuse what they don't know. Most of it only makes things better."""
+    refused_hint: str = "Check the server's version, or leave out the option that asks for it"
+    """What a user can do where a required control is refused."""
 
 
 class ConsumerCounters(Protocol):
@@ -499,7 +501,7 @@ class DcpConsumer(Generic[S]):
             raise NotSupported(
                 answer.status,
                 f"the server refused the DCP control {control.key}={control.value}: {reason}",
-                hint="Check the server's version, or leave out the option that asks for it",
+                hint=control.refused_hint,
             )
 
     # --- holding --------------------------------------------------------------------------------------------------

@@ -28,8 +28,16 @@ class StreamOffset:
     seqno: Seqno = Seqno(0)
     snapshot_start: Seqno = Seqno(0)
     snapshot_end: Seqno = Seqno(0)
+    purge_seqno: Seqno = Seqno(0)
+    """The seqno up to which deletions were purged when the server sent the snapshot; 0 once the offset has passed it.
+
+    A consumer below the server's purge seqno may have missed deletions and has to start again, unless it says that it
+    has seen this purge seqno (kv_engine, docs/dcp/documentation/commands/stream-request-value.md, `purge_seqno`).
+    """
 
     def __post_init__(self) -> None:
+        if self.purge_seqno and self.purge_seqno <= self.seqno:
+            object.__setattr__(self, "purge_seqno", Seqno(0))
         if not self.snapshot_start <= self.seqno <= self.snapshot_end:
             raise LocalProtocolError(
                 f"seqno {self.seqno} lies outside its snapshot {self.snapshot_start} to {self.snapshot_end}"
@@ -44,6 +52,10 @@ class StreamOffset:
     def is_whole(self) -> bool:
         """It says nothing of a snapshot: everything up to the seqno is there, and nothing beyond."""
         return self.snapshot_start == self.seqno == self.snapshot_end
+
+    def as_whole(self) -> StreamOffset:
+        """The same of a complete snapshot, without where that snapshot began."""
+        return replace(self, snapshot_start=self.seqno, snapshot_end=self.seqno)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +74,9 @@ class SnapshotTracker:
         """Everything received so far makes a consistent state."""
         return not self.is_open and self.oso_high_seqno is None
 
-    def on_marker(self, *, start: Seqno, end: Seqno, flags: SnapshotFlags) -> SnapshotTracker:
+    def on_marker(
+        self, *, start: Seqno, end: Seqno, flags: SnapshotFlags, purge_seqno: Seqno | None = None
+    ) -> SnapshotTracker:
         """A snapshot begins. The first marker of a stream starts at the snapshot we asked from, later ones after it.
 
         Where we hold everything up to our seqno, that is where the new snapshot starts for us, whatever the marker
@@ -74,8 +88,19 @@ class SnapshotTracker:
         if start > end or end <= seqno:
             raise SnapshotViolation(f"a snapshot from {start} to {end} after seqno {seqno}")
         held_from = seqno if self.offset.is_complete else Seqno(min(start, self.offset.snapshot_start))
-        offset = StreamOffset(vbuuid=self.offset.vbuuid, seqno=seqno, snapshot_start=held_from, snapshot_end=end)
+        offset = StreamOffset(
+            vbuuid=self.offset.vbuuid,
+            seqno=seqno,
+            snapshot_start=held_from,
+            snapshot_end=end,
+            purge_seqno=self.offset.purge_seqno if purge_seqno is None else purge_seqno,
+        )
         return SnapshotTracker(offset=offset, flags=flags, is_open=True)
+
+    def on_hidden_end(self, seqno: Seqno) -> SnapshotTracker:
+        """All of the snapshot up to this seqno has come; the rest of it is hidden from us, and is not sent."""
+        offset = replace(self.offset, seqno=seqno, snapshot_end=seqno)
+        return SnapshotTracker(offset=offset, flags=self.flags)
 
     def on_seqno(self, seqno: Seqno) -> SnapshotTracker:
         """A change has come, or a seqno-advanced in place of changes that are hidden from us."""
@@ -93,7 +118,11 @@ class SnapshotTracker:
                 raise SnapshotViolation(f"seqno {seqno} after {had} in a snapshot that ends at {end}")
         # Written out: this is done for every run of changes, and `replace` takes three times as long.
         offset = StreamOffset(
-            vbuuid=self.offset.vbuuid, seqno=last, snapshot_start=self.offset.snapshot_start, snapshot_end=end
+            vbuuid=self.offset.vbuuid,
+            seqno=last,
+            snapshot_start=self.offset.snapshot_start,
+            snapshot_end=end,
+            purge_seqno=self.offset.purge_seqno,
         )
         return SnapshotTracker(offset=offset, flags=self.flags, is_open=last < end)
 
@@ -137,7 +166,9 @@ class ConsumedStream:
 
     def begin_snapshot(self, marker: SnapshotMarker) -> None:
         self.move(SnapshotMarker)
-        self.tracker = self.tracker.on_marker(start=marker.start_seqno, end=marker.end_seqno, flags=marker.flags)
+        self.tracker = self.tracker.on_marker(
+            start=marker.start_seqno, end=marker.end_seqno, flags=marker.flags, purge_seqno=marker.purge_seqno
+        )
 
     def advance(self, *, first: Seqno, last: Seqno) -> bool:
         """Seqnos have come that rise from the first to the last. Returns whether the snapshot is complete with them."""

@@ -245,7 +245,7 @@ class LandingConsumer(AnyConsumer):
             reached = dict(reading.offsets.offsets)
         for vbucket, offset in reached.items():
             assert offset.is_complete, f"the read of vbucket {vbucket} has ended inside a snapshot: {offset}"
-            reached[vbucket] = whole_offset(offset.vbuuid, offset.seqno)
+            reached[vbucket] = offset.as_whole()
         return rows, reached
 
     # --- what is made of it ---------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def whole_offset(vbuuid: Vbuuid, seqno: Seqno) -> StreamOffset:
 
 def given_offsets(offsets: Offsets) -> Offsets:
     """Offsets as a user gives them: where their snapshot is complete, how it began does not matter."""
-    whole = {vbucket: whole_offset(at.vbuuid, at.seqno) for vbucket, at in offsets.offsets.items() if at.is_complete}
+    whole = {vbucket: at.as_whole() for vbucket, at in offsets.offsets.items() if at.is_complete}
     return offsets.updated(whole)
 
 

@@ -29,10 +29,11 @@ from typing import Any
 from pyspark import TaskContext
 
 from headwater.client.connection_string import Address
+from headwater.client.offsets import Offsets
+from headwater.errors import InvalidOffsets
 from headwater.log_fields import LogEvent, fields
-from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import whole_offset
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +76,7 @@ class ReportTo:
             if connection is not None:
                 with contextlib.suppress(OSError):
                     offsets, rows = reached()
-                    places = [[vbucket, str(at.vbuuid), at.seqno] for vbucket, at in offsets.items()]
-                    connection.sendall(_line({"reached": places, "rows": rows}))
+                    connection.sendall(_line({"reached": Offsets("", offsets).to_json(), "rows": rows}))
                     connection.recv(len(_TAKEN))
         finally:
             if connection is not None:
@@ -147,10 +147,7 @@ class ReachedOffsets:
             return message["task"], len(attempts) - 1
 
     def on_end(self, attempt: tuple[int, int], message: Any) -> None:
-        offsets = {
-            VBucketId(vbucket): whole_offset(Vbuuid(int(vbuuid)), Seqno(seqno))
-            for vbucket, vbuuid, seqno in message["reached"]
-        }
+        offsets = dict(Offsets.from_json(message["reached"]).offsets)
         with self._lock:
             if attempt[0] in self._attempts:
                 self._attempts[attempt[0]][attempt[1]] = offsets
@@ -170,7 +167,7 @@ class _Attempt(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         server = self.server
         assert isinstance(server, _ReportServer)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, InvalidOffsets):
             # A stranger that says nothing is not waited for; a task may read for hours.
             self.connection.settimeout(ANSWER_S_MAX)
             attempt = server.reached.on_begin(json.loads(self.rfile.readline(1024)))

@@ -77,7 +77,7 @@ class ShareReading:
                 yield from self._read(self.bucket.filtered_by_task(self.options.read))
         for vbucket, offset in self.reached.items():
             assert offset.is_complete, f"the read of vbucket {vbucket} has ended inside a snapshot: {offset}"
-            self.reached[vbucket] = whole_offset(offset.vbuuid, offset.seqno)
+            self.reached[vbucket] = offset.as_whole()
         if self.fails_on_rollback:
             for it in self.ranges:
                 if self.reached[it.vbucket].seqno < it.end_seqno:

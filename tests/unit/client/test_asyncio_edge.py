@@ -36,7 +36,7 @@ def new_edge(address: Address, *, from_now: bool = False, **options: float) -> A
             offsets={VBucketId(0): StreamOffset()},
             from_now=from_now,
             stream_flags=StreamFlags(0),
-            stream_value=b"",
+            stream_value=None,
             environment=ReaderEnvironment(
                 new_link=lambda slot, is_loopback, now_s: DcpLink(
                     ClientHandshake(credentials=None, bucket="b", nonce=b""), None, now_s=now_s

@@ -76,6 +76,22 @@ def test_seqnos_that_are_hidden_complete_a_snapshot_with_nothing_to_see() -> Non
     assert passed.offset.is_complete
 
 
+def test_a_filtered_snapshot_whose_end_is_left_out_ends_with_the_next_marker() -> None:
+    stream = VBucketStream(VBucketId(4), StreamOffset(), whole_snapshots=True, is_filtered=True)
+    ask(stream)
+    stream.on_accepted(OLD)
+    stream.on_message(marker(0, 5))
+    stream.on_run(run(1, 3), 1)
+    assert seqnos(stream.on_message(marker(6, 9))) == [3, 5]
+    assert stream.offset.is_complete
+    with pytest.raises(UnexpectedMessage):
+        stream.on_message(marker(2, 12))
+    everything = accepted()
+    everything.on_message(marker(0, 5))
+    with pytest.raises(UnexpectedMessage):
+        everything.on_message(marker(6, 9))
+
+
 def test_what_was_held_is_asked_for_again_when_the_stream_is_lost() -> None:
     stream = accepted()
     read(stream, 2)
