@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import pandas
 import polars
 import pyarrow as pa
 import pytest
 
 import headwater
+from headwater.client.read_options import ReadKeywords
 from headwater.errors import InvalidInput, LocalProtocolError
 from headwater.testing.node import HeadwaterNode
 from headwater.testing.nursery import Nursery
@@ -137,6 +139,16 @@ def test_libraries_take_batches_as_tables(client: headwater.blocking.Client) -> 
     frame = polars.DataFrame(client.batches(batch_bytes=512)).filter(polars.col("op") == "mutation")
     assert frame.filter(polars.col("collection") == "orders")["key"].to_list() == ["order::1"]
     assert polars.DataFrame(client.batches(xattrs=True)).columns[-1] == "xattrs"
+    assert pa.table(client.batches(collections=["shop.orders"])).to_pandas()["key"].dropna().to_list() == ["order::1"]
+
+
+@pytest.mark.parametrize("options", [{}, {"end": "now"}])
+def test_pandas_is_shown_the_way_to_a_frame(client: headwater.blocking.Client, options: ReadKeywords) -> None:
+    """Its constructor iterates, and would do so for ever, or make a frame of batches."""
+    batches = client.batches(**options)
+    with pytest.raises(LocalProtocolError, match=r"pyarrow.table\(batches\).to_pandas\(\)"):
+        pandas.DataFrame(batches)
+    assert len(pa.table(batches).to_pandas()) >= 51, "nothing was taken"
 
 
 def test_a_read_is_taken_once_and_has_an_end(client: headwater.blocking.Client) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import replace
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 import pyarrow as pa
 
@@ -32,7 +32,8 @@ class Batches:
     """Arrow record batches, one after the other. Their schema is `schema`.
 
     Whatever takes an Arrow stream takes all that is left of them: `pyarrow.table(batches)`,
-    `polars.DataFrame(batches)`, `duckdb.from_arrow(batches)`. For these a read that was given no end ends now.
+    `polars.DataFrame(batches)`, `duckdb.from_arrow(batches)`, `pyarrow.table(batches).to_pandas()`. For these a read
+    that was given no end ends now.
     """
 
     def __init__(self, batches: reading.Batches, thread: LoopThread, client: Client) -> None:
@@ -82,6 +83,14 @@ class Batches:
         self._batches.end_now()
         # Libraries ask for a stream to look at its schema, and for another to get rows: nothing is read before that.
         return pa.RecordBatchReader.from_batches(self.schema, self).__arrow_c_stream__(requested_schema)
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        # `pandas.DataFrame` takes no Arrow stream: it asks for an array, or makes a list of what it can iterate over,
+        # and a read without an end would never be one.
+        raise LocalProtocolError(
+            "batches are no array, which pandas.DataFrame makes of what it is given",
+            hint="Call pyarrow.table(batches).to_pandas(), or pandas.DataFrame.from_arrow(batches) from pandas 3 on",
+        )
 
     def __iter__(self) -> Self:
         return self
