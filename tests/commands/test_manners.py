@@ -57,7 +57,7 @@ def test_a_disk_that_is_full(arguments: list[str]) -> None:
     assert done.stderr == "Error: standard output can't be written to: No space left on device\n"
 
 
-# --- Ctrl-C -------------------------------------------------------------------------------------------------------
+# --- signals ------------------------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_ends_a_run_in_many_processes() -> None:
@@ -95,15 +95,21 @@ def silent_url() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "number", "exit_code"),
     [
-        ["export", "URL", "--into", "out"],
-        ["collections", "list", "URL"],
-        ["replicate", "--from", "URL", "--to", "URL-2"],
+        (["export", "URL", "--into", "out"], signal.SIGINT, 130),
+        (["export", "URL", "--into", "out"], signal.SIGTERM, 143),
+        (["collections", "list", "URL"], signal.SIGINT, 130),
+        (["replicate", "--from", "URL", "--to", "URL-2"], signal.SIGINT, 130),
+        (["replicate", "--from", "URL", "--to", "URL-2"], signal.SIGTERM, 143),
+        (["land", "URL", "--into", "lake"], signal.SIGTERM, 143),
+        (["land", "URL", "--into", "lake"], signal.SIGHUP, 129),
     ],
-    ids=lambda arguments: arguments[0],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
 )
-def test_ctrl_c_while_a_node_is_waited_for(arguments: list[str], silent_url: str, tmp_path: Path) -> None:
+def test_a_signal_while_a_node_is_waited_for(
+    arguments: list[str], number: signal.Signals, exit_code: int, silent_url: str, tmp_path: Path
+) -> None:
     words = [word.replace("URL", silent_url) for word in arguments]
     with start_program(
         *HEADWATER,
@@ -117,9 +123,9 @@ def test_ctrl_c_while_a_node_is_waited_for(arguments: list[str], silent_url: str
         while not _is_connected(process.pid, int(silent_url.rpartition(":")[2].partition("/")[0])):
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         stdout, stderr = process.communicate(timeout=LONG_S)
-    assert (process.returncode, stdout) == (130, "")
+    assert (process.returncode, stdout) == (exit_code, "")
     assert stderr.startswith("Error: interrupted")
     assert len(stderr.splitlines()) == 1
 

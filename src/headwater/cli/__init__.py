@@ -73,7 +73,7 @@ def main() -> None:
     """Couchbase's change protocol (DCP) in Python, from the wire to the lakehouse.
 
     The exit code is 0 for success, 1 for a failure, which one sentence on standard error explains, 2 for a wrong
-    command line, 130 after Ctrl-C. Some commands have more: see their --help.
+    command line, 130 after Ctrl-C and 143 after SIGTERM. Some commands have more: see their --help.
 
     \b
     Examples:

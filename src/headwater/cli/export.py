@@ -18,8 +18,9 @@ from rich.live import Live
 from rich.text import Text
 
 from headwater import __version__
+from headwater.cli.interruptions import exit_code_after
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_reported, table_option
-from headwater.cli.output import EXIT_INTERRUPTED, documents_in
+from headwater.cli.output import documents_in
 from headwater.client.blocking_client import Client
 from headwater.client.connection_string import ConnectionString
 from headwater.client.read_options import ReadOptions
@@ -112,9 +113,9 @@ def export(
                     exported.read = spool.rows
             _write(spool, files, format_, exported, with_key=not no_key)
             exported.files = files.publish()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         click.echo("Error: interrupted; nothing was written", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(exit_code_after(error))
     exported.report(as_json=as_json)
     sys.exit(EXIT_FAILED if exported.left_out.documents else 0)
 

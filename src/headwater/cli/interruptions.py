@@ -6,6 +6,7 @@ has been written. It does not wait for ever: a reader that takes nothing from a 
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import threading
@@ -18,7 +19,44 @@ GRACE_S = 2.0
 """How long a write may go on after the first signal."""
 REPEAT_S = 0.05
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(KeyboardInterrupt):
+    """SIGTERM or SIGHUP has come. A command ends as after Ctrl-C, with the exit code of this signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def exit_code_after(error: BaseException) -> int:
+    """128 and the number of the signal that raised it, as shells have it."""
+    return 128 + (error.number if isinstance(error, Ended) else signal.SIGINT)
+
+
+@contextmanager
+def ending_signals_raised() -> Iterator[None]:
+    """Raise `Ended` for an ending signal that would else end the process at once, with nothing cleaned up."""
+    process = os.getpid()
+
+    def end(number: int, _: FrameType | None) -> None:
+        if os.getpid() == process:
+            raise Ended(number)
+        # A process that was forked since, such as a worker of a pool, ends as if there were no handler.
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    # Only the main thread may set handlers. What is ignored, as under nohup, stays ignored.
+    is_main = threading.current_thread() is threading.main_thread()
+    taken = [number for number in ENDING_SIGNALS if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class Interrupted(BaseException):
@@ -83,7 +121,7 @@ class Interruptions:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
     def __enter__(self) -> Self:
-        for number in _ENDING:
+        for number in ENDING_SIGNALS:
             # What a shell or nohup has set to be ignored stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._on_signal)

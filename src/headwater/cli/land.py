@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from headwater.cli.interruptions import ENDING_SIGNALS
 from headwater.cli.management import find_node_page
 from headwater.cli.options import (
     LoginOptions,
@@ -34,7 +35,7 @@ from headwater.cli.options import (
     table_option,
     transform_option,
 )
-from headwater.cli.output import EXIT_INTERRUPTED, FORMATS, set_up_logging
+from headwater.cli.output import FORMATS, set_up_logging
 from headwater.cli.pipelines import CommandWithPipelines, config_option
 from headwater.cli.ui import token_option
 from headwater.client.connection_string import ConnectionString
@@ -267,7 +268,7 @@ def land(
     With NAME, the URL and the options are those of a pipeline in headwater.toml. Options on the command line win, and
     --no-FLAG, such as --no-history, turns off a flag that the file turns on.
 
-    The exit code is 0 at the end of --once, 1 for a failure, 130 after Ctrl-C.
+    The exit code is 0 at the end of --once, 1 for a failure, 130 after Ctrl-C and 143 after SIGTERM.
 
     \b
     Examples:
@@ -386,31 +387,29 @@ def _run(landing: Landing, lake: Lake, spark: Any, view: _View, every_s: float |
     interrupted = _Interruptions()
     query = landing.start(spark, every=every_s, on_batch=view.on_batch, lake=lake)
     with view.following(query):
-        while query.isActive and not interrupted:
+        while query.isActive and interrupted.number is None:
             time.sleep(POLL_S)
             view.refresh()
-    if interrupted:
+    if interrupted.number is not None:
         query.stop()
         view.say_stopped()
-        return EXIT_INTERRUPTED
+        return 128 + interrupted.number
     query.awaitTermination()
     view.finish()
     return 0
 
 
 class _Interruptions:
-    """Whether Ctrl-C or SIGTERM has come. A batch that is not committed by then has not happened."""
+    """The signal that is to end it, once one has come. A batch that is not committed by then has not happened."""
 
     def __init__(self) -> None:
-        self._came = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
+        self.number: int | None = None
+        for number in ENDING_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._note)
 
-    def _note(self, *_: object) -> None:
-        self._came = True
-
-    def __bool__(self) -> bool:
-        return self._came
+    def _note(self, number: int, _: object) -> None:
+        self.number = self.number or number
 
 
 class _View:

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from headwater import __version__
+from headwater.cli.interruptions import exit_code_after
 from headwater.cli.management import Access, scopes_of
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options
-from headwater.cli.output import EXIT_INTERRUPTED, documents_in
+from headwater.cli.output import documents_in
 from headwater.client.blocking_bucket import KvCluster
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
@@ -303,8 +304,8 @@ def load(
                         given.file, keys, format_=format_, delimiter=delimiter, texts=texts, expiry=own_expiry
                     )
                     loading.load(source, given.collections, done=_bytes_read(source), total=given.size_bytes)
-    except KeyboardInterrupt:
-        report.fail("interrupted", exit_code=EXIT_INTERRUPTED)
+    except KeyboardInterrupt as error:
+        report.fail("interrupted", exit_code=exit_code_after(error))
     except HeadwaterError as error:
         report.fail(str(error))
     except OSError as error:

@@ -23,27 +23,25 @@ from typing import Any
 import click
 from rich.console import Console
 
+from headwater.cli.interruptions import ending_signals_raised, exit_code_after
 from headwater.log_fields import LogEvent, fields
 from headwater.phrases import COMPILING, counted, did_you_mean, report_first_compile
-
-EXIT_INTERRUPTED = 130
-"""128 and the number of the signal, as shells have it."""
 
 
 @contextmanager
 def errors_in_one_sentence() -> Iterator[None]:
     """Print what click raises and what goes wrong with standard output, and end with its exit code."""
     try:
-        with _output_written():
+        with ending_signals_raised(), _output_written():
             yield
     except click.exceptions.NoArgsIsHelpError:
         raise
     except click.ClickException as error:
         click.echo(f"Error: {_sentence(error)}", err=True)
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
         click.echo("Error: interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(exit_code_after(error))
 
 
 def _sentence(error: click.ClickException) -> str:
