@@ -12,8 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import rich_click as click
@@ -58,7 +56,7 @@ from headwater.phrases import counted
 from headwater.spark.freshness import MERGE_SHARE, WAIT_S_MAX, Freshness
 from headwater.spark.landing import Landing, LandingQuery
 from headwater.spark.landing_loop import LandedBatch, LandingStatus, Upkeep
-from headwater.spark.session import start_session
+from headwater.spark.session import spark_logs, start_session
 from headwater.spark.source_options import source_texts
 
 METRICS_PREFIX = "headwater_land_"
@@ -237,8 +235,7 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
 @click.option(
     "--log-format",
     type=click.Choice(FORMATS),
-    help="Log each batch to standard error, in lines for people or for programs; Spark says a few words of its own "
-    "there. Nothing is logged by default.",
+    help="Log each batch to standard error, in lines for people or for programs. Nothing is logged by default.",
 )
 @connection_options
 @errors_reported
@@ -312,7 +309,7 @@ def land(
             )
             click.echo(f"The landing is shown at {view.page}", err=True)
         view.find_node_page = lambda: find_node_page(url, settings.credentials, login.tls_context(where))
-        spark = start_session(master=master, memory=memory, log_folder=Path(mkdtemp(prefix="headwater-spark-")))
+        spark = start_session(master=master, memory=memory, log_folder=stack.enter_context(spark_logs()))
         try:
             code = _run(landing, lake, spark, view, None if once else every)
         finally:

@@ -6,8 +6,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import rich_click as click
@@ -115,10 +113,10 @@ def _runner(master: str | None) -> Iterator[Runner]:
 
     from headwater.spark.executors import spark_runner
     from headwater.spark.query_errors import query_error
-    from headwater.spark.session import start_session
+    from headwater.spark.session import spark_logs, start_session
 
-    with TemporaryDirectory(prefix="headwater-spark-") as folder:
-        spark = start_session(master=master, log_folder=Path(folder))
+    with spark_logs() as folder:
+        spark = start_session(master=master, log_folder=folder)
         try:
             yield spark_runner(spark, AGENT)
         except PySparkException as error:

@@ -3,28 +3,41 @@ workers with this Python, and passwords that are hidden."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from headwater.errors import InvalidInput
+from headwater.errors import HeadwaterError, InvalidInput, QueryFailed
 from headwater.spark.query_errors import query_error
 
 _LOGGING = """
 rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+rootLogger.appenderRef.file.ref = file
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = FOLDER/spark.log
+appender.file.filePattern = FOLDER/spark.log.1
+appender.file.policies.type = SizeBasedTriggeringPolicy
+appender.file.policies.size = 10MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 1
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n
 """
+_OUTPUT = "spark.out"
+"""What Java and the workers write to their standard output and standard error."""
 
 
 _ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
@@ -35,8 +48,26 @@ it rows of Python cost Java a sixth less."""
 _MASTERS = "Give one that answers, such as local[*], local[2] or spark://host:7077"
 
 
+@contextmanager
+def spark_logs() -> Iterator[Path]:
+    """A folder for Spark's own log. It is removed at the end, unless Spark fails: then the error says where it is."""
+    folder = Path(mkdtemp(prefix="headwater-spark-"))
+    is_kept = False
+    try:
+        yield folder
+    except QueryFailed as error:
+        is_kept = True
+        raise QueryFailed(error.reason, hint=f"{error.hint}{error.hint and '. '}Spark's log is in {folder}") from error
+    except HeadwaterError as error:
+        is_kept = str(folder) in str(error)
+        raise
+    finally:
+        if not is_kept:
+            rmtree(folder, ignore_errors=True)
+
+
 def start_session(*, master: str = "local[*]", memory: str = "2g", log_folder: Path) -> SparkSession:
-    """The session that is there, or a new one."""
+    """The session that is there, or a new one, which writes its log into a folder and nothing to the terminal."""
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
@@ -48,29 +79,37 @@ def start_session(*, master: str = "local[*]", memory: str = "2g", log_folder: P
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     log_folder.mkdir(parents=True, exist_ok=True)
     logging = log_folder / "log4j2.properties"
-    logging.write_text(_LOGGING)
-    builder = (
-        SparkSession.builder.master(master)
-        .appName("headwater")
-        .config("spark.driver.memory", memory)
+    # The file has no characters but those of ASCII, and JSON's escapes.
+    logging.write_text(_LOGGING.replace("FOLDER", json.dumps(str(log_folder.resolve()))[1:-1]))
+    settings = {
+        "spark.master": master,
+        "spark.app.name": "headwater",
+        "spark.driver.memory": memory,
         # As a URI it has no spaces, at which options are taken apart.
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging.resolve().as_uri()} {_ARROW}")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "8")
-        .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.resolve().as_uri()} {_ARROW}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         # Larger batches between Spark and Python: what they cost is mostly paid once each.
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "50000")
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         # A source is handed the filters of a query, so that it need not read what they leave out.
-        .config("spark.sql.python.filterPushdown.enabled", "true")
-    )
+        "spark.sql.python.filterPushdown.enabled": "true",
+    }
+    conf = SparkConf().setAll(list(settings.items()))
     try:
-        return builder.getOrCreate()
+        if SparkContext._gateway is None:
+            # Java, which PySpark else starts with our standard output and standard error, writes there before it has
+            # read how to log.
+            with open(log_folder / _OUTPUT, "ab") as output:
+                gateway = launch_gateway(conf, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]
+            SparkContext._ensure_initialized(gateway=gateway)
+        return SparkSession.builder.config(conf=conf).getOrCreate()
     except (PySparkException, Py4JError) as error:
         raise InvalidInput(
             f"Spark does not start with {memory} of memory and the master {master!r}",
-            hint=f"{_MASTERS}. Spark says more above",
+            hint=f"{_MASTERS}. Spark says more in {log_folder}",
         ) from error
 
 
