@@ -378,6 +378,14 @@ class LakeUnreachable(LakeError):
     """The store that holds the tables did not answer, or refused for a while. The same may work later."""
 
 
+class LakeFull(LakeError):
+    """The disk that the tables lie on has no room. They are as they were, and the same works once there is room."""
+
+
+class LakeGone(LakeError):
+    """The tables were moved away, removed or replaced while they were in use. Nothing was written in their place."""
+
+
 class LakeDamaged(LakeError):
     """The tables are not what Headwater wrote."""
 

@@ -106,6 +106,7 @@ def test_a_client_of_spark_connect_reads_and_lands(bucket: SourceBucket, tmp_pat
         assert client.told() == {"read": 20, "session": "pyspark.sql.connect.session"}
         assert client.told() == {"streamed": 20, "read_again": 20}
         assert "has no option 'colections'" in client.told()["refused"]
+        assert client.told()["full"].startswith("the disk of the tables is full. Make room there")
 
         client.land("all", rows=20)
         assert len(check_equal(bucket, tmp_path / "lake")) == 20

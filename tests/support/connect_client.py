@@ -9,11 +9,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater import spark as headwater_spark
+from headwater.errors import LakeFull
+from headwater.spark.executors import SparkRunner
 from headwater.spark.query_errors import query_error
 
 
@@ -40,6 +45,10 @@ def read(spark: SparkSession, url: str, folder: str) -> None:
         spark.read.format("dcp").options(**options, colections="a.b").load().count()
     except PySparkException as error:
         tell(refused=str(query_error(error)))
+    try:
+        SparkRunner(spark)([SimpleNamespace(run=partial(Path("/dev/full").write_bytes, b"no room"))])
+    except LakeFull as error:
+        tell(full=str(error))
 
 
 def main(url: str, folder: str) -> None:

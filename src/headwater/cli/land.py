@@ -509,6 +509,8 @@ def _rounded(seconds: float | None) -> float | None:
 def status_line(status: LandingStatus) -> Text:
     """The line on a terminal."""
     lag = "unknown" if status.lag_seqnos is None else counted(status.lag_seqnos, "seqno")
+    if status.failure is not None:
+        return Text(f"{status.doing}  batch {status.batch:,}  {status.failure}")
     return Text(
         f"{status.doing}  batch {status.batch:,}  {counted(status.documents, 'document')}  "
         f"lag {lag}, {_age(status.lag_s)}  documents {_age(status.documents_age_s)} behind"

@@ -331,6 +331,8 @@ class CollectionTables:
         for field_ in partition:
             schema = schema.append(field_)
         groups = range(self.facts.groups) if merged != NOT_MERGED else ()
+        # delta-rs makes all folders that are missing.
+        self.location.identity()
         log = DeltaLog.create(
             self.location.join(kind, self.name),
             schema,

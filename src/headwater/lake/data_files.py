@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 from headwater._version import __version__
 from headwater.errors import LakeDamaged
 from headwater.lake.layout import NAME_TYPE, name_columns
-from headwater.lake.location import Location, Output
+from headwater.lake.location import Location
 from headwater.protocol.kernels.memory import Column
 
 ROW_GROUP_ROWS = 128 * 1024
@@ -179,7 +179,7 @@ class FileWriter:
         """Columns with values that the log can't have."""
         self._nulls = dict.fromkeys(ranges, 0)
         self._rows = 0
-        self._sink = _SealedFile(location.open_output(self._path))
+        self._sink = _SealedFile(location, self._path)
         self._schema = _with_dictionaries(schema)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._sink, mode="w"),
@@ -245,15 +245,18 @@ class FileWriter:
 class _SealedFile:
     """The file that Arrow writes to. It makes checksums, and puts that of the footer, which comes last, into it."""
 
-    def __init__(self, file: Output) -> None:
-        self._file = file
+    def __init__(self, location: Location, path: str) -> None:
+        self._location = location
+        with location.answering():
+            self._file = location.open_output(path)
         self._checksum = 0
         self._footer: bytearray | None = None
         self.closed = False
 
     def write(self, data: bytes) -> int:
         if self._footer is None:
-            self._file.write(data)
+            with self._location.answering():
+                self._file.write(data)
             self._checksum = zlib.crc32(data, self._checksum)
         else:
             self._footer += data
@@ -277,9 +280,10 @@ class _SealedFile:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            if self._footer is not None:
-                self._file.write(_sealed(bytes(self._footer)))
-            self._file.close()
+            with self._location.answering():
+                if self._footer is not None:
+                    self._file.write(_sealed(bytes(self._footer)))
+                self._file.close()
 
 
 def _sealed(end: bytes) -> bytes:

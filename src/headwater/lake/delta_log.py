@@ -19,6 +19,7 @@ date.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,11 +33,12 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from headwater.errors import LakeDamaged, LakeError, LakeInUse
+from headwater.errors import LakeDamaged, LakeError, LakeGone, LakeInUse
 from headwater.lake.data_files import DataFile
 from headwater.lake.layout import FORMAT_PROPERTY
 from headwater.lake.location import Location
 from headwater.lake.table_state import TableState, unpack_state
+from headwater.phrases import printable
 
 _STATE = "headwater.state"
 _DIFFERENCE = "headwater.state.difference"
@@ -97,6 +99,7 @@ class DeltaLog:
     def __init__(self, table: DeltaTable, location: Location) -> None:
         self.location = location
         self._table = table
+        self._identity = location.join("_delta_log").identity()
         self._files: tuple[int, dict[str, DataFile]] | None = None
         self._whole: tuple[int, TableState] | None = None
         """The newest version whose entry has the whole state, as far as it is known."""
@@ -111,7 +114,7 @@ class DeltaLog:
             return None
         except DeltaError as error:
             raise LakeDamaged(
-                f"the log of the table at {location.uri} can't be read: {error}",
+                f"the log of the table at {location.uri} can't be read: {_one_line(error)}",
                 hint="Bring its `_delta_log` back from a backup, or land into another directory",
             ) from error
 
@@ -141,9 +144,8 @@ class DeltaLog:
                     commit_properties=_commit_properties(transactions, state),
                 )
         except (DeltaError, OSError) as error:
-            reason = " ".join(str(error).split())
             raise LakeError(
-                f"the table at {location.uri} can't be made: {reason}",
+                f"the table at {location.uri} can't be made: {_one_line(error)}",
                 hint="See that the directory can be written and has room, or give another one",
             ) from error
         log = cls.open(location)
@@ -168,8 +170,21 @@ class DeltaLog:
         return pa.schema(self._table.schema())
 
     def refresh(self) -> None:
-        with self.location.answering():
-            self._table.update_incremental()
+        self.check_there()
+        try:
+            with self.location.answering():
+                self._table.update_incremental()
+        except DeltaError as error:
+            raise LakeDamaged(
+                f"the log of the table at {self.location.uri} can't be read: {_one_line(error)}",
+                hint="Bring its `_delta_log` back from a backup, or land into another directory",
+            ) from error
+
+    def check_there(self) -> None:
+        """Raise `LakeGone` unless the log that was opened is still at its place: delta-rs does not look, and begins a
+        new one there."""
+        if self.location.join("_delta_log").identity() != self._identity:
+            raise self.location.gone()
 
     def is_current(self) -> bool:
         """Look again, and return whether the log goes on from the version that was open: it does not where the table
@@ -177,7 +192,7 @@ class DeltaLog:
         try:
             self.refresh()
             self._lines_of(self.version)
-        except (DeltaError, FileNotFoundError):
+        except (LakeDamaged, LakeGone, FileNotFoundError):
             return False
         return True
 
@@ -321,17 +336,18 @@ class DeltaLog:
 
     @contextmanager
     def _committing(self) -> Iterator[None]:
+        self.check_there()
         try:
             with self.location.answering():
                 yield
         except CommitFailedError as error:
             raise LakeInUse(
-                f"another process has written to the table at {self.location.uri} meanwhile ({error})",
+                f"another process has written to the table at {self.location.uri} meanwhile ({_one_line(error)})",
                 hint="Let only one pipeline write to a directory, then start again: nothing is lost",
             ) from error
         except DeltaError as error:
             raise LakeError(
-                f"the table at {self.location.uri} can't be written: {error}",
+                f"the table at {self.location.uri} can't be written: {_one_line(error)}",
                 hint="See that the directory can be written and has room, then start again: nothing is lost",
             ) from error
 
@@ -371,6 +387,14 @@ class DeltaLog:
             self._table.create_checkpoint()
             self._table.cleanup_metadata()
         self.refresh()
+
+
+def _one_line(error: Exception) -> str:
+    """What delta-rs says, which draws a tree of causes, in colours."""
+    return printable(" ".join(_DRAWN.sub("", str(error)).split()))
+
+
+_DRAWN = re.compile("\x1b\\[\\d+m|↳")
 
 
 def _column_list(names: Iterable[str]) -> str:

@@ -11,11 +11,13 @@ try again by the same rules. A file appears in a store when it is complete, or n
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -29,7 +31,7 @@ from pyarrow import fs
 
 from headwater.client.options import parse_interval_s
 from headwater.durable_files import replace_file
-from headwater.errors import InvalidInput, LakeError, LakeUnreachable
+from headwater.errors import HeadwaterError, InvalidInput, LakeError, LakeFull, LakeGone, LakeUnreachable, QueryFailed
 from headwater.phrases import printable
 
 if TYPE_CHECKING:
@@ -109,6 +111,8 @@ class Location:
     uri: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Of the object store, as delta-rs and obstore call them: `aws_access_key_id`, `endpoint`, `timeout`, …"""
+    lake_uri: str | None = field(default=None, compare=False, repr=False)
+    """Of a folder in a lake, where that lake lies."""
 
     @classmethod
     def of(cls, text: str | Self, options: Mapping[str, str] | None = None) -> Self:
@@ -137,7 +141,7 @@ class Location:
 
     def join(self, *names: str) -> Self:
         """A folder in this one."""
-        return type(self)("/".join((self.uri.rstrip("/"), *names)), self.options)
+        return type(self)("/".join((self.uri.rstrip("/"), *names)), self.options, self.lake_uri or self.uri)
 
     @property
     def is_local(self) -> bool:
@@ -179,21 +183,42 @@ class Location:
             made += [Entry(one.rstrip("/").rpartition("/")[2]) for one in listed["common_prefixes"]]
         return sorted(made, key=lambda entry: entry.name)
 
+    def identity(self) -> tuple[int, int] | None:
+        """What tells this directory from another that takes its place; None in an object store, which has none.
+        Raises `LakeGone` where the directory is not there."""
+        if not self.is_local:
+            return None
+        try:
+            found = os.stat(self.uri)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise self.gone() from error
+        return found.st_dev, found.st_ino
+
+    def gone(self) -> LakeGone:
+        """The error for a lake that is not where it was."""
+        return LakeGone(
+            f"the tables in {self.lake_uri or self.uri} were moved, removed or replaced while they were in use",
+            hint="Bring them back, or give the directory that they are in now, then start again: nothing is lost",
+        )
+
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def open_output(self, path: str) -> Output:
-        """A new file. Its folders are made."""
+        """A new file. Its folders are made, in a lake that is there."""
         if self.is_local:
-            Path(self.uri, path).parent.mkdir(parents=True, exist_ok=True)
+            self._make_folder_of(path)
+            if (outputs := _OUTPUTS.get()) is not None:
+                outputs.append(f"{self.uri}/{path}")
             stream: Output = fs.LocalFileSystem().open_output_stream(f"{self.uri}/{path}")
             return stream
         return _StoredOutput(self._store(), path)
 
     def write(self, path: str, data: bytes) -> None:
-        """A whole file, in place of any that is there."""
+        """A whole file, in place of any that is there. The lake has to be there."""
         if self.is_local:
-            Path(self.uri, path).parent.mkdir(parents=True, exist_ok=True)
-            replace_file(Path(self.uri, path), data)
+            with self.answering():
+                self._make_folder_of(path)
+                replace_file(Path(self.uri, path), data)
         else:
             import obstore
 
@@ -237,21 +262,41 @@ class Location:
                 hint="Azure's emulator needs --storage-option azure_storage_use_emulator=true",
             )
 
+    def _make_folder_of(self, path: str) -> None:
+        if not Path(self.lake_uri or self.uri).is_dir():
+            raise self.gone()
+        Path(self.uri, path).parent.mkdir(parents=True, exist_ok=True)
+
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Raise `LakeUnreachable`, in one sentence, where the store fails at what is done inside."""
+        """Raise `LakeUnreachable` where the store fails at what is done inside, and `LakeFull` or `LakeError` where the
+        disk does: in one sentence, with its cause."""
         try:
             yield
         except FileNotFoundError:
             raise
         except Exception as error:
-            if self.is_local or not _is_of_store(error):
+            found = _disk_error(error, self.uri) if self.is_local else _store_error(error, self.uri)
+            if found is None:
                 raise
-            reason, hint = _cause(error)
-            raise LakeUnreachable(f"{self.uri} can't be reached: {reason}", hint=hint) from error
+            raise found from error
 
     def _store(self) -> ObjectStore:
         return _open_store(self.uri, tuple(sorted(self.options.items())))
+
+
+_OUTPUTS: ContextVar[list[str] | None] = ContextVar("outputs", default=None)
+
+
+@contextmanager
+def noting_outputs() -> Iterator[list[str]]:
+    """The paths of the files on a disk that are begun inside, in the order in which they are."""
+    outputs: list[str] = []
+    token = _OUTPUTS.set(outputs)
+    try:
+        yield outputs
+    finally:
+        _OUTPUTS.reset(token)
 
 
 # --- object stores ----------------------------------------------------------------------------------------------------
@@ -432,12 +477,82 @@ _CAUSES = (
         "Add --storage-option allow_http=true, if that is meant",
     ),
 )
+_CAUSE_CHARS_MAX = 500
 _OF_STORE = re.compile(r"Generic (S3|GCS|\w*Azure\w*) error|Error performing (GET|PUT|HEAD|POST|DELETE|list)")
 
 
-def _is_of_store(error: Exception) -> bool:
-    """Whether an error is the store's own. delta-rs has no type for these."""
-    return type(error).__module__.startswith("obstore") or bool(_OF_STORE.search(str(error)))
+def _store_error(error: Exception, uri: str) -> LakeUnreachable | None:
+    """An error that is the store's own; None for any other. delta-rs has no type for these."""
+    if not type(error).__module__.startswith("obstore") and not _OF_STORE.search(str(error)):
+        return None
+    reason, hint = _cause(error)
+    return LakeUnreachable(f"{uri} can't be reached: {reason}", hint=hint)
+
+
+def _denied(where: str) -> LakeError:
+    return LakeError(
+        f"{where} can't be used: permission denied",
+        hint="Let the user of this process read and write there, then start again: nothing is lost",
+    )
+
+
+_DISK_ERRORS: Mapping[int, Callable[[str], LakeError]] = {
+    errno.ENOSPC: lambda where: LakeFull(
+        f"the disk of {where} is full", hint="Make room there: the landing goes on by itself, and nothing is lost"
+    ),
+    errno.EDQUOT: lambda where: LakeFull(
+        f"the disk quota of {where} is used up",
+        hint="Make room there: the landing goes on by itself, and nothing is lost",
+    ),
+    errno.EROFS: lambda where: LakeError(
+        f"{where} can't be written: its file system is read-only",
+        hint="Mount it for writing, then start again: nothing is lost",
+    ),
+    errno.EACCES: _denied,
+    errno.EPERM: _denied,
+    errno.EIO: lambda where: LakeError(
+        f"{where} can't be used: its disk fails (input/output error)",
+        hint="See the system's log and check the disk, then start again",
+    ),
+    errno.ENAMETOOLONG: lambda where: LakeError(
+        f"{where} can't be written: a name is too long for its file system", hint="Give a directory with a shorter path"
+    ),
+    errno.EMFILE: lambda where: LakeError(
+        f"{where} can't be used: the process has too many open files",
+        hint="Raise the limit (ulimit -n), then start again: nothing is lost",
+    ),
+}
+_OS_ERROR = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")
+"""How Rust and Arrow write the number of an error of the system into their texts."""
+
+
+def _disk_error(error: BaseException, where: str) -> LakeError | None:
+    """An error of the disk, whichever library has met it; None for any other."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (match := _OS_ERROR.search(str(error))):
+        number = int(match[1] or match[2])
+    made = _DISK_ERRORS.get(number or 0)
+    return None if made is None else made(where)
+
+
+def lake_error(error: Exception, where: str) -> HeadwaterError:
+    """Any error of work on tables as one of ours: a sentence with its cause. `where` is a place that it may be about,
+    if it names none itself."""
+    if isinstance(error, HeadwaterError):
+        return error
+    place = error.filename if isinstance(error, OSError) and isinstance(error.filename, str) else where
+    found = _disk_error(error, place) or _store_error(error, where)
+    if found is not None:
+        return found
+    if isinstance(error, MemoryError):
+        return QueryFailed(
+            "a task has run out of memory",
+            hint="Run fewer tasks at a time, such as with --master local[1], or give the machine more memory",
+        )
+    cause = printable(" ".join(str(error).split()))[:_CAUSE_CHARS_MAX]
+    return QueryFailed(
+        f"work on {where} failed: {type(error).__name__}: {cause}", hint="Spark's log has the rest of it"
+    )
 
 
 def _cause(error: BaseException) -> tuple[str, str]:

@@ -28,9 +28,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.lake.lake import Task
+from headwater.lake.task_outcomes import TaskOutcome, results, run_task
 from headwater.lake.transform import Transform, TransformFunction
 from headwater.protocol.kernels.machine_code import code_folder, compile_kernels, sources_digest
-from headwater.spark.query_errors import in_one_sentence
 from headwater.spark.session import is_remote, use_this_python
 
 _DESCRIPTION = "spark.job.description"
@@ -62,10 +62,10 @@ class SparkRunner:
         with self._marked(type(tasks[0])):
             if not is_remote(self._spark):
                 # The first query of a session plans and compiles for seconds, which a job without SQL does not.
-                return self._spark.sparkContext.parallelize(range(count), count).map(job.run).collect()
+                return results(self._spark.sparkContext.parallelize(range(count), count).map(job.run).collect())
             # A range has exactly one row in each of its partitions, and needs no shuffle.
             rows = self._spark.range(0, count, 1, count).mapInArrow(job, RESULT_DDL).collect()
-        return results_of((row.number, row.result) for row in rows)
+        return results(results_of((row.number, row.result) for row in rows))
 
     @contextlib.contextmanager
     def _marked(self, kind: type[Task]) -> Iterator[None]:
@@ -117,12 +117,11 @@ class _RunOne:
             for number in batch.column(0).to_pylist():
                 yield result_batch(self.run(number), number)
 
-    def run(self, number: int) -> Any:
+    def run(self, number: int) -> TaskOutcome:
         use_shipped_kernels()
-        with in_one_sentence():
-            result = pickle.loads(self.pickled[number]).run()
+        outcome = run_task(pickle.loads(self.pickled[number]))
         keep_loaded("lake")
-        return result
+        return outcome
 
 
 @cache

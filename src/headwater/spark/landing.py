@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from headwater.client.blocking_bucket import Surveyor, bootstrap, look_at_bucket
 from headwater.client.collection_names import CollectionNames
 from headwater.client.options import parse_interval_s
-from headwater.errors import HeadwaterError, InvalidInput, LakeError, LakeUnreachable
+from headwater.errors import HeadwaterError, InvalidInput, LakeError, LakeFull, LakeGone, LakeUnreachable
 from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake, LakeSettings, landed_selection
 from headwater.lake.lake_look import html_facts
@@ -268,6 +268,7 @@ class LandingQuery:
         status = self.landing_status
         facts = [
             ("doing", status.doing if self._failure is None else f"failed: {self._failure}"),
+            *([("retrying because", status.failure)] if status.failure and self._failure is None else []),
             ("batch", f"{status.batch:,}"),
             ("documents", f"{status.documents:,} in {counted(status.tables, 'table')}"),
             ("lag", f"{_or_unknown(status.lag_s)} s, {_or_unknown(status.lag_seqnos)} seqnos"),
@@ -362,8 +363,9 @@ class LandingQuery:
             self._loop.run()
         except BaseException as error:
             self._failure = error
-        # A store that could not be reached for the tables would let us wait in vain once more.
-        if not isinstance(self._failure, LakeUnreachable):
+        # A store that could not be reached for the tables would let us wait in vain once more. In a lake that is gone
+        # there is no place for it.
+        if not isinstance(self._failure, LakeUnreachable | LakeGone):
             self._keep_note(is_running=False)
 
     def _keep_note(self, *, is_running: bool = True) -> None:
@@ -375,6 +377,9 @@ class LandingQuery:
             self._note = replace(now, is_running=is_running, status={**now.status, "is_active": is_running})
             try:
                 keep_landing(self._location, self._note)
+            except (LakeFull, LakeGone):
+                # The loop meets the same, and says so.
+                pass
             except (OSError, LakeError) as error:
                 about = fields(event=LogEvent.LANDING_NOT_NOTED, error=type(error).__name__, reason=str(error))
                 logger.warning("the landing could not note how it stands: %s", error, extra=about)

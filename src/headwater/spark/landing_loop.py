@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
@@ -26,13 +28,14 @@ from headwater.client.offsets import Offsets
 from headwater.client.options import names_keywords
 from headwater.client.read_options import Start
 from headwater.client.retries import Backoff
-from headwater.errors import HeadwaterError, LakeDamaged, LakeInUse, LakeTaken, LakeUnreachable, QueryFailed
+from headwater.errors import HeadwaterError, LakeFull, LakeInUse, LakeTaken, LakeUnreachable, QueryFailed
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, first_documents, merge
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, TableCommit
 from headwater.lake.documents_merge import Merged
 from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings
 from headwater.lake.iceberg_documents import IcebergDocuments
 from headwater.lake.lake import Lake
+from headwater.lake.location import lake_error
 from headwater.lake.transform import Transform
 from headwater.lake.upkeep import clean_logs, grow_groups, join_files, trim_changes, vacuum
 from headwater.log_fields import LogEvent, fields
@@ -52,6 +55,8 @@ TIDY_EVERY_S = 6 * 3600.0
 so that runs which end soon do it as well."""
 FAILURES_MAX = 5
 """So many batches in a row may fail because a process of Spark died. The next such failure ends the landing."""
+ROOM_WAIT_S_MAX = 120.0
+"""How long a landing that is to end waits for room on a full disk. One that goes on waits until there is some."""
 _RETRY_S_MIN, _RETRY_S_MAX = 1.0, 30.0
 _WAKE_S = 0.25
 
@@ -80,7 +85,7 @@ class LandingStatus:
 
     is_active: bool
     doing: str
-    """`waiting`, `reading`, `merging`, `retrying`, `tidying up` or `stopped`."""
+    """`waiting`, `reading`, `merging`, `retrying`, `waiting for room`, `tidying up` or `stopped`."""
     batch: int
     """The number of the last batch in the tables; -1 where there is none."""
     rows: int | None
@@ -102,6 +107,8 @@ class LandingStatus:
     last_merge_s: float | None
     failures: int
     """Failures in a row."""
+    failure: str | None = None
+    """What the last of them was, until a turn succeeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +182,10 @@ class LandingLoop:
         self._failures = 0
         self._failed: HeadwaterError | None = None
         """What the last turn failed with: the tables have to be opened again."""
+        self._failure: HeadwaterError | None = None
+        """The same, until a turn succeeds."""
+        self._full_since_s = 0.0
+        """Since when the disk is full, where that is the failure."""
         self._merge_is_asked = False
         self._waiting_since_s: float | None = None
         """Since when something waits to be merged; None where nothing does that this run has landed."""
@@ -218,6 +229,7 @@ class LandingLoop:
             last_batch_s=self._last_batch_s,
             last_merge_s=self._last_merge_s,
             failures=self._failures,
+            failure=None if self._failure is None else str(self._failure),
         )
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -234,26 +246,19 @@ class LandingLoop:
                     has_read = self._turn()
                     if not self._lake.has_pending:
                         # A merge that fails again and again is a failure as well, whatever batches come in between.
-                        self._failures = 0
+                        self._failures, self._failure = 0, None
                     if self._every_s is not None:
                         self._wait(began_s + self._every_s)
                     elif not has_read:
                         self._merge()
                         return
-                except (HeadwaterError, PySparkException, Py4JError, ConnectionError) as error:
+                except (HeadwaterError, *_OF_LIBRARIES) as error:
                     if self._stopping.is_set():
                         return
                     self._failures += 1
                     cause = self._recover(error)
-                    self._doing = "retrying"
                     delay_s = backoff.delay_s(self._failures)
-                    logger.warning(
-                        "batch failed, %s in a row, trying again in %.0f s: %s",
-                        counted(self._failures, "failure"),
-                        delay_s,
-                        cause,
-                        extra=fields(event=LogEvent.BATCH_FAILED, duration_s=delay_s),
-                    )
+                    self._report_failure(cause, delay_s)
                     self._pause(delay_s)
         except BaseException:
             if not self._stopping.is_set():
@@ -264,18 +269,44 @@ class LandingLoop:
 
     def _recover(self, error: Exception) -> HeadwaterError:
         """Return what has failed. Raises it unless the next attempt may do better: a worker or an executor of Spark
-        died, the store did not answer, or another tool has rearranged a table meanwhile. Other errors of ours are
-        final: what can wait has waited where it was raised."""
+        died, the store did not answer, the disk is full, or another tool has rearranged a table meanwhile. Other errors
+        of ours are final: what can wait has waited where it was raised."""
         if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
             raise QueryFailed(
                 "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may say why"
             ) from error
-        cause = query_error(error)
-        is_final = isinstance(cause, LakeTaken) or not isinstance(cause, LakeInUse | LakeUnreachable | QueryFailed)
-        if self._failures > FAILURES_MAX or is_final:
+        # In a lake that is gone anything may fail first.
+        self._lake.changes.check_there()
+        is_of_spark = isinstance(error, PySparkException | Py4JError)
+        cause = query_error(error) if is_of_spark else lake_error(error, self._lake.location.uri)
+        if isinstance(self._failure, LakeFull) and not isinstance(cause, LakeFull):
+            self._failures = 1
+        if isinstance(cause, LakeFull):
+            waited_s = time.monotonic() - self._full_since_s if isinstance(self._failure, LakeFull) else 0.0
+            is_final = self._every_s is None and waited_s > ROOM_WAIT_S_MAX
+        else:
+            can_get_better = isinstance(cause, LakeInUse | LakeUnreachable | QueryFailed)
+            is_final = isinstance(cause, LakeTaken) or not can_get_better or self._failures > FAILURES_MAX
+        if is_final:
             raise cause from error
         self._failed = cause
         return cause
+
+    def _report_failure(self, cause: HeadwaterError, delay_s: float) -> None:
+        """Log what is retried. That the disk is full is logged once, however often it is tried."""
+        about = fields(event=LogEvent.BATCH_FAILED, duration_s=delay_s)
+        if not isinstance(cause, LakeFull):
+            self._doing = "retrying"
+            in_a_row = counted(self._failures, "failure")
+            logger.warning(
+                "batch failed, %s in a row, trying again in %.0f s: %s", in_a_row, delay_s, cause, extra=about
+            )
+        else:
+            self._doing = "waiting for room"
+            if not isinstance(self._failure, LakeFull):
+                self._full_since_s = time.monotonic()
+                logger.warning("waiting for room: %s", cause, extra=about)
+        self._failure = cause
 
     def _reopen(self) -> None:
         """After a failure nothing in memory counts: the tables do."""
@@ -288,9 +319,7 @@ class LandingLoop:
             writer=before.writer,
         )
         if lake is None:
-            raise LakeDamaged(
-                f"the tables in {before.location.uri} are gone", hint="Start again, to land from the start"
-            )
+            raise before.location.gone()
         if isinstance(self._failed, LakeInUse):
             # A tool may have rearranged a table. Or a store has kept a commit whose answer was lost, and has refused
             # it when it was sent again: then it is ours.
@@ -442,7 +471,7 @@ class LandingLoop:
         self._waiting_since_s = None
         ended_s = time.monotonic()
         self._clock.on_merged(began_s=began_s, ended_s=ended_s)
-        self._failures = 0
+        self._failures, self._failure = 0, None
         self._last_merge_s = ended_s - began_s
         self._numbers = _TableNumbers.of(self._lake)
         self._keep_iceberg(self._lake)
@@ -518,6 +547,10 @@ class _TableNumbers:
             has_pending=lake.has_pending,
             documents_as_of_s=None if None in times else min((at for at in times if at is not None), default=None),
         )
+
+
+_OF_LIBRARIES = (PySparkException, Py4JError, OSError, MemoryError, DeltaError, pa.ArrowException)
+"""What is said in our own words. Any other error is a fault of ours, and ends the landing with its traceback."""
 
 
 class _Stopped(Exception):

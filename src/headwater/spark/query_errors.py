@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headwater import errors
-from headwater.errors import HeadwaterError, QueryFailed
+from headwater.errors import HeadwaterError, LakeFull, QueryFailed
 
 
 @contextmanager
@@ -31,6 +31,20 @@ def in_one_sentence() -> Iterator[None]:
         raise
 
 
+_CAUSES = (
+    # What Java says in any of its lines, and what that is to the user.
+    (
+        re.compile("No space left on device|Disk quota exceeded"),
+        lambda: LakeFull(
+            "a disk that Spark uses for its own files is full",
+            hint="Make room there, or set SPARK_LOCAL_DIRS to another disk: the landing goes on by itself",
+        ),
+    ),
+    (
+        re.compile("java.lang.OutOfMemoryError"),
+        lambda: QueryFailed("Spark has run out of memory", hint="Give it more, such as with --memory 4g"),
+    ),
+)
 _OURS = re.compile(r"headwater\.errors\.(?P<name>\w+): (?P<message>[^\n]+)")
 
 
@@ -45,6 +59,9 @@ def query_error(error: BaseException) -> HeadwaterError:
         return error
     match = _OURS.search(str(error))
     if match is None:
+        for pattern, cause in _CAUSES:
+            if pattern.search(str(error)):
+                return cause()
         first = str(error).strip().partition("\n")[0]
         return QueryFailed(f"the query failed: {first[:500]}", hint="Spark's log has the rest of it")
     kind = getattr(errors, match["name"], None)

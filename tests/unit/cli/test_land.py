@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import headwater.spark
 from headwater.cli import land as land_module
-from headwater.cli.land import EXIT_INTERRUPTED, METRICS, LandingMetrics, _run, _View, land, status_line
+from headwater.cli.land import METRICS, LandingMetrics, _run, _View, land, status_line
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
 from headwater.lake.lake import LakeSettings
@@ -92,7 +92,7 @@ class Landing:
 @pytest.fixture(autouse=True)
 def _same_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(land_module, "POLL_S", 0)
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -115,11 +115,11 @@ def test_a_landing_that_fails() -> None:
         run(Query([batch()], LakeOutOfStep("out of step", hint="Do that")))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_an_interruption(number: int, exit_code: int, capsys: pytest.CaptureFixture[str]) -> None:
     query = Query([batch()], on_look=lambda: os.kill(os.getpid(), number))
     code = run(query)
-    assert (code, query.is_stopped) == (EXIT_INTERRUPTED, True)
+    assert (code, query.is_stopped) == (exit_code, True)
     assert capsys.readouterr().err == "Stopped. The same command goes on from here.\n"
 
 
@@ -151,6 +151,8 @@ def test_the_line_says_what_is_known() -> None:
     assert str(status_line(unknown)) == (
         "waiting  batch 3  900 documents  lag unknown, unknown time  documents unknown time behind"
     )
+    full = replace(STATUS, doing="waiting for room", failure="the disk of /lake is full. Make room")
+    assert str(status_line(full)) == "waiting for room  batch 3  the disk of /lake is full. Make room"
 
 
 # --- options ------------------------------------------------------------------------------------------------------
@@ -289,7 +291,7 @@ def test_the_numbers_are_those_of_the_status() -> None:
         "headwater_land_last_merge_seconds": 1.1,
         "headwater_land_failures": 0,
     }
-    assert len(METRICS) == len(fields(LandingStatus)) - 1, "all of it but the words"
+    assert len(METRICS) == len(fields(LandingStatus)) - 2, "all of it but the words"
 
 
 def test_what_is_not_known_is_left_out() -> None:
