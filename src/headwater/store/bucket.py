@@ -484,6 +484,20 @@ class Bucket:
 
     # --- committing -----------------------------------------------------------------------------------------------
 
+    @property
+    def last_commit(self) -> int:
+        """The number of the commit that holds the newest change, durable or not."""
+        return self.pending.number - self.pending.is_empty
+
+    def accepted_visible_seqnos(self) -> Column:
+        """As `vbuckets.visible_seqnos`, with the changes that are not durable yet."""
+        high, visible, completed = np.zeros((3, len(self.vbuckets)), dtype=np.uint64)
+        visible[:] = self.vbuckets.visible_seqnos
+        for commit in (self.in_flight, self.pending.seal()):
+            if commit is not None:
+                last_seqnos(commit.data, commit.group_starts, high, visible, completed)
+        return visible
+
     def seal(self) -> GroupCommit | None:
         """Close the pending commit and begin the next; None where there is nothing to commit or one is in flight."""
         if self.pending.is_empty or self.in_flight is not None:

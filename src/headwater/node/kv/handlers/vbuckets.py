@@ -155,14 +155,21 @@ def get_all_vb_seqnos(context: Context, request: GetAllVbSeqnos) -> GetAllVbSeqn
 
     As recorded from a 7.0.5 server, prepares and aborts count for one collection, for DCP connections with sync writes,
     and for clients without collections. All others get the last seqno that they can see.
+
+    Every write that was acknowledged before the request counts: a peer that reads up to these seqnos has it. So where
+    writes are acknowledged before they are durable, the answer waits until they are.
     """
-    bucket = context.bucket_service.bucket
+    service = context.bucket_service
+    bucket = service.bucket
     vbuckets = _in_state(bucket, request.state or _ANY_ALIVE)
     if request.collection is None:
         session = context.session
         with_prepares = session.dcp is not None and session.dcp.controls.sync_writes
         is_all = with_prepares or not session.negotiated.collections
         numbers = bucket.vbuckets.durable_seqnos if is_all else bucket.vbuckets.visible_seqnos
+        if not service.ack_when_durable:
+            numbers = bucket.vbuckets.high_seqnos if is_all else bucket.accepted_visible_seqnos()
+            context.wait_for(bucket.last_commit)
         seqnos = numbers[vbuckets].tolist()
     else:
         if not context.session.negotiated.collections:

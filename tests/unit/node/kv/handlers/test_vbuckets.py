@@ -14,6 +14,7 @@ from headwater.protocol.messages.session import Flush, FlushQuiet
 from headwater.protocol.messages.vbuckets import (
     DeleteVBucket,
     GetAllVbSeqnos,
+    GetAllVbSeqnosResponse,
     GetVBucket,
     SeqnoPersistence,
     SetVBucket,
@@ -195,6 +196,29 @@ def test_only_durable_seqnos_are_told(node: Node, client: Client) -> None:
     node.client().send(Set(key=b"k", value=b"w"))
     client.send(GetAllVbSeqnos())
     assert client.received()[0].seqnos[0].seqno == 1  # type: ignore[attr-defined]
+
+
+def test_seqnos_have_every_write_that_was_acknowledged(node: Node) -> None:
+    """Also where that is before it is durable: then the answer waits for the disk."""
+    node.bucket_service.ack_when_durable = False
+    writer, *asking = (node.client(features=features) for features in ((), (), (Feature.COLLECTIONS,)))
+    writer.send(Set(key=b"k", value=b"v", vbucket=VB3))
+    in_flight = node.bucket.seal()
+    assert in_flight is not None
+    writer.send(Set(key=b"k", value=b"v", vbucket=VBucketId(5)))
+    assert [answer.status for answer in writer.received()] == [Status.SUCCESS, Status.SUCCESS]
+    for client in asking:
+        client.send(GetAllVbSeqnos())
+    node.bucket.persist(in_flight)
+    node.bucket.publish(in_flight)
+    assert [client.received() for client in asking] == [[], []]
+    node.commit()
+    for client in asking:
+        (answer,) = client.received()
+        assert isinstance(answer, GetAllVbSeqnosResponse)
+        assert {entry.vbucket: entry.seqno for entry in answer.seqnos if entry.seqno} == {3: 1, 5: 1}
+        client.send(GetAllVbSeqnos())
+        assert client.received() == [answer], "there is nothing to wait for"
 
 
 @pytest.mark.parametrize("settled", [False, True])
