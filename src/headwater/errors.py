@@ -398,6 +398,10 @@ class ColumnsChanged(LakeError):
     """A table has other typed columns than are asked for now."""
 
 
+class NoConsistentCut(LakeError):
+    """The bucket can't be landed as it was at one moment: its server lacks versions, or the moment can't be found."""
+
+
 class QueryFailed(LakeError):
     """A query of Spark ended with an error that is none of ours."""
 

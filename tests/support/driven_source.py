@@ -137,6 +137,7 @@ class SimulatedLanding:
     rules: MergeRules = field(default_factory=MergeRules)
     fresh: Freshness = ALWAYS_FRESH
     options: dict[str, str] = field(default_factory=dict)
+    consistent: bool = False
     columns: dict[str, str] = field(default_factory=dict)
     """Typed columns by table."""
     groups: int | None = GROUPS
@@ -153,6 +154,7 @@ class SimulatedLanding:
             into=str(self.folder),
             lake=with_columns(LakeSettings(merging=self.rules), self.columns),
             fresh=self.fresh,
+            consistent=self.consistent,
             groups=self.groups,
         )
 

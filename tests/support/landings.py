@@ -245,6 +245,7 @@ class LandedBucket:
     rules: MergeRules = field(default_factory=MergeRules)
     fresh: Freshness = ALWAYS_FRESH
     options: dict[str, str] = field(default_factory=dict)
+    consistent: bool = False
     batches: list[LandedBatch] = field(default_factory=list)
     """Of the last landing."""
 
@@ -255,6 +256,7 @@ class LandedBucket:
             into=str(self.folder),
             lake=LakeSettings(merging=self.rules),
             fresh=self.fresh,
+            consistent=self.consistent,
             groups=GROUPS,
         )
 

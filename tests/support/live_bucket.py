@@ -76,7 +76,7 @@ class Diary:
         return found
 
 
-class _Working(threading.Thread):
+class Working(threading.Thread):
     """Works while the `with` block lasts. What goes wrong is raised at its end."""
 
     def __init__(self, name: str, bucket: SourceBucket) -> None:
@@ -106,7 +106,7 @@ class _Working(threading.Thread):
         raise AssertionError("each has work of its own")
 
 
-class LiveWriter(_Working):
+class LiveWriter(Working):
     """Writes while the `with` block lasts: hot documents again and again, others now and then, and deletes. With a
     chance of `disaster` a vbucket fails over, or a collection is dropped and made again. A node that is killed does not
     stop it. What goes wrong is raised at the end."""
@@ -287,7 +287,7 @@ def _folded(table: DeltaTable) -> dict[str, dict[bytes, int]]:
     return found
 
 
-class HotLoad(_Working):
+class HotLoad(Working):
     """Rewrites some of many documents at a steady rate, with pipelined requests, while the `with` block lasts."""
 
     TURN_S = 0.05

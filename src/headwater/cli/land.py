@@ -161,6 +161,11 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     "little. It counts for what is written from now on; `key` goes back to the order by key. Repeat for more tables.",
 )
 @click.option("--history", is_flag=True, help="All versions of each document, with valid_from and valid_to.")
+@click.option(
+    "--consistent",
+    is_flag=True,
+    help="Every version of `documents` is a state that the bucket had at one moment. The server must keep history.",
+)
 @table_option("xattrs")
 @transform_option
 @click.option(
@@ -291,6 +296,7 @@ def land(
         groups=options["groups"],
         iceberg=_iceberg_settings(options),
         transform=options["transform"],
+        consistent=options["consistent"],
     )
     address = None if page_at is None else PageAddress.make(page_at, ui_token or None)
     # Before Spark is started, which takes seconds.

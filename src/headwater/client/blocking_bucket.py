@@ -53,6 +53,14 @@ class Surveyor:
         """How far all vbuckets are. Asked once: what fails is raised, and so is a map that is out of date."""
         return self._run(self._surveyor.high_seqnos())
 
+    def are_ours(self) -> bool:
+        """Whether all nodes that have active vbuckets are Headwater's."""
+        return self._run(self._surveyor.are_ours())
+
+    def has_change_streams(self) -> bool:
+        """Whether all of them send every version of a document to a stream that asks for it, for a while at least."""
+        return self._run(self._surveyor.has_change_streams())
+
     def documents_by_collection(self) -> dict[int, int]:
         """How many documents the collections have, by id; nothing where the nodes do not count them."""
         return self._run(self._surveyor.documents_by_collection())

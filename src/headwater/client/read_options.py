@@ -105,6 +105,9 @@ class ReadOptions:
     reconnect_delay_s_min: float = default_of("reconnect_delay_s_min")
     reconnect_delay_s_max: float = default_of("reconnect_delay_s_max")
     give_up_after_s: float | None = default_of("give_up_after_s")
+    needs_history_behind_end: bool = False
+    """For callers that leave out what comes behind `end`, which is no option of the API: raise `NoConsistentCut` where
+    a snapshot goes beyond it and does not have every version. There it may leave out a version from before the end."""
 
     def __post_init__(self) -> None:
         for option in TO_READ:

@@ -196,6 +196,7 @@ class Reader:
                 offset,
                 whole_snapshots=self._whole_snapshots,
                 is_filtered=self._is_filtered,
+                needs_history_behind_end=self._options.needs_history_behind_end,
                 boundaries=self._options.boundaries.get(vbucket, ()),
             )
             self._waits.begin(vbucket, now_s=now_s)

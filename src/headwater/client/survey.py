@@ -31,6 +31,7 @@ from headwater.errors import (
 )
 from headwater.phrases import counted
 from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_streams import (
     Control,
     GetFailoverLog,
@@ -39,6 +40,7 @@ from headwater.protocol.messages.dcp_streams import (
     VBucketState,
     decode_failover_log,
 )
+from headwater.protocol.messages.session import Version
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.status import Status
@@ -50,6 +52,8 @@ RETRY_DELAY_S = 0.25
 """While a rebalance or a failover is under way vbuckets may have no active node, for a short time."""
 
 
+_OURS = b"headwater"
+"""In the version that a node of ours has."""
 _ITEMS = re.compile(r"0x[0-9a-f]{1,8}:0x([0-9a-f]{1,8}):items")
 
 
@@ -156,9 +160,8 @@ class AsyncSurveyor:
         """How far all vbuckets are. Asked once: what fails is raised, and so is a map that is out of date."""
         found: dict[VBucketId, Seqno] = {}
         try:
-            for node in {self.cluster_map.active_node(vbucket) for vbucket in range(self.cluster_map.vbuckets)}:
-                if node >= 0:
-                    found |= await _high_seqnos(await self._connection(self.cluster_map.nodes[node]))
+            for address in self._active_addresses:
+                found |= await _high_seqnos(await self._connection(address))
             missing = set(range(self.cluster_map.vbuckets)) - found.keys()
             if missing:
                 raise self._homeless(missing)
@@ -166,6 +169,28 @@ class AsyncSurveyor:
             self.close()
             raise
         return found
+
+    async def are_ours(self) -> bool:
+        """Whether all nodes that have active vbuckets are Headwater's."""
+        connections = [await self._connection(address) for address in self._active_addresses]
+        answers = [await connection.request(Version()) for connection in connections]
+        return all(isinstance(answer, PlainResponse) and _OURS in answer.value for answer in answers)
+
+    async def has_change_streams(self) -> bool:
+        """Whether all of them send every version of a document to a stream that asks for it, for a while at least."""
+        try:
+            for address in self._active_addresses:
+                dcp = await self._dcp_connection(address)
+                await dcp.request(Control(key=b"change_streams", value=b"true"))
+        except StatusError:
+            return False
+        return True
+
+    @property
+    def _active_addresses(self) -> list[Address]:
+        """Of the nodes that have active vbuckets."""
+        nodes = {self.cluster_map.active_node(vbucket) for vbucket in range(self.cluster_map.vbuckets)}
+        return [self.cluster_map.nodes[node] for node in sorted(nodes) if node >= 0]
 
     async def documents_by_collection(self) -> dict[int, int]:
         """How many documents the collections have, by id; nothing where the nodes do not count them.
@@ -187,9 +212,9 @@ class AsyncSurveyor:
     async def _statistics(self, group: str) -> list[Mapping[str, str]]:
         """Of all nodes that have active vbuckets; none where one of them does not have these."""
         found: list[Mapping[str, str]] = []
-        for node in {self.cluster_map.active_node(vbucket) for vbucket in range(self.cluster_map.vbuckets)} - {-1}:
+        for address in self._active_addresses:
             try:
-                found.append(await (await self._connection(self.cluster_map.nodes[node])).statistics(group))
+                found.append(await (await self._connection(address)).statistics(group))
             except StatusError:
                 return []
         return found

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece, SpooledRun
-from headwater.errors import SnapshotViolation, UnexpectedMessage
+from headwater.errors import NoConsistentCut, SnapshotViolation, UnexpectedMessage
 from headwater.protocol.consumer import StreamRun
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.messages import Request
@@ -26,6 +26,7 @@ from headwater.protocol.messages.dcp_changes import (
     Expiration,
     Mutation,
     SeqnoAdvanced,
+    SnapshotFlags,
     SnapshotMarker,
     SystemEvent,
 )
@@ -141,6 +142,7 @@ class VBucketStream(ConsumedStream):
         *,
         whole_snapshots: bool,
         is_filtered: bool = False,
+        needs_history_behind_end: bool = False,
         boundaries: Iterable[Seqno] = (),
     ) -> None:
         """`boundaries` are seqnos below the offset at which the consumer held complete snapshots, rising. A stream that
@@ -158,6 +160,7 @@ class VBucketStream(ConsumedStream):
         self._boundaries = Boundaries(offset, boundaries)
         self._whole_snapshots = whole_snapshots
         self._is_filtered = is_filtered
+        self._needs_history_behind_end = needs_history_behind_end
 
     @property
     def received_seqno(self) -> Seqno:
@@ -262,6 +265,12 @@ class VBucketStream(ConsumedStream):
         """Any message of the stream but its changes. The caller acts on a stream end."""
         if isinstance(message, SnapshotMarker):
             items = self._end_hidden_snapshot(message) if self._is_filtered and self.tracker.is_open else []
+            goes_beyond = message.end_seqno > self.end_seqno and SnapshotFlags.HISTORY not in message.flags
+            if self._needs_history_behind_end and goes_beyond:
+                raise NoConsistentCut(
+                    f"the server no longer has all versions of vbucket {self.vbucket} around seqno {self.end_seqno}",
+                    hint="Have it keep its history for longer than a batch takes",
+                )
             self.begin_snapshot(message)
             return items
         self.move(type(message))

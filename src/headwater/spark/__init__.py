@@ -144,6 +144,7 @@ def land(
     groups: int | None = None,
     iceberg: IcebergSettings | None = None,
     transform: TransformFunction | None = None,
+    consistent: bool = False,
     on_batch: Callable[[LandedBatch], None] | None = None,
     **source: Unpack[SourceKeywords],
 ) -> LandingQuery:
@@ -155,7 +156,8 @@ def land(
     by `scope.collection`: as SQL writes them, or "infer", which is what a new table gets, or "none". `cluster_by`,
     given the same way, are columns that documents are sorted by before their keys, such as "city,since". `transform` is
     a function from Arrow batch to Arrow batch that all changes go through in the tasks, before they are written: it may
-    change the columns `value`, `datatype` and `xattrs`, and nothing else. Returns the running query.
+    change the columns `value`, `datatype` and `xattrs`, and nothing else. With `consistent`, every version of the
+    documents is a state that the bucket had, which takes a server that keeps history. Returns the running query.
     """
     from headwater.lake.lake import LakeSettings
     from headwater.lake.layout import EVERY_COLLECTION
@@ -183,13 +185,14 @@ def land(
         groups=groups,
         iceberg=iceberg,
         transform=transform,
+        consistent=consistent,
     )
     return landing.start(spark, every=every, on_batch=on_batch)
 
 
 _LAND_KEYWORDS = (
     *("every", "storage_options", "columns", "cluster_by", "lake", "fresh", "upkeep", "groups", "iceberg"),
-    *("transform", "on_batch"),
+    *("transform", "consistent", "on_batch"),
 )
 _VERIFY_KEYWORDS = ("scopes", "collections", "storage_options", "transform")
 

@@ -12,6 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from headwater.client.blocking_bucket import Surveyor
@@ -20,14 +21,27 @@ from headwater.client.cluster_map import ClusterMap
 from headwater.client.offsets import Offsets
 from headwater.client.retries import Backoff, is_final
 from headwater.client.survey import VBucketStatus
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, NoConsistentCut
 from headwater.protocol.numbers import VBucketId
 from headwater.spark.conditions import Conditions
 from headwater.spark.planning import RowShare, Survey, VBucketRange, share_out
-from headwater.spark.selection_watch import PlannedBucket, SelectionWatch
+from headwater.spark.selection_watch import PlannedBucket, SeenCollection, SelectionWatch
 from headwater.spark.source_options import SourceOptions
 
+QUIET_WAIT_S_MAX = 60.0
+"""How long a moment without writes is looked for, where only such a one can be surveyed as one."""
+QUIET_RETRY_S = 0.05
+
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The bucket at one moment."""
+
+    survey: Survey
+    manifest_uid: int
+    """Of the collections, as they were before."""
 
 
 class BucketWatch:
@@ -70,6 +84,54 @@ class BucketWatch:
             survey = {**survey, **self._patiently(lambda: self._connected().survey(odd))}
         self._selection.on_survey({vbucket: status.high_seqno for vbucket, status in survey.items()})
         return survey
+
+    def cut(self, offsets: Offsets) -> Cut:
+        """A survey of one moment: after all that was acknowledged before this call, and before all that comes after.
+
+        A node of ours answers for all of its vbuckets at once. Couchbase Server looks at one vbucket after the other,
+        and several nodes are asked one after the other: there it takes a second survey that finds the same.
+        """
+        began_s = time.monotonic()
+        while True:
+            view = self.check_history()
+            survey = self.survey(offsets)
+            if self._answers_at_once() or _newest(self.survey(offsets)) == _newest(survey):
+                return Cut(survey=survey, manifest_uid=view.manifest.uid)
+            if time.monotonic() - began_s > QUIET_WAIT_S_MAX:
+                raise NoConsistentCut(
+                    f"no moment was found in {QUIET_WAIT_S_MAX:.0f} seconds at which bucket "
+                    f"{self.cluster_map.bucket!r} was not written to",
+                    hint="Where several nodes have the bucket, or Couchbase Server does, a cut needs such a moment: "
+                    "land without --consistent, or while less is written",
+                )
+            self._sleep(QUIET_RETRY_S)
+
+    def holds(self, cut: Cut) -> bool:
+        """Whether collections are what they were before the cut. Changes of one that is dropped are not sent."""
+        return self._patiently(self.look).manifest.uid == cut.manifest_uid
+
+    def _answers_at_once(self) -> bool:
+        nodes = {self.cluster_map.active_node(vbucket) for vbucket in range(self.vbuckets)}
+        return len(nodes) == 1 and self._patiently(lambda: self._connected().are_ours())
+
+    def check_history(self) -> BucketView:
+        """Raise unless all versions of what is read are kept, for a while. Returns the collections that were looked at.
+
+        Headwater's nodes keep them of all collections alike, Couchbase Server of those whose `history` is on.
+        """
+        view = self._patiently(self.look)
+        missing: str | None = f"bucket {self.cluster_map.bucket}"
+        if self._patiently(lambda: self._connected().has_change_streams()):
+            paths = [f"{scope.name}.{one.name}" for scope, one in view.manifest.collections() if not one.history]
+            wanted = (f"collection {path}" for path in paths if self._selection.is_wanted(SeenCollection(path)))
+            missing = None if self._patiently(lambda: self._connected().are_ours()) else next(wanted, None)
+        if missing is not None:
+            raise NoConsistentCut(
+                f"the server keeps no history of {missing}, so it can't be landed as it was at one moment",
+                hint="Leave --consistent out, or have the server keep history: a Magma bucket of Couchbase Server 7.2 "
+                "or later with a history retention, and `history` on in its collections",
+            )
+        return view
 
     def shares(
         self, ranges: list[VBucketRange], offsets: Offsets, group_of: Callable[[VBucketId], int] | None = None
@@ -147,6 +209,11 @@ class BucketWatch:
                     raise
                 self._sleep(backoff.delay_s(failures))
         raise AssertionError("counting has no end")
+
+
+def _newest(survey: Survey) -> dict[VBucketId, tuple[int, int]]:
+    """Where every vbucket is."""
+    return {it: (status.failover_log.newest.vbuuid, status.high_seqno) for it, status in survey.items()}
 
 
 def _is_ahead(offsets: Offsets, vbucket: VBucketId, status: VBucketStatus) -> bool:

@@ -38,6 +38,7 @@ from headwater.lake.table_state import Selection
 from headwater.lake.transform import TransformFunction
 from headwater.log_fields import LogEvent, fields
 from headwater.phrases import counted
+from headwater.spark.bucket_watch import BucketWatch
 from headwater.spark.executors import SparkRunner, prepare_workers, shippable
 from headwater.spark.freshness import Freshness
 from headwater.spark.landing_loop import JobRunner, LandedBatch, LandingLoop, LandingStatus, Upkeep
@@ -75,6 +76,8 @@ class Landing:
     """Have `changes` and `documents` as Iceberg tables, too."""
     transform: TransformFunction | None = None
     """What all changes go through before they are written; see `headwater.lake.transform`."""
+    consistent: bool = False
+    """Every version of `documents` is a state that the bucket had. It takes a server that keeps history."""
 
     def prepare(self) -> Lake:
         """Look at the bucket and make the tables' directory. Everything that can't work is found here, before anything
@@ -90,10 +93,18 @@ class Landing:
             raise InvalidInput(
                 "tables hold the values of the bucket as they are", hint="Leave out the options value and noValue"
             )
+        if self.consistent and (options.rows_per_trigger_max or options.bytes_per_trigger_max):
+            raise InvalidInput(
+                "a batch that is cut at one moment has all vbuckets",
+                hint="Leave out the limit of a batch, or consistent",
+            )
         transform = None if self.transform is None else shippable(self.transform).name
         location = Location.of(self.into, self.storage_options)
         # Raises where the bucket is not there.
         bucket = bootstrap(options.settings).cluster_map
+        if self.consistent:
+            with contextlib.closing(BucketWatch(options)) as watch:
+                watch.check_history()
         if self.iceberg is not None:
             load_catalog_of(self.iceberg, location)
         location.check()
@@ -141,6 +152,8 @@ class Landing:
         """As `start`, with tasks that run anywhere, and with a lake that is prepared."""
         options = SourceOptions.make(self.source)
         options = replace(options, seen=(*options.seen, *_seen_collections(lake, options)))
+        if self.consistent:
+            options = replace(options, read=replace(options.read, history=True))
         query = LandingQuery(self, options, runner, lake, every_s=every_s, on_batch=on_batch)
         query.start()
         return query
@@ -240,6 +253,7 @@ class LandingQuery:
             iceberg=landing.iceberg,
             transform=None if landing.transform is None else shippable(landing.transform),
             grows=landing.groups is None,
+            is_consistent=landing.consistent,
             on_landed=self._on_landed,
         )
         self._location = lake.location

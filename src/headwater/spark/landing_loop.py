@@ -28,7 +28,15 @@ from headwater.client.offsets import Offsets
 from headwater.client.options import names_keywords
 from headwater.client.read_options import Start
 from headwater.client.retries import Backoff
-from headwater.errors import HeadwaterError, LakeFull, LakeInUse, LakeTaken, LakeUnreachable, QueryFailed
+from headwater.errors import (
+    HeadwaterError,
+    LakeFull,
+    LakeInUse,
+    LakeTaken,
+    LakeUnreachable,
+    NoConsistentCut,
+    QueryFailed,
+)
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, first_documents, merge
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, TableCommit
 from headwater.lake.documents_merge import Merged
@@ -41,7 +49,7 @@ from headwater.lake.upkeep import clean_logs, grow_groups, join_files, trim_chan
 from headwater.log_fields import LogEvent, fields
 from headwater.phrases import counted
 from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.spark.bucket_watch import BucketWatch
+from headwater.spark.bucket_watch import BucketWatch, Cut
 from headwater.spark.freshness import Freshness, LandingLag, MergeClock
 from headwater.spark.planning import VBucketRange, given_offsets, high_offsets, limit_ranges, plan_ranges, rows_of_bytes
 from headwater.spark.query_errors import query_error
@@ -57,6 +65,8 @@ FAILURES_MAX = 5
 """So many batches in a row may fail because a process of Spark died. The next such failure ends the landing."""
 ROOM_WAIT_S_MAX = 120.0
 """How long a landing that is to end waits for room on a full disk. One that goes on waits until there is some."""
+CUTS_MISSED_MAX = 5
+"""So many batches in a row may miss the moment that they were to be cut at. The next one ends the landing."""
 _RETRY_S_MIN, _RETRY_S_MAX = 1.0, 30.0
 _WAKE_S = 0.25
 
@@ -156,10 +166,12 @@ class LandingLoop:
         iceberg: IcebergSettings | None,
         transform: Transform | None,
         grows: bool,
+        is_consistent: bool = False,
         on_landed: Callable[[LandedBatch], None],
     ) -> None:
         """With no `every_s` it ends when all that the bucket had at its first turn is landed. If it `grows`, tables
-        that have become large are cut into more groups."""
+        that have become large are cut into more groups. If it `is_consistent`, a batch ends where the bucket was at one
+        moment, and nothing else is merged."""
         self._lake = lake
         self._options = options
         self._runner = runner
@@ -167,6 +179,10 @@ class LandingLoop:
         self._upkeep = upkeep
         self._transform = transform
         self._grows = grows
+        self._is_consistent = is_consistent
+        self._is_at_cut = False
+        """The tables hold what the bucket was at one moment, as far as this run knows."""
+        self._cuts_missed = 0
         self._on_landed = on_landed
         self._iceberg_settings = iceberg
         self._iceberg: tuple[IcebergChanges, IcebergDocuments] | None = None
@@ -249,7 +265,7 @@ class LandingLoop:
                         self._failures, self._failure = 0, None
                     if self._every_s is not None:
                         self._wait(began_s + self._every_s)
-                    elif not has_read:
+                    elif not has_read or self._is_at_cut:
                         self._merge()
                         return
                 except (HeadwaterError, *_OF_LIBRARIES) as error:
@@ -324,7 +340,7 @@ class LandingLoop:
             # A tool may have rearranged a table. Or a store has kept a commit whose answer was lost, and has refused
             # it when it was sent again: then it is ours.
             lake.check_writer(before.last_batch)
-        self._lake, self._failed = lake, None
+        self._lake, self._failed, self._is_at_cut = lake, None, False
         self._numbers = _TableNumbers.of(lake)
         self.lag.on_offsets(lake.held_offsets())
         self._open_iceberg(lake)
@@ -362,23 +378,26 @@ class LandingLoop:
         lake.step("plan")
         looked_s = time.time()
         held = lake.held_offsets()
-        survey = self._watch.survey(held)
+        cut = self._watch.cut(held) if self._is_consistent else None
+        survey = self._watch.survey(held) if cut is None else cut.survey
         highs = {vbucket: status.high_seqno for vbucket, status in survey.items()}
         self.lag.on_survey(survey, at_s=looked_s)
-        if self._every_s is None and self._target is None:
+        if self._every_s is None and self._target is None and cut is None:
             self._target = highs
         ranges = plan_ranges(held, survey, boundaries=lake.boundaries, target=self._target)
         if not ranges:
+            self._is_at_cut = self._is_consistent
             self._merge_if_due()
             return False
         chosen = limit_ranges(ranges, self._rows_max, last_read=self._last_read, row_share=self._watch.row_share.value)
         is_all = len(chosen) == len(ranges) and (self._target is None or self._target == highs)
         began_s = time.monotonic()
         self._doing = "reading"
-        landed = self._land(lake, chosen, as_of_s=looked_s if is_all else self.lag.as_of_s)
+        landed = self._land(lake, chosen, cut, as_of_s=looked_s if is_all else self.lag.as_of_s)
         if landed is None:
             return True
         committed, written = landed
+        self._is_at_cut = self._is_consistent and not committed.read_again
         self._last_batch_s = time.monotonic() - began_s
         # What is pending comes first: `processAllAvailable` asks for it when the lag says that all is landed.
         self._numbers = _TableNumbers.of(lake)
@@ -411,7 +430,7 @@ class LandingLoop:
         lake.commit_changes(TableCommit(state=replace(lake.state, offsets=start)))
 
     def _land(
-        self, lake: Lake, ranges: list[VBucketRange], *, as_of_s: float | None
+        self, lake: Lake, ranges: list[VBucketRange], cut: Cut | None, *, as_of_s: float | None
     ) -> tuple[CommittedBatch, list[Merged]] | None:
         """Also gives documents that the tasks have written already. None where the batch was given up and has to be
         planned again."""
@@ -428,6 +447,7 @@ class LandingLoop:
                 ranges=share,
                 transform=self._transform,
                 first=first,
+                is_cut=cut is not None,
                 writer=replace(batch.writer, held_seqnos={it.vbucket: held.get(it.vbucket, -1) for it in share}),
             )
             for share in shares
@@ -436,12 +456,28 @@ class LandingLoop:
         if not self._watch.still_selects(bucket):
             # A collection was made again under its name while the batch was read, and its filter did not know of it.
             return None
+        if cut is not None and self._misses(cut, landed):
+            return None
         reports = [share.report for share in landed]
         committed = commit_batch(lake, batch, reports, self._jobs, as_of_s=as_of_s, before_s=self.lag.as_of_s)
         self._watch.row_share.on_batch(ranges, rows=committed.rows)
         lake.step("after the commit")
         self._last_read |= dict.fromkeys((it.vbucket for it in ranges), committed.number)
         return committed, [] if committed.rollbacks else [part for share in landed for part in share.documents]
+
+    def _misses(self, cut: Cut, landed: Sequence[LandedShare]) -> bool:
+        """Whether what was read is not what the bucket was at the cut. Raises if that happens again and again."""
+        missed = next((share.missed for share in landed if share.missed is not None), None)
+        if missed is None and not self._watch.holds(cut):
+            missed = "a collection was made, changed or dropped meanwhile"
+        self._cuts_missed = 0 if missed is None else self._cuts_missed + 1
+        if missed is not None and self._cuts_missed > CUTS_MISSED_MAX:
+            raise NoConsistentCut(
+                f"{self._cuts_missed} batches in a row could not be cut at one moment: {missed}",
+                hint="Have the server keep its history for longer than a batch takes (--history-seconds and "
+                "--history-bytes of headwater serve); where the first one takes long, land once without --consistent",
+            )
+        return missed is not None
 
     def _jobs(self, tasks: Sequence[Any]) -> list[Any]:
         if self._stopping.is_set():
@@ -452,7 +488,7 @@ class LandingLoop:
 
     def _merge_if_due(self) -> int:
         lake = self._lake
-        if not lake.has_pending:
+        if not lake.has_pending or (self._is_consistent and not self._is_at_cut):
             return 0
         # What an earlier run has left has waited for long enough.
         waited_s = float("inf") if self._waiting_since_s is None else time.monotonic() - self._waiting_since_s

@@ -76,7 +76,7 @@ class SelectionWatch:
         self._scopes, self._collections = options.scopes, options.collections
         self._known: set[str | int] = {one.name for one in seen}
         """The names that have been there at some time."""
-        self._ids: dict[int, str] = {one.id: one.name for one in seen if one.id is not None and self._is_wanted(one)}
+        self._ids: dict[int, str] = {one.id: one.name for one in seen if one.id is not None and self.is_wanted(one)}
         """Of all collections that were ever wanted, with the paths that they had."""
         self._gone: frozenset[int] = frozenset()
         self._read_to: Mapping[VBucketId, Seqno] | None = None
@@ -86,8 +86,9 @@ class SelectionWatch:
     def is_of_all(self) -> bool:
         return not self._scopes and not self._collections
 
-    def _is_wanted(self, one: SeenCollection) -> bool:
-        return one.name in self._collections or one.name.partition(".")[0] in self._scopes
+    def is_wanted(self, one: SeenCollection) -> bool:
+        """Whether it is asked for, by its name or by that of its scope."""
+        return self.is_of_all or one.name in self._collections or one.name.partition(".")[0] in self._scopes
 
     def on_survey(self, high_seqnos: Mapping[VBucketId, Seqno]) -> None:
         """The vbuckets have been asked how far they are, later than the manifest of the last plan was."""

@@ -1,4 +1,5 @@
-"""What a task reads: a few vbuckets, each to the end of the snapshot that holds its planned end. Nothing is cut off.
+"""What a task reads: a few vbuckets, each to the end of the snapshot that holds its planned end. Nothing is cut off,
+but for landings that ask for it, with all versions (`--consistent`).
 
 Between the plan and the read anything may happen, and none of it fails the task:
 
@@ -19,6 +20,7 @@ import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,12 +31,12 @@ from headwater.client.changes import split_keys
 from headwater.client.environment import ClientEnvironment
 from headwater.client.offsets import Offsets
 from headwater.client.settings import ClientSettings
-from headwater.errors import ReadRolledBack, UnknownCollection, UnknownScope
+from headwater.errors import NoConsistentCut, ReadRolledBack, UnknownCollection, UnknownScope
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.documents_merge import FirstDocuments, Merged
 from headwater.lake.layout import split_texts
 from headwater.lake.transform import Transform
-from headwater.protocol.numbers import VBucketId
+from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.values import Datatype
 from headwater.spark.conditions import TEXT_COLUMNS, Conditions, may_be_escaped
@@ -55,9 +57,13 @@ class ShareReading:
     bucket: PlannedBucket
     ranges: tuple[VBucketRange, ...]
     fails_on_rollback: bool = False
+    is_cut: bool = False
+    """Leave out what lies behind the planned ends, which are of one moment. The options ask for all versions then."""
     reached: dict[VBucketId, StreamOffset] = field(default_factory=dict)
     rows: int = 0
     """How many it has had so far."""
+    missed: str | None = None
+    """Why it could not be cut there, with `is_cut`: it has to be planned again."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """The rows, in the client's schema."""
@@ -75,13 +81,43 @@ class ShareReading:
                     raise
                 # Dropped since the plan was made, so the server refuses the filter. Go on from there without.
                 yield from self._read(self.bucket.filtered_by_task(self.options.read))
+            except NoConsistentCut as error:
+                self.missed = error.reason
+                return
         for vbucket, offset in self.reached.items():
             assert offset.is_complete, f"the read of vbucket {vbucket} has ended inside a snapshot: {offset}"
             self.reached[vbucket] = offset.as_whole()
+        if self.is_cut:
+            self._cut_reached()
         if self.fails_on_rollback:
             for it in self.ranges:
                 if self.reached[it.vbucket].seqno < it.end_seqno:
                     raise _rolled_back(it.vbucket)
+
+    def _cut_reached(self) -> None:
+        """Say where the rows end that were kept. With all versions, any seqno is the end of a snapshot."""
+        for it in self.ranges:
+            offset = self.reached[it.vbucket]
+            if offset.vbuuid != it.branch:
+                self.missed = f"vbucket {it.vbucket} has begun another branch of its history"
+            self.reached[it.vbucket] = whole_offset(offset.vbuuid, min(offset.seqno, self._end_of(it)))
+
+    @staticmethod
+    def _end_of(it: VBucketRange) -> Seqno:
+        """Behind this nothing is kept. A start that lies there was read before."""
+        return max(it.end_seqno, it.start.seqno)
+
+    def _before_cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows up to the planned ends, whose snapshots end there for the tables."""
+        ends = np.zeros(max(it.vbucket for it in self.ranges) + 1, dtype=np.uint64)
+        for it in self.ranges:
+            ends[it.vbucket] = self._end_of(it)
+        ends_of_rows = pa.array(ends[batch.column("vbucket").to_numpy()])
+        is_rollback = pc.equal(batch.column("op").indices, _ROLLBACK)
+        keep = pc.or_(is_rollback, pc.less_equal(batch.column("seqno"), ends_of_rows))
+        snapshot_ends = pc.min_element_wise(batch.column("snapshot_end"), ends_of_rows)
+        at = batch.schema.get_field_index("snapshot_end")
+        return batch.set_column(at, batch.schema.field(at), snapshot_ends).filter(keep)
 
     def _pass_over(self) -> Iterator[pa.RecordBatch]:
         """All that was asked for has been dropped, so there is nothing to read but rollbacks."""
@@ -99,6 +135,7 @@ class ShareReading:
             start=Offsets(bucket.view.cluster_map.uuid, {it.vbucket: self.reached[it.vbucket] for it in wanted}),
             end={it.vbucket: it.end_seqno for it in wanted},
             boundaries={it.vbucket: it.boundaries for it in wanted},
+            needs_history_behind_end=self.is_cut,
         )
         with PlannedClient(self.options.settings, bucket.view) as client:
             batches = client.read(options)
@@ -107,6 +144,8 @@ class ShareReading:
                     if self.fails_on_rollback:
                         _check_no_rollback(batch)
                     kept = rows_meeting(_wanted(batch, bucket), self.options.where)
+                    if self.is_cut:
+                        kept = self._before_cut(kept)
                     if kept.num_rows:
                         self.rows += kept.num_rows
                         yield kept
@@ -188,9 +227,11 @@ class LandShare:
     writer: ChangeWriter
     transform: Transform | None = None
     first: FirstDocuments | None = None
+    is_cut: bool = False
+    """Nothing behind the planned ends is landed."""
 
     def run(self) -> LandedShare:
-        reading = ShareReading(options=self.options, bucket=self.bucket, ranges=self.ranges)
+        reading = ShareReading(options=self.options, bucket=self.bucket, ranges=self.ranges, is_cut=self.is_cut)
         batches = reading if self.transform is None else map(self.transform.function(), reading)
         if self.first is None:
             report, documents = self.writer.write(batches), []
@@ -199,7 +240,7 @@ class LandShare:
             report = self.writer.write(batches, held.take)
             documents = self.first.write(report, held)
         report.reached = dict(reading.reached)
-        return LandedShare(report, documents)
+        return LandedShare(report, documents, reading.missed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +250,8 @@ class LandedShare:
     report: ChangeReport
     documents: list[Merged]
     """Of the first batch: documents that need not be merged any more."""
+    missed: str | None = None
+    """Why the share could not be cut where it was planned to be."""
 
 
 # --- the batches of the client as the columns that Spark sees (`source.spark_schema`) ---------------------------------
