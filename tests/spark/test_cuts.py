@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from support.driven_source import SimulatedLanding, without_spark
-from support.landings import LandedBucket, SourceBucket, SparkNode
-from support.turn_writer import CutChecker, TurnWriter
+from headwater.client.blocking_bucket import Surveyor
+from headwater.client.offsets import Offsets
+from headwater.errors import InvalidInput, NoConsistentCut
+from headwater.spark import bucket_watch
+from headwater.spark.bucket_watch import BucketWatch
+from headwater.spark.landing_loop import CUTS_MISSED_MAX
+from headwater.spark.planning import Survey
+from headwater.spark.task_read import LandedShare
+from support.driven_source import RunHere, SimulatedLanding, without_spark
+from support.landings import DEFAULT, LandedBucket, SourceBucket, SparkNode
+from support.turn_writer import OTHER, CutChecker, TurnWriter
 
 FOUR_TASKS = {"minPartitions": "4"}
 VBUCKETS = 16
@@ -40,6 +51,108 @@ def test_every_version_is_what_the_guide_says(
         landing.land()
         landing.check_equal()
         bucket.close()
+
+
+@pytest.mark.parametrize("answer", ["has_change_streams", "are_ours"])
+def test_where_no_history_is_kept_it_is_refused(
+    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """By the bucket; or by a collection of Couchbase Server, which is not known to keep history unless it says so."""
+    monkeypatch.setattr(Surveyor, answer, lambda surveyor: False)
+    what = f"bucket {bucket.name}" if answer == "has_change_streams" else f"collection {DEFAULT}"
+    with pytest.raises(NoConsistentCut, match=f"keeps no history of {what}.*Leave --consistent out"):
+        SimulatedLanding(bucket, tmp_path / "lake", consistent=True).land()
+    assert not (tmp_path / "lake").exists()
+
+
+def test_a_limited_batch_is_refused(bucket: SourceBucket, tmp_path: Path) -> None:
+    landing = SimulatedLanding(bucket, tmp_path / "lake", options={"maxRowsPerTrigger": "5"}, consistent=True)
+    with pytest.raises(InvalidInput, match="has all vbuckets"):
+        landing.land()
+
+
+def test_where_answers_are_not_of_one_moment_a_quiet_one_is_looked_for(
+    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with several nodes, or Couchbase Server."""
+    without_spark(monkeypatch)
+    monkeypatch.setattr(BucketWatch, "_answers_at_once", lambda watch: False)
+    monkeypatch.setattr(bucket_watch, "QUIET_WAIT_S_MAX", 0.5)
+    survey, is_busy = BucketWatch.survey, True
+
+    def survey_while_written(watch: BucketWatch, offsets: Offsets | None = None) -> Survey:
+        if is_busy:
+            bucket.put([b"a"], b"{}")
+        return survey(watch, offsets)
+
+    monkeypatch.setattr(BucketWatch, "survey", survey_while_written)
+    landing = SimulatedLanding(bucket, tmp_path / "lake", consistent=True)
+    with pytest.raises(NoConsistentCut, match="no moment was found"):
+        landing.land()
+    assert landing.changes() == []
+    is_busy = False
+    landing.land()
+    landing.check_equal()
+
+
+@pytest.mark.parametrize("event", ["failover", "drop", "make"])
+def test_what_comes_between_a_cut_and_its_read(
+    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """The batch is given up and planned again: the tables never hold the vbucket or collection as it was later."""
+    without_spark(monkeypatch)
+    landing = SimulatedLanding(bucket, tmp_path / "lake", options=FOUR_TASKS, consistent=True)
+    keys = [key for vbucket in range(bucket.node.vbuckets) for key in bucket.keys("a", 2, vbucket=vbucket)]
+    bucket.create_collection(OTHER)
+    bucket.put(keys, b"{}")
+    steps: list[str] = []
+
+    def step(name: str) -> None:
+        steps.append(name)
+        if steps.count("run task") == 1 == len(steps) - steps.index("run task"):
+            if event == "failover":
+                bucket.fail_over(0, bucket.high_seqnos()[0] - 1)
+                bucket.put(keys, b'{"is":"later"}')
+            elif event == "drop":
+                bucket.drop_collection(OTHER)
+            else:
+                bucket.create_collection("_default.third")
+
+    landing.step = step
+    landing.land()
+    assert (steps.count("plan tasks"), steps.count("commit changes")) == (2, 1)
+    landing.check_equal()
+
+
+class Missing(RunHere):
+    """Some batches miss their cut, as if the server had lost versions meanwhile."""
+
+    left = 0
+
+    def __call__(self, tasks: Sequence[Any]) -> list[Any]:
+        results = super().__call__(tasks)
+        if self.left and isinstance(results[0], LandedShare):
+            self.left -= 1
+            results[-1] = replace(results[-1], missed="its window has passed")
+        return results
+
+
+@pytest.mark.parametrize("missed", [CUTS_MISSED_MAX, CUTS_MISSED_MAX + 1])
+def test_a_window_that_is_too_short_ends_the_landing(
+    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missed: int
+) -> None:
+    without_spark(monkeypatch)
+    landing, runner = SimulatedLanding(bucket, tmp_path / "lake", consistent=True), Missing()
+    bucket.put([b"a"], b"{}")
+    runner.left = missed
+    query = landing.landing.run(runner, landing.landing.prepare())
+    if missed > CUTS_MISSED_MAX:
+        with pytest.raises(NoConsistentCut, match=r"6 batches in a row .* its window has passed.*land once without"):
+            query.awaitTermination()
+        assert landing.changes() == []
+    else:
+        query.awaitTermination()
+        landing.check_equal()
 
 
 @pytest.mark.soak

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.client.pieces import ChangeRun, RollbackPiece
 from headwater.client.vbucket_stream import BOUNDARIES_MAX, Boundaries, StreamItem, VBucketStream, resume_point
-from headwater.errors import SnapshotViolation, UnexpectedMessage
+from headwater.errors import NoConsistentCut, SnapshotViolation, UnexpectedMessage
 from headwater.protocol.consumer import StreamRun
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.messages.dcp_changes import Mutation, SeqnoAdvanced, SnapshotFlags, SnapshotMarker
@@ -342,3 +342,22 @@ def test_what_was_rolled_back_is_no_boundary() -> None:
     assert boundaries.seqnos == [10]
     boundaries.cut(Seqno(3))
     assert boundaries.seqnos == [0]
+
+
+# --- a reader that leaves out what comes behind its end -----------------------------------------------------------
+
+
+def test_a_snapshot_beyond_the_end_must_have_all_versions() -> None:
+    """In one that has not, the only version that is sent of a document may lie behind the end."""
+    for flags, end in ((SnapshotFlags.DISK, 5), (SnapshotFlags.HISTORY, 9), (SnapshotFlags.DISK, 6)):
+        stream = VBucketStream(VBucketId(4), StreamOffset(), whole_snapshots=False, needs_history_behind_end=True)
+        stream.end_seqno = Seqno(5)
+        ask(stream)
+        stream.on_accepted(OLD)
+        begins = SnapshotMarker(start_seqno=Seqno(0), end_seqno=Seqno(end), flags=flags)
+        if end == 6:
+            with pytest.raises(NoConsistentCut, match="vbucket 4 around seqno 5"):
+                stream.on_message(begins)
+        else:
+            stream.on_message(begins)
+            assert seqnos(stream.on_run(run(1, 5), 1)) == [5]
