@@ -181,6 +181,8 @@ class CollectionTables:
     name: str
     location: Location
     facts: LakeFacts
+    as_of_batch: int | None = None
+    """Where they are opened as they were at an earlier batch: that batch."""
     documents: MergedTable | None = None
     history: MergedTable | None = None
     rejects: MergedTable | None = None
@@ -262,6 +264,8 @@ class CollectionTables:
 
     def _opened(self, kind: TableKind) -> MergedTable | None:
         log = DeltaLog.open(self.location.join(kind, self.name))
+        if log is not None and self.as_of_batch is not None:
+            log = log.as_of(self.as_of_batch)
         return None if log is None else MergedTable(log, self.facts)
 
     def merged_at(self, group: int) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -194,12 +195,14 @@ def _state_after(
 
 # --- pending changes into the tables of documents ---------------------------------------------------------------------
 #
-# Everything that is pending is merged, and every table is committed once: what a reader sees of a table is one cut of
-# the bucket, and the commit says of which batch, time and offsets. Rejects come first, then history, then documents:
-# once the documents say that they are merged, what lies before is not looked at again. A crash between two of them
-# leaves tables that are merged again, with the same outcome.
+# Everything that is pending is merged, and every table is committed once: what a reader sees of a table is all of its
+# vbuckets at one batch, and the commit says which, with its time and offsets. Rejects come first, then history, then
+# the documents of all collections side by side: once the documents say that they are merged, what lies before is not
+# looked at again. A crash between two of them leaves tables that are merged again, with the same outcome.
 
 
+_COMMITS_AT_ONCE = 8
+"""So many tables of documents are committed side by side: joins of them see two batches for a short time only."""
 _IDLE_BATCHES_MAX = 512
 """A table that nothing is pending for says so in its log after so many batches: they are not looked at again then."""
 
@@ -287,7 +290,7 @@ def _check_history(lake: Lake, table: CollectionTables) -> None:
 def commit_merges(
     lake: Lake, tasks: Sequence[MergeTask], results: Sequence[Sequence[Merged]], run: Runner = run_here
 ) -> None:
-    """Make merges a part of the tables, one table after another. Nothing may be landed since they were planned.
+    """Make merges a part of the tables. Nothing may be landed since they were planned.
 
     A table in whose documents fields have come up gets columns for them before any of these documents. Groups whose
     task has chosen other columns than all tasks together, such as a narrower type, are merged again.
@@ -304,11 +307,24 @@ def commit_merges(
         assert has_grown, "merges with other columns than their table's have found fields that the table has none for"
         lake.step("run merges again")
         results = run(tasks)
-    for name in {name for name, _, _ in merged}:
-        by_kind = {
-            kind: [part for part in merged.values() if (part.name, part.kind) == (name, kind)] for kind in TableKind
-        }
-        _commit_merged(lake, lake.tables[name], by_kind)
+    by_table: dict[str, dict[TableKind, list[Merged]]] = {}
+    for part in merged.values():
+        by_table.setdefault(part.name, {kind: [] for kind in TableKind})[part.kind].append(part)
+    for name, parts in by_table.items():
+        _commit_beside(lake, lake.tables[name], parts)
+    commits: dict[str, Future[None]] = {}
+    try:
+        with ThreadPoolExecutor(_COMMITS_AT_ONCE, thread_name_prefix="headwater-commit") as pool:
+            for name, parts in by_table.items():
+                lake.step(f"commit documents {name}")
+                documents = lake.tables[name].documents
+                assert documents is not None, "it was made before the merge was planned"
+                commits[name] = pool.submit(_commit_parts, lake, documents, parts[TableKind.DOCUMENTS])
+    finally:
+        for name in [name for name, commit in commits.items() if commit.exception() is None]:
+            lake.pending.forget(name)
+    for commit in commits.values():
+        commit.result()
 
 
 def _unfinished(lake: Lake, task: MergeTask, merged: Mapping[tuple[str, TableKind, int], Merged]) -> MergeTask:
@@ -348,18 +364,15 @@ def _add_columns_to(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> 
     return True
 
 
-def _commit_merged(lake: Lake, table: CollectionTables, parts: Mapping[TableKind, Sequence[Merged]]) -> None:
-    rejects = [part for part in parts.get(TableKind.REJECTS, ()) if part.add or part.remove]
+def _commit_beside(lake: Lake, table: CollectionTables, parts: Mapping[TableKind, Sequence[Merged]]) -> None:
+    """What lies beside the documents comes before them."""
+    rejects = [part for part in parts[TableKind.REJECTS] if part.add or part.remove]
     if rejects:
         lake.step(f"commit rejects {table.name}")
         _commit_parts(lake, table.rejects or table.create_rejects(), rejects)
-    if history := parts.get(TableKind.HISTORY, ()):
+    if history := parts[TableKind.HISTORY]:
         lake.step(f"commit history {table.name}")
         _commit_parts(lake, table.history or table.create_history(), history)
-    lake.step(f"commit documents {table.name}")
-    assert table.documents is not None, "it was made before the merge was planned"
-    _commit_parts(lake, table.documents, parts[TableKind.DOCUMENTS])
-    lake.pending.forget(table.name)
 
 
 def _commit_parts(lake: Lake, table: MergedTable, parts: Sequence[Merged]) -> None:

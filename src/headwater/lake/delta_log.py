@@ -96,8 +96,10 @@ def _commit_info(lines: Iterable[bytes]) -> Mapping[str, Any]:
 class DeltaLog:
     """An open table. It shows the table as it was at the last `refresh` or commit."""
 
-    def __init__(self, table: DeltaTable, location: Location) -> None:
+    def __init__(self, table: DeltaTable, location: Location, *, is_pinned: bool = False) -> None:
         self.location = location
+        self._is_pinned = is_pinned
+        """It shows one version for ever, and is not written to."""
         self._table = table
         self._identity = location.join("_delta_log").identity()
         self._files: tuple[int, dict[str, DataFile]] | None = None
@@ -105,11 +107,12 @@ class DeltaLog:
         """The newest version whose entry has the whole state, as far as it is known."""
 
     @classmethod
-    def open(cls, location: Location) -> Self | None:
-        """The table at a location, or None where there is none."""
+    def open(cls, location: Location, *, version: int | None = None) -> Self | None:
+        """The table at a location, as it is or as a version was; or None where there is none."""
         try:
             with location.answering():
-                return cls(DeltaTable(location.uri, storage_options=location.delta_options), location)
+                table = DeltaTable(location.uri, version=version, storage_options=location.delta_options)
+                return cls(table, location, is_pinned=version is not None)
         except TableNotFoundError:
             return None
         except DeltaError as error:
@@ -170,6 +173,8 @@ class DeltaLog:
         return pa.schema(self._table.schema())
 
     def refresh(self) -> None:
+        if self._is_pinned:
+            return
         self.check_there()
         try:
             with self.location.answering():
@@ -185,6 +190,18 @@ class DeltaLog:
         new one there."""
         if self.location.join("_delta_log").identity() != self._identity:
             raise self.location.gone()
+
+    def as_of(self, batch: int) -> Self | None:
+        """The table as it was when it held no batch after this one; None where the log does not go back so far."""
+        held = (entry.version for entry in self.entries() if entry.state is not None and entry.state.batch <= batch)
+        version = next(held, None)
+        return None if version is None else self.open(self.location, version=version)
+
+    def missing_files(self) -> list[str]:
+        """Live files that are not there: of an earlier version, upkeep may have deleted some."""
+        folders = {file.path.rpartition("/")[0] for file in self.files()}
+        there = {f"{folder}/{one.name}".lstrip("/") for folder in folders for one in self.location.entries(folder)}
+        return [file.path for file in self.files() if file.path not in there]
 
     def is_current(self) -> bool:
         """Look again, and return whether the log goes on from the version that was open: it does not where the table

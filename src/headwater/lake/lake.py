@@ -102,8 +102,10 @@ class Lake:
         settings: LakeSettings,
         step: Callable[[str], None],
         writer: str | None,
+        as_of_batch: int | None = None,
     ) -> None:
         self.location = location
+        self._as_of_batch = as_of_batch
         self.facts = facts
         self.settings = settings
         self.changes = changes
@@ -124,15 +126,19 @@ class Lake:
         settings: LakeSettings | None = None,
         step: Callable[[str], None] = lambda name: None,
         writer: str | None = None,
+        as_of_batch: int | None = None,
     ) -> Lake | None:
         """The lake in a directory, or None where there is none.
 
-        `step` is called before each step that a crash could come between, with its name.
+        `step` is called before each step that a crash could come between, with its name. With `as_of_batch`, all tables
+        are shown as they were when that batch was the last one, for reading.
         """
         location = Location.of(location)
         changes = DeltaLog.open(location.join(TableKind.CHANGES))
         if changes is None:
             return None
+        if as_of_batch is not None:
+            changes = _changes_as_of(changes, as_of_batch)
         facts = LakeFacts.from_properties(changes.properties, where=changes.location.uri)
         facts = replace(facts, groups=changes.transaction(GROUPS_TRANSACTION) or facts.groups)
         if bucket_uuid is not None and facts.bucket_uuid != bucket_uuid:
@@ -142,7 +148,7 @@ class Lake:
                 hint="Give another directory, or name the bucket that was landed here; if that was deleted and made "
                 "again, it is another one",
             )
-        return cls(location, facts, changes, settings or LakeSettings(), step, writer)
+        return cls(location, facts, changes, settings or LakeSettings(), step, writer, as_of_batch)
 
     @classmethod
     def create(
@@ -279,7 +285,8 @@ class Lake:
 
     def _know_collections(self) -> None:
         for id_, name in self.state.collections.items():
-            self.tables.setdefault(name, CollectionTables(name, self.location, self.facts)).ids.add(id_)
+            table = CollectionTables(name, self.location, self.facts, self._as_of_batch)
+            self.tables.setdefault(name, table).ids.add(id_)
 
     def _check_cluster_by(self, table: CollectionTables) -> None:
         asked = self.settings.cluster_by_of(table.name)
@@ -410,6 +417,21 @@ class Lake:
         self._note_boundaries(commit.state)
         self.state, self._seen_version = commit.state, self.changes.version
         self._know_collections()
+
+
+def _changes_as_of(changes: DeltaLog, batch: int) -> DeltaLog:
+    """`changes` as it was when this batch was the last one. What rollbacks have made void since then is not void."""
+    found = None
+    with contextlib.suppress(LakeDamaged):  # The entry is there, and not all of those before it.
+        found = changes.as_of(batch)
+    if found is None or found.transaction(BATCH_TRANSACTION) != batch or found.missing_files():
+        known = [state.batch for state in changes.states() if state.batch != NOT_MERGED]
+        logged = f"The log has batches {known[-1]} to {known[0]}" if known else "The log has no batch"
+        raise InvalidInput(
+            f"the tables can't be read as of batch {batch}",
+            hint=f"{logged}; --keep-log and --keep-files say for how long one can be read",
+        )
+    return found
 
 
 def landed_selection(lake: Lake) -> Selection | None:

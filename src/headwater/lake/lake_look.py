@@ -198,7 +198,8 @@ class LakeWatch:
         self._timeline.look(lake)
         tables = [_changes_look(lake)]
         for name in sorted(lake.tables):
-            tables += _collection_looks(lake.tables[name], None if pending is None else pending.get(name, 0))
+            waiting = None if pending is None else pending.get(name, 0)
+            tables += _collection_looks(lake.tables[name], waiting, lake.last_batch)
         return LakeLook(
             time_s=0.0,
             uri=lake.location.uri,
@@ -318,7 +319,7 @@ def _changes_look(lake: Lake) -> TableLook:
     return _table_look(TableKind.CHANGES, "", lake.changes, batch=lake.last_batch)
 
 
-def _collection_looks(tables: CollectionTables, pending: int | None) -> list[TableLook]:
+def _collection_looks(tables: CollectionTables, pending: int | None, last_batch: int) -> list[TableLook]:
     looks = []
     for kind in (TableKind.DOCUMENTS, TableKind.HISTORY, TableKind.REJECTS):
         table = _table_of(tables, kind)
@@ -327,12 +328,14 @@ def _collection_looks(tables: CollectionTables, pending: int | None) -> list[Tab
         is_documents = kind is TableKind.DOCUMENTS
         columns = tables.columns
         typed = "no typed columns" if columns is None else "inferred" if columns.is_inferred else "fixed"
+        batch = table.state.batch if kind is TableKind.REJECTS else min(table.merged.values(), default=-1)
         looks.append(
             _table_look(
                 kind,
                 tables.name,
                 table.log,
-                batch=min(table.merged.values(), default=-1) if kind is not TableKind.REJECTS else table.state.batch,
+                # Batches that have nothing for a table make no commit of it.
+                batch=last_batch if is_documents and pending == 0 else batch,
                 typed=typed if is_documents else None,
                 pending=pending if is_documents else None,
             )

@@ -250,12 +250,20 @@ def look(into: str, *, storage_options: Mapping[str, str] | None = None) -> Lake
 
 
 def documents(
-    spark: SparkSession, into: str, collection: str, *, storage_options: Mapping[str, str] | None = None
+    spark: SparkSession,
+    into: str,
+    collection: str,
+    *,
+    batch: int | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The documents of a collection (`scope.collection`) as of the last batch, merged or not, read by executors."""
+    """The documents of a collection (`scope.collection`) as of the last batch, merged or not, read by executors.
+
+    With `batch`, as of that batch: frames of several collections as of one batch belong together.
+    """
     from headwater.spark import frames
 
-    return frames.documents(spark, into, collection, storage_options=storage_options)
+    return frames.documents(spark, into, collection, batch=batch, storage_options=storage_options)
 
 
 def apply_changes(

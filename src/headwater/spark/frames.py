@@ -104,19 +104,30 @@ def _is_for_source(where: str, *, is_of_documents: bool) -> bool:
 
 
 def documents(
-    spark: SparkSession, into: str, collection: str, *, storage_options: Mapping[str, str] | None = None
+    spark: SparkSession,
+    into: str,
+    collection: str,
+    *,
+    batch: int | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The documents of a collection as of the last batch, whether they are merged yet or not, read by the executors.
+    """The documents of a collection as of a batch, whether they are merged yet or not, read by the executors.
 
-    `collection` is `scope.collection`. The columns are those of its table but for the one that it is partitioned by.
-    What is landed later is not in the frame.
+    `collection` is `scope.collection`, and the batch the last one unless another is given. The columns are those of its
+    table but for the one that it is partitioned by. What is landed later is not in the frame.
     """
-    lake = Lake.open(Location.of(into, storage_options))
+    lake = Lake.open(Location.of(into, storage_options), as_of_batch=batch)
     if lake is None:
         raise InvalidInput(f"{into} holds no tables of a bucket", hint="Give the directory that was landed into")
     if collection not in lake.tables:
         known = ", ".join(sorted(lake.tables)) or "none"
         raise InvalidInput(f"there is no table of {collection!r} in {into}", hint=f"The tables there are: {known}")
+    table = lake.tables[collection].documents
+    if batch is not None and (table is None or table.log.missing_files()):
+        raise InvalidInput(
+            f"the table of {collection!r} as of batch {batch} is no longer there",
+            hint="Give a later batch; --keep-log and --keep-files say for how long one can be read",
+        )
     columns = lake.tables[collection].columns
     schema = documents_schema(xattrs=lake.facts.xattrs, typed=None if columns is None else columns.schema)
     tasks = tuple(pickle.dumps(task) for task in lake.read_tasks(collection))
