@@ -9,7 +9,7 @@ import pytest
 from headwater.errors import UnknownCollection
 from headwater.lake.verify import compare
 from support.driven_source import SimulatedLanding, without_spark
-from support.lake_model import table_rows
+from support.lake_model import guide_feed, table_rows
 from support.landings import SourceBucket
 
 ORDERS, ITEMS, OTHER = "shop.orders", "shop.items", "shop.other"
@@ -190,3 +190,18 @@ def test_a_name_that_was_never_there_is_refused(shop: SourceBucket, tmp_path: Pa
     with pytest.raises(UnknownCollection, match="ordres"):
         landing.land()
     assert not (tmp_path / "lake").exists()
+
+
+def test_the_feed_of_the_guide_has_what_a_drop_took(shop: SourceBucket, tmp_path: Path) -> None:
+    """Also where the drop is read when no node knows the name any more."""
+    landing = SimulatedLanding(shop, tmp_path / "lake")
+    landing.land()
+    gone = {row["key"] for row in table_rows(landing.folder / "documents" / ORDERS)}
+    put(shop, ORDERS, "b")
+    shop.drop_collection(ORDERS)
+    put(shop, ITEMS, "b")
+    landing.land()
+    feed = guide_feed(landing.folder, ORDERS, after_batch=0)
+    assert gone <= feed.keys()
+    assert {*feed.values()} == {"delete"}
+    assert {*guide_feed(landing.folder, ITEMS, after_batch=0).values()} == {"upsert"}

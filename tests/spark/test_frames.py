@@ -38,6 +38,8 @@ def test_documents_are_those_of_the_last_batch(spark: SparkSession, bucket: Sour
         found = {row.key: row.document for row in frame.collect()}
         assert found == {"kept": '{"n":1}', "changed": '{"n":2}', "new": '{"n":2}'}
         assert frame.select("seqno", "changed_at").where("key = 'new'").count() == 1
+        before = headwater.spark.documents(spark, str(landed.folder), DEFAULT, batch=landed.batches[0].batch_id)
+        assert {row.key: row.document for row in before.collect()} == merged
     finally:
         query.stop()
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
@@ -432,6 +433,20 @@ HOTEL = 8
 def with_columns(settings: LakeSettings, columns: Mapping[str, str]) -> LakeSettings:
     """The same with typed columns, by table or for `*`, as SQL writes them."""
     return replace(settings, columns={name: TypedColumns.from_ddl(ddl) for name, ddl in columns.items()})
+
+
+def guide_feed(directory: Path, collection: str, *, after_batch: int) -> dict[str, str]:
+    """What the query of the guide says: of every document that later batches have changed, how. Each is there once."""
+    guide = (Path(__file__).parents[2] / "docs/guides/landing.md").read_text()
+    (block,) = (block for block in guide.split("```") if "AS change_type" in block)
+    scope, _, name = collection.partition(".")
+    query = block[block.index("WITH") :].replace("> 41", f"> {after_batch}")
+    query = query.replace("'shop'", f"'{scope}'").replace("'orders'", f"'{name}'")
+    changes = DeltaTable(directory / "changes").to_pyarrow_dataset()
+    rows = duckdb.sql(query).fetchall()
+    del changes
+    assert len({row[0] for row in rows}) == len(rows)
+    return {row[0]: row[1] for row in rows}
 
 
 class SmallLake:

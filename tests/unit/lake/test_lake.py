@@ -12,11 +12,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.errors import ColumnsChanged, LakeDamaged, LakeInUse, LakeOfOtherBucket, LakeOutOfStep, LakeTaken
+from headwater.errors import (
+    ColumnsChanged,
+    InvalidInput,
+    LakeDamaged,
+    LakeInUse,
+    LakeOfOtherBucket,
+    LakeOutOfStep,
+    LakeTaken,
+)
+from headwater.lake import layout
 from headwater.lake.change_files import ChangeReport
 from headwater.lake.commits import begin_batch, commit_batch, commit_merges, first_documents, merge, plan_merges
 from headwater.lake.documents_merge import MergeRules, MergeTask, merged_rows
 from headwater.lake.lake import Lake, LakeSettings, run_here
+from headwater.lake.upkeep import grow_groups, join_files
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.spark.executors import result_batch, results_of
 from headwater.spark.planning import whole_offset
@@ -471,3 +481,46 @@ def test_a_query_that_failed_half_way_is_completed_by_the_next_in_the_same_proce
     merge(small.lake)
     assert keys(small.rows(f"documents/{DEFAULT}")) == ["a"]
     assert keys(small.rows("documents/inventory.hotel")) == ["b"]
+
+
+# --- as of a batch ------------------------------------------------------------------------------------------------
+
+
+def test_all_collections_are_read_as_of_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merged or not, and whatever rollbacks, joins and more groups have made of the tables since."""
+    monkeypatch.setattr(layout, "GROUP_DOCUMENTS", 1)
+    small = SmallLake(tmp_path)
+    expected = []
+    for number in range(6):
+        small.write(number % 4, "a", f"b-{number}", value=b'{"n": %d}' % number)
+        if number % 2:
+            small.write(0, f"c-{number}", collection=HOTEL)
+        if number == 4:
+            small.bucket.fail_over(1, 2)
+        small.land(merges=number != 2)
+        expected.append(small.bucket.sent_documents())
+        if number == 4:
+            grow_groups(small.lake)
+            assert small.lake.facts.groups == 4
+            join_files(small.lake)
+    small.bucket.fail_over(0, 1)
+    small.land()
+    for number, documents in enumerate(expected):
+        lake = Lake.open(str(tmp_path), as_of_batch=number)
+        assert lake is not None
+        for name, id_ in ((DEFAULT, 0), ("inventory.hotel", HOTEL)):
+            rows = [row for rows in lake.documents_now(name) for row in rows.to_pylist()] if name in lake.tables else []
+            check_documents(rows, {place: change for place, change in documents.items() if place[1] == id_})
+    assert len(expected[-1]) != len(small.bucket.sent_documents())
+
+
+def test_a_batch_that_can_not_be_read(small: SmallLake) -> None:
+    for key in ("a", "b", "c"):
+        small.write(0, key)
+        small.land()
+    with pytest.raises(InvalidInput, match=r"as of batch 3\. The log has batches 0 to 2"):
+        Lake.open(str(small.directory), as_of_batch=3)
+    (file,) = [it for it in small.lake.changes.files() if it.may_hold("batch", high=0)]
+    (small.directory / "changes" / file.path).unlink()
+    with pytest.raises(InvalidInput, match="as of batch 1"):
+        Lake.open(str(small.directory), as_of_batch=1)
