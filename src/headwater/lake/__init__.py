@@ -14,9 +14,10 @@ a group is merged by itself: it is the unit of work and of progress.
 *Merged*: every table of documents knows the batch up to which it has been merged. What is in `changes` behind it is
 *pending*.
 
-A table of documents is then always this: what its rows say, which is one cut of the bucket at *merged*, and the pending
-changes on top. A reader that needs the present takes both (`Lake.documents_now`); one that takes the table alone gets
-what was true at the offsets that its log names.
+A table of documents is then always this: what its rows say, which is every vbucket at the offset that it had at
+*merged*, and the pending changes on top. A reader that needs the present takes both (`Lake.documents_now`); one that
+takes the table alone gets what was true at the offsets that its log names. These are of one moment only if the batches
+were cut at one (`--consistent`); else the offsets of some vbuckets are later than those of others.
 
 Exactly once
 ------------

@@ -123,8 +123,8 @@ class MergedTable:
         remove: Sequence[DataFile] = (),
         held: TableState | None = None,
     ) -> None:
-        """Commit what a merge came to. `held` is what `changes` holds: all groups of the table hold that now, too, so
-        that it is one cut of the bucket. Without it the same rows only lie in other files."""
+        """Commit what a merge came to. `held` is what `changes` holds: all groups of the table hold that now, too.
+        Without it the same rows only lie in other files."""
         merged = {} if held is None else dict.fromkeys(range(self.groups), held.batch)
         state = self.state if held is None else TableState(offsets=held.offsets, batch=held.batch, as_of_s=held.as_of_s)
         transactions = {_merged_transaction(group): batch for group, batch in merged.items()}

@@ -505,8 +505,8 @@ def _counts(rows: pa.Table, facts: LakeFacts) -> Iterator[tuple[int, int, str, i
 # --- the tasks of a merge ---------------------------------------------------------------------------------------------
 #
 # One for each group of vbuckets that has something pending, for all tables together. When to merge is decided by the
-# pipeline (`headwater.spark.freshness`). A merge takes everything that is pending, so a table is one cut of the bucket
-# after it.
+# pipeline (`headwater.spark.freshness`). A merge takes everything that is pending, so after it all vbuckets of a table
+# are at the same batch.
 
 
 @names_keywords
