@@ -13,7 +13,7 @@ class LogEvent(StrEnum):
     """What a message is about. The words of a message may change, this does not."""
 
     BATCH_FAILED = "batch_failed"
-    """A process of Spark has died under a batch, which is tried again."""
+    """A process of Spark has died under a batch, or it could not be cut at one moment: it is tried again."""
     BATCH_LANDED = "batch_landed"
     """A batch of changes is in the tables."""
     CLUSTER_CONFIG = "cluster_config"

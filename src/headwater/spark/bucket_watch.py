@@ -76,12 +76,13 @@ class BucketWatch:
 
         A failover in the middle of a survey looks like a server that has lost its newest changes.
         """
-        survey = self._patiently(lambda: self._connected().survey(self.options.where.vbuckets(self.vbuckets)))
-        odd = [
-            vbucket for vbucket, status in survey.items() if offsets is not None and _is_ahead(offsets, vbucket, status)
-        ]
-        if odd:
-            survey = {**survey, **self._patiently(lambda: self._connected().survey(odd))}
+
+        def ask() -> Survey:
+            return self._connected().survey(self.options.where.vbuckets(self.vbuckets))
+
+        survey = self._patiently(ask)
+        if offsets is not None and any(_is_ahead(offsets, vbucket, status) for vbucket, status in survey.items()):
+            survey = self._patiently(ask)
         self._selection.on_survey({vbucket: status.high_seqno for vbucket, status in survey.items()})
         return survey
 

@@ -470,14 +470,19 @@ class LandingLoop:
         missed = next((share.missed for share in landed if share.missed is not None), None)
         if missed is None and not self._watch.holds(cut):
             missed = "a collection was made, changed or dropped meanwhile"
-        self._cuts_missed = 0 if missed is None else self._cuts_missed + 1
-        if missed is not None and self._cuts_missed > CUTS_MISSED_MAX:
+        if missed is None:
+            self._cuts_missed = 0
+            return False
+        self._cuts_missed += 1
+        if self._cuts_missed > CUTS_MISSED_MAX:
             raise NoConsistentCut(
                 f"{self._cuts_missed} batches in a row could not be cut at one moment: {missed}",
                 hint="Have the server keep its history for longer than a batch takes (--history-seconds and "
                 "--history-bytes of headwater serve); where the first one takes long, land once without --consistent",
             )
-        return missed is not None
+        about = fields(event=LogEvent.BATCH_FAILED, reason=missed)
+        logger.warning("batch given up, it can't be cut at one moment: %s", missed, extra=about)
+        return True
 
     def _jobs(self, tasks: Sequence[Any]) -> list[Any]:
         if self._stopping.is_set():
