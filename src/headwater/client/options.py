@@ -406,6 +406,13 @@ TO_READ = (
         commands=("tail",),
     ),
     Option(
+        name="needs_history_behind_end",
+        kind=Kind.FLAG,
+        help="Fail with `NoConsistentCut` if a snapshot goes beyond `end` and has not all versions. For callers that"
+        " leave out what comes behind `end`: such a snapshot may have a document behind it only.",
+        default=False,
+    ),
+    Option(
         name="snapshots",
         kind=Kind.TEXT,
         help="When a change is handed out: `complete`, when all of its snapshot has been received, or `as-they-come`,"

@@ -60,6 +60,7 @@ class ReadKeywords(TypedDict, total=False):
     no_value: bool
     xattrs: bool
     history: bool
+    needs_history_behind_end: bool
     snapshots: Snapshots | Literal["complete", "as-they-come"]
     compression: bool
     buffer_bytes: int
@@ -90,6 +91,7 @@ class ReadOptions:
     no_value: bool = default_of("no_value")
     xattrs: bool = default_of("xattrs")
     history: bool = default_of("history")
+    needs_history_behind_end: bool = default_of("needs_history_behind_end")
     snapshots: Snapshots = Snapshots.COMPLETE
     compression: bool = default_of("compression")
     buffer_bytes: int = default_of("buffer_bytes")
@@ -105,9 +107,6 @@ class ReadOptions:
     reconnect_delay_s_min: float = default_of("reconnect_delay_s_min")
     reconnect_delay_s_max: float = default_of("reconnect_delay_s_max")
     give_up_after_s: float | None = default_of("give_up_after_s")
-    needs_history_behind_end: bool = False
-    """For callers that leave out what comes behind `end`, which is no option of the API: raise `NoConsistentCut` where
-    a snapshot goes beyond it and does not have every version. There it may leave out a version from before the end."""
 
     def __post_init__(self) -> None:
         for option in TO_READ:
