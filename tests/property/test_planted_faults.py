@@ -158,7 +158,7 @@ class Planter:
     def write(self, table: str, path: str, rows: list[Row]) -> None:
         """Write a file again. The log says of it how many rows and bytes it has, and nothing else."""
         file = self.folder / table / path
-        schema = pq.ParquetFile(file).schema_arrow
+        schema = pq.ParquetFile(file).schema_arrow.remove_metadata()  # another engine does not know our checksums
         pq.write_table(pa.Table.from_pylist([{it: row.get(it) for it in schema.names} for row in rows], schema), file)
 
         def restate(add: dict[str, Any]) -> None:
@@ -218,7 +218,6 @@ class Fault:
     column: str | None = None
     """That the finding has to name."""
     kinds: tuple[str, ...] = ()
-    is_repaired: bool = True
 
 
 def other(value: Any) -> Any:
@@ -404,7 +403,7 @@ FAULTS = [
         statistics(table, "another highest key", set_bound("maxValues", "key", "aaa")),
         statistics(table, "another least time", set_bound("minValues", "changed_at", "2030-01-01T00:00:00.000Z")),
         statistics(table, "another highest vbucket", set_bound("maxValues", "vbucket", -1)),
-        statistics(table, "more nulls", lambda stats, _: stats["nullCount"].update(key=3)),
+        statistics(table, "more nulls", lambda stats, _: stats["nullCount"].update(key=777)),
         Fault(f"{table}: other bytes", table, lambda it, table=table: set_size(it, table), kinds=("statistics",)),  # type: ignore[misc]
     )),
     *(statistics(HISTORY, f"another highest {column}", set_bound("maxValues", column, "2000-01-01T00:00:00.000Z"))
@@ -448,17 +447,16 @@ def check_found_and_repaired(fault: Fault, seed: int) -> None:
         copy = Path(folder) / "lake"
         shutil.copytree(directory, copy)
         fault.plant(Planter(copy, bucket, random.Random(seed)))
-        found = compare_model(copy, bucket)
+        after = repaired(copy, bucket)
+        found = after.found
         assert not found.is_equal, "it was not found"
         named = [one for one in found.findings if one.table == fault.table]
         if fault.column is not None:
             assert fault.column in {one.column for one in named}, sentences(found)
         if fault.kinds:
             assert {*fault.kinds} & {str(one.kind) for one in named}, sentences(found)
-        after = repaired(copy, bucket)
-        if fault.is_repaired:
-            assert after.left.is_equal, (sentences(found), after.done, sentences(after.left))
-            assert after.done
+        assert after.left.is_equal, (sentences(found), after.done, sentences(after.left))
+        assert after.done
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

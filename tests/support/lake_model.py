@@ -576,9 +576,9 @@ def compare_model(directory: Path, bucket: ModelBucket) -> Verification:
 
 
 def judged_groups(lake: Lake, bucket: ModelBucket) -> dict[int, GroupReport]:
-    reports = {}
+    reports, checks = {}, LakeChecks(lake)
     for group in range(lake.facts.groups):
-        check = LakeChecks(lake).of_group(group, lambda vbucket, place: False, failover_logs=bucket.failover_logs())
+        check = checks.of_group(group, lambda vbucket, place: False, failover_logs=bucket.failover_logs())
         reading = check.reading()
         for vbucket in check.vbuckets:
             rows = [bucket.row(vbucket, change, 0) for change in bucket.vbuckets[vbucket].changes]
