@@ -138,9 +138,9 @@ class Verification:
     def _behind(self) -> list[str]:
         found = []
         if self.limits.pending_max is not None and self.pending > self.limits.pending_max:
-            found.append(f"{counted(self.pending, 'newer change')} of at most {self.limits.pending_max:,} are pending")
+            found.append(_are(self.pending, "newer change", f"pending, and at most {self.limits.pending_max:,} may be"))
         if self.limits.age_s_max is not None and self.pending and (self.waiting_s or 0.0) > self.limits.age_s_max:
-            found.append(f"the oldest has waited for {self.waiting_s:,.0f} s of at most {self.limits.age_s_max:g} s")
+            found.append(f"the oldest has waited for {self.waiting_s:,.0f} s, and may for {self.limits.age_s_max:g} s")
         return found
 
     @property
