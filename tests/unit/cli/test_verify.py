@@ -22,7 +22,8 @@ EQUAL = Verification(collections=(ITEMS, ORDERS))
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verdict is noted in the lake."""
+    """The verdict is noted in the lake, which is there."""
+    (tmp_path / "lake").mkdir()
     monkeypatch.chdir(tmp_path)
 
 
