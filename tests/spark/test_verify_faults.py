@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from headwater.errors import LakeTaken
 from headwater.lake.documents_merge import MergeRules
+from headwater.lake.location import Location
+from headwater.lake.notes import keep_landing, read_landing
+from headwater.lake.repair import read_from_bucket, repair
 from headwater.lake.verify import Verification, compare
 from headwater.lake.verify_scan import FindingKind
 from support.driven_source import SimulatedLanding, without_spark
@@ -328,6 +333,78 @@ def test_a_log_that_has_lost_its_last_batch_is_named(landed: Landed) -> None:
     (one,) = (one for one in found.findings if one.kind is FindingKind.DAMAGED_LOG)
     assert one.sentence.startswith("changes: _delta_log ends with batch 0, and documents/")
     assert "1 log is damaged" in found.sentence
+
+
+# --- lakes that nothing was landed into -------------------------------------------------------------------------------
+
+
+def test_a_lake_whose_landings_have_all_failed_is_not_equal(bucket: SourceBucket, tmp_path: Path) -> None:
+    bucket.put([b"a", b"b"], b"{}")
+
+    def fail(step: str) -> None:
+        if step in ("commit changes", "run merges"):
+            raise RuntimeError(step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        without_spark(patch)
+        landing = SimulatedLanding(bucket, tmp_path, step=fail)
+        for _ in range(3):
+            with pytest.raises(RuntimeError):
+                landing.land()
+        found = compare(bucket.settings, str(tmp_path))
+        assert {one.kind for one in found.findings} == {FindingKind.NEVER_LANDED}
+        assert found.sentence == (
+            "Not equal: no landing has succeeded yet: see why it fails, and land again; 2 newer changes are pending."
+        )
+        landing.step = lambda step: None
+        landing.land()
+        assert compare(bucket.settings, str(tmp_path)).is_equal
+
+
+def test_a_table_that_was_never_merged_is_not_equal(bucket: SourceBucket, tmp_path: Path) -> None:
+    bucket.put([b"a", b"b"], b"{}")
+
+    def fail(step: str) -> None:
+        if step == "run merges":
+            raise RuntimeError(step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        without_spark(patch)
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                SimulatedLanding(bucket, tmp_path, step=fail).land()
+            bucket.put([b"c"], b"{}")
+    # A first merge may still be under way while the last batch is young.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headwater.lake.verify.MAKING_S_MAX", 0.0)
+        found = compare(bucket.settings, str(tmp_path))
+    assert [(one.kind, one.table) for one in found.findings] == [(FindingKind.NEVER_LANDED, f"documents/{DEFAULT}")]
+
+
+# --- repairing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_repair_reads_from_the_bucket_what_changes_has_lost(landed: Landed) -> None:
+    landed.update(CHANGES, where(KEYS[2]), value="NULL", scope="'other'")
+    landed.delete(DOCUMENTS, where(KEYS[3]))
+    location = Location.of(str(landed.folder))
+    done = repair(location, landed.verify, read_from_bucket(landed.bucket.settings))
+    assert done.left.is_equal, [one.sentence for one in done.left.findings]
+    assert [sentence.partition(":")[0] for sentence in done.done] == [CHANGES, DOCUMENTS]
+    assert [sentence.partition(":")[0] for sentence in done.lost] == [CHANGES]
+    assert done.left.landed == 43
+    # The next landing goes on from there.
+    land(landed.bucket, landed.folder)
+    assert landed.verify().is_equal
+
+
+def test_a_repair_ends_where_a_landing_is_at_work(landed: Landed) -> None:
+    location = Location.of(str(landed.folder))
+    note = read_landing(location)
+    assert note is not None
+    keep_landing(location, replace(note, is_running=True, time_s=time.time()))
+    with pytest.raises(LakeTaken, match="Stop it"):
+        repair(location, landed.verify, read_from_bucket(landed.bucket.settings))
 
 
 def test_a_lake_that_was_rewritten_is_landed_into_again(bucket: SourceBucket, tmp_path: Path) -> None:

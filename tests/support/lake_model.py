@@ -28,11 +28,12 @@ from headwater.lake.change_files import ChangeReport
 from headwater.lake.commits import Batch, CommittedBatch, begin_batch, commit_batch, merge
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings, Runner, run_here
-from headwater.lake.layout import documents_schema
+from headwater.lake.layout import XATTRS, documents_schema
 from headwater.lake.typed_columns import TypedColumns
-from headwater.lake.verify import LakeChecks
-from headwater.lake.verify_group import Counts, GroupReport, ScannedChanges, judge_group
+from headwater.lake.verify import LakeChecks, Verification, verdict
+from headwater.lake.verify_group import Counts, GroupReport, judge_group, scan_changes
 from headwater.lake.verify_scan import Findings
+from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
@@ -54,11 +55,16 @@ class Change:
     expiry: int = 0
     rev: int = 1
     cas: int = 0
+    xattrs: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(slots=True)
 class ModelVBucket:
     vbuuid: int
+    branches: list[tuple[int, int]] = field(default_factory=list)
+    """The branches before, newest first: vbuuid, and the seqno that it began at."""
+    began_at: int = 0
+    """Where the present branch began."""
     changes: list[Change] = field(default_factory=list)
     high_seqno: int = 0
     sent_seqno: int = 0
@@ -94,6 +100,8 @@ class ModelBucket:
         self._vbuuids = itertools.count(2**63 + 1)
         """Too large for a signed number, as half of them are."""
         self._times = itertools.count(1)
+        self.has_xattrs = False
+        """Readers ask for extended attributes."""
         self.vbuckets = [ModelVBucket(vbuuid=next(self._vbuuids)) for _ in range(vbuckets)]
         self.names: dict[int, tuple[str, str]] = {0: ("_default", "_default")}
 
@@ -110,6 +118,7 @@ class ModelBucket:
         is_json: bool = True,
         flags: int = 0,
         expiry: int = 0,
+        xattrs: tuple[tuple[str, bytes], ...] = (),
     ) -> Change:
         place = self.vbuckets[vbucket]
         place.high_seqno += 1
@@ -124,6 +133,7 @@ class ModelBucket:
             expiry=expiry,
             rev=place.high_seqno,
             cas=0 if key is None else EPOCH_NS + next(self._times) * 1_000_000,
+            xattrs=xattrs,
         )
         place.changes.append(change)
         return change
@@ -142,9 +152,20 @@ class ModelBucket:
         place = self.vbuckets[vbucket]
         place.changes = place.upto(seqno)
         place.high_seqno = seqno
-        place.vbuuid = next(self._vbuuids)
+        before = [(place.vbuuid, place.began_at), *place.branches]
+        place.branches = [it for it in before if it[1] <= seqno]
+        place.vbuuid, place.began_at = next(self._vbuuids), seqno
         if seqno < place.sent_seqno:
             place.fork_seqno = seqno if place.fork_seqno is None else min(seqno, place.fork_seqno)
+
+    def failover_logs(self) -> dict[VBucketId, FailoverLog]:
+        return {
+            VBucketId(number): FailoverLog.of(
+                FailoverEntry(vbuuid=Vbuuid(vbuuid), seqno=Seqno(seqno))
+                for vbuuid, seqno in [(it.vbuuid, it.began_at), *it.branches]
+            )
+            for number, it in enumerate(self.vbuckets)
+        }
 
     # --- what a reader sees ---------------------------------------------------------------------------------------
 
@@ -226,6 +247,7 @@ class ModelBucket:
             "changed_at": changed_at(change),
             "snapshot_start": snapshot_start,
             "snapshot_end": self.vbuckets[vbucket].high_seqno,
+            **({"xattrs": change.xattrs} if self.has_xattrs else {}),
         }
 
     def _rollback_row(self, vbucket: int, kept: int) -> dict[str, object]:
@@ -252,15 +274,17 @@ def changed_at(change: Change) -> datetime | None:
 
 def batches(rows: Sequence[dict[str, object]], size: int) -> Iterator[pa.RecordBatch]:
     """Rows as a reader's batches."""
-    plain = pa.schema([pa.field(f.name, _plain(f.type), f.nullable) for f in RAW_SCHEMA])
+    has_xattrs = any("xattrs" in row for row in rows)
+    schema = RAW_SCHEMA.append(XATTRS) if has_xattrs else RAW_SCHEMA
+    plain = pa.schema([pa.field(f.name, _plain(f.type), f.nullable) for f in schema])
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
         columns = [pa.array([row.get(field.name) for row in part], field.type) for field in plain]
         columns = [
             column.dictionary_encode().cast(field.type) if pa.types.is_dictionary(field.type) else column
-            for column, field in zip(columns, RAW_SCHEMA, strict=True)
+            for column, field in zip(columns, schema, strict=True)
         ]
-        yield pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
@@ -466,7 +490,13 @@ class SmallLake:
         self.bucket = bucket or ModelBucket(vbuckets)
         self.bucket.names[HOTEL] = ("inventory", "hotel")
         self.lake = Lake.create(
-            str(directory), bucket_uuid=BUCKET_UUID, vbuckets=vbuckets, groups=groups, settings=settings, step=step
+            str(directory),
+            bucket_uuid=BUCKET_UUID,
+            vbuckets=len(self.bucket.vbuckets),
+            groups=groups,
+            xattrs=self.bucket.has_xattrs,
+            settings=settings,
+            step=step,
         )
 
     def write(self, vbucket: int, *keys: str, collection: int = 0, value: bytes = b'{"n": 1}') -> None:
@@ -546,15 +576,28 @@ BATCH_ROWS = 3
 def verify_model(lake: Lake, bucket: ModelBucket) -> GroupReport:
     """What is found in all groups. The places of the tables must be in the history of the model."""
     counts, findings = dict[str, Counts](), Findings()
+    for report in judged_groups(lake, bucket).values():
+        findings.merge(report.findings)
+        for name, part in report.counts.items():
+            counts.setdefault(name, Counts()).add(part)
+    return GroupReport(counts, findings)
+
+
+def compare_model(directory: Path, bucket: ModelBucket) -> Verification:
+    """As `compare` does with a node."""
+    lake = Lake.open(str(directory))
+    assert lake is not None
+    return verdict(LakeChecks(lake), judged_groups(lake, bucket))
+
+
+def judged_groups(lake: Lake, bucket: ModelBucket) -> dict[int, GroupReport]:
+    reports, checks = {}, LakeChecks(lake)
     for group in range(lake.facts.groups):
-        check = LakeChecks(lake).of_group(group, lambda vbucket, place: False)
+        check = checks.of_group(group, lambda vbucket, place: False, failover_logs=bucket.failover_logs())
         reading = check.reading()
         for vbucket in check.vbuckets:
             rows = [bucket.row(vbucket, change, 0) for change in bucket.vbuckets[vbucket].changes]
             for batch in batches(rows, BATCH_ROWS):
                 reading.add(batch)
-        report = judge_group(check, reading, ScannedChanges.read(check))
-        findings.merge(report.findings)
-        for name, part in report.counts.items():
-            counts.setdefault(name, Counts()).add(part)
-    return GroupReport(counts, findings)
+        reports[group] = judge_group(check, reading, scan_changes(check))
+    return reports

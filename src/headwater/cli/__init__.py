@@ -27,6 +27,7 @@ COMMANDS = (
     "kernels",
     "land",
     "load",
+    "repair",
     "replicate",
     "serve",
     "sim",

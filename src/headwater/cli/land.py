@@ -29,6 +29,7 @@ from headwater.cli.options import (
     LoginOptions,
     connection_options,
     errors_reported,
+    parse_time,
     storage_option,
     table_option,
     transform_option,
@@ -37,7 +38,6 @@ from headwater.cli.output import FORMATS, set_up_logging
 from headwater.cli.pipelines import CommandWithPipelines, config_option
 from headwater.cli.ui import token_option
 from headwater.client.connection_string import ConnectionString
-from headwater.client.options import parse_interval_s
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
 from headwater.lake.delta_log import LOG_RETENTION_DAYS
@@ -116,13 +116,6 @@ logger = logging.getLogger(__name__)
 _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
 
 
-def _parse_time(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    try:
-        return parse_interval_s(value)
-    except InvalidInput as error:
-        raise click.BadParameter(f"{value!r} is no time: write 500ms, 5s, 1m or 1h.") from error
-
-
 @click.command(cls=CommandWithPipelines)
 @click.argument("url", metavar="URL|NAME")
 @config_option
@@ -139,7 +132,7 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     default="5s",
     show_default=True,
     metavar="TIME",
-    callback=_parse_time,
+    callback=parse_time,
     help="How often a batch is landed.",
 )
 @table_option("collections", metavar="SCOPE.COLLECTION")
@@ -174,7 +167,7 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     default=f"{WAIT_S_MAX:.0f}s",
     show_default=True,
     metavar="TIME",
-    callback=_parse_time,
+    callback=parse_time,
     help="A change is in `documents` after this time at most, if the machine keeps up.",
 )
 @click.option(

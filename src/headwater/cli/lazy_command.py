@@ -56,7 +56,7 @@ class LazyCommand(click.RichCommand):
         return load_command(self.name).make_context(info_name, args, parent=parent, **extra)
 
 
-_WITH_ARROW = frozenset({"export", "load", "tail", "verify"})
+_WITH_ARROW = frozenset({"export", "load", "repair", "tail", "verify"})
 """The commands that use Arrow, and no Spark, which may need pandas."""
 
 
@@ -107,7 +107,7 @@ def summary_of(name: str) -> str:
     return found["summary"].partition("\n")[0].removesuffix('"""')
 
 
-_EXTRAS = {"land": "spark", "ui": "spark", "verify": "spark"}
+_EXTRAS = {"land": "spark", "repair": "spark", "ui": "spark", "verify": "spark"}
 """What has to be installed for a command; the node's libraries by default."""
 
 

@@ -19,7 +19,7 @@ import rich_click as click
 from click.core import ParameterSource
 
 from headwater.client import options as table
-from headwater.client.options import OPTIONS, Kind, Option, parse_bytes, write_bytes
+from headwater.client.options import OPTIONS, Kind, Option, parse_bytes, parse_interval_s, write_bytes
 from headwater.client.settings import TlsSettings
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.phrases import printable
@@ -30,8 +30,19 @@ PASSWORD_VARIABLE = "HEADWATER_PASSWORD"
 KEY_PASSWORD_VARIABLE = "HEADWATER_TLS_KEY_PASSWORD"
 
 EXIT_FAILED = 1
+EXIT_BEHIND = 3
+"""Of `verify`: the tables are equal as far as they have come, and further behind than is permitted."""
 
 _HINT = f"Give --user and --password, or set {USER_VARIABLE} and {PASSWORD_VARIABLE}"
+
+
+def parse_time(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """The callback of an option that takes a time; in seconds."""
+    try:
+        return None if value is None else parse_interval_s(value)
+    except InvalidInput as error:
+        raise click.BadParameter(f"{value!r} is no time: write 500ms, 5s, 1m or 1h.") from error
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON.")
 """For commands that ask a node, and print what it answers."""

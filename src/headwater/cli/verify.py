@@ -12,10 +12,12 @@ import rich_click as click
 from rich.table import Table
 
 from headwater.cli.options import (
+    EXIT_BEHIND,
     EXIT_FAILED,
     LoginOptions,
     connection_options,
     errors_reported,
+    parse_time,
     storage_option,
     table_option,
     transform_option,
@@ -29,7 +31,7 @@ from headwater.lake.location import Location
 from headwater.lake.notes import keep_verdict
 from headwater.lake.table_state import Selection
 from headwater.lake.transform import Transform, TransformFunction
-from headwater.lake.verify import AGENT, Verification, compare
+from headwater.lake.verify import AGENT, Limits, Verification, compare
 from headwater.phrases import printable
 
 
@@ -42,6 +44,20 @@ from headwater.phrases import printable
 @table_option("scopes", metavar="SCOPE")
 @transform_option
 @click.option("--master", metavar="URL", help="Run on the executors of this Spark master, and not in this process.")
+@click.option(
+    "--max-pending",
+    "pending_max",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Fail with exit code 3 if more changes than this are pending.",
+)
+@click.option(
+    "--max-age",
+    "age_s_max",
+    metavar="TIME",
+    callback=parse_time,
+    help="Fail with exit code 3 if a change has been pending for longer than this, such as 60s or 5m.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @connection_options
 @errors_reported
@@ -53,6 +69,8 @@ def verify(
     scopes: tuple[str, ...],
     transform: TransformFunction | None,
     master: str | None,
+    pending_max: int | None,
+    age_s_max: float | None,
     as_json: bool,
     login: LoginOptions,
 ) -> None:
@@ -60,13 +78,15 @@ def verify(
 
     Every document of URL that the tables in DIRECTORY have reached must be in them as it is in the bucket: collection,
     key, value, flags, expiry, CAS, revision, seqno and, where they were landed, extended attributes. What is newer is
-    pending, and no fault: the bucket may be written to meanwhile. `documents`, `changes`, `history`, `rejects` and
-    typed columns are judged each by itself, and every file of them is read completely.
+    pending, and no fault unless `--max-pending` or `--max-age` says so: the bucket may be written to meanwhile. Every
+    column of `documents`, `changes`, `history` and `rejects` is judged, every file is read completely, and so is what
+    the logs say of the files.
 
     The verdict is noted in the lake's folder `_headwater`, where `headwater ui` finds it.
 
     The exit code is 0 only if nothing differs, and 1 otherwise. Then each fault is named: the document or the file, and
-    its table.
+    its table; `headwater repair` repairs it. It is 3 if nothing differs and the tables are too far behind. Tables that
+    no landing has ever succeeded to fill are not equal.
 
     With NAME, the bucket, the tables and how to reach them are those of a pipeline in headwater.toml.
 
@@ -76,7 +96,7 @@ def verify(
       headwater verify couchbase://localhost/default /data/lake --json
       headwater verify couchbase://localhost/default /data/lake \\
         --master 'local[*]'
-      headwater verify shop
+      headwater verify shop --max-age 5m
     """
     if directory is None:
         raise click.UsageError("Missing argument 'DIRECTORY'.")
@@ -85,14 +105,22 @@ def verify(
     location = Location.of(directory, storage_options)
     sent = None if transform is None else _sent_to_tasks(transform, master)
     with _runner(master) as run:
-        found = compare(settings, location, scopes=scopes, collections=collections, transform=sent, run=run)
+        found = compare(
+            settings,
+            location,
+            scopes=scopes,
+            collections=collections,
+            transform=sent,
+            limits=Limits(pending_max=pending_max, age_s_max=age_s_max),
+            run=run,
+        )
     if problem := keep_verdict(location, found, compared=str(Selection.of(scopes, collections))):
         click.echo(f"Note: {printable(problem)}", err=True)
     if as_json:
         click.echo(json.dumps(_as_object(found)))
     else:
-        _print(found)
-    sys.exit(0 if found.is_equal else EXIT_FAILED)
+        print_verification(found)
+    sys.exit(EXIT_FAILED if not found.is_equal else EXIT_BEHIND if found.is_behind else 0)
 
 
 def _sent_to_tasks(function: TransformFunction, master: str | None) -> Transform:
@@ -128,8 +156,10 @@ def _runner(master: str | None) -> Iterator[Runner]:
 def _as_object(found: Verification) -> dict[str, Any]:
     return {
         "equal": found.is_equal,
+        "behind": found.is_behind,
         "landed": found.landed,
         "pending": found.pending,
+        "waiting_s": found.waiting_s,
         "differing": found.differing,
         "collections": {
             one.name: {"landed": one.landed, "pending": one.pending, "differing": one.differing}
@@ -141,6 +171,7 @@ def _as_object(found: Verification) -> dict[str, Any]:
                 "kind": one.kind,
                 "table": one.table,
                 "what": one.what,
+                "column": one.column,
                 "vbucket": one.vbucket,
                 "seqno": one.seqno,
                 "file": one.file,
@@ -153,7 +184,7 @@ def _as_object(found: Verification) -> dict[str, Any]:
     }
 
 
-def _print(found: Verification) -> None:
+def print_verification(found: Verification) -> None:
     console = output_console()
     console.print(_table(found))
     shown: dict[tuple[str, str], int] = {}
@@ -164,7 +195,8 @@ def _print(found: Verification) -> None:
     for (kind, table), count in found.counts.items():
         if count > (seen := shown.get((kind, table), 0)):
             console.print(f"{table}: {count - seen:,} more of the kind '{kind}'", soft_wrap=True, markup=False)
-    console.print(f"[{'green' if found.is_equal else 'bold red'}]{found.sentence}[/]", soft_wrap=True)
+    style = "bold red" if not found.is_equal else "yellow" if found.is_behind else "green"
+    console.print(f"[{style}]{found.sentence}[/]", soft_wrap=True)
 
 
 def _table(found: Verification) -> Table:

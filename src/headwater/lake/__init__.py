@@ -57,6 +57,7 @@ commit says that the table holds, and `data_files` the only module that knows Pa
 `changes` to an Iceberg table, and `iceberg_documents` gives the files of `documents` to others.
 
 `headwater verify` proves it: `verify` is the driver, `verify_group` the task that judges a group of vbuckets,
-`verify_scan` reads every file and keeps the findings, `verify_hashes` makes hashes of rows, and `verify_judging`
-compares them with those of the bucket.
+`verify_scan` reads every file and keeps the findings, `verify_hashes` makes hashes of rows, `verify_judging` compares
+them with those of the bucket, and `verify_changes` and `verify_history` judge what the bucket does not have. `repair`
+makes again what it finds wrong.
 """

@@ -27,7 +27,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Self
 
@@ -103,6 +103,47 @@ class DataFile:
         """Whether a value of a column may lie between two."""
         least, highest = self.ranges.get(column, (float("-inf"), float("inf")))
         return bool(least <= high and low <= highest)
+
+    @property
+    def has_statistics(self) -> bool:
+        return bool(self.rows or self.nulls or self.ranges)
+
+    def wrong_statistics(self, reader: FileReader) -> Iterator[tuple[str | None, str]]:
+        """What the log says that the file itself does not: the column, if it is one, and the fault. Engines pass over
+        files by it. Other engines cut off texts and times elsewhere, so their bounds only have to hold all values."""
+        if reader.size_bytes != self.size_bytes:
+            yield None, f"has {reader.size_bytes:,} bytes, and the table's log says {self.size_bytes:,}"
+        if self.has_statistics and reader.rows != self.rows:
+            yield None, f"has {reader.rows:,} rows, and the table's log says {self.rows:,}"
+        there = {*reader.schema.names}
+        for column, nulls in self.nulls.items():
+            if column in there and (found := reader.nulls_of(column)) != nulls:
+                yield column, f"has {found:,} nulls in `{column}`, and the table's log says {nulls:,}"
+        for column, (low, high) in self.ranges.items():
+            if column not in there:
+                continue
+            bounds = reader.bounds_of(column)
+            if bounds is None:
+                is_right = not reader.is_sealed
+            elif reader.is_sealed:
+                is_right = (_least(low), _highest(high)) == (_least(bounds[0]), _highest(bounds[1]))
+            else:
+                least, highest = _least(bounds[0]), _least(bounds[1])
+                is_right = None in (least, highest) or (_least(low) <= least and _highest(high) >= highest)
+            if not is_right:
+                yield column, f"has other least and highest values in `{column}` than the table's log says"
+
+    def restated(self, reader: FileReader, columns: Iterable[str]) -> DataFile:
+        """The same with the statistics that the file itself has, of some columns."""
+        there = [name for name in columns if name in {*reader.schema.names}]
+        found = {name: reader.bounds_of(name) for name in there}
+        return replace(
+            self,
+            size_bytes=reader.size_bytes,
+            rows=reader.rows,
+            ranges={name: bounds for name, bounds in found.items() if bounds is not None},
+            nulls={name: reader.nulls_of(name) for name in there},
+        )
 
     def stats(self) -> str:
         """The statistics as the log writes them (Delta's protocol, "Per-file Statistics")."""
@@ -497,6 +538,30 @@ class FileReader:
         if statistics is None or not statistics.has_min_max:
             return float("-inf"), float("inf"), True
         return statistics.min, statistics.max, not statistics.has_null_count or statistics.null_count > 0
+
+    def nulls_of(self, column: str) -> int:
+        """How many nulls a column of the file has."""
+        return sum(self._statistics(row_group, column)[2] for row_group in self.row_groups)
+
+    def bounds_of(self, column: str) -> Range | None:
+        """The least and the highest value of a column in the whole file; None where it has none."""
+        found = [self._statistics(row_group, column)[:2] for row_group in self.row_groups]
+        known = [bounds for bounds in found if bounds[0] is not None]
+        return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+    def _statistics(self, row_group: int, column: str) -> tuple[Any, Any, int]:
+        """The least and the highest value of a row group, and its nulls. A footer without our checksum is not asked: it
+        may say what is not so. Nor does it have the bounds of long texts."""
+        index = None if "." in column else self._leaves.get(column)
+        metadata = self._file.metadata.row_group(row_group)
+        if self.is_sealed and index is not None and (statistics := metadata.column(index).statistics) is not None:
+            if statistics.has_null_count and statistics.null_count == metadata.num_rows:
+                return None, None, int(statistics.null_count)
+            if statistics.has_null_count and statistics.has_min_max:
+                return statistics.min, statistics.max, int(statistics.null_count)
+        values = self.read(row_group, [column]).column(0)
+        bounds = pc.min_max(values)
+        return bounds["min"].as_py(), bounds["max"].as_py(), int(values.null_count)
 
     def least(self, row_group: int, column: str) -> Bound | None:
         """No value that a row group has in a column is less; None where its statistics do not say it."""

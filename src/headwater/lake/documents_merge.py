@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
 
@@ -576,6 +576,14 @@ class Planner:
             history=history,
             file_bytes=self.rules.file_bytes,
         )
+
+    def new_table_task(self, table: CollectionTables, group: int, *, with_history: bool) -> MergeTask:
+        """Build a group of the tables of a collection from all of `changes`, as if they held nothing."""
+        documents = replace(
+            self.documents_target(table, group), files=(), rejects_files=(), after_batch=NOT_MERGED, is_rebuilt=False
+        )
+        history = replace(self._history_target(table, group), files=(), after_batch=NOT_MERGED)
+        return self.merge_task(group, (documents,), (history,) if with_history else (), with_whole=True)
 
     def documents_target(self, table: CollectionTables, group: int) -> DocumentsTarget:
         return DocumentsTarget(

@@ -12,13 +12,17 @@ read and after it; where the answer has changed, the group is judged again.
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from headwater.client.blocking_bucket import Surveyor, look_at_bucket
 from headwater.client.blocking_client import Client
@@ -32,24 +36,27 @@ from headwater.client.survey import VBucketStatus
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
 from headwater.lake.collection_tables import CollectionTables, MergedTable
 from headwater.lake.data_files import DataFile
+from headwater.lake.delta_log import LogEntry
 from headwater.lake.lake import Lake, Runner, landed_selection, run_here
 from headwater.lake.layout import GROUP, TableKind
 from headwater.lake.location import Location
-from headwater.lake.table_state import Selection
+from headwater.lake.table_state import Selection, TableState
 from headwater.lake.transform import Transform
+from headwater.lake.verify_changes import ChangesRecord, LoggedBatches
 from headwater.lake.verify_group import (
     CollectionCheck,
     Counts,
     GroupCheck,
     GroupReport,
-    ScannedChanges,
     TableCheck,
     judge_group,
+    scan_changes,
 )
 from headwater.lake.verify_hashes import int64s
 from headwater.lake.verify_judging import SEQNO_BITS, BucketReading, Standing, StreamRolledBack
 from headwater.lake.verify_scan import (
     NOT_NAMED,
+    OF_FILES,
     UNREADABLE_LOG,
     Finding,
     FindingKind,
@@ -58,6 +65,7 @@ from headwater.lake.verify_scan import (
     table_label,
 )
 from headwater.phrases import counted
+from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
@@ -70,11 +78,22 @@ _BUFFER_BYTES = 4 * MIB
 """What the server may send ahead. Hashing keeps up with it."""
 MAKING_S_MAX = 60.0
 """Far beyond what it takes to make tables."""
+LOG_ENTRIES_MAX = 64
+"""Commits of `changes` that are looked back at: reading one takes two milliseconds, and more in an object store."""
 NOWHERE = StreamOffset()
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 Statuses = Mapping[VBucketId, VBucketStatus]
 IsRolledBack = Callable[[VBucketId, StreamOffset], bool]
 """Whether a failover took back what a table at this offset holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How far tables may be behind the bucket."""
+
+    pending_max: int | None = None
+    age_s_max: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +118,30 @@ class Verification:
     """How many there are of each kind and table."""
     rolled_back: tuple[int, ...] = ()
     """The vbuckets of which some table holds what a failover took back."""
+    places: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """By table: the vbuckets of which rows are wrong or missing."""
+    waiting_s: float | None = None
+    """How long the oldest pending change waits, by the clock of the server that made it; None where none has a time."""
+    limits: Limits = field(default_factory=lambda: Limits())
 
     @property
     def is_equal(self) -> bool:
         """All that the tables have reached is as it is in the bucket."""
         return not self.counts
+
+    @property
+    def is_behind(self) -> bool:
+        """More is pending than the limits permit, or for longer."""
+        return bool(self._behind)
+
+    @property
+    def _behind(self) -> list[str]:
+        found = []
+        if self.limits.pending_max is not None and self.pending > self.limits.pending_max:
+            found.append(_are(self.pending, "newer change", f"pending, and at most {self.limits.pending_max:,} may be"))
+        if self.limits.age_s_max is not None and self.pending and (self.waiting_s or 0.0) > self.limits.age_s_max:
+            found.append(f"the oldest has waited for {self.waiting_s:,.0f} s, and may for {self.limits.age_s_max:g} s")
+        return found
 
     @property
     def landed(self) -> int:
@@ -124,8 +162,13 @@ class Verification:
     def sentence(self) -> str:
         """All of it in one sentence."""
         pending = f"; {_are(self.pending, 'newer change', 'pending')}" if self.pending else ""
+        if self.is_behind:
+            pending = f"; behind: {', '.join(self._behind)}"
         if self.is_equal:
             where = counted(len(self.collections), "collection")
+            if self.is_behind:
+                landed = counted(self.landed, "document")
+                return f"Behind: {', '.join(self._behind)}; {landed} in {where} are equal."
             return f"Equal: {counted(self.landed, 'document')} in {where}{pending}."
         faults = []
         if self.differing:
@@ -134,6 +177,10 @@ class Verification:
             if count := self.count(kind):
                 state, _, noun = kind.partition(" ")
                 faults.append(_are(count, noun, state))
+        if count := self.count(FindingKind.STATISTICS):
+            faults.append(f"the statistics in the logs are wrong in {counted(count, 'place')}")
+        if self.count(FindingKind.NEVER_LANDED):
+            faults.append("no landing has succeeded yet: see why it fails, and land again")
         if self.rolled_back:
             where = counted(len(self.rolled_back), "vbucket")
             faults.append(f"a failover took back changes of {where} that the tables hold: land again")
@@ -162,12 +209,14 @@ def compare(
     scopes: Iterable[str] = (),
     collections: Iterable[str] = (),
     transform: Transform | None = None,
+    limits: Limits | None = None,
     run: Runner = run_here,
 ) -> Verification:
     """Compare a bucket with the tables in a directory.
 
     `scopes` and `collections` are what is looked at; where none are given, all that was landed. The `transform` is
-    that of the landing: what it makes of the bucket is what the tables must hold.
+    that of the landing: what it makes of the bucket is what the tables must hold. The `limits` are what the tables may
+    be behind.
     """
     location = Location.of(into)
     with Surveyor(settings) as surveyor:
@@ -197,7 +246,7 @@ def compare(
                 reports.pop(group, None)
             if len(reports) == lake.facts.groups:
                 break
-        return driver.verdict(reports.values(), statuses)
+        return replace(driver.verdict(reports, statuses), limits=limits or Limits())
 
 
 class _Driver:
@@ -223,7 +272,7 @@ class _Driver:
     def plan(self, groups: Iterable[int], statuses: Statuses, *, is_last: bool) -> list[VerifyTask]:
         """One task for each group, of the bucket's collections as they are now."""
         manifest = look_at_bucket(self._settings).manifest
-        left = _what_is_left(manifest, self._selection, self._known)
+        left = what_is_left(manifest, self._selection, self._known)
         self._checks = LakeChecks(self._lake, self._chosen_tables(manifest, left))
         live_ids = frozenset(int(collection.id) for _, collection in manifest.collections())
         return [
@@ -232,6 +281,7 @@ class _Driver:
                     group,
                     lambda vbucket, offset: _is_rolled_back(offset, statuses[vbucket]),
                     live_ids=live_ids,
+                    failover_logs={vbucket: status.failover_log for vbucket, status in statuses.items()},
                     is_selection=self._selection != Selection(),
                 ),
                 settings=self._settings,
@@ -274,26 +324,47 @@ class _Driver:
             int(self._lake.facts.group_of(vbucket)) for _, vbucket, _ in self._rolled_back(now) if vbucket in changed
         }
 
-    def verdict(self, reports: Iterable[GroupReport], statuses: Statuses) -> Verification:
-        counts: dict[str, Counts] = {}
-        findings = self._checks.lost_commits()
-        for report in reports:
-            findings.merge(report.findings)
-            for name, part in report.counts.items():
-                counts.setdefault(name, Counts()).add(part)
-        rolled_back = {vbucket for report in reports for vbucket in report.rolled_back}
-        for label, vbucket, offset in self._rolled_back(statuses):
-            findings.add(_rollback_pending(label, vbucket, offset, statuses[vbucket]))
-            rolled_back.add(vbucket)
-        return Verification(
-            collections=tuple(
-                CollectionVerdict(name=name, landed=it.landed, pending=it.pending, differing=it.differing)
-                for name, it in sorted(counts.items())
-            ),
-            findings=findings.first(),
-            counts={kind: count for kind, count in findings.counts.items() if count},
-            rolled_back=tuple(sorted(rolled_back)),
-        )
+    def verdict(self, reports: Mapping[int, GroupReport], statuses: Statuses) -> Verification:
+        pending = [
+            _rollback_pending(label, vbucket, offset, statuses[vbucket])
+            for label, vbucket, offset in self._rolled_back(statuses)
+        ]
+        rolled_back = {int(vbucket) for _, vbucket, _ in self._rolled_back(statuses)}
+        return verdict(self._checks, reports, pending, rolled_back)
+
+
+def verdict(
+    checks: LakeChecks,
+    reports: Mapping[int, GroupReport],
+    rollbacks: Iterable[Finding] = (),
+    rolled_back: Iterable[int] = (),
+) -> Verification:
+    """What the reports of all groups come to, with the rollbacks that wait to be landed."""
+    counts: dict[str, Counts] = {}
+    findings = checks.faults_of_logs()
+    for group, report in sorted(reports.items()):
+        findings.merge(report.findings)
+        for label in {label for kind, label in report.findings.counts if kind in OF_FILES}:
+            findings.locate(label, checks.vbuckets_of(group))
+        for name, part in report.counts.items():
+            counts.setdefault(name, Counts()).add(part)
+    if all(kind not in OF_FILES for kind, label in findings.counts if label == TableKind.CHANGES):
+        checks.count_changes(sum(report.change_rows for report in reports.values()), findings)
+    checks.find_never_landed(counts, findings)
+    for finding in rollbacks:
+        findings.add(finding)
+    since_us = min((it.pending_since_us for it in counts.values() if it.pending_since_us is not None), default=None)
+    return Verification(
+        collections=tuple(
+            CollectionVerdict(name=name, landed=it.landed, pending=it.pending, differing=it.differing)
+            for name, it in sorted(counts.items())
+        ),
+        findings=findings.first(),
+        counts={kind: count for kind, count in findings.counts.items() if count},
+        rolled_back=tuple(sorted({*rolled_back, *(it for report in reports.values() for it in report.rolled_back)})),
+        places={label: frozenset(vbuckets) for label, vbuckets in findings.vbuckets.items()},
+        waiting_s=None if since_us is None else max(0.0, time.time() - since_us / 1_000_000),
+    )
 
 
 def _shared_seqno(offset: StreamOffset, status: VBucketStatus) -> Seqno | None:
@@ -317,7 +388,7 @@ def _rollback_pending(label: str, vbucket: VBucketId, offset: StreamOffset, stat
     )
 
 
-def _what_is_left(manifest: Manifest, selection: Selection, known: Selection) -> Selection | None:
+def what_is_left(manifest: Manifest, selection: Selection, known: Selection) -> Selection | None:
     """What the bucket still has of a selection; None for nothing. What was never there raises."""
     if selection == Selection():
         return selection
@@ -348,30 +419,83 @@ class LakeChecks:
         self._lake = lake
         self._tables = [table for _, table in sorted(lake.tables.items())] if tables is None else tables
         self._change_files = lake.changes.files()
+        self._states: dict[int, TableState] = {}
+        """By batch, as far as it is looked back at: what `changes` held after it."""
+        self._landed_us: dict[int, tuple[int, int]] = {}
+        for entry in islice(lake.changes.entries(), LOG_ENTRIES_MAX):
+            if entry.state is not None:
+                if entry.state.rollbacks is None:
+                    # An earlier version has written it, and said less.
+                    break
+                self._states.setdefault(entry.state.batch, entry.state)
+                if landed := _landed_us(entry, entry.state.batch):
+                    self._landed_us[entry.state.batch] = landed
+        self._owners: dict[int, set[str]] = {}
+        """By group: the files of `changes` whose statistics are judged with it."""
+        edges = [GroupCheck.edges_of(lake.facts, group) for group in range(lake.facts.groups)]
+        for file in self._change_files:
+            readers = (group for group, (low, high) in enumerate(edges) if file.may_hold("vbucket", low=low, high=high))
+            self._owners.setdefault(next(readers, 0), set()).add(file.path)
+
+    def vbuckets_of(self, group: int) -> range:
+        return self._lake.facts.vbuckets_of(group)
 
     def held(self) -> dict[str, Offsets]:
         """By table that is compared with the bucket: how far it is."""
         held = {table_label(TableKind.CHANGES): self._lake.held_offsets()}
+        return {**held, **{label: merged.offsets for label, merged in self._merged_tables()}}
+
+    def _merged_tables(self) -> Iterator[tuple[str, MergedTable]]:
         for table in self._tables:
             for kind, merged in ((TableKind.DOCUMENTS, table.documents), (TableKind.HISTORY, table.history)):
                 if merged is not None:
-                    held[table_label(kind, table.name)] = merged.offsets
-        return held
+                    yield table_label(kind, table.name), merged
 
-    def lost_commits(self) -> Findings:
-        """Tables that are further than `changes`, which they are made from: its log has lost what it had."""
+    # --- what the logs say of each other ------------------------------------------------------------------------------
+
+    def faults_of_logs(self) -> Findings:
+        """Tables that are further than `changes`, which they are made from, or at other offsets than it was."""
         findings, last = Findings(), self._lake.last_batch
-        further = [
-            table_label(kind, table.name)
-            for table in self._tables
-            for kind, merged in ((TableKind.DOCUMENTS, table.documents), (TableKind.HISTORY, table.history))
-            if merged is not None and max(merged.merged.values()) > last
-        ]
+        kind, what = FindingKind.DAMAGED_LOG, "_delta_log"
+        further = [label for label, merged in self._merged_tables() if max(merged.merged.values()) > last]
         if further:
             says = f"ends with batch {last}, and {further[0]} is made of later ones"
-            label = table_label(TableKind.CHANGES)
-            findings.add(Finding(kind=FindingKind.DAMAGED_LOG, table=label, what="_delta_log", says=says))
+            findings.add(Finding(kind=kind, table=table_label(TableKind.CHANGES), what=what, says=says))
+        for label, merged in self._merged_tables():
+            state = self._states.get(merged.state.batch)
+            if state is not None and state.offsets != merged.offsets:
+                says = f"says other offsets than `{TableKind.CHANGES}` had after batch {state.batch}"
+                findings.add(Finding(kind=kind, table=label, what=what, says=says))
+                findings.locate(label, range(self._lake.facts.vbuckets))
         return findings
+
+    def count_changes(self, rows: int, findings: Findings) -> None:
+        """`changes` has as many rows as were landed, unless some were trimmed."""
+        totals = self._lake.state.totals
+        if totals is None or self._lake.trimmed_batch >= 0 or totals.rows == rows:
+            return
+        findings.add(
+            Finding(
+                kind=FindingKind.MISSING if rows < totals.rows else FindingKind.EXTRA,
+                table=table_label(TableKind.CHANGES),
+                what=counted(abs(totals.rows - rows), "row"),
+                says=f"too {'few' if rows < totals.rows else 'many'}: {totals.rows:,} were landed",
+            )
+        )
+
+    def find_never_landed(self, counts: Mapping[str, Counts], findings: Findings) -> None:
+        """Tables that nothing has ever been landed into, though the bucket has changes for them."""
+        waiting = {name for name, it in counts.items() if it.pending}
+        labels = [table_label(TableKind.CHANGES)] if self._lake.last_batch < 0 and waiting else []
+        for table in self._tables:
+            documents = table.documents
+            if documents is None or documents.state.batch >= 0 or table.name not in waiting:
+                continue
+            if min(documents.merged.values()) < self._made_upto():
+                labels.append(table_label(TableKind.DOCUMENTS, table.name))
+        for label in labels:
+            says = "has never been landed into, though the bucket has changes for it: see why the landing fails"
+            findings.add(Finding(kind=FindingKind.NEVER_LANDED, table=label, what="the table", says=says))
 
     def of_group(
         self,
@@ -379,27 +503,70 @@ class LakeChecks:
         is_rolled_back: IsRolledBack,
         *,
         live_ids: frozenset[int] | None = None,
+        failover_logs: Mapping[VBucketId, FailoverLog] | None = None,
         is_selection: bool = False,
     ) -> GroupCheck:
         lake = self._lake
-        check = GroupCheck(
+        standing = self._standing(lake.held_offsets(), group, is_rolled_back)
+        low, high = GroupCheck.edges_of(lake.facts, group)
+        owned = self._owners.get(group, set())
+        return GroupCheck(
             facts=lake.facts,
             group=group,
             changes=TableCheck(
                 location=lake.changes.location,
-                files=(),
-                standing=self._standing(lake.held_offsets(), group, is_rolled_back),
+                files=tuple(
+                    file
+                    for file in self._change_files
+                    if file.path in owned or file.may_hold("vbucket", low=low, high=high)
+                ),
+                standing=standing,
                 merged=lake.last_batch,
+                owned=frozenset(owned),
             ),
             collections=tuple(self._collection(table, group, is_rolled_back) for table in self._tables),
-            live_ids=live_ids,
             made_upto=self._made_upto(),
-            is_trimmed=lake.trimmed_batch >= 0,
+            record=self._record(group, standing, live_ids, failover_logs or {}),
             is_selection=is_selection,
         )
-        low, high = check.edges
-        files = tuple(file for file in self._change_files if file.may_hold("vbucket", low=low, high=high))
-        return replace(check, changes=replace(check.changes, files=files))
+
+    def _record(
+        self,
+        group: int,
+        standing: Standing,
+        live_ids: frozenset[int] | None,
+        failover_logs: Mapping[VBucketId, FailoverLog],
+    ) -> ChangesRecord:
+        lake = self._lake
+        vbuckets = [VBucketId(vbucket) for vbucket in lake.facts.vbuckets_of(group)]
+        ends = [(lake.held_offsets().get(vbucket) or NOWHERE).snapshot_end for vbucket in vbuckets]
+        return ChangesRecord(
+            names=lake.state.collections,
+            live_ids=live_ids,
+            offset_seqnos=standing.seqnos,
+            snapshot_ends=_signed(ends),
+            is_rolled=standing.is_rolled,
+            last_batch=lake.last_batch,
+            trimmed_batch=lake.trimmed_batch,
+            log=self._logged_batches(vbuckets),
+            branches={
+                int(vbucket): frozenset(_signed([entry.vbuuid for entry in log.entries]).tolist())
+                for vbucket in vbuckets
+                if (log := failover_logs.get(vbucket)) is not None and log.entries[-1].seqno == 0
+            },
+        )
+
+    def _logged_batches(self, vbuckets: Sequence[VBucketId]) -> LoggedBatches:
+        batches = sorted(self._states)
+        states = [self._states[batch] for batch in batches]
+        rolled = {vbucket for state in states[1:] for vbucket in state.rollbacks or ()}
+        seqnos = [[(state.offsets.get(vbucket) or NOWHERE).seqno for vbucket in vbuckets] for state in states]
+        return LoggedBatches(
+            numbers=np.array(batches, dtype=np.int64),
+            seqnos=_signed(seqnos).reshape(len(batches), len(vbuckets)),
+            is_steady=np.array([vbucket not in rolled for vbucket in vbuckets], dtype=np.bool_),
+            landed_us=self._landed_us,
+        )
 
     def _made_upto(self) -> int:
         """A table is made right after the batch that brought its first change. While that may still be going on, it
@@ -416,6 +583,7 @@ class LakeChecks:
                 files=self._files_of(merged, group),
                 standing=self._standing(merged.offsets, group, is_rolled_back),
                 merged=merged.merged[group],
+                groups=merged.groups,
             )
 
         is_unparsed = table.documents is not None and table.documents.has_to_be_rebuilt
@@ -441,9 +609,27 @@ class LakeChecks:
         vbuckets = [VBucketId(vbucket) for vbucket in self._lake.facts.vbuckets_of(group)]
         offsets = [held.get(vbucket) or NOWHERE for vbucket in vbuckets]
         rolled = [is_rolled_back(vbucket, offset) for vbucket, offset in zip(vbuckets, offsets, strict=True)]
-        # Tables have seqnos as signed numbers.
-        seqnos = np.array([offset.seqno for offset in offsets], dtype=np.uint64).view(np.int64)
+        seqnos = _signed([offset.seqno for offset in offsets])
         return Standing(seqnos=seqnos, is_rolled=np.array(rolled, dtype=np.bool_))
+
+
+def _signed(numbers: Any) -> NDArray[np.int64]:
+    """As tables have them."""
+    return np.array(numbers, dtype=np.uint64).view(np.int64)
+
+
+def _landed_us(entry: LogEntry, batch: int) -> tuple[int, int] | None:
+    """When a batch was landed, as the statistics of the files say that its commit has added."""
+    found = []
+    for action in entry.actions("add"):
+        stats = json.loads(action.get("stats") or "{}")
+        least, highest = stats.get("minValues", {}), stats.get("maxValues", {})
+        if least.get("batch") == highest.get("batch") == batch and "landed_at" in least and "landed_at" in highest:
+            found += [datetime.fromisoformat(bounds["landed_at"]) for bounds in (least, highest)]
+    if not found:
+        return None
+    low, high = (int((time_ - _EPOCH) / timedelta(microseconds=1)) for time_ in (min(found), max(found)))
+    return low, high
 
 
 # --- in a task --------------------------------------------------------------------------------------------------------
@@ -465,7 +651,7 @@ class VerifyTask:
         """None where a collection was dropped since the task was made: it has to be made again."""
         try:
             check, reading = self._read()
-            report = judge_group(check, reading, ScannedChanges.read(check))
+            report = judge_group(check, reading, scan_changes(check))
             self._name_missing(report.findings)
             return report
         except (UnknownCollection, UnknownScope):

@@ -4,12 +4,12 @@ The bucket's stream of the group comes first, then `changes`, then the tables of
 are its hashes, so a task's memory is that of the group's rows, some sixty bytes each, and one row group of a file.
 
 * `changes`: its newest versions that are not void are the documents of the bucket, at the offset that `changes` is at;
-  and no seqno is alive twice.
-* `documents`: its rows are the documents of the bucket, at the offset that the table is at. Typed columns say what the
-  document beside them says.
+  no seqno is alive twice; and it is a record that can be (`verify_changes`).
+* `documents`: its rows are the documents of the bucket, at the offset that the table is at, and those that `changes`
+  leaves. Typed columns say what the document beside them says.
 * `rejects`: exactly the values of `documents` that do not fit the typed columns, each with its reason.
-* `history`: its current rows are the documents of the bucket, at the offset that it is at. No two versions of a
-  document hold at once, and its versions are those that `changes` has.
+* `history`: its current rows are the documents of the bucket, at the offset that it is at. Its versions are those that
+  `changes` has, and hold as long as it says (`verify_history`).
 
 `verify` makes a `GroupCheck` for each group on the driver; what is wrong comes back as a `GroupReport`.
 """
@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from headwater.lake.change_rows import MUTATION, ROLLBACK, Barriers
-from headwater.lake.data_files import DataFile, FileReader, filtered
+from headwater.lake.change_rows import MUTATION, ROLLBACK
+from headwater.lake.data_files import DataFile
 from headwater.lake.layout import (
     FIELD,
+    GROUP,
     IS_CURRENT,
     LakeFacts,
     TableKind,
@@ -39,22 +39,19 @@ from headwater.lake.layout import (
 )
 from headwater.lake.location import Location
 from headwater.lake.typed_columns import TypedColumns
-from headwater.lake.verify_hashes import HashedRows, Hashes, HashIndex, hash_changes, hash_documents, int64s, op_codes
+from headwater.lake.verify_changes import ChangesRecord, ScannedChanges, judge_record
+from headwater.lake.verify_hashes import NO_TIME, HashedRows, Hashes, HashIndex, Marks, hash_documents, int64s
+from headwater.lake.verify_history import NO_END, LandedVersions, Versions
 from headwater.lake.verify_judging import (
-    NO_END,
     SEQNO_BITS,
     BucketDocuments,
     BucketReading,
     Judged,
-    LandedVersions,
     Numbers,
     Rejected,
     Standing,
     TypedCheck,
-    Versions,
     by_id,
-    ends_of,
-    faults_of_validity,
     is_inside,
     judge,
     judge_rejects,
@@ -85,6 +82,10 @@ class TableCheck:
     standing: Standing
     merged: int
     """The last batch that is in it."""
+    groups: int = 1
+    """Of the table, by which it is partitioned."""
+    owned: frozenset[str] | None = None
+    """The paths of files whose statistics are judged with this group; None for all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -109,12 +110,10 @@ class GroupCheck:
     group: int
     changes: TableCheck
     collections: tuple[CollectionCheck, ...]
-    live_ids: frozenset[int] | None = None
-    """The collections that the bucket has, where that is known."""
     made_upto: int = -1
     """Collections with changes up to this batch have their tables."""
-    is_trimmed: bool = False
-    """Old rows of `changes` have been folded: what it lacks may have been there."""
+    record: ChangesRecord
+    """What the rows of `changes` are judged by."""
     is_selection: bool = False
     """Other collections of `changes` than these are not looked at."""
     left_out: frozenset[int] = frozenset()
@@ -124,12 +123,12 @@ class GroupCheck:
     def vbuckets(self) -> range:
         return self.facts.vbuckets_of(self.group)
 
-    @property
-    def edges(self) -> tuple[float, float]:
+    @staticmethod
+    def edges_of(facts: LakeFacts, group: int) -> tuple[float, float]:
         """The least and the highest vbucket whose rows are looked at. Rows of vbuckets that the bucket does not have
         are looked at with the first group and with the last."""
-        first = float("-inf") if self.group == 0 else self.vbuckets.start
-        return first, float("inf") if self.group == self.facts.groups - 1 else self.vbuckets.stop - 1
+        first = float("-inf") if group == 0 else facts.vbuckets_of(group).start
+        return first, float("inf") if group == facts.groups - 1 else facts.vbuckets_of(group).stop - 1
 
     def reading(self) -> BucketReading:
         """What the bucket's stream of the group is to be put into."""
@@ -147,6 +146,7 @@ class GroupCheck:
         return replace(
             self,
             changes=replace(self.changes, standing=self.changes.standing.also_rolled(here)),
+            record=replace(self.record, is_rolled=self.changes.standing.also_rolled(here).is_rolled),
             collections=tuple(
                 replace(it, documents=rolled(it.documents), history=rolled(it.history)) for it in self.collections
             ),
@@ -167,11 +167,15 @@ class Counts:
     """Changes in the bucket that are newer than what the table of documents holds."""
     differing: int = 0
     """Documents of which some table is wrong."""
+    pending_since_us: int | None = None
+    """When the oldest of the pending changes was made."""
 
     def add(self, other: Counts) -> None:
         self.landed += other.landed
         self.pending += other.pending
         self.differing += other.differing
+        known = [it for it in (self.pending_since_us, other.pending_since_us) if it is not None]
+        self.pending_since_us = min(known, default=None)
 
 
 @dataclass(slots=True)
@@ -183,6 +187,23 @@ class GroupReport:
     findings: Findings = field(default_factory=Findings)
     rolled_back: set[int] = field(default_factory=set)
     """Vbuckets that were left out, since they lose changes again and again."""
+    change_rows: int = 0
+    """Rows of `changes` in the vbuckets of the group that were landed, void or not."""
+
+
+def scan_changes(check: GroupCheck) -> ScannedChanges:
+    """Read the rows of `changes`. It takes long, and needs nothing of the bucket."""
+    xattrs = check.facts.xattrs
+    scan = TableScan(
+        check.changes.location,
+        table_label(TableKind.CHANGES),
+        changes_schema(xattrs=xattrs),
+        check.changes.files,
+        Findings(),
+        owned=check.changes.owned,
+    )
+    edges = GroupCheck.edges_of(check.facts, check.group)
+    return ScannedChanges.read(scan, check.record, check.vbuckets, edges, xattrs=xattrs)
 
 
 def judge_group(check: GroupCheck, reading: BucketReading, changes: ScannedChanges) -> GroupReport:
@@ -201,71 +222,6 @@ def judge_group(check: GroupCheck, reading: BucketReading, changes: ScannedChang
     return report
 
 
-# --- changes ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ScannedChanges:
-    """The rows of `changes` that are not void."""
-
-    rows: TableRows
-    """Of any kind, with vbuckets that the bucket does not have among them."""
-    batches: Numbers
-    rolled_back_at: Numbers
-    """By vbucket of the group: the last batch that brought a rollback of it."""
-    vbuckets: range
-
-    @classmethod
-    def read(cls, check: GroupCheck) -> ScannedChanges:
-        """It takes long, and needs nothing of the bucket."""
-        vbuckets, xattrs = check.vbuckets, check.facts.xattrs
-        scan = TableScan(
-            check.changes.location,
-            table_label(TableKind.CHANGES),
-            changes_schema(xattrs=xattrs),
-            check.changes.files,
-            Findings(),
-        )
-        first, last = check.edges
-
-        def may_hold_ours(reader: FileReader, row_group: int) -> bool:
-            low, high, _ = reader.range_of(row_group, "vbucket")
-            return low <= last and high >= first
-
-        parts: list[TableRows] = []
-        batches = [np.zeros(0, dtype=np.int64)]
-        rolled_back_at = np.full(len(vbuckets), -1, dtype=np.int64)
-        for part in scan.read(may_hold_ours):
-            homes, numbers = int64s(part.rows, "vbucket", null=-1), int64s(part.rows, "batch")
-            # A rollback that another one made void counts as well: what it took back stays so.
-            rollbacks = (op_codes(part.rows) == ROLLBACK) & is_inside(homes, vbuckets)
-            np.maximum.at(rolled_back_at, homes[rollbacks] - vbuckets.start, numbers[rollbacks])
-            kept = (homes >= first) & (homes <= last) & ~np.asarray(pc.fill_null(part.rows.column("void"), False))
-            hashed = hash_changes(filtered(part.rows, kept), xattrs=xattrs)
-            parts.append(TableRows(scan=scan, rows=hashed, locators=part.locators[kept]))
-            batches.append(numbers[kept])
-        return cls(
-            rows=TableRows.joined(scan, parts),
-            batches=np.concatenate(batches),
-            rolled_back_at=rolled_back_at,
-            vbuckets=vbuckets,
-        )
-
-    @property
-    def ends(self) -> Barriers:
-        """Of collections."""
-        rows = self.rows.rows
-        return ends_of(rows.of(is_inside(rows.vbuckets, self.vbuckets)), self.vbuckets)
-
-    def documents(self) -> ScannedChanges:
-        """The changes of documents."""
-        ops = self.rows.rows.ops
-        return self.of((ops >= MUTATION) & (ops < ROLLBACK))
-
-    def of(self, chosen: Any) -> ScannedChanges:
-        return replace(self, rows=self.rows.of(chosen), batches=self.batches[chosen])
-
-
 # --- all tables -------------------------------------------------------------------------------------------------------
 
 
@@ -276,18 +232,24 @@ class _Judging:
         self._check = check
         self._vbuckets = check.vbuckets
         self._reading = reading
-        self._changes = changes
-        self._ends = changes.ends
+        inside = changes.inside()
+        self._changes_read = len(inside) - int(_is_own_rollback(inside).sum())
+        self._strangers = changes.of(~is_inside(changes.rows.rows.vbuckets, check.vbuckets) & ~changes.void)
+        self._changes = judge_record(inside, check.record)
+        self._ends = self._changes.ends
         known = {id_: collection.name for collection in check.collections for id_ in collection.ids}
         self._names = {**reading.names, **known}
         self._report = GroupReport(
-            {collection.name: Counts() for collection in check.collections}, changes.rows.scan.findings
+            {collection.name: Counts() for collection in check.collections},
+            changes.rows.scan.findings,
+            change_rows=self._changes_read,
         )
         self._wrong: dict[str, list[Hashes]] = {}
         """By collection: the keys of documents of which some table is wrong."""
 
     def run(self) -> GroupReport:
         self._check_seqnos(self._changes.rows)
+        self._judge_strangers()
         changes = self._changes.documents()
         documents, ends = self._reading.finish()
         of_bucket, of_changes = self._by_collection(documents.ids), self._by_collection(changes.rows.rows.ids)
@@ -298,12 +260,12 @@ class _Judging:
             collections[name] = CollectionCheck(name=name, ids=ids)
         for name, collection in sorted(collections.items()):
             rows = documents.of(of_bucket.get(name, slice(0)))
-            bucket = BucketDocuments.of(rows, ends, self._vbuckets, live_ids=self._check.live_ids)
+            bucket = BucketDocuments.of(rows, ends, self._vbuckets, live_ids=self._check.record.live_ids)
             of_collection = changes.of(of_changes.get(name, slice(0)))
             self._judge_changes(collection, bucket, of_collection.rows)
-            self._judge_documents(collection, bucket, of_collection.batches)
+            self._judge_documents(collection, bucket, of_collection)
             if collection.history is not None:
-                self._judge_history(collection, collection.history, bucket, of_collection)
+                self._judge_history(collection, collection.history, bucket)
         for name, keys in self._wrong.items():
             self._counts(name).differing = len(HashIndex.of_all(keys))
         return self._report
@@ -321,9 +283,11 @@ class _Judging:
     def _counts(self, name: str) -> Counts:
         return self._report.counts.setdefault(name, Counts())
 
-    def _found(self, collection: str, kind: FindingKind, rows: TableRows, says: str) -> None:
+    def _found(
+        self, collection: str, kind: FindingKind, rows: TableRows, says: str, *, column: str | None = None
+    ) -> None:
         if len(rows.rows):
-            rows.report(kind, says)
+            rows.report(kind, says, column=column)
             self._wrong.setdefault(collection, []).append(rows.rows.keys)
 
     def _missing(self, collection: str, label: str, rows: HashedRows, says: str) -> None:
@@ -336,6 +300,7 @@ class _Judging:
         ]
         if found:
             self._report.findings.add(*found, count=len(rows))
+            self._report.findings.locate(label, np.unique(rows.vbuckets).tolist())
             self._wrong.setdefault(collection, []).append(rows.keys)
 
     def _add_judged(self, collection: str, table: TableRows, bucket: BucketDocuments, judged: Judged) -> None:
@@ -369,12 +334,15 @@ class _Judging:
                 name = self._names.setdefault(id_, table_name(None, None, id_))
                 self._found(name, FindingKind.TWICE, again.of(chosen), says)
 
+    def _judge_strangers(self) -> None:
+        says = "is in a vbucket that the bucket does not have"
+        strangers = self._strangers.rows
+        for id_, chosen in by_id(strangers.rows.ids):
+            name = self._names.setdefault(id_, table_name(None, None, id_))
+            self._found(name, FindingKind.EXTRA, strangers.of(chosen), says)
+
     def _judge_changes(self, collection: CollectionCheck, bucket: BucketDocuments, rows: TableRows) -> None:
         """Fold what `changes` has, and compare what that leaves."""
-        inside = is_inside(rows.rows.vbuckets, self._vbuckets)
-        says = "is in a vbucket that the bucket does not have"
-        self._found(collection.name, FindingKind.EXTRA, rows.of(~inside), says)
-        rows = rows.of(inside)
         index = HashIndex(rows.rows.keys, rows.rows.seqnos)
         newest = rows.of(index.newest)
         ended = self._ends.seqnos(vbuckets=newest.rows.vbuckets, ids=newest.rows.ids)
@@ -382,22 +350,26 @@ class _Judging:
         standing = self._check.changes.standing
         judged = judge(bucket, live.rows, standing, ids=collection.ids, landed_ends=self._ends)
         self._add_judged(collection.name, live, bucket, judged)
-        if not self._check.is_trimmed:
-            is_removal = ~bucket.is_live & (bucket.changed_at == bucket.rows.seqnos)
-            removals = bucket.rows.of(is_removal & bucket.is_landed(standing))
-            found = index.find(removals.keys)
-            is_lost = found < 0
-            is_lost[~is_lost] = rows.rows.seqnos[found[~is_lost]] != removals.seqnos[~is_lost]
+        is_removal = ~bucket.is_live & (bucket.changed_at == bucket.rows.seqnos)
+        removals = bucket.rows.of(is_removal & bucket.is_landed(standing))
+        found = index.find(removals.keys)
+        is_there = found >= 0
+        is_there[is_there] = rows.rows.seqnos[found[is_there]] == removals.seqnos[is_there]
+        if self._check.record.trimmed_batch < 0:
             says = "was removed in the bucket, and its removal is not here"
-            self._missing(collection.name, live.scan.label, removals.of(is_lost), says)
+            self._missing(collection.name, live.scan.label, removals.of(~is_there), says)
+        there = rows.of(found[is_there])
+        is_other = (there.rows.hashes != removals.hashes[is_there]).any(axis=1)
+        says = "is not removed as it is in the bucket"
+        self._found(collection.name, FindingKind.DIFFERS, there.of(is_other), says)
 
     # --- documents and rejects ----------------------------------------------------------------------------------------
 
-    def _judge_documents(self, collection: CollectionCheck, bucket: BucketDocuments, batches: Numbers) -> None:
+    def _judge_documents(self, collection: CollectionCheck, bucket: BucketDocuments, changes: ScannedChanges) -> None:
         table, counts = collection.documents, self._counts(collection.name)
         if table is None:
-            counts.pending += len(bucket.rows)
-            self._check_is_new(collection, batches)
+            counts.add(_pending(bucket, np.ones(len(bucket.rows), dtype=np.bool_)))
+            self._check_is_new(collection, changes.batches)
             return
         xattrs, columns = self._check.facts.xattrs, collection.columns
         schema = documents_schema(xattrs=xattrs, typed=None if columns is None else columns.schema)
@@ -410,16 +382,67 @@ class _Judging:
             wrong = rows.of(typed.take(part.rows, part.locators))
             says = "has other values in its typed columns than in its document"
             self._found(collection.name, FindingKind.TYPED_COLUMN, wrong, says)
+            self._check_partition(collection.name, table, part, rows)
             parts.append(rows)
         rows = TableRows.joined(scan, parts)
         judged = judge(bucket, rows.rows, table.standing, ids=collection.ids, landed_ends=self._ends)
         self._add_judged(collection.name, rows, bucket, judged)
+        self._judge_by_changes(collection, table, rows, changes)
         counts.landed += int(judged.is_equal.sum())
-        counts.pending += int(bucket.is_pending(table.standing).sum()) + int(judged.is_ending.sum())
+        counts.add(_pending(bucket, bucket.is_pending(table.standing)))
+        counts.pending += int(judged.is_ending.sum())
         is_merging = collection.rejects is not None and collection.rejects.merged > table.merged
         if not is_merging and not collection.is_unparsed:
             # A merge that is under way commits the rejects before the documents.
             self._judge_rejects(collection, scan, typed.rejected)
+
+    def _check_partition(self, collection: str, table: TableCheck, part: ScannedRows, rows: TableRows) -> None:
+        """A row is in the group of its vbucket. One of a vbucket that is not of these is found without."""
+        inside = is_inside(rows.rows.vbuckets, self._vbuckets)
+        groups = rows.rows.vbuckets.astype(np.int64) * table.groups // self._check.facts.vbuckets
+        wrong = inside & (groups != int(dict(part.file.partition)[GROUP.name]))
+        says = "is in another group than its vbucket"
+        self._found(collection, FindingKind.COLUMN, rows.of(wrong), says, column=GROUP.name)
+
+    def _judge_by_changes(
+        self, collection: CollectionCheck, table: TableCheck, rows: TableRows, changes: ScannedChanges
+    ) -> None:
+        """The documents are what `changes` leaves, also where the bucket has gone on since. What is wrong by the bucket
+        is not said again."""
+        if not changes.is_readable:
+            return
+        merged = changes.upto(table.merged)
+        newest = merged.rows.of(HashIndex(merged.rows.rows.keys, merged.rows.rows.seqnos).newest)
+        ends = self._ends if table.merged >= self._check.changes.merged else self._changes.upto(table.merged).ends
+        ended = ends.seqnos(vbuckets=newest.rows.vbuckets, ids=newest.rows.ids)
+        live = newest.of((newest.rows.ops == MUTATION) & (newest.rows.seqnos > ended))
+        is_open = (changes.rolled_back_at > table.merged) | table.standing.is_rolled
+        wrong = HashIndex.of_all(self._wrong.get(collection.name, []))
+
+        def is_judged(judged: HashedRows) -> Marks:
+            inside = is_inside(judged.vbuckets, self._vbuckets)
+            here = np.where(inside, judged.vbuckets - self._vbuckets.start, 0)
+            marks: Marks = inside & ~is_open[here]
+            return marks & (wrong.find(judged.keys) < 0) if len(wrong) else marks
+
+        found = HashIndex(live.rows.keys, live.rows.seqnos).find(rows.rows.keys)
+        is_there, judged = found >= 0, is_judged(rows.rows)
+        at = found[is_there]
+        is_same, is_branch = is_there.copy(), is_there.copy()
+        is_same[is_there] = (live.rows.hashes[at] == rows.rows.hashes[is_there]).all(axis=1)
+        is_branch[is_there] = live.rows.vbuuids[at] == rows.rows.vbuuids[is_there]
+        is_seen = np.zeros(len(live.rows), dtype=np.bool_)
+        is_seen[at] = True
+        lost = live.of(~is_seen & is_judged(live.rows))
+        for kind, marks, says, column in (
+            (FindingKind.EXTRA, ~is_there, "is not among what `changes` leaves", None),
+            (FindingKind.DIFFERS, is_there & ~is_same, "is not as it is in `changes`", None),
+            (FindingKind.COLUMN, is_same & ~is_branch, "has another `vbuuid` than in `changes`", "vbuuid"),
+        ):
+            self._found(collection.name, kind, rows.of(judged & marks), says, column=column)
+        if len(lost.rows):
+            lost.report(FindingKind.MISSING, "is in `changes`, and not here", of_table=rows.scan.label)
+            self._wrong.setdefault(collection.name, []).append(lost.rows.keys)
 
     def _check_is_new(self, collection: CollectionCheck, batches: Numbers) -> None:
         """A table that is not there has to be one that is about to be made."""
@@ -432,15 +455,23 @@ class _Judging:
     def _judge_rejects(self, collection: CollectionCheck, documents: TableScan, expected: Rejected) -> None:
         schema = rejects_schema(with_field=collection.columns is None or not collection.columns.is_whole_row)
         scan = self._scan(TableKind.REJECTS, collection.name, schema, collection.rejects, added={FIELD.name})
-        stored = Rejected.joined([stored_misfits(part.rows, part.locators) for part in scan.read()])
+        parts: list[Rejected] = []
+        for part in scan.read():
+            parts.append(stored_misfits(part.rows, part.locators))
+            if collection.rejects is not None:
+                rows = TableRows(scan=scan, rows=parts[-1].rows, locators=part.locators)
+                self._check_partition(collection.name, collection.rejects, part, rows)
+        stored = Rejected.joined(parts)
         judged = judge_rejects(expected, stored)
         there = TableRows(scan=scan, rows=stored.rows, locators=stored.locators)
-        for kind, rows, says in (
+        for kind, chosen, says in (
             (FindingKind.EXTRA, judged.extra, "has no such value that does not fit the typed columns"),
             (FindingKind.DIFFERS, judged.differing, "is not as it is in the documents, or for another reason"),
             (FindingKind.TWICE, judged.twice, "is there twice"),
         ):
-            self._found(collection.name, kind, there.of(rows), says)
+            self._found(collection.name, kind, there.of(chosen), says)
+        says = "has another `vbuuid` than in the documents"
+        self._found(collection.name, FindingKind.COLUMN, there.of(judged.other_branches), says, column="vbuuid")
         lost = TableRows(scan=documents, rows=expected.rows, locators=expected.locators).of(judged.missing)
         if len(lost.rows):
             says = "does not fit the typed columns, and is not here"
@@ -449,41 +480,61 @@ class _Judging:
 
     # --- history ------------------------------------------------------------------------------------------------------
 
-    def _judge_history(
-        self, collection: CollectionCheck, table: TableCheck, bucket: BucketDocuments, changes: ScannedChanges
-    ) -> None:
+    def _judge_history(self, collection: CollectionCheck, table: TableCheck, bucket: BucketDocuments) -> None:
         xattrs = self._check.facts.xattrs
         scan = self._scan(TableKind.HISTORY, collection.name, history_schema(xattrs=xattrs), table)
-        versions = Versions.joined([self._versions(part) for part in scan.read()])
+        parts: list[Versions] = []
+        for part in scan.read():
+            parts.append(self._versions(part))
+            rows = TableRows(scan=scan, rows=parts[-1].rows, locators=part.locators)
+            self._check_partition(collection.name, table, part, rows)
+        versions = Versions.joined(parts)
         rows = TableRows(scan=scan, rows=versions.rows, locators=versions.locators)
         current = rows.of(versions.is_current)
         judged = judge(bucket, current.rows, table.standing, ids=collection.ids, landed_ends=self._ends)
         self._add_judged(collection.name, current, bucket, judged)
-        for marks, says in faults_of_validity(versions):
-            self._found(collection.name, FindingKind.VALIDITY, rows.of(marks), says)
-        landed = LandedVersions(
-            rows=changes.rows.rows,
-            batches=changes.batches,
-            merged=table.merged,
-            is_open=changes.rolled_back_at > table.merged,
-            vbuckets=self._vbuckets,
+        if not self._changes.is_readable:
+            return
+        record = self._check.record
+        changes = LandedVersions(
+            self._changes, ids=collection.ids, merged=table.merged, trimmed_batch=record.trimmed_batch
         )
+        for marks, column, says in changes.faults_of_validity(versions):
+            self._found(collection.name, FindingKind.VALIDITY, rows.of(marks), says, column=column)
         reported = HashIndex.of_all(
             [bucket.rows.keys[judged.missing], *(current.rows.keys[marks] for marks in judged.faults)]
         )
-        lost = changes.rows.of(landed.lost(versions) & (reported.find(changes.rows.rows.keys) < 0))
+        landed = changes.changes.rows
+        lost = landed.of(changes.lost(versions) & (reported.find(landed.rows.keys) < 0))
         if len(lost.rows):
             lost.report(FindingKind.MISSING, "has a version in `changes` that is not here", of_table=scan.label)
             self._wrong.setdefault(collection.name, []).append(lost.rows.keys)
-        if not self._check.is_trimmed:
-            unknown = rows.of(landed.unknown(versions) & (reported.find(versions.rows.keys) < 0))
-            self._found(collection.name, FindingKind.EXTRA, unknown, "has a version that `changes` does not have")
+        unknown = rows.of(changes.unknown(versions) & (reported.find(versions.rows.keys) < 0))
+        self._found(collection.name, FindingKind.EXTRA, unknown, "has a version that `changes` does not have")
+        says = "has another `vbuuid` than in `changes`"
+        other = rows.of(changes.of_other_branches(versions))
+        self._found(collection.name, FindingKind.COLUMN, other, says, column="vbuuid")
 
     def _versions(self, part: ScannedRows) -> Versions:
         is_current = dict(part.file.partition)[IS_CURRENT.name] == "true"
         return Versions(
             rows=hash_documents(part.rows, xattrs=self._check.facts.xattrs),
             locators=part.locators,
-            ends=int64s(part.rows, "valid_to_seqno", null=NO_END),
+            begun_us=int64s(part.rows, "valid_from", null=NO_TIME).copy(),
+            ended_us=int64s(part.rows, "valid_to", null=NO_TIME).copy(),
+            ends=int64s(part.rows, "valid_to_seqno", null=NO_END).copy(),
             is_current=np.full(part.rows.num_rows, is_current, dtype=np.bool_),
         )
+
+
+def _is_own_rollback(changes: ScannedChanges) -> Marks:
+    """The rows that a landing has written itself (`ChangeWriter.write_rollbacks_to_zero`): they are not counted."""
+    rows = changes.rows.rows
+    marks: Marks = (rows.ops == ROLLBACK) & (rows.seqnos == 0) & (rows.vbuuids == 0)
+    return marks
+
+
+def _pending(bucket: BucketDocuments, marks: Marks) -> Counts:
+    times = bucket.rows.times_us[marks]
+    times = times[times != NO_TIME]
+    return Counts(pending=int(marks.sum()), pending_since_us=int(times.min()) if len(times) else None)

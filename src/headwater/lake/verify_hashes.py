@@ -2,9 +2,12 @@
 
 A row is kept as two hashes of 128 bits and a few numbers, some sixty bytes, whatever its document holds. The *key hash*
 is over vbucket, collection and key: it says which document it is. The *row hash* goes on from there over seqno, CAS and
-the time in it, revision, flags, expiry, whether it is JSON, the extended attributes where they are asked for, and the
+the time in it, revision, flags, expiry, datatype, operation, the extended attributes where they are asked for, and the
 value: it says which version. Hashes that are equal by chance are not to be expected. They are kept nowhere, so they may
 change with any version.
+
+Of a removal it is only over what a server always says: the time of a removal and what is left of its value are there
+when it sends from disk, and not when it sends from memory.
 
 Rows come from a stream of changes, from `changes`, or from a table of documents. The same version has the same hash in
 all of them. A row that says its value in the wrong column, such as JSON in `content`, has a hash of its own.
@@ -25,6 +28,7 @@ from numpy.typing import NDArray
 
 from headwater.client.batches import OPS
 from headwater.client.changes import split_keys
+from headwater.lake.change_rows import DELETION, EXPIRATION
 from headwater.lake.layout import raw_keys
 from headwater.protocol.kernels.memory import (
     Bools,
@@ -52,8 +56,9 @@ Marks = NDArray[np.bool_]
 UNKNOWN_OP = -1
 """What another program has put into `op`."""
 _NUMBERS = ("seqno", "cas", "rev", "flags", "expiry", "changed_at")
-_NO_TIME = np.iinfo(np.int64).min
+NO_TIME = np.iinfo(np.int64).min
 _IS_NULL, _IS_MISPLACED = 1, 2
+_NOTHING = pa.scalar(None, pa.binary())
 _SECRET: Any = (np.uint64(0x6865616477617465), np.uint64(0x72206469676573))
 """Fixed, so that all processes agree; there is nothing to gain by a collision."""
 _NO_BYTES = np.frombuffer(b"", dtype=np.uint8)
@@ -71,6 +76,10 @@ class HashedRows:
     seqnos: NDArray[np.int64]
     ops: NDArray[np.int8]
     """Numbers in `OPS`. A row of a table of documents is a mutation."""
+    vbuuids: NDArray[np.int64]
+    """With no part in the hashes: the bucket says the branch that it is on now."""
+    times_us: NDArray[np.int64]
+    """`changed_at`, or `NO_TIME`."""
     keys: Hashes
     hashes: Hashes
 
@@ -96,6 +105,8 @@ class HashedRows:
             ids=np.zeros(0, dtype=np.int64),
             seqnos=np.zeros(0, dtype=np.int64),
             ops=np.zeros(0, dtype=np.int8),
+            vbuuids=np.zeros(0, dtype=np.int64),
+            times_us=np.zeros(0, dtype=np.int64),
             keys=np.zeros((0, 2), dtype=np.uint64),
             hashes=np.zeros((0, 2), dtype=np.uint64),
         )
@@ -107,8 +118,14 @@ def hash_changes(rows: pa.Table | pa.RecordBatch, *, xattrs: bool) -> HashedRows
         keys = raw_keys(_array(rows, "key"), _array(rows, "key_bytes"))
     else:
         keys = _array(rows, "key")
-    values = _array(rows, "value")
-    return _hashed(rows, keys, values, _nulls(values), op_codes(rows), xattrs=xattrs)
+    values, ops = _array(rows, "value"), op_codes(rows)
+    is_removal = (ops == DELETION) | (ops == EXPIRATION)
+    if is_removal.any() and values.null_count < len(values):
+        values = pc.if_else(pa.array(is_removal), _NOTHING, values)
+    oddities = _nulls(values)
+    if "key_bytes" in rows.schema.names:
+        oddities |= _misplaced_keys(rows)
+    return _hashed(rows, keys, values, oddities, ops, xattrs=xattrs)
 
 
 def hash_documents(rows: pa.Table, *, xattrs: bool) -> HashedRows:
@@ -163,7 +180,7 @@ def _nulls(values: pa.Array) -> NDArray[np.uint8]:
 
 
 def _misplaced(rows: pa.Table, texts: pa.Array, contents: pa.Array) -> NDArray[np.uint8]:
-    """A mark on rows that do not say in `document`, `content` and `key` what `split_values` and `split_keys` say."""
+    """A mark on rows that do not say in `document`, `content` and the keys what `split_values` and `split_keys` say."""
     is_json = (int64s(rows, "datatype") & Datatype.JSON) != 0
     is_text = np.asarray(texts.is_valid())
     wrong = is_text != is_json
@@ -173,12 +190,18 @@ def _misplaced(rows: pa.Table, texts: pa.Array, contents: pa.Array) -> NDArray[n
         # JSON that is no UTF-8 belongs into `content`. There is little of it.
         unsure = np.flatnonzero(is_json & has_content & ~is_text)
         wrong[unsure] = split_keys(contents.take(pa.array(unsure)))[1].is_null().to_numpy(zero_copy_only=False)
-    key_bytes = _array(rows, "key_bytes")
+    return np.where(wrong, np.uint8(_IS_MISPLACED), np.uint8(0)) | _misplaced_keys(rows)
+
+
+def _misplaced_keys(rows: pa.Table | pa.RecordBatch) -> NDArray[np.uint8]:
+    """A mark on rows that do not say in `key` and `key_bytes` what `split_keys` says."""
+    found, key_bytes = np.zeros(rows.num_rows, dtype=np.uint8), _array(rows, "key_bytes")
     if key_bytes.null_count < len(key_bytes):
         odd = np.flatnonzero(np.asarray(key_bytes.is_valid()))
-        shown = split_keys(key_bytes.take(pa.array(odd)))[0]
-        wrong[odd] |= np.asarray(pc.fill_null(pc.not_equal(_array(rows, "key").take(pa.array(odd)), shown), True))
-    return np.where(wrong, np.uint8(_IS_MISPLACED), np.uint8(0))
+        shown, raw = split_keys(key_bytes.take(pa.array(odd)))
+        wrong = pc.fill_null(pc.not_equal(_array(rows, "key").take(pa.array(odd)), shown), True)
+        found[odd[np.asarray(pc.or_(wrong, raw.is_null()))]] = _IS_MISPLACED
+    return found
 
 
 # --- hashing ----------------------------------------------------------------------------------------------------------
@@ -204,14 +227,23 @@ def _hashed(
     vbuckets, ids = int64s(rows, "vbucket"), int64s(rows, "collection_id", null=-1)
     numbers = np.empty((len(_NUMBERS) + 1, count), dtype=np.int64)
     for at, name in enumerate(_NUMBERS):
-        numbers[at] = int64s(rows, name, null=_NO_TIME if name == "changed_at" else 0)
-    numbers[-1] = (int64s(rows, "datatype") & Datatype.JSON) << 8 | oddities
+        numbers[at] = int64s(rows, name, null=NO_TIME if name == "changed_at" else 0)
+    times_us = numbers[-2].copy()
+    datatypes = int64s(rows, "datatype")
     sums = _xattr_sums(rows) if xattrs else np.zeros((count, 2), dtype=np.uint64)
+    if (is_removal := (ops == DELETION) | (ops == EXPIRATION)).any():
+        for name in ("flags", "expiry"):
+            numbers[_NUMBERS.index(name), is_removal] = 0
+        datatypes = np.where(is_removal, 0, datatypes)
+        sums[is_removal] = 0
+    numbers[-1] = ops.astype(np.int64) << 32 | datatypes << 8 | oddities
     hashed = HashedRows(
         vbuckets=vbuckets.astype(np.int32),
         ids=ids,
         seqnos=numbers[0].copy(),
         ops=ops,
+        vbuuids=int64s(rows, "vbuuid").copy(),
+        times_us=times_us,
         keys=np.empty((count, 2), dtype=np.uint64),
         hashes=np.empty((count, 2), dtype=np.uint64),
     )

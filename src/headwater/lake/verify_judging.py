@@ -8,6 +8,8 @@ an offset, and the bucket may have gone on since, so of each key one of these is
 * Else the table knows all that the bucket knows. A live document must be there, with the same hash and once; one that
   was removed must not; nor must a key that the bucket has never had.
 
+A row whose seqno lies behind the offset is where nothing can be yet, whatever the bucket has.
+
 That holds in the middle of a snapshot as well. There the table may lack a version that the snapshot has superseded, but
 then the bucket's own newest one lies behind the offset.
 
@@ -17,7 +19,7 @@ happened, and the next landing takes it back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -39,7 +41,6 @@ SEQNO_BITS = 48
 """Seqnos have no more, so that a vbucket and a seqno are one number."""
 Numbers = NDArray[np.int64]
 _Texts: TypeAlias = pa.Array | pa.ChunkedArray
-NO_END = -1
 
 
 class StreamRolledBack(Exception):
@@ -225,14 +226,14 @@ def judge(
     found = bucket.index.find(rows.keys)
     held, is_rolled, is_ours = _held(bucket, rows, standing)
     is_ours &= is_one_of(rows.ids, ids)
-    is_there = (found >= 0) & is_ours
+    is_beyond = is_ours & ~is_rolled & (rows.seqnos > held)
+    is_there = (found >= 0) & is_ours & ~is_beyond
     found = np.where(is_there, found, NOT_THERE)
     changed_at = _at(bucket.changed_at, found, 0)
-    strange = ~is_there & is_ours
+    strange = ~is_there & is_ours & ~is_beyond
     if strange.any():
         changed_at[strange] = bucket.ended_at(rows.of(strange), landed_ends)
-    # A table that holds nothing of a vbucket has not been begun there.
-    is_pending = is_ours & ~is_rolled & ((changed_at > held) | (held == 0))
+    is_pending = is_ours & ~is_rolled & (changed_at > held) & ~is_beyond
     is_judged = ~is_pending & ~is_rolled
     is_live = _at(bucket.is_live, found, False)
     is_first = _is_first(found)
@@ -297,84 +298,6 @@ def twice(numbers: Numbers) -> Numbers:
     """Which of the numbers have come before."""
     order = np.argsort(numbers, kind="stable")
     return np.sort(order[1:][numbers[order[1:]] == numbers[order[:-1]]])
-
-
-# --- a history --------------------------------------------------------------------------------------------------------
-#
-# A version holds from its seqno up to the seqno that ended it. Of one document no two versions hold at once, and the
-# one that is current has no end. Every mutation in `changes` that is not void is a version, up to the batch that the
-# history is merged at; and every version is one of those, unless old changes have been folded.
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Versions:
-    """The rows of a history."""
-
-    rows: HashedRows
-    locators: Locators
-    ends: Numbers
-    """By row: the seqno that ended it, or `NO_END`."""
-    is_current: Marks
-    """By row: as the table is partitioned."""
-
-    @classmethod
-    def joined(cls, parts: list[Versions]) -> Versions:
-        return cls(
-            rows=HashedRows.joined([part.rows for part in parts]),
-            locators=np.concatenate([np.zeros(0, dtype=np.int64), *(part.locators for part in parts)]),
-            ends=np.concatenate([np.zeros(0, dtype=np.int64), *(part.ends for part in parts)]),
-            is_current=np.concatenate([np.zeros(0, dtype=np.bool_), *(part.is_current for part in parts)]),
-        )
-
-
-def faults_of_validity(versions: Versions) -> Iterator[tuple[Marks, str]]:
-    """Marks on versions that can't be as they are, and what to say of them."""
-    has_end = versions.ends != NO_END
-    yield versions.is_current & has_end, "is current, and has an end"
-    yield ~versions.is_current & ~has_end, "is not current, and has no end"
-    yield has_end & (versions.ends <= versions.rows.seqnos), "ends before it begins"
-    yield _overlapping(versions), "begins before the version before it ends"
-
-
-def _overlapping(versions: Versions) -> Marks:
-    rows = versions.rows
-    marks = np.zeros(len(rows), dtype=np.bool_)
-    order = np.lexsort((rows.seqnos, rows.keys[:, 1], rows.keys[:, 0]))
-    before, after = order[:-1], order[1:]
-    is_same = (rows.keys[before] == rows.keys[after]).all(axis=1)
-    ends = np.where(versions.ends == NO_END, _FOREVER, versions.ends)
-    marks[after[is_same & (ends[before] > rows.seqnos[after])]] = True
-    return marks
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LandedVersions:
-    """What a history has to hold by `changes`."""
-
-    rows: HashedRows
-    """Changes of the collection's documents that are not void."""
-    batches: Numbers
-    merged: int
-    """The last batch that is in the history."""
-    is_open: Marks
-    """By vbucket of the group: a rollback that is not in the history yet has changed what `changes` says of it."""
-    vbuckets: range
-
-    def lost(self, versions: Versions) -> Marks:
-        """A mark on the changes that are not among the versions."""
-        marks: Marks = (self.rows.ops == MUTATION) & (self.batches <= self.merged) & ~self._is_open(self.rows)
-        found = HashIndex(versions.rows.hashes, versions.rows.seqnos).find(self.rows.hashes)
-        return marks & (found < 0)
-
-    def unknown(self, versions: Versions) -> Marks:
-        """A mark on the versions that are not among the changes."""
-        found = HashIndex(self.rows.hashes, self.rows.seqnos).find(versions.rows.hashes)
-        return (found < 0) & ~self._is_open(versions.rows)
-
-    def _is_open(self, rows: HashedRows) -> Marks:
-        inside = is_inside(rows.vbuckets, self.vbuckets)
-        is_open: Marks = self.is_open[np.where(inside, rows.vbuckets - self.vbuckets.start, 0)] & inside
-        return is_open
 
 
 # --- typed columns and rejects ----------------------------------------------------------------------------------------
@@ -472,6 +395,7 @@ class JudgedRejects:
     extra: Numbers
     differing: Numbers
     twice: Numbers
+    other_branches: Numbers
     """Rows that are there."""
 
 
@@ -486,6 +410,8 @@ def judge_rejects(expected: Rejected, stored: Rejected) -> JudgedRejects:
     is_same = np.zeros(len(found), dtype=np.bool_)
     is_same[is_there] = (stored.rows.hashes[is_there] == expected.rows.hashes[at]).all(axis=1)
     is_same[is_there] &= (stored.reasons[is_there] == expected.reasons[at]).all(axis=1)
+    is_branch = np.zeros(len(found), dtype=np.bool_)
+    is_branch[is_there] = stored.rows.vbuuids[is_there] == expected.rows.vbuuids[at]
     is_seen = np.zeros(len(expected.rows), dtype=np.bool_)
     is_seen[at] = True
     # A document that is twice in `documents` is said so there.
@@ -494,4 +420,5 @@ def judge_rejects(expected: Rejected, stored: Rejected) -> JudgedRejects:
         extra=np.flatnonzero(~is_there),
         differing=np.flatnonzero(is_there & is_first & ~is_same),
         twice=np.flatnonzero(is_there & ~is_first),
+        other_branches=np.flatnonzero(is_there & is_first & is_same & ~is_branch),
     )

@@ -12,7 +12,7 @@ number of all of them. So a report is small, however much of a table is wrong, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -41,7 +41,16 @@ OWN_LIBRARY = "parquet-cpp-arrow"
 SCAN_BYTES = 2 * 1024 * 1024
 """What is held of a file at once, uncompressed."""
 _ROWS_BITS = 32
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError, pa.ArrowException, LakeDamaged)
+UNREADABLE_FILE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    OverflowError,
+    MemoryError,
+    pa.ArrowException,
+    LakeDamaged,
+)
 """What Arrow raises for bytes that are no Parquet, or are no longer."""
 Locators = NDArray[np.int64]
 ReadsRowGroup = Callable[[FileReader, int], bool]
@@ -61,8 +70,14 @@ class FindingKind(StrEnum):
     TWICE = "twice"
     TYPED_COLUMN = "typed column"
     """A typed column does not hold what the document says."""
+    COLUMN = "column"
+    """A column that the bucket does not have says what can't be by the log, or by other rows."""
     VALIDITY = "validity"
-    """A version is current and has ended, or neither, or two of them hold at once."""
+    """A version is current and has ended, or neither, or two of them hold at once, or it holds at other times."""
+    STATISTICS = "statistics"
+    """The log says other rows, bytes, bounds or nulls of a file than it has: engines skip files by them."""
+    NEVER_LANDED = "never landed"
+    """The bucket has changes, and no landing has ever brought one into the table."""
     MISSING_TABLE = "missing table"
     MISSING_FILE = "missing file"
     DAMAGED_FILE = "damaged file"
@@ -72,7 +87,8 @@ class FindingKind(StrEnum):
     """A failover took back changes that the table holds."""
 
 
-_REPORTED_AGAIN = frozenset({FindingKind.MISSING_FILE, FindingKind.DAMAGED_FILE, FindingKind.MISSING_TABLE})
+OF_FILES = frozenset({FindingKind.MISSING_FILE, FindingKind.DAMAGED_FILE})
+_REPORTED_AGAIN = OF_FILES | {FindingKind.MISSING_TABLE}
 """What is found by every task that meets it. There are few of them."""
 _ORDER = {kind: number for number, kind in enumerate(FindingKind)}
 
@@ -94,6 +110,8 @@ class Finding:
     """That holds it, from the table's directory on."""
     engine: str | None = None
     """What has written that file, where it was not Headwater."""
+    column: str | None = None
+    """That is wrong, where it is known to be one."""
 
     @property
     def sentence(self) -> str:
@@ -118,6 +136,8 @@ class Findings:
 
     kept: dict[tuple[FindingKind, str], list[Finding]] = field(default_factory=dict)
     counts: Counter[tuple[FindingKind, str]] = field(default_factory=Counter)
+    vbuckets: dict[str, set[int]] = field(default_factory=dict)
+    """By table: those of which rows are wrong or missing."""
 
     def add(self, *found: Finding, count: int | None = None) -> None:
         """Take in some of one kind and table; `count` is how many there are, where these are the first only."""
@@ -129,6 +149,8 @@ class Findings:
     def merge(self, others: Findings) -> None:
         """Take in those of another report."""
         self.counts += others.counts
+        for table, vbuckets in others.vbuckets.items():
+            self.locate(table, vbuckets)
         for key, found in others.kept.items():
             for one in found:
                 if one.kind in _REPORTED_AGAIN and any(one.what == known.what for known in self.kept.get(key, ())):
@@ -146,6 +168,10 @@ class Findings:
 
         for key, found in self.kept.items():
             self.kept[key] = [named(one) for one in found]
+
+    def locate(self, table: str, vbuckets: Iterable[int]) -> None:
+        """Something is wrong with rows of these vbuckets."""
+        self.vbuckets.setdefault(table, set()).update(vbuckets)
 
     def _keep(self, finding: Finding) -> None:
         kept = self.kept.setdefault((finding.kind, finding.table), [])
@@ -184,6 +210,8 @@ class TableScan:
     findings: Findings
     added: frozenset[str] = frozenset()
     """Columns that files do not have which were written before those were added: they have null there."""
+    owned: frozenset[str] | None = None
+    """The paths of files whose statistics are judged here; None for all. Several tasks read a file of `changes`."""
     engines: dict[int, str] = field(default_factory=dict)
     """By the number of a file that another engine wrote: its name."""
 
@@ -198,7 +226,7 @@ class TableScan:
         except FileNotFoundError:
             self._report(FindingKind.MISSING_FILE, file, "is not there, and the table's log names it")
             return
-        except _UNREADABLE as error:
+        except UNREADABLE_FILE as error:
             self._report(FindingKind.DAMAGED_FILE, file, _says(error))
             return
         with reader:
@@ -206,12 +234,12 @@ class TableScan:
             try:
                 if OWN_LIBRARY not in reader.created_by:
                     self.engines[number] = reader.created_by or "of no name"
-                self._check_size(file, reader)
+                self._check_statistics(file, reader)
                 for row_group in reader.row_groups:
                     if reads(reader, row_group):
                         yield from self._read_row_group(file, reader, row_group, start)
                     start += reader.row_group_rows(row_group)
-            except _UNREADABLE as error:
+            except UNREADABLE_FILE as error:
                 self._report(FindingKind.DAMAGED_FILE, file, _says(error))
 
     def _read_row_group(self, file: DataFile, reader: FileReader, row_group: int, start: int) -> Iterator[ScannedRows]:
@@ -224,7 +252,7 @@ class TableScan:
                     rows = _with_types(rows, self.schema, self.added)
                     # Without checksums, texts may be none.
                     rows.validate(full=not reader.is_sealed)
-            except _UNREADABLE as error:
+            except UNREADABLE_FILE as error:
                 self._report(FindingKind.DAMAGED_FILE, file, _says(error))
                 return
             if rows is None:
@@ -232,14 +260,11 @@ class TableScan:
             yield ScannedRows(file, rows, np.arange(start, start + rows.num_rows, dtype=np.int64))
             start += rows.num_rows
 
-    def _check_size(self, file: DataFile, reader: FileReader) -> None:
-        """What was put behind the end of a file, or taken from it, and left its end intact."""
-        if reader.size_bytes != file.size_bytes:
-            says = f"has {reader.size_bytes:,} bytes, and the table's log says {file.size_bytes:,}"
-            self._report(FindingKind.DAMAGED_FILE, file, says)
-        elif file.rows and reader.rows != file.rows:
-            says = f"has {reader.rows:,} rows, and the table's log says {file.rows:,}"
-            self._report(FindingKind.DAMAGED_FILE, file, says)
+    def _check_statistics(self, file: DataFile, reader: FileReader) -> None:
+        if self.owned is None or file.path in self.owned:
+            for column, says in file.wrong_statistics(reader):
+                kind = FindingKind.STATISTICS
+                self.findings.add(Finding(kind=kind, table=self.label, what=file.path, says=says, column=column))
 
     def _report(self, kind: FindingKind, file: DataFile, says: str) -> None:
         known = self.findings.kept.get((kind, self.label), ())
@@ -283,7 +308,7 @@ class TableRows:
         """Some of them, by marks or by numbers."""
         return TableRows(scan=self.scan, rows=self.rows.of(chosen), locators=self.locators[chosen])
 
-    def report(self, kind: FindingKind, says: str, *, of_table: str | None = None) -> None:
+    def report(self, kind: FindingKind, says: str, *, of_table: str | None = None, column: str | None = None) -> None:
         """All of them are wrong, in one way; or `of_table` is, because it does not have them."""
         scan, rows = self.scan, self.rows
         label = of_table or scan.label
@@ -299,10 +324,12 @@ class TableRows:
                 seqno=int(rows.seqnos[at]),
                 file=scan.files[locator >> _ROWS_BITS].path if of_table is None else None,
                 engine=scan.engines.get(locator >> _ROWS_BITS) if of_table is None else None,
+                column=column,
             )
             for at, (locator, key) in enumerate(zip(shown.tolist(), scan.keys_of(shown), strict=True))
         ]
         scan.findings.add(*found, count=len(rows))
+        scan.findings.locate(label, np.unique(rows.vbuckets).tolist())
 
 
 def _with_types(rows: pa.Table, schema: pa.Schema, added: frozenset[str]) -> pa.Table:

@@ -194,7 +194,7 @@ _LAND_KEYWORDS = (
     *("every", "storage_options", "columns", "cluster_by", "lake", "fresh", "upkeep", "groups", "iceberg"),
     *("transform", "consistent", "on_batch"),
 )
-_VERIFY_KEYWORDS = ("scopes", "collections", "storage_options", "transform")
+_VERIFY_KEYWORDS = ("scopes", "collections", "storage_options", "transform", "max_pending", "max_age")
 
 
 @takes_options(CONNECT_KEYWORDS)
@@ -207,19 +207,22 @@ def verify(
     collections: Iterable[str] = (),
     storage_options: Mapping[str, str] | None = None,
     transform: TransformFunction | None = None,
+    max_pending: int | None = None,
+    max_age: str | None = None,
     **settings: Unpack[ConnectKeywords],
 ) -> Verification:
     """Compare a bucket with the tables in a directory, on the executors of a session.
 
     `scopes` and `collections` choose what is compared; without them, all that was landed. `transform` is that of the
-    landing, if it had one. The further keywords are those of `headwater.connect`.
+    landing, if it had one. With more changes pending than `max_pending`, or one for longer than `max_age` (`"60s"`),
+    the result `is_behind`. The further keywords are those of `headwater.connect`.
     """
-    from headwater.client.options import check_keywords
+    from headwater.client.options import check_keywords, parse_interval_s
     from headwater.client.settings import ClientSettings, ConnectKeywords
     from headwater.lake.location import Location
     from headwater.lake.notes import keep_verdict
     from headwater.lake.table_state import Selection
-    from headwater.lake.verify import AGENT, compare
+    from headwater.lake.verify import AGENT, Limits, compare
     from headwater.spark.executors import shippable, spark_runner
 
     check_keywords("verify", settings, {*ConnectKeywords.__annotations__, *_VERIFY_KEYWORDS})
@@ -233,6 +236,7 @@ def verify(
         scopes=scopes,
         collections=collections,
         transform=None if transform is None else shippable(transform),
+        limits=Limits(pending_max=max_pending, age_s_max=None if max_age is None else parse_interval_s(max_age)),
         run=spark_runner(spark, AGENT),
     )
     if problem := keep_verdict(location, found, compared=str(Selection.of(scopes, collections))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from headwater.cli import verify as command
 from headwater.lake.location import Location
-from headwater.lake.verify import CollectionVerdict, Verification
+from headwater.lake.verify import CollectionVerdict, Limits, Verification
 from headwater.lake.verify_scan import Finding, FindingKind
 
 ORDERS = CollectionVerdict(name="shop.orders", landed=98_765, pending=300, differing=0)
@@ -21,7 +22,8 @@ EQUAL = Verification(collections=(ITEMS, ORDERS))
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verdict is noted in the lake."""
+    """The verdict is noted in the lake, which is there."""
+    (tmp_path / "lake").mkdir()
     monkeypatch.chdir(tmp_path)
 
 
@@ -97,6 +99,14 @@ def test_findings_are_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
         (unequal(finding(FindingKind.MISSING_FILE)), "Not equal: 1 file is missing."),
         (unequal(finding(FindingKind.MISSING_TABLE)), "Not equal: 1 table is missing."),
         (
+            unequal(finding(FindingKind.STATISTICS)),
+            "Not equal: the statistics in the logs are wrong in 1 place.",
+        ),
+        (
+            unequal(finding(FindingKind.NEVER_LANDED)),
+            "Not equal: no landing has succeeded yet: see why it fails, and land again.",
+        ),
+        (
             unequal(finding(FindingKind.ROLLBACK_PENDING), rolled_back=(3, 4)),
             "Not equal: a failover took back changes of 2 vbuckets that the tables hold: land again.",
         ),
@@ -106,12 +116,54 @@ def test_all_of_it_in_one_sentence(found: Verification, sentence: str) -> None:
     assert found.sentence == sentence
 
 
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        (
+            {"pending_max": 311},
+            "Behind: 312 newer changes are pending, and at most 311 may be; "
+            "100,000 documents in 2 collections are equal.",
+        ),
+        (
+            {"age_s_max": 60.0},
+            "Behind: the oldest has waited for 75 s, and may for 60 s; 100,000 documents in 2 collections are equal.",
+        ),
+        ({"pending_max": 312, "age_s_max": 75.0}, EQUAL.sentence),
+    ],
+)
+def test_what_is_too_far_behind_has_a_sentence_and_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], sentence: str
+) -> None:
+    found = replace(EQUAL, waiting_s=75.0, limits=Limits(**limits))
+    assert found.sentence == sentence
+    result = run(monkeypatch, found)
+    assert result.output.splitlines()[-1] == sentence
+    assert result.exit_code == (3 if found.is_behind else 0)
+    assert found.is_equal
+
+
+def test_a_difference_counts_for_more_than_being_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = replace(unequal(finding(), differing=1), collections=(ORDERS,), limits=Limits(pending_max=0))
+    assert run(monkeypatch, found).exit_code == 1
+    assert found.sentence == "Not equal: 1 fault; behind: 300 newer changes are pending, and at most 0 may be."
+
+
+def test_the_limits_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(command, "compare", lambda *_, **options: asked.update(options) or EQUAL)
+    arguments = ["couchbase://localhost/shop", "lake", "--max-pending", "5", "--max-age", "2m"]
+    assert CliRunner().invoke(command.verify, arguments).exit_code == 0
+    assert asked["limits"] == Limits(pending_max=5, age_s_max=120.0)
+
+
 def test_json_has_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     found = json.loads(run(monkeypatch, EQUAL, "--json").stdout)
     assert found == {
         "equal": True,
+        "behind": False,
         "landed": 100_000,
         "pending": 312,
+        "waiting_s": None,
         "differing": 0,
         "collections": {
             "shop.items": {"landed": 1_235, "pending": 12, "differing": 0},
@@ -134,6 +186,7 @@ def test_json_has_the_findings(monkeypatch: pytest.MonkeyPatch) -> None:
             "kind": "differs",
             "table": "changes",
             "what": "order-1",
+            "column": None,
             "vbucket": 3,
             "seqno": 17,
             "file": None,

@@ -115,12 +115,16 @@ def test_a_newer_removal_is_pending_too() -> None:
     assert bucket.is_pending(at(4, 9)).tolist() == [False, True]
 
 
-def test_a_table_that_has_not_begun_is_pending_as_a_whole() -> None:
+def test_a_table_that_has_not_begun_is_pending_as_a_whole_and_has_no_rows() -> None:
     bucket = bucket_of(A, B)
-    found = judged(bucket, rows_of(change("x", 1)), at(0, 9))
-    assert verdicts(found) == ["ending"]
+    found = judged(bucket, rows_of(change("x", 1), A), at(0, 9))
+    assert verdicts(found) == ["extra", "extra"]
     assert len(found.missing) == 0
     assert bucket.is_pending(at(0, 9)).all()
+
+
+def test_a_row_behind_the_offset_is_extra_also_where_its_key_is_pending() -> None:
+    assert verdicts(judged(bucket_of(A, B), rows_of(A, B), at(4, 9))) == ["equal", "extra"]
 
 
 def test_each_vbucket_has_its_own_place() -> None:
@@ -158,8 +162,8 @@ def test_the_end_of_a_collection_takes_what_is_older(op: str) -> None:
         bucket = bucket_of(*([A] if still_there else []), route, event(op, 6), change("n", 7))
         table = rows_of(A, route, change("n", 7))
         assert verdicts(judged(bucket, table, at(9, 9))) == ["extra", "equal", "equal"]
-        pending = judged(bucket, table, at(5, 9))
-        assert verdicts(pending) == ["" if still_there else "ending", "equal", ""]
+        pending = judged(bucket, rows_of(A, route), at(5, 9))
+        assert verdicts(pending) == ["" if still_there else "ending", "equal"]
         count = int(bucket.is_pending(at(5, 9)).sum()) + int(pending.is_ending.sum())
         assert count == 2, "the document of the collection that ended, and the new one"
 

@@ -1,0 +1,112 @@
+"""`headwater repair`: make again what `headwater verify` finds wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import rich_click as click
+
+from headwater.cli.options import (
+    EXIT_FAILED,
+    LoginOptions,
+    connection_options,
+    errors_reported,
+    storage_option,
+    transform_option,
+)
+from headwater.cli.output import output_console
+from headwater.cli.pipelines import CommandWithPipelines, config_option
+from headwater.cli.verify import print_verification
+from headwater.client.connection_string import ConnectionString
+from headwater.client.settings import ClientSettings
+from headwater.lake.lake import run_in_threads
+from headwater.lake.location import Location
+from headwater.lake.notes import keep_verdict
+from headwater.lake.repair import AGENT, Repair, read_from_bucket
+from headwater.lake.repair import repair as repair_tables
+from headwater.lake.table_state import Selection
+from headwater.lake.transform import Transform, TransformFunction
+from headwater.lake.verify import compare
+from headwater.phrases import printable
+
+
+@click.command(cls=CommandWithPipelines)
+@click.argument("url", metavar="URL|NAME")
+@click.argument("directory", required=False)
+@config_option
+@storage_option
+@transform_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@connection_options
+@errors_reported
+def repair(
+    url: str,
+    directory: str | None,
+    storage_options: dict[str, str],
+    transform: TransformFunction | None,
+    as_json: bool,
+    login: LoginOptions,
+) -> None:
+    """Repair the tables that a bucket was landed in.
+
+    Verifies the tables in DIRECTORY, and makes again what is wrong: the statistics in the logs from the files,
+    `documents`, `rejects` and `history` from `changes`, and vbuckets of `changes` from the bucket. Each is one commit,
+    so readers go on, and a repair that is interrupted is started again. Stop the landing first: a repair that finds one
+    at work ends with an error.
+
+    What the bucket no longer has is lost, and is named: superseded versions in `changes`, and with them versions in
+    `history`. A damaged log can't be repaired.
+
+    The exit code is 0 if the tables are equal afterwards, and 1 otherwise.
+
+    With NAME, the bucket, the tables and how to reach them are those of a pipeline in headwater.toml.
+
+    \b
+    Examples:
+      headwater repair couchbase://localhost/default /data/lake
+      headwater repair shop
+    """
+    if directory is None:
+        raise click.UsageError("Missing argument 'DIRECTORY'.")
+    where = ConnectionString.parse(url)
+    settings = ClientSettings.of(where, login.credentials(where), tls=login.tls_settings, agent=AGENT)
+    location = Location.of(directory, storage_options)
+    sent = None if transform is None else Transform.of(transform)
+    done = repair_tables(
+        location,
+        lambda: compare(settings, location, transform=sent, run=run_in_threads),
+        read_from_bucket(settings, sent),
+        run=run_in_threads,
+    )
+    if problem := keep_verdict(location, done.left, compared=str(Selection())):
+        click.echo(f"Note: {printable(problem)}", err=True)
+    if as_json:
+        click.echo(json.dumps(_as_object(done)))
+    else:
+        _print(done)
+    sys.exit(0 if done.left.is_equal else EXIT_FAILED)
+
+
+def _as_object(done: Repair) -> dict[str, Any]:
+    return {
+        "equal": done.left.is_equal,
+        "found": [one.sentence for one in done.found.findings],
+        "done": done.done,
+        "lost": done.lost,
+        "left": [one.sentence for one in done.left.findings],
+        "sentence": done.left.sentence,
+    }
+
+
+def _print(done: Repair) -> None:
+    console = output_console()
+    for one in done.found.findings:
+        console.print(f"Found: {printable(one.sentence)}", soft_wrap=True, markup=False)
+    for title, sentences in (("Repaired", done.done), ("Lost", done.lost)):
+        for sentence in sentences:
+            console.print(f"{title}: {printable(sentence)}", soft_wrap=True, markup=False)
+    if done.found.is_equal:
+        console.print("There is nothing to repair.")
+    print_verification(done.left)
