@@ -27,10 +27,12 @@ from headwater.lake.layout import (
     GROUPS_TRANSACTION,
     HISTORY_RANGES,
     IS_CURRENT,
+    TABLE_PROPERTY,
     LakeFacts,
     TableKind,
     document_ranges,
     documents_schema,
+    folder_name,
     history_schema,
     rejects_schema,
 )
@@ -190,6 +192,8 @@ class CollectionTables:
     """What it is to be clustered by and can't be yet, as far as that is logged."""
     ids: set[int] = field(default_factory=set)
     """Every collection that has or had this name."""
+    _folder: str = ""
+    """Once it is known; see `location_of`."""
 
     def open(self, asked: ColumnChoice | None) -> None:
         """Open what is there. `asked` are the typed columns that are wanted, if anything is said of them."""
@@ -261,8 +265,17 @@ class CollectionTables:
                 yield table, ranges
 
     def _opened(self, kind: TableKind) -> MergedTable | None:
-        log = DeltaLog.open(self.location.join(kind, self.name))
+        log = DeltaLog.open(self.location_of(kind))
         return None if log is None else MergedTable(log, self.facts)
+
+    def location_of(self, kind: TableKind) -> Location:
+        """Where a table lies, or will. Earlier versions called the folder as the table, also one with a percent sign;
+        a table that they could make is still there."""
+        if not self._folder:
+            of_before = [self.location.join(it, self.name) for it in TableKind if "%" in self.name]
+            is_there = any(it.entries("_delta_log") for it in of_before)
+            self._folder = self.name if is_there else folder_name(self.name)
+        return self.location.join(kind, self._folder)
 
     def merged_at(self, group: int) -> int:
         return NOT_MERGED if self.documents is None else self.documents.merged[group]
@@ -333,12 +346,14 @@ class CollectionTables:
         groups = range(self.facts.groups) if merged != NOT_MERGED else ()
         # delta-rs makes all folders that are missing.
         self.location.identity()
+        location = self.location_of(kind)
+        named = {} if self._folder == self.name else {TABLE_PROPERTY: self.name}
         log = DeltaLog.create(
-            self.location.join(kind, self.name),
+            location,
             schema,
             partition_by=[field_.name for field_ in partition],
             ranges=ranges,
-            properties={**self.facts.to_properties(), **properties},
+            properties={**self.facts.to_properties(), **named, **properties},
             transactions={_merged_transaction(group): merged for group in groups},
             state=TableState(offsets=Offsets(self.facts.bucket_uuid)),
         )

@@ -45,6 +45,7 @@ from headwater.lake.layout import (
     document_columns,
     document_ranges,
     documents_schema,
+    folder_name,
     raw_keys,
     rejects_schema,
     table_name,
@@ -293,12 +294,12 @@ class FirstDocuments:
             DocumentsTarget(
                 name=name,
                 ids=frozenset(id_ for id_ in names if names[id_] == name),
-                location=self.location.join(TableKind.DOCUMENTS, name),
+                location=self.location.join(TableKind.DOCUMENTS, folder_name(name)),
                 files=(),
                 after_batch=NOT_MERGED,
                 columns=chosen_columns(self.columns.get(name, self.columns[EVERY_COLLECTION])),
                 cluster_by=self.cluster_by.get(name, self.cluster_by[EVERY_COLLECTION]),
-                rejects_location=self.location.join(TableKind.REJECTS, name),
+                rejects_location=self.location.join(TableKind.REJECTS, folder_name(name)),
             )
             for name in sorted(due)
         ]
@@ -581,13 +582,13 @@ class Planner:
         return DocumentsTarget(
             name=table.name,
             ids=frozenset(table.ids),
-            location=self.location.join(TableKind.DOCUMENTS, table.name),
+            location=table.location_of(TableKind.DOCUMENTS),
             files=() if table.documents is None else table.documents.files_of(group),
             after_batch=table.merged_at(group),
             columns=table.columns,
             cluster_by=table.cluster_by,
             is_rebuilt=table.documents is not None and table.documents.has_to_be_rebuilt,
-            rejects_location=self.location.join(TableKind.REJECTS, table.name),
+            rejects_location=table.location_of(TableKind.REJECTS),
             rejects_files=() if table.rejects is None else table.rejects.files_of(group),
         )
 
@@ -595,7 +596,7 @@ class Planner:
         return HistoryTarget(
             name=table.name,
             ids=frozenset(table.ids),
-            location=self.location.join(TableKind.HISTORY, table.name),
+            location=table.location_of(TableKind.HISTORY),
             files=() if table.history is None else table.history.files_of(group),
             after_batch=NOT_MERGED if table.history is None else table.history.merged[group],
         )
