@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from headwater.client.offsets import Offsets
-from headwater.errors import ColumnsChanged, LakeDamaged
+from headwater.errors import ColumnsChanged, InvalidColumns, LakeDamaged
 from headwater.lake.column_ddl import ColumnDef, parse_columns, plain_type
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, TableCommit
@@ -197,12 +197,16 @@ class CollectionTables:
 
     def open(self, asked: ColumnChoice | None) -> None:
         """Open what is there. `asked` are the typed columns that are wanted, if anything is said of them."""
-        self.documents = self._opened(TableKind.DOCUMENTS)
-        self.history = self._opened(TableKind.HISTORY)
-        self.rejects = self._opened(TableKind.REJECTS)
-        if self.documents is None or asked is None or asked == ColumnMode.INFER:
+        # What can't be opened is as if it were not there.
+        self.documents = self.history = self.rejects = None
+        documents, history, rejects = (
+            self._opened(kind) for kind in (TableKind.DOCUMENTS, TableKind.HISTORY, TableKind.REJECTS)
+        )
+        columns = None if documents is None else self._read_columns(documents.log)
+        self.documents, self.history, self.rejects = documents, history, rejects
+        self._columns_at = (-1 if documents is None else documents.log.version, columns)
+        if documents is None or asked is None or asked == ColumnMode.INFER:
             return
-        columns = self.columns
         wanted = asked.ddl if isinstance(asked, TypedColumns) else ""
         if wanted != ("" if columns is None else columns.ddl) or (columns is not None and columns.is_inferred):
             inferred = "inferred " if columns is not None and columns.is_inferred else ""
@@ -227,11 +231,18 @@ class CollectionTables:
         ddl = log.properties.get(_COLUMNS_PROPERTY)
         if not ddl:
             return None
-        if ddl != ColumnMode.INFER:
-            is_whole_row = log.properties.get(_MISFITS_PROPERTY) != _ONE_COLUMN
-            return TypedColumns(tuple(parse_columns(ddl)), is_whole_row=is_whole_row)
         own = {*documents_schema(xattrs=self.facts.xattrs).names, GROUP.name}
-        return TypedColumns(tuple(_to_column(it) for it in log.schema if it.name not in own), is_inferred=True)
+        try:
+            if ddl != ColumnMode.INFER:
+                is_whole_row = log.properties.get(_MISFITS_PROPERTY) != _ONE_COLUMN
+                return TypedColumns(tuple(parse_columns(ddl)), is_whole_row=is_whole_row)
+            return TypedColumns(tuple(_to_column(it) for it in log.schema if it.name not in own), is_inferred=True)
+        except (InvalidColumns, KeyError) as error:
+            raise LakeDamaged(
+                f"the typed columns of the table at {log.location.uri} are not what Headwater makes: {error}",
+                hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
+                "builds it again",
+            ) from None
 
     @property
     def cluster_by(self) -> tuple[str, ...]:
