@@ -23,6 +23,7 @@ from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.layout import (
     DOCUMENT_RANGES,
     FIELD,
+    FOLDER_BYTES_MAX,
     GROUP,
     GROUPS_TRANSACTION,
     HISTORY_RANGES,
@@ -283,7 +284,8 @@ class CollectionTables:
         """Where a table lies, or will. Earlier versions called the folder as the table, also one with a percent sign;
         a table that they could make is still there."""
         if not self._folder:
-            of_before = [self.location.join(it, self.name) for it in TableKind if "%" in self.name]
+            could_be_made = "%" in self.name and len(self.name) <= FOLDER_BYTES_MAX
+            of_before = [self.location.join(it, self.name) for it in TableKind if could_be_made]
             is_there = any(it.entries("_delta_log") for it in of_before)
             self._folder = self.name if is_there else folder_name(self.name)
         return self.location.join(kind, self._folder)

@@ -17,6 +17,8 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
+from traceback import extract_tb
 from typing import Any
 
 import pyarrow as pa
@@ -152,10 +154,15 @@ def own_fault(error: BaseException) -> HeadwaterError | None:
     # What delta-rs raises for a panic is no `Exception`, and can't be imported.
     if not isinstance(error, _OF_ONE) and type(error).__name__ != "PanicException":
         return None
-    text = printable(" ".join(str(error).split()))
+    text = printable(" ".join(str(error).split()))[: _REASON_CHARS_MAX // 2]
+    steps = [step for step in extract_tb(error.__traceback__) if "headwater" in step.filename]
+    where = f" ({PurePath(steps[-1].filename).name}, line {steps[-1].lineno})" if steps else ""
+    is_of_files = isinstance(error, OSError | DeltaError)
     return LakeError(
-        f"{type(error).__name__}{text and ': '}{text}"[:_REASON_CHARS_MAX],
-        hint="This is a fault of Headwater: report it, and update when it is fixed",
+        f"{type(error).__name__}{text and ': '}{text}{where}",
+        hint="See that the folders and files of the table can be read and written"
+        if is_of_files
+        else "This is a fault of Headwater: report it, and update when it is fixed",
     )
 
 
