@@ -63,10 +63,11 @@ class SetAside:
 
 
 class AsideTables:
-    """The tables of a lake that are set aside, in one run of a landing."""
+    """The tables of a lake that are set aside, in one run of a landing, or in one look at a lake."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, *, is_logged: bool = True) -> None:
         self._clock = clock
+        self._is_logged = is_logged
         self._tables: dict[str, SetAside] = {}
         self._tried: set[str] = set()
         """Those that take part again, until it shows whether they are in order."""
@@ -95,11 +96,12 @@ class AsideTables:
             failures=failures,
         )
         self._tried.discard(name)
-        logger.warning(
-            "%s is set aside, and tried again in %.0f s: %s",
-            *(name, delay_s, fault),
-            extra=fields(event=LogEvent.TABLE_SET_ASIDE, table=name, reason=fault.reason, duration_s=delay_s),
-        )
+        if self._is_logged:
+            logger.warning(
+                "%s is set aside, and tried again in %.0f s: %s",
+                *(name, delay_s, fault),
+                extra=fields(event=LogEvent.TABLE_SET_ASIDE, table=name, reason=fault.reason, duration_s=delay_s),
+            )
 
     def try_due(self) -> list[str]:
         """Let those take part again whose time has come. Returns their names."""
