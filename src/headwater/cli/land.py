@@ -272,8 +272,8 @@ def land(
 
     What is wrong with one table stops no other: it is set aside, with the reason, and tried again later.
 
-    The exit code is 0 at the end of --once, 1 for a failure or a table that is set aside, 130 after Ctrl-C and 143 after
-    SIGTERM.
+    The exit code is 0 at the end of --once, 1 for a failure or a table that is set aside, 130 after Ctrl-C and 143
+    after SIGTERM.
 
     \b
     Examples:

@@ -2,8 +2,8 @@
 
 A STRING takes any value: a string as it is, all else as its JSON text, as Spark's `from_json` does. No other type takes
 what it would have to change: an INT takes 7 and neither 7.0 nor "7". Of the numbers between those that a DOUBLE has, it
-takes the nearest, as all readers of JSON do, but no whole number that needs more than 64 bits: those are names rather
-than amounts, and the nearest is another one. A TIMESTAMP is a string as ISO 8601 writes it, in
+takes the nearest, as all readers of JSON do, but no whole number that needs more than 64 bits: such a number is an
+identifier more often than an amount, and the nearest one is another. A TIMESTAMP is a string as ISO 8601 writes it, in
 UTC where it names no zone. An array, a map or a struct takes a value only if it takes all that is in it; members of an
 object that a struct does not have are passed over. Of members with one name the last counts, as in readers of JSON.
 

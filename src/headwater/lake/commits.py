@@ -306,7 +306,8 @@ def commit_merges(
         merged |= {(part.name, part.kind, part.group): part for part in fresh}
         for part in fresh:
             if part.fault is not None and part.name not in lake.aside:
-                lake.set_aside(part.name, part.fault)
+                with lake.containing(part.name):
+                    raise part.fault
         _add_columns(lake, fresh)
         tasks = [again for task in tasks if (again := _unfinished(lake, task, merged)).documents]
         if not tasks:

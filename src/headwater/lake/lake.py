@@ -264,6 +264,8 @@ class Lake:
             fault = own_fault(error)
             if fault is None:
                 raise
+            # In a lake that is gone anything may fail first.
+            self.changes.check_there()
             self.set_aside(name, fault)
 
     def set_aside(self, name: str, fault: HeadwaterError) -> None:

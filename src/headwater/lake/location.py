@@ -538,12 +538,17 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")
 """How Rust and Arrow write the number of an error of the system into their texts."""
 
 
-def _disk_error(error: BaseException, where: str) -> LakeError | None:
-    """An error of the disk, whichever library has met it; None for any other."""
+def system_error(error: BaseException) -> int:
+    """The number of an error of the system, whichever library has met it; 0 for any other."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (match := _OS_ERROR.search(str(error))):
         number = int(match[1] or match[2])
-    made = _DISK_ERRORS.get(number or 0)
+    return number or 0
+
+
+def _disk_error(error: BaseException, where: str) -> LakeError | None:
+    """An error of the disk; None for any other."""
+    made = _DISK_ERRORS.get(system_error(error))
     return None if made is None else made(where)
 
 

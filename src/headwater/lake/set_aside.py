@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from traceback import extract_tb
-from typing import Any
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
@@ -30,14 +28,18 @@ from headwater.errors import (
     HeadwaterError,
     InvalidInput,
     LakeError,
+    LakeFull,
     LakeInUse,
     LakeOfOtherBucket,
     LakeUnreachable,
     QueryFailed,
     TablesSetAside,
 )
+from headwater.lake.location import lake_error, system_error
 from headwater.log_fields import LogEvent, fields
 from headwater.phrases import counted, printable
+
+logger = logging.getLogger(__name__)
 
 RETRY_S_MIN, RETRY_S_MAX = 30.0, 600.0
 """How long a table is left alone: longer each time that it fails."""
@@ -131,17 +133,16 @@ def set_aside_error(tables: Sequence[SetAside]) -> TablesSetAside:
 # --- whose fault it is ------------------------------------------------------------------------------------------------
 
 _OF_ALL = (
-    *(LakeInUse, LakeUnreachable, LakeOfOtherBucket, QueryFailed, InvalidInput, ColumnsChanged),
+    *(LakeFull, LakeInUse, LakeUnreachable, LakeOfOtherBucket, QueryFailed, InvalidInput, ColumnsChanged),
     *(ConnectionError, TimeoutError, MemoryError),
 )
 """About the lake, its store, the machine, or what was asked for."""
+_OF_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 _OF_ONE = (
     *(HeadwaterError, DeltaError, pa.ArrowException, OSError),
     *(AssertionError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError),
 )
-_OF_MACHINE = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EMFILE", "ENFILE", "ENOMEM", "ESTALE")}
-_OS_ERROR = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")
-"""How Rust and Arrow write the number of an error of the system."""
+_CAUSES_MAX = 8
 
 
 def own_fault(error: BaseException) -> HeadwaterError | None:
@@ -149,33 +150,18 @@ def own_fault(error: BaseException) -> HeadwaterError | None:
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < _CAUSES_MAX:
         chain.append(cause)
-    if any(isinstance(it, _OF_ALL) or _system_error(it) in _OF_MACHINE for it in chain):
+    if any(isinstance(it, _OF_ALL) or system_error(it) in _OF_MACHINE for it in chain):
         return None
-    if isinstance(error, HeadwaterError):
-        return error
     # What delta-rs raises for a panic is no `Exception`, and can't be imported.
     if not isinstance(error, _OF_ONE) and type(error).__name__ != "PanicException":
         return None
+    hint = "This is a fault of Headwater: report it, and update when it is fixed"
+    if isinstance(error, HeadwaterError | OSError | DeltaError):
+        found = lake_error(error, "a folder of the table")
+        if not isinstance(found, QueryFailed):
+            return found
+        hint = "See that the folders and files of the table can be read and written"
     text = printable(" ".join(str(error).split()))[: _REASON_CHARS_MAX // 2]
     steps = [step for step in extract_tb(error.__traceback__) if "headwater" in step.filename]
     where = f" ({PurePath(steps[-1].filename).name}, line {steps[-1].lineno})" if steps else ""
-    is_of_files = isinstance(error, OSError | DeltaError)
-    return LakeError(
-        f"{type(error).__name__}{text and ': '}{text}{where}",
-        hint="See that the folders and files of the table can be read and written"
-        if is_of_files
-        else "This is a fault of Headwater: report it, and update when it is fixed",
-    )
-
-
-_CAUSES_MAX = 8
-
-
-def _system_error(error: Any) -> int | None:
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
-    match = _OS_ERROR.search(str(error))
-    return int(match[1] or match[2]) if match else None
-
-
-logger = logging.getLogger(__name__)
+    return LakeError(f"{type(error).__name__}{text and ': '}{text}{where}", hint=hint)

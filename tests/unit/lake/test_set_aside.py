@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from headwater.errors import LakeDamaged, LakeUnreachable
+from headwater.errors import LakeDamaged, LakeFull, LakeGone, LakeUnreachable
 from headwater.lake import column_ddl, commits, documents_merge, layout
 from headwater.lake.commits import begin_batch, commit_batch, first_documents, merge
 from headwater.lake.documents_merge import Merged, MergeTask
@@ -192,7 +192,11 @@ def test_a_full_disk_and_a_store_that_does_not_answer_set_no_table_aside(
 ) -> None:
     write(small, "second")
     opened = Location.open_output
-    for error in (OSError(errno.ENOSPC, "no room"), LakeUnreachable("the store is away"), MemoryError()):
+    for error, raised in (
+        (OSError(errno.ENOSPC, "no room"), LakeFull),
+        (LakeUnreachable("the store is away"), LakeUnreachable),
+        (MemoryError(), MemoryError),
+    ):
 
         def fail(location: Location, path: str, error: Exception = error) -> Any:
             if "documents" in location.uri:
@@ -200,7 +204,7 @@ def test_a_full_disk_and_a_store_that_does_not_answer_set_no_table_aside(
             return opened(location, path)
 
         monkeypatch.setattr(Location, "open_output", fail)
-        with pytest.raises(type(error)):
+        with pytest.raises(raised):
             small.land()
         assert aside(small) == []
     monkeypatch.undo()
@@ -280,3 +284,23 @@ def test_a_table_with_a_percent_sign_of_an_earlier_version_keeps_its_folder(tmp_
     assert places == {place for place in small.bucket.sent_documents() if place[1] == HOTEL}
     check_names = DeltaTable(tmp_path / "lake/documents/shop.100%").metadata().configuration
     assert check_names["headwater.table"] == "shop.100%"
+
+
+def test_a_table_that_is_removed_while_it_is_in_use_is_built_again_and_a_lake_is_not(
+    small: SmallLake, clock: Clock
+) -> None:
+    shutil.rmtree(small.directory / "documents" / OTHER)
+    write(small, "second")
+    small.land()
+    assert (missing(small), aside(small)) == ({OTHER}, [OTHER])
+    clock.now_s += RETRY_S_MAX
+    small.lake.try_set_aside()
+    merge(small.lake)
+    check_whole(small)
+    write(small, "third")
+    small.land(merges=False)
+    small.directory.rename(small.directory.with_name("elsewhere"))
+    with pytest.raises((LakeGone, DeltaError)):
+        merge(small.lake)
+    assert aside(small) == []
+    assert not small.directory.exists()
