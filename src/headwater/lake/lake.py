@@ -230,25 +230,16 @@ class Lake:
             if self.tables.keys() <= opened and not stale:
                 break
             for table in self.in_service:
-                self._open_table(table)
+                with self.containing(table.name) if self._is_landed_into else contextlib.nullcontext():
+                    table.open(self.settings.columns_of(table.name))
+                    self._check_cluster_by(table)
             opened = set(self.tables)
             self.changes.refresh()
         for name in stale:
-            fault = LakeDamaged(
-                f"the table of {name} misses changes that have been trimmed from `{TableKind.CHANGES}` since",
-                hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
-                "builds it again",
-            )
-            if not self._is_landed_into:
-                raise fault
-            self.set_aside(name, fault)
+            with self.containing(name) if self._is_landed_into else contextlib.nullcontext():
+                self._check_stale(self.tables[name])
         self._seen_version = self.changes.version
         self._pending = self._boundaries = None
-
-    def _open_table(self, table: CollectionTables) -> None:
-        with self.containing(table.name) if self._is_landed_into else contextlib.nullcontext():
-            table.open(self.settings.columns_of(table.name))
-            self._check_cluster_by(table)
 
     @property
     def in_service(self) -> list[CollectionTables]:
@@ -279,7 +270,11 @@ class Lake:
         whether there were any."""
         due = self.aside.try_due()
         for name in due:
-            self._open_table(self.tables[name])
+            with self.containing(name):
+                table = self.tables[name]
+                table.open(self.settings.columns_of(name))
+                self._check_cluster_by(table)
+                self._check_stale(table)
         if due:
             self._pending = None
             if not self.has_pending:
@@ -290,6 +285,14 @@ class Lake:
         """Whether changes that a table still needs have been trimmed: it was merged after it was opened here."""
         merged = [] if table.documents is None else [at for at in table.documents.merged.values() if at != NOT_MERGED]
         return bool(merged) and min(merged) < self.trimmed_batch
+
+    def _check_stale(self, table: CollectionTables) -> None:
+        if self._is_stale(table):
+            raise LakeDamaged(
+                f"the table of {table.name} misses changes that have been trimmed from `{TableKind.CHANGES}` since",
+                hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
+                "builds it again",
+            )
 
     @property
     def trimmed_batch(self) -> int:

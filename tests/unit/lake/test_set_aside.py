@@ -304,3 +304,33 @@ def test_a_table_that_is_removed_while_it_is_in_use_is_built_again_and_a_lake_is
         merge(small.lake)
     assert aside(small) == []
     assert not small.directory.exists()
+
+
+def test_a_table_of_long_ago_stays_aside_until_it_is_built_again(tmp_path: Path, clock: Clock) -> None:
+    long_ago, yesterday = datetime(2024, 1, 1, tzinfo=UTC), datetime.now(UTC) - timedelta(days=1)
+    small = SmallLake(tmp_path / "lake")
+    write(small, "first")
+    small.land(landed_at=long_ago)
+    table = tmp_path / "lake/documents" / OTHER
+    shutil.copytree(table, tmp_path / "backup")
+    for _ in range(5):
+        write(small, "first")
+        small.bucket.change(0, "deletion", HOTEL, b"first-0")
+        small.land(landed_at=long_ago)
+    assert trim_changes(small.lake, yesterday) > 0
+    shutil.rmtree(table)
+    shutil.move(tmp_path / "backup", table)
+    lake = Lake.open(str(tmp_path / "lake"), aside=AsideTables(clock))
+    assert lake is not None
+    small.lake = lake
+    for _ in range(2):
+        assert "misses changes that have been trimmed" in lake.aside.tables[0].reason
+        clock.now_s += RETRY_S_MAX
+        assert lake.try_set_aside()
+        merge(lake)
+        assert aside(small) == [OTHER], "what it misses is gone: merged, it would hold what was removed"
+    shutil.rmtree(table)
+    clock.now_s += RETRY_S_MAX
+    lake.try_set_aside()
+    merge(lake)
+    check_whole(small)
