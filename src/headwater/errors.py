@@ -394,6 +394,11 @@ class LakeTooNew(LakeError):
     """The tables were made by a newer version of Headwater."""
 
 
+class TablesSetAside(LakeError):
+    """Everything is landed but for some tables, each with a fault of its own: a damaged log, a name that can't be made
+    a folder. `changes` has what they miss."""
+
+
 class ColumnsChanged(LakeError):
     """A table has other typed columns than are asked for now."""
 

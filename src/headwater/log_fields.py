@@ -76,6 +76,10 @@ class LogEvent(StrEnum):
     """A consumer that asked for a stream has to roll back first."""
     STORE_FAILED = "store_failed"
     """Something could not be written to the disk."""
+    TABLE_RETURNED = "table_returned"
+    """A table of documents that was set aside is in order again."""
+    TABLE_SET_ASIDE = "table_set_aside"
+    """A table of documents has a fault of its own, and is tried again later. All other tables go on."""
     USERS_CHANGED = "users_changed"
     """A user was added, changed or removed, or has changed its own password."""
     VBUCKET_DAMAGED = "vbucket_damaged"
@@ -109,6 +113,7 @@ class Fields(TypedDict, total=False):
     replicas: Annotated[int, "how many replicas"]
     rollbacks: Annotated[int, "how many rollbacks"]
     seqno: Annotated[int, "the seqno; of a rollback the last one that stays"]
+    table: Annotated[str, "the name of a table: scope.collection"]
     user: Annotated[str | None, "the name of a user"]
     vbucket: Annotated[int, "the number of a vbucket"]
     vbuckets: Annotated[int, "how many vbuckets"]

@@ -22,6 +22,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from headwater.lake.documents_merge import MergeRules
+from headwater.lake.layout import folder_name
 from headwater.spark import executors, landing
 from headwater.spark.executors import SparkRunner
 from headwater.spark.planning import whole_offset
@@ -214,3 +215,46 @@ def test_without_the_handling_of_rollbacks_the_tables_differ(
     else:
         assert not landed.compare().is_equal
         assert headwater_verify(bucket, landed.folder).returncode == 1
+
+
+def headwater_land(bucket: SourceBucket, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The command, to its end."""
+    command = ("land", bucket.url, "--into", str(folder), "--once", "--groups", "2", "--master", "local[2]")
+    return subprocess.run(
+        [sys.executable, "-m", "headwater", *command, "--memory", "1g"],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S_MAX,
+        check=False,
+        env={**os.environ, "HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD, "COLUMNS": "2000"},
+    )
+
+
+def test_no_document_no_name_and_no_damaged_table_stops_a_landing(
+    spark: SparkSession, bucket: SourceBucket, tmp_path: Path
+) -> None:
+    landed, long = LandedBucket(bucket, spark, tmp_path / "lake"), f"{'s' * 251}.{'c' * 251}"
+    folders = {"shop.x%20y": "shop.x~20y", long: folder_name(long), DEFAULT: DEFAULT}
+    poison = b'{"n\\u0000m": 1, "n": 99999999999999999999, "m": {"a": 1, "A": 2, "a": 3}}'
+    for path in folders:
+        if path != DEFAULT:
+            bucket.create_scope(path.partition(".")[0])
+            bucket.create_collection(path)
+        bucket.put([b"poison"], poison, into=path)
+    landed.land()
+    landed.check_equal()
+    assert all(landed.documents(folder) == {b"poison": poison} for folder in folders.values())
+    # One of the tables is damaged: it is named, and the others go on.
+    log = landed.folder / "documents/shop.x~20y/_delta_log" / f"{0:020}.json"
+    content = log.read_bytes()
+    log.write_text("{")
+    for path in folders:
+        bucket.put([b"more"], b'{"n": 1}', into=path)
+    done = headwater_land(bucket, landed.folder)
+    assert done.returncode == 1
+    assert "Error: the table of shop.x%20y is set aside: the log of the table at " in done.stderr
+    assert "All other tables are landed, and `changes` has what is missing" in done.stderr
+    assert all(landed.documents(folders[path]).keys() == {b"poison", b"more"} for path in (DEFAULT, long))
+    log.write_bytes(content)
+    landed.land()
+    landed.check_equal()

@@ -111,7 +111,15 @@ export interface Landing {
   failure?: string | null;
   page?: string | null;
   node_page?: string | null;
-  status?: { doing: string; lag_seqnos: number | null; failures: number; last_merge_s: number | null };
+  status?: {
+    doing: string;
+    lag_seqnos: number | null;
+    failures: number;
+    last_merge_s: number | null;
+    /** Landings of earlier versions do not say these. */
+    tables_set_aside?: number;
+    set_aside?: { name: string; reason: string; hint: string }[];
+  };
 }
 
 export interface State {

@@ -22,6 +22,12 @@ function health(state: State, heard: Heard): [Tone, string][] {
   if (failures > 0) {
     lines.push(["warn", `${many(failures, "failure")} in a row: the landing tries again, and its log says why.`]);
   }
+  const aside = landing.status?.set_aside ?? [];
+  for (const { name, reason, hint } of aside) {
+    lines.push(["bad", `The table of ${name} is set aside, and misses changes that the others have: ${reason}. ${hint}.`]);
+  }
+  const more = (landing.status?.tables_set_aside ?? 0) - aside.length;
+  if (more > 0) lines.push(["bad", `${many(more, "more table")} ${more === 1 ? "is" : "are"} set aside: the log names them.`]);
   if (state.problem) lines.push(["bad", `The tables can’t be read now: ${state.problem}`]);
   if (lake?.verdict && !lake.verdict.is_equal) {
     lines.push(["bad", `The last verify (${at(lake.verdict.time_s)}) found differences: ${lake.verdict.sentence}`]);

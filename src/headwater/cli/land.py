@@ -83,6 +83,11 @@ METRICS = (
     _kind("last_batch_seconds", "What the last batch took, without merging.", lambda status: status.last_batch_s),
     _kind("last_merge_seconds", "What the last merge of documents took.", lambda status: status.last_merge_s),
     _kind("failures", "Batches that have failed in a row.", lambda status: status.failures),
+    _kind(
+        "tables_set_aside",
+        "Tables with a fault of their own, which miss changes that the others have.",
+        lambda status: status.tables_set_aside,
+    ),
 )
 """What `LandingStatus` says at the moment of the scrape."""
 PAGE_DOCUMENTATION = "1, with the address of the landing's own page, if --ui serves one."
@@ -263,7 +268,10 @@ def land(
     With NAME, the URL and the options are those of a pipeline in headwater.toml. Options on the command line win, and
     --no-FLAG, such as --no-history, turns off a flag that the file turns on.
 
-    The exit code is 0 at the end of --once, 1 for a failure, 130 after Ctrl-C and 143 after SIGTERM.
+    What is wrong with one table stops no other: it is set aside, with the reason, and tried again later.
+
+    The exit code is 0 at the end of --once, 1 for a failure or a table that is set aside, 130 after Ctrl-C and 143
+    after SIGTERM.
 
     \b
     Examples:
@@ -415,7 +423,10 @@ class _View:
         self._as_json = as_json
         self._console = Console(stderr=True, highlight=False)
         self._logs = logs
+        self._is_quiet = quiet
         self._is_live = self._console.is_terminal and not quiet and not as_json and not logs
+        self._said_aside: set[str] = set()
+        """The tables that are said to be set aside."""
         self._query: LandingQuery | None = None
         self._live: Live | None = None
         self._began_s = time.monotonic()
@@ -455,8 +466,21 @@ class _View:
                 self._live = None
 
     def refresh(self) -> None:
-        if self._live is not None and self._query is not None:
-            self._live.update(status_line(self._query.landing_status))
+        status = self.status()
+        if status is None:
+            return
+        if self._live is not None:
+            self._live.update(status_line(status))
+        self._say_set_aside(status)
+
+    def _say_set_aside(self, status: LandingStatus) -> None:
+        """Above the line, or where there is none: each table that is set aside, once. The log says it by itself."""
+        names = {table.name for table in status.set_aside}
+        if not self._is_quiet and not self._as_json and not self._logs:
+            for table in status.set_aside:
+                if table.name not in self._said_aside:
+                    self._console.print(f"{table.name} is set aside: {table.reason}. {table.hint}.", markup=False)
+        self._said_aside = names
 
     def on_batch(self, batch: LandedBatch) -> None:
         self._rows += batch.rows
@@ -498,6 +522,7 @@ def batch_object(batch: LandedBatch) -> dict[str, Any]:
         "documents": status.documents,
         "total_rows": status.rows,
         "total_rollbacks": status.rollbacks,
+        "set_aside": {table.name: table.reason for table in status.set_aside},
     }
 
 
@@ -514,6 +539,7 @@ def status_line(status: LandingStatus) -> Text:
         f"{status.doing}  batch {status.batch:,}  {counted(status.documents, 'document')}  "
         f"lag {lag}, {_age(status.lag_s)}  documents {_age(status.documents_age_s)} behind"
         + (f"  {counted(status.rollbacks, 'rollback')}" if status.rollbacks else "")
+        + (f"  {counted(status.tables_set_aside, 'table')} set aside" if status.tables_set_aside else "")
     )
 
 

@@ -53,8 +53,9 @@ files. The work for executors is in `change_files` (a batch to files), `rollback
 `json_fields` and `json_text`.
 `layout` says which tables there are and which columns they have, `location` where they lie and how files are read and
 written there, in a directory or an object store. `delta_log` is the only module that commits, `table_state` what a
-commit says that the table holds, and `data_files` the only module that knows Parquet. `iceberg_changes` copies
-`changes` to an Iceberg table, and `iceberg_documents` gives the files of `documents` to others.
+commit says that the table holds, and `data_files` the only module that knows Parquet. `set_aside` keeps the fault of
+one table from all others. `iceberg_changes` copies `changes` to an Iceberg table, and `iceberg_documents` gives the
+files of `documents` to others.
 
 `headwater verify` proves it: `verify` is the driver, `verify_group` the task that judges a group of vbuckets,
 `verify_scan` reads every file and keeps the findings, `verify_hashes` makes hashes of rows, `verify_judging` compares

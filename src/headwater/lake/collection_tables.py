@@ -16,21 +16,24 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from headwater.client.offsets import Offsets
-from headwater.errors import ColumnsChanged, LakeDamaged
+from headwater.errors import ColumnsChanged, InvalidColumns, LakeDamaged
 from headwater.lake.column_ddl import ColumnDef, parse_columns, plain_type
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.layout import (
     DOCUMENT_RANGES,
     FIELD,
+    FOLDER_BYTES_MAX,
     GROUP,
     GROUPS_TRANSACTION,
     HISTORY_RANGES,
     IS_CURRENT,
+    TABLE_PROPERTY,
     LakeFacts,
     TableKind,
     document_ranges,
     documents_schema,
+    folder_name,
     history_schema,
     rejects_schema,
 )
@@ -192,15 +195,21 @@ class CollectionTables:
     """What it is to be clustered by and can't be yet, as far as that is logged."""
     ids: set[int] = field(default_factory=set)
     """Every collection that has or had this name."""
+    _folder: str = ""
+    """Once it is known; see `location_of`."""
 
     def open(self, asked: ColumnChoice | None) -> None:
         """Open what is there. `asked` are the typed columns that are wanted, if anything is said of them."""
-        self.documents = self._opened(TableKind.DOCUMENTS)
-        self.history = self._opened(TableKind.HISTORY)
-        self.rejects = self._opened(TableKind.REJECTS)
-        if self.documents is None or asked is None or asked == ColumnMode.INFER:
+        # What can't be opened is as if it were not there.
+        self.documents = self.history = self.rejects = None
+        documents, history, rejects = (
+            self._opened(kind) for kind in (TableKind.DOCUMENTS, TableKind.HISTORY, TableKind.REJECTS)
+        )
+        columns = None if documents is None else self._read_columns(documents.log)
+        self.documents, self.history, self.rejects = documents, history, rejects
+        self._columns_at = (-1 if documents is None else documents.log.version, columns)
+        if documents is None or asked is None or asked == ColumnMode.INFER:
             return
-        columns = self.columns
         wanted = asked.ddl if isinstance(asked, TypedColumns) else ""
         if wanted != ("" if columns is None else columns.ddl) or (columns is not None and columns.is_inferred):
             inferred = "inferred " if columns is not None and columns.is_inferred else ""
@@ -225,11 +234,18 @@ class CollectionTables:
         ddl = log.properties.get(_COLUMNS_PROPERTY)
         if not ddl:
             return None
-        if ddl != ColumnMode.INFER:
-            is_whole_row = log.properties.get(_MISFITS_PROPERTY) != _ONE_COLUMN
-            return TypedColumns(tuple(parse_columns(ddl)), is_whole_row=is_whole_row)
         own = {*documents_schema(xattrs=self.facts.xattrs).names, GROUP.name}
-        return TypedColumns(tuple(_to_column(it) for it in log.schema if it.name not in own), is_inferred=True)
+        try:
+            if ddl != ColumnMode.INFER:
+                is_whole_row = log.properties.get(_MISFITS_PROPERTY) != _ONE_COLUMN
+                return TypedColumns(tuple(parse_columns(ddl)), is_whole_row=is_whole_row)
+            return TypedColumns(tuple(_to_column(it) for it in log.schema if it.name not in own), is_inferred=True)
+        except (InvalidColumns, KeyError) as error:
+            raise LakeDamaged(
+                f"the typed columns of the table at {log.location.uri} are not what Headwater makes: {error}",
+                hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
+                "builds it again",
+            ) from None
 
     @property
     def cluster_by(self) -> tuple[str, ...]:
@@ -263,10 +279,20 @@ class CollectionTables:
                 yield table, ranges
 
     def _opened(self, kind: TableKind) -> MergedTable | None:
-        log = DeltaLog.open(self.location.join(kind, self.name))
+        log = DeltaLog.open(self.location_of(kind))
         if log is not None and self.as_of_batch is not None:
             log = log.as_of(self.as_of_batch)
         return None if log is None else MergedTable(log, self.facts)
+
+    def location_of(self, kind: TableKind) -> Location:
+        """Where a table lies, or will. Earlier versions called the folder as the table, also one with a percent sign;
+        a table that they could make is still there."""
+        if not self._folder:
+            could_be_made = "%" in self.name and len(self.name) <= FOLDER_BYTES_MAX
+            of_before = [self.location.join(it, self.name) for it in TableKind if could_be_made]
+            is_there = any(it.entries("_delta_log") for it in of_before)
+            self._folder = self.name if is_there else folder_name(self.name)
+        return self.location.join(kind, self._folder)
 
     def merged_at(self, group: int) -> int:
         return NOT_MERGED if self.documents is None else self.documents.merged[group]
@@ -337,12 +363,14 @@ class CollectionTables:
         groups = range(self.facts.groups) if merged != NOT_MERGED else ()
         # delta-rs makes all folders that are missing.
         self.location.identity()
+        location = self.location_of(kind)
+        named = {} if self._folder == self.name else {TABLE_PROPERTY: self.name}
         log = DeltaLog.create(
-            self.location.join(kind, self.name),
+            location,
             schema,
             partition_by=[field_.name for field_ in partition],
             ranges=ranges,
-            properties={**self.facts.to_properties(), **properties},
+            properties={**self.facts.to_properties(), **named, **properties},
             transactions={_merged_transaction(group): merged for group in groups},
             state=TableState(offsets=Offsets(self.facts.bucket_uuid)),
         )

@@ -19,8 +19,8 @@ NAME_BYTES_MAX = 255
 """Of a column's name: what the catalogs of Hive and Glue take."""
 _DEPTH_MAX = 16
 _TOKEN = re.compile(r"\s*(?:(?P<quoted>`(?:[^`]|``)+`)|(?P<word>\w+)|(?P<sign>[<>(),:]))", re.ASCII)
-_FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")
-"""What Parquet files and Delta tables do not have in the name of a column."""
+_FORBIDDEN = re.compile(r"[ ,;{}()\n\t=\0]")
+"""What Parquet files and Delta tables do not have in the name of a column. delta-rs cuts a name off at NUL."""
 _SIMPLE: dict[str, pa.DataType] = {
     "string": pa.string(),
     "boolean": pa.bool_(),

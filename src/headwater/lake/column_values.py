@@ -2,9 +2,10 @@
 
 A STRING takes any value: a string as it is, all else as its JSON text, as Spark's `from_json` does. No other type takes
 what it would have to change: an INT takes 7 and neither 7.0 nor "7". Of the numbers between those that a DOUBLE has, it
-takes the nearest, as all readers of JSON do. A TIMESTAMP is a string as ISO 8601 writes it, in
+takes the nearest, as all readers of JSON do, but no whole number that needs more than 64 bits: such a number is an
+identifier more often than an amount, and the nearest one is another. A TIMESTAMP is a string as ISO 8601 writes it, in
 UTC where it names no zone. An array, a map or a struct takes a value only if it takes all that is in it; members of an
-object that a struct does not have are passed over.
+object that a struct does not have are passed over. Of members with one name the last counts, as in readers of JSON.
 
 The same text must always give the same value: `typed_columns` parses documents with this, and `verify` compares.
 """
@@ -12,6 +13,7 @@ The same text must always give the same value: `typed_columns` parses documents 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import reduce
 from itertools import islice
 
@@ -74,6 +76,7 @@ def _numbers(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
     found, good = _cast(values.texts(values.is_one_of(*NUMBERS))[0], type_)
     if pa.types.is_floating(type_):
         good &= np.asarray(pc.fill_null(pc.is_finite(found), False))
+        good &= values.integers()[1] | (values.kinds != JsonKind.INTEGER)
         found = pc.if_else(pa.array(good), found, pa.scalar(None, type_))
     return found, good
 
@@ -133,23 +136,41 @@ def _lists(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
     kind = JsonKind.OBJECT if is_map else JsonKind.ARRAY
     item_type = type_.item_type if is_map else type_.value_type
     good = values.kinds == kind
-    while True:
+    # Parquet has no room for what is inside of a null, so what is bad is left out, and the rest is read again.
+    for _ in range(2):
         members = list_members(values.where(good), kind)
+        names, named = members.names.texts(np.full(len(members.names), is_map))
+        if is_map:
+            members, names, named = _last_of_each_name(members, names, named)
         items, taken = read_values(members.values, item_type)
         is_bad = members.values.is_there & ~taken
-        names, named = members.names.texts(np.full(len(members.names), is_map))
         if is_map:
             is_bad |= ~named
         whole = good & members.is_whole & (_sums(is_bad, members.offsets) == 0)
         if (whole == good).all():
             break
-        # Parquet has no room for what is inside of a null, so what is bad is left out, and the rest is read again.
         good = whole
+    assert (whole == good).all(), "what was good beside a bad value is good without it"
     offsets = pa.array(members.offsets.astype(np.int32))
     mask = pa.array(~good)
     if is_map:
         return pa.MapArray.from_arrays(offsets, names.cast(pa.string()), items, type=type_, mask=mask), good
     return pa.ListArray.from_arrays(offsets, items, type=type_, mask=mask), good
+
+
+def _last_of_each_name(members: JsonMembers, names: pa.Array, named: Marks) -> tuple[JsonMembers, pa.Array, Marks]:
+    """The members without those that another one of the same name follows. DuckDB refuses a table with such a map."""
+    encoded = names.dictionary_encode()
+    numbers = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    rows = np.repeat(np.arange(len(members.is_whole)), np.diff(members.offsets))
+    places = rows * (len(encoded.dictionary) + 1) + numbers
+    last = len(places) - 1 - np.unique(places[::-1], return_index=True)[1]
+    if len(last) == len(places):
+        return members, names, named
+    kept = np.sort(last)
+    offsets = np.searchsorted(kept, members.offsets).astype(np.int64)
+    found = replace(members, offsets=offsets, names=members.names.of(kept), values=members.values.of(kept))
+    return found, names.take(pa.array(kept)), named[kept]
 
 
 def _sums(marks: Marks, offsets: Numbers) -> Numbers:
@@ -180,10 +201,10 @@ def infer_type(values: JsonValues, depth: int = 0) -> pa.DataType:
         return pa.null()
     if kinds <= {*BOOLEANS}:
         return pa.bool_()
-    if kinds == {JsonKind.INTEGER}:
-        return pa.int64() if (values.integers()[1] | ~values.is_there).all() else pa.float64()
     if kinds <= {*NUMBERS}:
-        return pa.float64()
+        type_ = pa.int64() if kinds == {JsonKind.INTEGER} else pa.float64()
+        # A number that no column of numbers holds is a misfit by itself, and would make a misfit of all that it is in.
+        return type_ if depth == 0 or (read_values(values, type_)[1] | ~values.is_there).all() else pa.string()
     if kinds <= {*STRINGS}:
         # Inside of another value a string stays one: one odd date would make all of that value a misfit.
         return _string_type(values) if depth == 0 else pa.string()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from headwater.client.offsets import Offsets
-from headwater.errors import LakeInUse, LakeOutOfStep
+from headwater.errors import LakeError, LakeInUse, LakeOutOfStep
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
 from headwater.lake.column_ddl import to_ddl
@@ -130,7 +130,8 @@ def commit_batch(
             TableCommit(add=added, remove=removed, transactions={BATCH_TRANSACTION: batch.number}, state=state)
         )
         for name in sorted({*state.collections.values()} - {*known.values()}):
-            _create_documents(lake, lake.tables[name], merged=batch.number - 1)
+            with lake.containing(name):
+                _create_documents(lake, lake.tables[name], merged=batch.number - 1)
         rows_by_table: Counter[str] = Counter()
         for report in reports:
             for (id_, _), count in report.document_rows.items():
@@ -203,13 +204,15 @@ def _state_after(
 
 _COMMITS_AT_ONCE = 8
 """So many tables of documents are committed side by side: joins of them see two batches for a short time only."""
+_COLUMN_ROUNDS_MAX = 8
+"""How often the groups of a table are merged again because others have found further columns. Two rounds are common."""
 _IDLE_BATCHES_MAX = 512
 """A table that nothing is pending for says so in its log after so many batches: they are not looked at again then."""
 
 
 def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) -> int:
     """Merge what is pending. Returns the number of merges of groups. `written` is what `first_documents` has come to:
-    these documents are not merged again."""
+    these documents are not merged again. A table that fails is set aside."""
     lake.refresh()
     if lake.is_growing:
         grow_groups(lake, run)
@@ -221,6 +224,7 @@ def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) ->
     results = [[part for part in written if part.group not in groups], *(run(left) if left else [])]
     commit_merges(lake, tasks, results, run)
     _note_idle_tables(lake)
+    lake.aside.settle()
     return len(tasks)
 
 
@@ -235,24 +239,26 @@ def _create_documents(lake: Lake, table: CollectionTables, *, merged: int) -> No
 
 def plan_merges(lake: Lake) -> list[MergeTask]:
     lake.refresh()
-    for name in lake.pending.names:
-        lake.tables[name].refresh()
-        lake.tables[name].keep_statistics()
-    for table in lake.tables.values():
-        # Its collection is known, and it is not there: it was lost, or a crash came before it was made.
-        if table.documents is None:
-            _create_documents(lake, table, merged=NOT_MERGED)
-        elif lake.is_switched(table):
-            lake.step(f"switch columns {table.name}")
-            table.switch_to_inferred()
-        _keep_clustered(lake, table)
-        _check_history(lake, table)
+    pending = lake.pending.names
+    for table in lake.in_service:
+        with lake.containing(table.name):
+            if table.name in pending:
+                table.refresh()
+                table.keep_statistics()
+            # Its collection is known, and it is not there: it was lost, or a crash came before it was made.
+            if table.documents is None:
+                _create_documents(lake, table, merged=NOT_MERGED)
+            elif lake.is_switched(table):
+                lake.step(f"switch columns {table.name}")
+                table.switch_to_inferred()
+            _keep_clustered(lake, table)
+            _check_history(lake, table)
     if lake.is_growing:
         raise LakeInUse(
             f"another landing has cut the tables in {lake.location.uri} into more groups",
             hint="Let only one pipeline write to a directory, then start again: nothing is lost",
         )
-    return lake.planner().plan(lake.tables.values(), lake.pending)
+    return lake.planner().plan(lake.in_service, lake.pending)
 
 
 def _keep_clustered(lake: Lake, table: CollectionTables) -> None:
@@ -293,44 +299,60 @@ def commit_merges(
     """Make merges a part of the tables. Nothing may be landed since they were planned.
 
     A table in whose documents fields have come up gets columns for them before any of these documents. Groups whose
-    task has chosen other columns than all tasks together, such as a narrower type, are merged again.
+    task has chosen other columns than all tasks together, such as a narrower type, are merged again. A table of which
+    one group has failed is set aside as a whole.
     """
     assert all(task.upto_batch == lake.last_batch for task in tasks), "a batch was landed since the merges were planned"
     merged: dict[tuple[str, TableKind, int], Merged] = {}
-    while True:
+    for _ in range(_COLUMN_ROUNDS_MAX):
         fresh = [part for result in results for part in result]
         merged |= {(part.name, part.kind, part.group): part for part in fresh}
-        has_grown = _add_columns(lake, fresh)
+        for part in fresh:
+            if part.fault is not None and part.name not in lake.aside:
+                with lake.containing(part.name):
+                    raise part.fault
+        _add_columns(lake, fresh)
         tasks = [again for task in tasks if (again := _unfinished(lake, task, merged)).documents]
         if not tasks:
             break
-        assert has_grown, "merges with other columns than their table's have found fields that the table has none for"
         lake.step("run merges again")
         results = run(tasks)
+    for name in {target.name for task in tasks for target in task.documents}:
+        fault = LakeError(
+            f"the columns of {name} are others after each of {_COLUMN_ROUNDS_MAX} attempts to add them",
+            hint=f"Give it fixed columns or none, such as --columns '{name}=…', and report this",
+        )
+        lake.set_aside(name, fault)
     by_table: dict[str, dict[TableKind, list[Merged]]] = {}
     for part in merged.values():
-        by_table.setdefault(part.name, {kind: [] for kind in TableKind})[part.kind].append(part)
+        if part.name not in lake.aside:
+            by_table.setdefault(part.name, {kind: [] for kind in TableKind})[part.kind].append(part)
     for name, parts in by_table.items():
-        _commit_beside(lake, lake.tables[name], parts)
+        with lake.containing(name):
+            _commit_beside(lake, lake.tables[name], parts)
     commits: dict[str, Future[None]] = {}
     try:
         with ThreadPoolExecutor(_COMMITS_AT_ONCE, thread_name_prefix="headwater-commit") as pool:
             for name, parts in by_table.items():
-                lake.step(f"commit documents {name}")
-                documents = lake.tables[name].documents
-                assert documents is not None, "it was made before the merge was planned"
-                commits[name] = pool.submit(_commit_parts, lake, documents, parts[TableKind.DOCUMENTS])
+                if name not in lake.aside:
+                    lake.step(f"commit documents {name}")
+                    documents = lake.tables[name].documents
+                    assert documents is not None, "it was made before the merge was planned"
+                    commits[name] = pool.submit(_commit_parts, lake, documents, parts[TableKind.DOCUMENTS])
     finally:
         for name in [name for name, commit in commits.items() if commit.exception() is None]:
             lake.pending.forget(name)
-    for commit in commits.values():
-        commit.result()
+    for name, commit in commits.items():
+        with lake.containing(name):
+            commit.result()
 
 
 def _unfinished(lake: Lake, task: MergeTask, merged: Mapping[tuple[str, TableKind, int], Merged]) -> MergeTask:
     """What of a task has to be done again, now that the tables have their columns."""
     targets = []
     for target in task.documents:
+        if target.name in lake.aside:
+            continue
         part, columns = merged[target.name, TableKind.DOCUMENTS, task.group], lake.tables[target.name].columns
         is_fit = part.columns is None or columns is None or not columns.is_inferred or columns.has(part.columns)
         if not part.is_written or not is_fit:
@@ -338,20 +360,22 @@ def _unfinished(lake: Lake, task: MergeTask, merged: Mapping[tuple[str, TableKin
     return replace(task, documents=tuple(targets), history=())
 
 
-def _add_columns(lake: Lake, parts: Sequence[Merged]) -> bool:
-    """Add the columns that merges want. Returns whether there were any."""
+def _add_columns(lake: Lake, parts: Sequence[Merged]) -> None:
+    """Add the columns that merges want."""
     wanted: dict[str, FieldTypes] = {}
     for part in parts:
         wanted[part.name] = joined_fields(wanted.get(part.name, {}), part.wanted)
-    added = [_add_columns_to(lake, lake.tables[name], found) for name, found in wanted.items() if found]
-    return any(added)
+    for name, found in wanted.items():
+        if found and name not in lake.aside:
+            with lake.containing(name):
+                _add_columns_to(lake, lake.tables[name], found)
 
 
-def _add_columns_to(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> bool:
+def _add_columns_to(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> None:
     lake.step(f"add columns {table.name}")
     added = table.add_columns(wanted)
     if not added:
-        return False
+        return
     table.keep_statistics()
     logger.info("%s: columns added: %s", table.name, to_ddl(added), extra=fields(event=LogEvent.COLUMNS_ADDED))
     if table.columns is not None and len(table.columns.definitions) >= INFERRED_MAX:
@@ -361,7 +385,6 @@ def _add_columns_to(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> 
             INFERRED_MAX,
             extra=fields(event=LogEvent.COLUMNS_ADDED),
         )
-    return True
 
 
 def _commit_beside(lake: Lake, table: CollectionTables, parts: Mapping[TableKind, Sequence[Merged]]) -> None:
@@ -385,7 +408,9 @@ def _commit_parts(lake: Lake, table: MergedTable, parts: Sequence[Merged]) -> No
 
 
 def _note_idle_tables(lake: Lake) -> None:
-    for table in lake.tables.values():
+    """Tables that are set aside are not idle: what they miss is pending."""
+    for table in lake.in_service:
         if table.documents is not None and lake.state.batch - min(table.documents.merged.values()) > _IDLE_BATCHES_MAX:
-            lake.step(f"note idle {table.name}")
-            table.documents.commit(held=lake.state)
+            with lake.containing(table.name):
+                lake.step(f"note idle {table.name}")
+                table.documents.commit(held=lake.state)

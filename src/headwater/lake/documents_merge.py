@@ -16,13 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
 from headwater.client.options import names_keywords
+from headwater.errors import HeadwaterError
 from headwater.lake.change_files import COLLECTION_GONE_OPS, ROLLBACK_OP, ChangeReport
 from headwater.lake.change_rows import KEEP_BYTES, ChangeRows, Fold, Marks, WantedChanges, read_changes, rolled_back
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
@@ -45,12 +46,14 @@ from headwater.lake.layout import (
     document_columns,
     document_ranges,
     documents_schema,
+    folder_name,
     raw_keys,
     rejects_schema,
     table_name,
 )
 from headwater.lake.location import Location
 from headwater.lake.row_order import SORT_BYTES, PlacedRows, in_order, placed_row_groups, sort_columns
+from headwater.lake.set_aside import own_fault
 from headwater.lake.typed_columns import (
     ColumnChoice,
     ColumnGrowth,
@@ -101,6 +104,8 @@ class Merged:
     """What was written: the columns of the table, and those for what is wanted."""
     is_written: bool = True
     """Otherwise it was only looked for what is wanted: the table gets its columns, and it is merged again."""
+    fault: HeadwaterError | None = None
+    """What is wrong with the table, so that it can't be merged into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +128,24 @@ class MergeTask:
         return self.merge(self.read_pending())
 
     def merge(self, pending: Sequence[ChangeRows]) -> list[Merged]:
-        merged = []
+        merged: list[Merged] = []
         for target in self.documents:
-            merged += self._merge_documents(target, self.fold(target, pending))
+            work = partial(self._merge_documents, target, pending)
+            merged += self._contained(TableKind.DOCUMENTS, target.name, work)
         for history in self.history:
-            add, remove = merge_history(history, self.facts, self.group, pending, file_bytes=self.file_bytes)
-            merged.append(Merged(kind=TableKind.HISTORY, name=history.name, group=self.group, add=add, remove=remove))
+            work = partial(self._merge_history, history, pending)
+            merged += self._contained(TableKind.HISTORY, history.name, work)
         return merged
+
+    def _contained(self, kind: TableKind, name: str, work: Callable[[], list[Merged]]) -> list[Merged]:
+        """What the work on one table comes to. A fault of that table is reported, and others go on."""
+        try:
+            return work()
+        except BaseException as error:
+            fault = own_fault(error)
+            if fault is None:
+                raise
+            return [Merged(kind=kind, name=name, group=self.group, add=[], remove=[], fault=fault)]
 
     def read_pending(self) -> list[ChangeRows]:
         targets: list[DocumentsTarget | HistoryTarget] = [*self.documents, *self.history]
@@ -156,7 +172,12 @@ class MergeTask:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def _merge_documents(self, target: DocumentsTarget, fold: Fold) -> list[Merged]:
+    def _merge_history(self, target: HistoryTarget, pending: Sequence[ChangeRows]) -> list[Merged]:
+        add, remove = merge_history(target, self.facts, self.group, pending, file_bytes=self.file_bytes)
+        return [Merged(kind=TableKind.HISTORY, name=target.name, group=self.group, add=add, remove=remove)]
+
+    def _merge_documents(self, target: DocumentsTarget, pending: Sequence[ChangeRows]) -> list[Merged]:
+        fold = self.fold(target, pending)
         touched = [*_touched(target.location, target.files, fold, every=target.is_rebuilt)]
         touched_rejects = [*_touched(target.rejects_location, target.rejects_files, fold, every=target.is_rebuilt)]
 
@@ -293,12 +314,12 @@ class FirstDocuments:
             DocumentsTarget(
                 name=name,
                 ids=frozenset(id_ for id_ in names if names[id_] == name),
-                location=self.location.join(TableKind.DOCUMENTS, name),
+                location=self.location.join(TableKind.DOCUMENTS, folder_name(name)),
                 files=(),
                 after_batch=NOT_MERGED,
                 columns=chosen_columns(self.columns.get(name, self.columns[EVERY_COLLECTION])),
                 cluster_by=self.cluster_by.get(name, self.cluster_by[EVERY_COLLECTION]),
-                rejects_location=self.location.join(TableKind.REJECTS, name),
+                rejects_location=self.location.join(TableKind.REJECTS, folder_name(name)),
             )
             for name in sorted(due)
         ]
@@ -589,13 +610,13 @@ class Planner:
         return DocumentsTarget(
             name=table.name,
             ids=frozenset(table.ids),
-            location=self.location.join(TableKind.DOCUMENTS, table.name),
+            location=table.location_of(TableKind.DOCUMENTS),
             files=() if table.documents is None else table.documents.files_of(group),
             after_batch=table.merged_at(group),
             columns=table.columns,
             cluster_by=table.cluster_by,
             is_rebuilt=table.documents is not None and table.documents.has_to_be_rebuilt,
-            rejects_location=self.location.join(TableKind.REJECTS, table.name),
+            rejects_location=table.location_of(TableKind.REJECTS),
             rejects_files=() if table.rejects is None else table.rejects.files_of(group),
         )
 
@@ -603,7 +624,7 @@ class Planner:
         return HistoryTarget(
             name=table.name,
             ids=frozenset(table.ids),
-            location=self.location.join(TableKind.HISTORY, table.name),
+            location=table.location_of(TableKind.HISTORY),
             files=() if table.history is None else table.history.files_of(group),
             after_batch=NOT_MERGED if table.history is None else table.history.merged[group],
         )

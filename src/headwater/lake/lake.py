@@ -29,7 +29,14 @@ import pyarrow as pa
 
 from headwater.client.offsets import Offsets
 from headwater.client.options import names_keywords
-from headwater.errors import ColumnsChanged, InvalidInput, LakeDamaged, LakeOfOtherBucket, LakeTaken
+from headwater.errors import (
+    ColumnsChanged,
+    HeadwaterError,
+    InvalidInput,
+    LakeDamaged,
+    LakeOfOtherBucket,
+    LakeTaken,
+)
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
@@ -46,6 +53,7 @@ from headwater.lake.layout import (
 )
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.rollbacks import Rollbacks, add_rollback
+from headwater.lake.set_aside import AsideTables, own_fault
 from headwater.lake.table_state import LandedTotals, Selection, TableState
 from headwater.lake.typed_columns import ColumnChoice, ColumnMode, check_cluster_columns
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
@@ -103,6 +111,7 @@ class Lake:
         step: Callable[[str], None],
         writer: str | None,
         as_of_batch: int | None = None,
+        aside: AsideTables | None = None,
     ) -> None:
         self.location = location
         self._as_of_batch = as_of_batch
@@ -113,6 +122,8 @@ class Lake:
         self.step = step
         self.writer = writer or uuid.uuid4().hex
         """Who commits here: another landing has another one."""
+        self.aside = AsideTables() if aside is None else aside
+        self._is_landed_into = aside is not None
         self._pending: Pending | None = None
         self._boundaries: dict[VBucketId, list[Seqno]] | None = None
         self._load()
@@ -127,11 +138,13 @@ class Lake:
         step: Callable[[str], None] = lambda name: None,
         writer: str | None = None,
         as_of_batch: int | None = None,
+        aside: AsideTables | None = None,
     ) -> Lake | None:
         """The lake in a directory, or None where there is none.
 
         `step` is called before each step that a crash could come between, with its name. With `as_of_batch`, all tables
-        are shown as they were when that batch was the last one, for reading.
+        are shown as they were when that batch was the last one, for reading. A table that can't be opened is put on the
+        list `aside`, where one is given; without it, its error is raised.
         """
         location = Location.of(location)
         changes = DeltaLog.open(location.join(TableKind.CHANGES))
@@ -148,7 +161,7 @@ class Lake:
                 hint="Give another directory, or name the bucket that was landed here; if that was deleted and made "
                 "again, it is another one",
             )
-        return cls(location, facts, changes, settings or LakeSettings(), step, writer, as_of_batch)
+        return cls(location, facts, changes, settings or LakeSettings(), step, writer, as_of_batch, aside)
 
     @classmethod
     def create(
@@ -187,7 +200,7 @@ class Lake:
                 tidied_s=time.time(),
             ),
         )
-        lake = cls.open(location, bucket_uuid=bucket_uuid, settings=settings, step=step)
+        lake = cls.open(location, bucket_uuid=bucket_uuid, settings=settings, step=step, aside=AsideTables())
         assert lake is not None, "it has just been made"
         if lake.facts.vbuckets != vbuckets:
             raise LakeDamaged(
@@ -219,27 +232,73 @@ class Lake:
             # Earlier versions have the number of the batch in the transaction only.
             self.state = replace(self.changes.state(), batch=self.last_batch)
             self._know_collections()
-            stale = [table.name for table in self.tables.values() if self._is_stale(table)]
+            stale = [table.name for table in self.in_service if self._is_stale(table)]
             if self.tables.keys() <= opened and not stale:
                 break
-            for table in self.tables.values():
-                table.open(self.settings.columns_of(table.name))
-                self._check_cluster_by(table)
+            for table in self.in_service:
+                with self.containing(table.name) if self._is_landed_into else contextlib.nullcontext():
+                    table.open(self.settings.columns_of(table.name))
+                    self._check_cluster_by(table)
             opened = set(self.tables)
             self.changes.refresh()
-        if stale:
-            raise LakeDamaged(
-                f"the table of {stale[0]} misses changes that have been trimmed from `{TableKind.CHANGES}` since",
-                hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
-                "builds it again",
-            )
+        for name in stale:
+            with self.containing(name) if self._is_landed_into else contextlib.nullcontext():
+                self._check_stale(self.tables[name])
         self._seen_version = self.changes.version
         self._pending = self._boundaries = None
+
+    @property
+    def in_service(self) -> list[CollectionTables]:
+        """The tables that are not set aside."""
+        return [table for table in self.tables.values() if table.name not in self.aside]
+
+    @contextmanager
+    def containing(self, name: str) -> Iterator[None]:
+        """Set a table aside where something fails inside that is its own fault. All others go on."""
+        try:
+            yield
+        except BaseException as error:
+            fault = own_fault(error)
+            if fault is None:
+                raise
+            # In a lake that is gone anything may fail first.
+            self.changes.check_there()
+            self.set_aside(name, fault)
+
+    def set_aside(self, name: str, fault: HeadwaterError) -> None:
+        """Do nothing with a table for a while. What it misses stays in `changes`."""
+        self.aside.put(name, fault)
+        if self._pending is not None:
+            self._pending.forget(name)
+
+    def try_set_aside(self) -> bool:
+        """Let tables that were set aside take part again, once they have been left alone for long enough. Returns
+        whether there were any."""
+        due = self.aside.try_due()
+        for name in due:
+            with self.containing(name):
+                table = self.tables[name]
+                table.open(self.settings.columns_of(name))
+                self._check_cluster_by(table)
+                self._check_stale(table)
+        if due:
+            self._pending = None
+            if not self.has_pending:
+                self.aside.settle()
+        return bool(due)
 
     def _is_stale(self, table: CollectionTables) -> bool:
         """Whether changes that a table still needs have been trimmed: it was merged after it was opened here."""
         merged = [] if table.documents is None else [at for at in table.documents.merged.values() if at != NOT_MERGED]
         return bool(merged) and min(merged) < self.trimmed_batch
+
+    def _check_stale(self, table: CollectionTables) -> None:
+        if self._is_stale(table):
+            raise LakeDamaged(
+                f"the table of {table.name} misses changes that have been trimmed from `{TableKind.CHANGES}` since",
+                hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
+                "builds it again",
+            )
 
     @property
     def trimmed_batch(self) -> int:
@@ -275,7 +334,7 @@ class Lake:
     @property
     def is_growing(self) -> bool:
         """Whether some tables have been cut into more groups, and the lake has not been yet."""
-        return any(table.groups > self.facts.groups for it in self.tables.values() for table, _ in it.with_ranges())
+        return any(table.groups > self.facts.groups for it in self.in_service for table, _ in it.with_ranges())
 
     def set_groups(self, groups: int) -> None:
         """Say that all tables have so many groups."""
@@ -353,13 +412,13 @@ class Lake:
     def pending(self) -> Pending:
         """What waits to be merged."""
         if self._pending is None:
-            names = self.state.collections
+            names = {id_: name for id_, name in self.state.collections.items() if name not in self.aside}
             self._pending = count_pending(
                 self.changes.location, self.changes.files(), self.facts, names, lambda n, g: self.tables[n].merged_at(g)
             )
             built = [
                 table.name
-                for table in self.tables.values()
+                for table in self.in_service
                 if table.documents is None or table.documents.has_to_be_rebuilt or self.is_switched(table)
             ]
             self._pending.urgent |= {(name, group) for name in built for group in range(self.facts.groups)}
@@ -371,7 +430,7 @@ class Lake:
         if self.pending.names or not self.settings.merging.history:
             return bool(self.pending.names)
         planner, groups = self.planner(), range(self.facts.groups)
-        return any(planner.history_lags(table, group) for table in self.tables.values() for group in groups)
+        return any(planner.history_lags(table, group) for table in self.in_service for group in groups)
 
     def documents_as_of_s(self, name: str) -> float | None:
         """Everything that was written to the bucket before this time is in the table of a collection; None where that
@@ -385,6 +444,9 @@ class Lake:
         """What waits to be merged, to be brought up to date. Should anything fail meanwhile, it is counted again."""
         pending, self._pending = self.pending, None
         yield pending
+        for table in self.aside.tables:
+            if table.name in self.aside:
+                pending.forget(table.name)
         self._pending = pending
 
     def planner(self) -> Planner:

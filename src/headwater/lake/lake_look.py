@@ -28,6 +28,7 @@ from headwater.lake.lake import Lake, landed_selection
 from headwater.lake.layout import TableKind, documents_schema
 from headwater.lake.location import Location
 from headwater.lake.notes import LANDING_SILENT_S, LandingNote, Verdict, read_landing, read_verdict
+from headwater.lake.set_aside import SHOWN_MAX, AsideTables
 from headwater.lake.timeline import BatchEvent, Event, RollbackEvent, Timeline
 from headwater.phrases import counted
 
@@ -103,6 +104,8 @@ class LakeLook:
     """Newest first."""
     verdict: Verdict | None
     landing: LandingNote | None
+    unreadable: tuple[str, ...] = ()
+    """Why tables that are there can't be shown, a sentence each."""
 
     @property
     def is_landing(self) -> bool:
@@ -124,6 +127,7 @@ class LakeLook:
             ("landed up to", _moment(self.as_of_s)),
             ("documents up to", _moment(self.documents_as_of_s)),
             ("verified", verdict),
+            *(("can't be read", sentence) for sentence in self.unreadable),
         ]
         rollbacks = [event for event in self.events if isinstance(event, RollbackEvent)][:3]
         facts += [(f"rollback at {_moment(event.time_s)}", event.why) for event in rollbacks]
@@ -168,7 +172,7 @@ class LakeWatch:
         """Nothing was pending."""
 
     def _open(self) -> Lake:
-        lake = Lake.open(self.location)
+        lake = Lake.open(self.location, aside=AsideTables(is_logged=False))
         if lake is None:
             raise InvalidInput(
                 f"{self.location.uri} holds no tables of a bucket", hint="Give the directory that was landed into"
@@ -219,6 +223,7 @@ class LakeWatch:
             events=tuple(self._timeline.events),
             verdict=None,
             landing=None,
+            unreadable=tuple(table.reason for table in lake.aside.tables[:SHOWN_MAX]),
         )
 
     # --- samples ------------------------------------------------------------------------------------------------------
@@ -306,7 +311,7 @@ def _pending_rows(lake: Lake) -> dict[str, int] | None:
 
 def _documents_as_of_s(lake: Lake, pending: dict[str, int] | None) -> float | None:
     """Tables with nothing pending are as new as `changes`."""
-    waiting = lake.tables if pending is None else pending
+    waiting = lake.tables if pending is None else {*pending, *(table.name for table in lake.aside.tables)}
     times = [
         lake.state.as_of_s,
         *(None if (table := lake.tables[name].documents) is None else table.state.as_of_s for name in waiting),

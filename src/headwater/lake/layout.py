@@ -5,12 +5,14 @@
     DIR/history/<scope>.<collection>       one row a version, with the time that it was valid
     DIR/rejects/<scope>.<collection>       the live documents that do not fit the typed columns
 
-Neither a scope's name nor a collection's may have a dot, so the name of a table is read in one way only. All modules of
-the lake use this. What is written here is a file format: tables of earlier versions must stay readable.
+Neither a scope's name nor a collection's may have a dot, so the name of a table is read in one way only. The folder of
+a table has its name, but for what paths can't have (`folder_name`). All modules of the lake use this. What is written
+here is a file format: tables of earlier versions must stay readable.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -134,6 +136,27 @@ def table_name(scope: str | None, collection: str | None, collection_id: int) ->
     if scope is None or collection is None:
         return f"_unnamed.{collection_id:x}"
     return f"{scope}.{collection}"
+
+
+FOLDER_BYTES_MAX = 255
+"""Of a folder's name: what file systems take."""
+_DIGEST_CHARS = 32
+TABLE_PROPERTY = "headwater.table"
+"""The name of a table whose folder has another one."""
+
+
+def folder_name(table: str) -> str:
+    """The folder that a table lies in, under each kind. No two tables have the same.
+
+    Names consist of letters, digits, `_`, `-` and `%`. A percent sign becomes `~`, because delta-rs reads `%20` in a
+    path as a space. A name that is too long for a folder is cut, and gets its digest behind `.~`, which no other folder
+    has: no collection's name begins with a percent sign.
+    """
+    name = table.replace("%", "~")
+    if len(name) <= FOLDER_BYTES_MAX:
+        return name
+    digest = hashlib.sha256(table.encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"{name[: FOLDER_BYTES_MAX - _DIGEST_CHARS - 2]}.~{digest}"
 
 
 # --- the columns of the tables ----------------------------------------------------------------------------------------

@@ -47,6 +47,9 @@ _STORES = {
 }
 """The schemes of object stores, and how the environment variables begin that are about them."""
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):(?=/)")
+_UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]|^\x00-\x1f\x7f]")
+_UNUSABLE_IN_STORES = re.compile(r"%25[0-9A-Fa-f]{2}|[#?\\\[\]|^\x00-\x1f\x7f]")
+"""What delta-rs would look for in another place than Arrow and obstore, or ends with a panic for."""
 _CLIENT_OPTIONS = frozenset(
     {"allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url", "proxy_ca_certificate",
      "proxy_excludes", "user_agent", "root_certificate"}
@@ -117,8 +120,17 @@ class Location:
     @classmethod
     def of(cls, text: str | Self, options: Mapping[str, str] | None = None) -> Self:
         """The location that a user has given. Raises `InvalidInput` for one that can't be used."""
-        if not isinstance(text, str):
-            return text
+        location = text if not isinstance(text, str) else cls._of_text(text, options)
+        unusable = (_UNUSABLE if location.is_local else _UNUSABLE_IN_STORES).search(location.uri)
+        if unusable is not None:
+            raise InvalidInput(
+                f"tables can't lie in {location.uri!r}: delta-rs does not open a path with {unusable[0]!r}",
+                hint="Give a path without it; letters of any language, spaces and -_.,~+ are fine",
+            )
+        return location
+
+    @classmethod
+    def _of_text(cls, text: str, options: Mapping[str, str] | None) -> Self:
         match = _SCHEME.match(text)
         scheme = match[1].lower() if match else "file"
         if scheme in _STORES:
@@ -526,12 +538,17 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")
 """How Rust and Arrow write the number of an error of the system into their texts."""
 
 
-def _disk_error(error: BaseException, where: str) -> LakeError | None:
-    """An error of the disk, whichever library has met it; None for any other."""
+def system_error(error: BaseException) -> int:
+    """The number of an error of the system, whichever library has met it; 0 for any other."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (match := _OS_ERROR.search(str(error))):
         number = int(match[1] or match[2])
-    made = _DISK_ERRORS.get(number or 0)
+    return number or 0
+
+
+def _disk_error(error: BaseException, where: str) -> LakeError | None:
+    """An error of the disk; None for any other."""
+    made = _DISK_ERRORS.get(system_error(error))
     return None if made is None else made(where)
 
 

@@ -280,9 +280,11 @@ class TypedColumns:
         columns = self.by_field[field]
         kinds = _wider_kinds(columns[0])
         values = left.of(left.is_one_of(*kinds))
+        type_ = pa.float64() if kinds == NUMBERS else pa.string()
+        if kinds == NUMBERS:
+            values = values.of(read_values(values, type_)[1])
         if not len(values) or len(self.definitions) >= INFERRED_MAX:
             return None
-        type_ = pa.float64() if kinds == NUMBERS else pa.string()
         if kinds == STRINGS and infer_type(values) == TIMESTAMP:
             type_ = TIMESTAMP
         is_new = type_ not in [column.type for column in columns]
@@ -338,11 +340,12 @@ class ColumnGrowth:
         if self.columns is self._before and not self.is_settled and len(documents) > 4 * self._sample_rows:
             sample = pa.array(np.linspace(0, len(documents) - 1, self._sample_rows, dtype=np.int64))
             self._grow(self.columns.parse(documents.take(sample), discovers=True))
-        while True:
+        for _ in range(INFERRED_MAX + 1):
             unsettled = {name: type_ for name, type_ in self.found.items() if name not in self._before.by_field}
             parsed = self.columns.parse(documents, discovers=True, unsettled=unsettled)
             if not self._grow(parsed):
                 return parsed
+        raise AssertionError("each round but the last has added a column")
 
     def _grow(self, parsed: Parsed) -> bool:
         """Have columns for what is wanted. Returns whether there are more of them now."""

@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -188,17 +188,18 @@ def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYT
         removed = [file for part in sets for file in part]
         lake.commit_changes(TableCommit(add=joined, remove=removed, state=lake.state, is_rearrangement=True))
     gone = sum(len(part) for part in sets) - len(joined)
-    for tables in lake.tables.values():
-        for table, ranges in tables.with_ranges():
-            sets = files_to_join(table.log.files(), file_bytes=file_bytes)
-            cluster_by = tables.cluster_by if table is tables.documents else ()
-            task = partial(JoinTask, location=table.log.location, file_bytes=file_bytes, cluster_by=cluster_by)
-            joined = _joined([task(files=part, facts=None, ranges=ranges) for part in sets], run)
-            if sets:
-                lake.step("join documents")
-                removed = [file for part in sets for file in part]
-                table.commit(add=joined, remove=removed)
-            gone += sum(len(part) for part in sets) - len(joined)
+    for tables in lake.in_service:
+        with lake.containing(tables.name):
+            for table, ranges in tables.with_ranges():
+                sets = files_to_join(table.log.files(), file_bytes=file_bytes)
+                cluster_by = tables.cluster_by if table is tables.documents else ()
+                task = partial(JoinTask, location=table.log.location, file_bytes=file_bytes, cluster_by=cluster_by)
+                joined = _joined([task(files=part, facts=None, ranges=ranges) for part in sets], run)
+                if sets:
+                    lake.step("join documents")
+                    removed = [file for part in sets for file in part]
+                    table.commit(add=joined, remove=removed)
+                gone += sum(len(part) for part in sets) - len(joined)
     return gone
 
 
@@ -250,10 +251,16 @@ class RegroupTask:
 
 
 def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
-    """Cut the tables into as many groups as their documents need, or as was begun."""
-    for collection in lake.tables.values():
-        collection.refresh()
-    tables = [(it, table, ranges) for it in lake.tables.values() for table, ranges in it.with_ranges()]
+    """Cut the tables into as many groups as their documents need, or as was begun.
+
+    It is not begun while a table is set aside: that one would have to be built again. One that fails meanwhile has to.
+    """
+    for collection in lake.in_service:
+        with lake.containing(collection.name):
+            collection.refresh()
+    if len(lake.aside) and not lake.is_growing:
+        return
+    tables = [(it, table, ranges) for it in lake.in_service for table, ranges in it.with_ranges()]
     groups = max(table.groups for _, table, _ in tables) if lake.is_growing else lake.facts.grown(lake.documents)
     if groups == lake.facts.groups:
         return
@@ -277,9 +284,10 @@ def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BY
             )
             for files in parts.values()
         ]
-        added = [file for files in (run(tasks) if tasks else []) for file in files]
-        lake.step(f"regroup {collection.name}")
-        table.regroup(groups, add=added, remove=table.log.files())
+        with lake.containing(collection.name):
+            added = [file for files in (run(tasks) if tasks else []) for file in files]
+            lake.step(f"regroup {collection.name}")
+            table.regroup(groups, add=added, remove=table.log.files())
     lake.step("regroup the lake")
     lake.set_groups(groups)
     logger.info("the tables have %d groups now", groups, extra=fields(event=LogEvent.GROUPS_GROWN))
@@ -428,19 +436,25 @@ def vacuum(lake: Lake, *, retention_hours: int = VACUUM_HOURS_DEFAULT) -> int:
             f"files of the last {retention_hours} hours can't be deleted safely",
             hint=f"Give a retention of at least {VACUUM_HOURS_MIN} hours",
         )
-    return sum(log.vacuum(state, retention_hours=retention_hours) for log, state in _logs(lake))
+    deleted = 0
+    for log, state, contained in _logs(lake):
+        with contained:
+            deleted += log.vacuum(state, retention_hours=retention_hours)
+    return deleted
 
 
 def clean_logs(lake: Lake, *, retention_days: int = LOG_RETENTION_DAYS) -> None:
     """Delete entries of the logs that are older than so many days. Versions before them can't be read any more."""
     oldest_s = time.time() - retention_days * 24 * 3600
-    for log, state in _logs(lake):
-        if log.has_entries_before(oldest_s):
-            log.clean(state, retention_days=retention_days)
+    for log, state, contained in _logs(lake):
+        with contained:
+            if log.has_entries_before(oldest_s):
+                log.clean(state, retention_days=retention_days)
 
 
-def _logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState]]:
-    yield lake.changes, lake.state
-    for tables in lake.tables.values():
+def _logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState, AbstractContextManager[None]]]:
+    """The logs of all tables, what they say, and what contains a fault of that table."""
+    yield lake.changes, lake.state, nullcontext()
+    for tables in lake.in_service:
         for table, _ in tables.with_ranges():
-            yield table.log, table.state
+            yield table.log, table.state, lake.containing(tables.name)

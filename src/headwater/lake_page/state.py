@@ -87,10 +87,12 @@ class LakeState:
     def _look_again(self) -> None:
         began_s = time.monotonic()
         try:
-            self._look, self._problem = self._watch.look(), None
+            self._look = self._watch.look()
+            problem = "; ".join(self._look.unreadable)
         except (HeadwaterError, OSError) as error:
-            # Where the log of a table is damaged, delta-rs says so in many lines.
-            self._problem = " ".join(str(error).split())[:PROBLEM_CHARS_MAX]
+            problem = str(error)
+        # Where the log of a table is damaged, delta-rs says so in many lines.
+        self._problem = " ".join(problem.split())[:PROBLEM_CHARS_MAX] or None
         ended_s = time.monotonic()
         self._next_look_s = ended_s + max(self.every_s, (ended_s - began_s) / self.share_max)
 

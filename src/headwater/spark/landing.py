@@ -34,6 +34,7 @@ from headwater.lake.lake_look import html_facts
 from headwater.lake.layout import TableKind, groups_for
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.notes import LANDING_EVERY_S, LandingNote, keep_landing
+from headwater.lake.set_aside import AsideTables
 from headwater.lake.table_state import Selection
 from headwater.lake.transform import TransformFunction
 from headwater.log_fields import LogEvent, fields
@@ -108,7 +109,7 @@ class Landing:
         if self.iceberg is not None:
             load_catalog_of(self.iceberg, location)
         location.check()
-        lake = Lake.open(location, bucket_uuid=bucket.uuid, settings=self.lake)
+        lake = Lake.open(location, bucket_uuid=bucket.uuid, settings=self.lake, aside=AsideTables())
         if lake is not None:
             _check_same_options(lake, options, self.groups)
             lake.check_transform(transform)
@@ -315,11 +316,13 @@ class LandingQuery:
         return True
 
     def processAllAvailable(self) -> None:  # noqa: N802
-        """Wait until all that is in the bucket now is in all tables. Raises what ends it before."""
+        """Wait until all that is in the bucket now is in all tables. Raises what ends it before, and `TablesSetAside`
+        if some tables can't be brought up to it."""
         asked_s = time.time()
         while not self.awaitTermination(_POLL_S):
             as_of_s = self._loop.lag.as_of_s
             if as_of_s is not None and as_of_s >= asked_s and not self._loop.ask_for_merge():
+                self._loop.check_set_aside()
                 return
 
     def stop(self) -> None:

@@ -44,6 +44,7 @@ from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings
 from headwater.lake.iceberg_documents import IcebergDocuments
 from headwater.lake.lake import Lake
 from headwater.lake.location import lake_error
+from headwater.lake.set_aside import SHOWN_MAX, SetAside, set_aside_error
 from headwater.lake.transform import Transform
 from headwater.lake.upkeep import clean_logs, grow_groups, join_files, trim_changes, vacuum
 from headwater.log_fields import LogEvent, fields
@@ -119,6 +120,10 @@ class LandingStatus:
     """Failures in a row."""
     failure: str | None = None
     """What the last of them was, until a turn succeeds."""
+    tables_set_aside: int = 0
+    """Tables with a fault of their own, which miss changes that the others have."""
+    set_aside: tuple[SetAside, ...] = ()
+    """The first of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +233,7 @@ class LandingLoop:
         now_s = time.time()
         numbers, lag_s = self._numbers, self.lag.seconds(now_s)
         age_s = lag_s
-        if numbers.has_pending:
+        if numbers.has_pending or numbers.set_aside:
             merged_s = numbers.documents_as_of_s
             age_s = None if merged_s is None else max(0.0, now_s - merged_s)
         return LandingStatus(
@@ -246,12 +251,20 @@ class LandingLoop:
             last_merge_s=self._last_merge_s,
             failures=self._failures,
             failure=None if self._failure is None else str(self._failure),
+            tables_set_aside=len(numbers.set_aside),
+            set_aside=numbers.set_aside[:SHOWN_MAX],
         )
+
+    def check_set_aside(self) -> None:
+        """Raise `TablesSetAside` if any table is."""
+        if aside := self._numbers.set_aside:
+            raise set_aside_error(aside)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Land until everything is landed, or until it is stopped. Raises what ends it before."""
+        """Land until everything is landed, or until it is stopped. Raises what ends it before, and `TablesSetAside` if
+        everything is landed but for some tables."""
         backoff = Backoff(delay_s_min=_RETRY_S_MIN, delay_s_max=_RETRY_S_MAX, random=lambda: 1.0)
         try:
             while not self._stopping.is_set():
@@ -267,7 +280,7 @@ class LandingLoop:
                         self._wait(began_s + self._every_s)
                     elif not has_read or self._is_at_cut:
                         self._merge()
-                        return
+                        break
                 except (HeadwaterError, *_OF_LIBRARIES) as error:
                     if self._stopping.is_set():
                         return
@@ -276,6 +289,8 @@ class LandingLoop:
                     delay_s = backoff.delay_s(self._failures)
                     self._report_failure(cause, delay_s)
                     self._pause(delay_s)
+            if self._every_s is None and not self._stopping.is_set():
+                self.check_set_aside()
         except BaseException:
             if not self._stopping.is_set():
                 raise
@@ -333,6 +348,7 @@ class LandingLoop:
             settings=before.settings,
             step=before.step,
             writer=before.writer,
+            aside=before.aside,
         )
         if lake is None:
             raise before.location.gone()
@@ -373,6 +389,8 @@ class LandingLoop:
         """Land what is new in the bucket. Returns whether anything was."""
         lake = self._lake
         lake.refresh()
+        if lake.try_set_aside():
+            self._numbers = _TableNumbers.of(lake)
         self._keep_iceberg(lake)
         self._begin_at_start(lake)
         lake.step("plan")
@@ -409,6 +427,7 @@ class LandingLoop:
             self._keep_iceberg(lake)
             merges = self._merge(written) if written else self._merge_if_due()
             self._keep_tidy(lake, committed.number)
+            self._numbers = _TableNumbers.of(lake)
         finally:
             # Whatever fails now, the batch is landed.
             self._report(committed, merges)
@@ -574,11 +593,13 @@ class _TableNumbers:
     tables: int
     has_pending: bool
     documents_as_of_s: float | None
-    """Everything that was written before this time is in `documents`, where something is pending."""
+    """Everything that was written before this time is in `documents`, where something is pending or set aside."""
+    set_aside: tuple[SetAside, ...]
 
     @classmethod
     def of(cls, lake: Lake) -> _TableNumbers:
-        times = [lake.documents_as_of_s(name) for name in lake.pending.names]
+        set_aside = lake.aside.tables
+        times = [lake.documents_as_of_s(name) for name in lake.pending.names | {table.name for table in set_aside}]
         return cls(
             batch=lake.last_batch,
             rows=None if lake.state.totals is None else lake.state.totals.rows,
@@ -587,6 +608,7 @@ class _TableNumbers:
             tables=len(lake.tables),
             has_pending=lake.has_pending,
             documents_as_of_s=None if None in times else min((at for at in times if at is not None), default=None),
+            set_aside=set_aside,
         )
 
 

@@ -22,6 +22,7 @@ from headwater.cli.land import METRICS, LandingMetrics, _run, _View, land, statu
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
 from headwater.lake.lake import LakeSettings
+from headwater.lake.set_aside import SetAside
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
 from headwater.spark.landing_loop import LandedBatch, LandingStatus
 from support.lake_model import HOTEL, SmallLake, with_columns
@@ -31,6 +32,9 @@ STATUS = LandingStatus(
     is_active=True, doing="waiting", batch=3, rows=1200, rollbacks=2, documents=900, tables=2, lag_seqnos=17,
     lag_s=2.5, documents_age_s=300.0, last_batch_s=0.5, last_merge_s=None, failures=0,
 )  # fmt: skip
+
+
+ASIDE = SetAside(name="a.b", reason="its log is damaged", hint="Bring it back", since_s=1.0, retry_s=31.0, failures=1)
 
 
 def batch(rows: int = 1) -> LandedBatch:
@@ -139,8 +143,22 @@ def test_a_line_of_json_for_each_batch(capsys: pytest.CaptureFixture[str]) -> No
         "documents": 900,
         "total_rows": 1200,
         "total_rollbacks": 2,
+        "set_aside": {},
     }
     assert second["rows"] == 8
+    aside = replace(batch(), status=replace(STATUS, tables_set_aside=1, set_aside=(ASIDE,)))
+    run(Query([aside]), as_json=True)
+    assert json.loads(capsys.readouterr().out)["set_aside"] == {"a.b": "its log is damaged"}
+
+
+def test_a_table_that_is_set_aside_is_said_once_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    query = Query([batch()], landing_status=replace(STATUS, tables_set_aside=1, set_aside=(ASIDE,)))
+    landing: Any = Landing(query)
+    view = _View(as_json=False, quiet=False)
+    _run(landing, LAKE, None, view, None)
+    view.refresh()
+    assert capsys.readouterr().err.count("a.b is set aside: its log is damaged. Bring it back.\n") == 1
+    assert str(status_line(query.landing_status)).endswith("2 rollbacks  1 table set aside")
 
 
 def test_the_line_says_what_is_known() -> None:
@@ -290,8 +308,9 @@ def test_the_numbers_are_those_of_the_status() -> None:
         "headwater_land_last_batch_seconds": 0.3,
         "headwater_land_last_merge_seconds": 1.1,
         "headwater_land_failures": 0,
+        "headwater_land_tables_set_aside": 0,
     }
-    assert len(METRICS) == len(fields(LandingStatus)) - 2, "all of it but the words"
+    assert len(METRICS) == len(fields(LandingStatus)) - 3, "all of it but the words"
 
 
 def test_what_is_not_known_is_left_out() -> None:

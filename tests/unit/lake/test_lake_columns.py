@@ -210,3 +210,60 @@ def test_a_lake_of_the_version_before_stays_as_it_is_and_can_be_switched(tmp_pat
     assert sorted((row["key"], row["field"]) for row in small.rows(f"rejects/{DEFAULT}")) == [("e", "n"), ("f", "n")]
     assert not small.reopen().has_pending
     check(small)
+
+
+def test_of_equal_names_in_an_object_the_last_counts_in_every_type_of_column(tmp_path: Path) -> None:
+    members = ", ".join(f'"user-{number}": 1' for number in range(65))
+    small = SmallLake(tmp_path)
+    small.write(0, "a", value=b'{"n": 1, "m": {"b": 1, "B": "x", "b": 2}, "s": {"x": 1, "x": 2}, "n": 3}')
+    small.write(0, "b", value=f'{{"m": {{{members}, "user-7": null, "\\u0075ser-8": 5, "z\\u0000z": 4}}}}'.encode())
+    small.write(0, "c", value=b'{"l": [{"X": 1, "x": 1, "X": 2}], "s": {"x": "no", "x": 5}}')
+    small.land()
+    rows = duckdb.execute(
+        f"SELECT key, n, m, s, l FROM read_parquet('{tmp_path}/{DOCUMENTS}/*/*.parquet') ORDER BY key"
+    ).fetchall()
+    names = {f"user-{number}": "1" for number in range(65)} | {"user-7": None, "user-8": "5", "z\0z": "4"}
+    assert rows == [
+        ("a", 3, {"B": "x", "b": "2"}, {"x": "2"}, None),
+        ("b", None, names, None, None),
+        ("c", None, None, {"x": "5"}, [{"x": 1, "X": 2}]),
+    ]
+    check(small)
+
+
+def test_numbers_that_no_column_of_numbers_holds_are_rejected_and_never_rounded(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "amount", value=b'{"n": 9007199254740993, "d": 1.5}')
+    small.write(1, "whole", value=b'{"n": 123456789012345678901, "d": 18446744073709551615}')
+    small.write(
+        2, "large", value=b'{"n": 1e400, "d": -1e999, "l": [18446744073709551616], "only": 9999999999999999999}'
+    )
+    small.land()
+    small.write(1, "later", value=b'{"n": 99999999999999999999, "d": 2, "l": [1], "only": 5}')
+    small.land()
+    assert held(small, "n", "d", "l", "only") == {
+        "amount": (2.0**53, 1.5, None, None),
+        "whole": (None, None, None, None),
+        "large": (None, None, ["18446744073709551616"], None),
+        "later": (None, 2.0, ["1"], 5),
+    }
+    fields = sorted((row["key"], row["field"], row["reason"]) for row in small.rows(f"rejects/{DEFAULT}"))
+    assert fields == [
+        ("large", "d", "column d: DOUBLE can't hold a number like this"),
+        ("large", "n", "column n: DOUBLE can't hold a number like this"),
+        ("large", "only", "column only: BIGINT can't hold a number like this"),
+        ("later", "n", "column n: DOUBLE can't hold a number like this"),
+        ("whole", "d", "column d: DOUBLE can't hold a number like this"),
+        ("whole", "n", "column n: DOUBLE can't hold a number like this"),
+    ]
+    assert verify_model(small.lake, small.bucket).findings.first() == ()
+
+
+def test_a_name_that_no_column_can_have_stays_in_the_document(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a", value=b'{"n\\u0000m": 1, "s": {"x": {"n\\u0000m": 1}}, "n": 2}')
+    small.land()
+    assert held(small, "n", "s", "document") == {
+        "a": (2, {"x": [("n\0m", 1)]}, '{"n\\u0000m": 1, "s": {"x": {"n\\u0000m": 1}}, "n": 2}')
+    }
+    assert verify_model(small.lake, small.bucket).findings.first() == ()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from headwater.client.changes import split_keys
 from headwater.errors import LakeDamaged, LakeTooNew
@@ -12,6 +17,7 @@ from headwater.lake.layout import (
     LakeFacts,
     TableKind,
     changes_schema,
+    folder_name,
     groups_for,
     raw_keys,
     table_name,
@@ -55,6 +61,32 @@ def test_tables_have_their_places() -> None:
     place = Location("/lake/")
     assert place.join(TableKind.CHANGES).uri == "/lake/changes"
     assert place.join(TableKind.REJECTS, "inventory.hotel").uri == "/lake/rejects/inventory.hotel"
+
+
+_LEGAL = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-%"
+_names = st.builds(operator.add, st.sampled_from(_LEGAL[:-1]), st.text(_LEGAL, max_size=250))
+"""All that Couchbase permits for scopes and collections."""
+_long = st.builds(operator.mul, _names, st.integers(1, 8)).map(lambda name: name[:251])
+_tables = st.builds("{}.{}".format, _names | _long, _names | _long)
+
+
+@example("shop.x%20y", "shop.x20y")
+@example("shop%.a", "shop.a%")
+@example(f"s.c{'%' * 250}", f"s.c{'%' * 249}")
+@example(f"{'s' * 251}.a", f"{'s' * 251}.b")
+@example(f"{'s' * 251}.{'c' * 251}", f"{'s' * 251}.{'c' * 250}")
+@example(f"{'s' * 3}.{'c' * 251}", f"{'s' * 4}.{'c' * 251}")
+@given(_tables, _tables)
+def test_every_name_of_a_table_has_a_folder_of_its_own_that_says_it(one: str, other: str) -> None:
+    folder = folder_name(one)
+    assert re.fullmatch(r"[\w.~-]{1,255}", folder, re.ASCII)
+    assert (folder == folder_name(other)) == (one == other)
+    is_cut = ".~" in folder
+    assert is_cut == (len(one) > 255)
+    if is_cut:
+        assert one.startswith(folder.rpartition(".~")[0].replace("~", "%"))
+    else:
+        assert folder.replace("~", "%") == one
 
 
 def test_a_collection_without_a_name_goes_by_its_id() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 
 from headwater.errors import InvalidInput
 from headwater.lake.location import Location
+from support.lake_model import SmallLake
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +38,36 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_users_write(text: str, uri: str) -> None:
     assert Location.of(text).uri == uri
     assert Location.of(text).join("changes").uri == f"{uri.rstrip('/')}/changes"
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b?c", "ä+🙂", "100%", "%zz", "a~b", "a'b&c=d", "{x}*"])
+def test_tables_lie_in_a_directory_of_any_name(tmp_path: Path, name: str) -> None:
+    small = SmallLake(tmp_path / name)
+    small.write(0, "a")
+    small.land()
+    small.write(0, "a", value=b'{"n": 2}')
+    small.land()
+    assert [row["n"] for row in small.rows("documents/_default._default")] == [2]
+    assert {path.name for path in tmp_path.iterdir()} == {name}
+
+
+@pytest.mark.parametrize(
+    ("text", "bad"),
+    [
+        ("/data/a%20b", "%20"),
+        ("file:///data/a%2520b", "%20"),
+        ("/data/a[b]", "["),
+        ("/data/a|b", "|"),
+        ("/data/a\\b", "\\\\"),
+        ("/data/a\nb", "\\n"),
+        ("s3://bucket/a#b", "#"),
+        ("s3://bucket/a?b", "?"),
+        ("s3://bucket/a%2520b", "%2520"),
+    ],
+)
+def test_a_path_that_delta_rs_looks_for_elsewhere_is_refused(text: str, bad: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(f"does not open a path with '{bad}'")):
+        Location.of(text)
 
 
 def test_options_reach_executors_and_never_a_repr(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,11 @@ def reasons(parsed: Parsed, count: int) -> list[str | None]:
         ("TINYINT", {"127": 127, "-128": -128}, ["128", "1.0", '"1"']),
         ("INT", {"2147483647": 2**31 - 1, "-0": 0}, ["2147483648", "1e3", "true"]),
         ("BIGINT", {"9223372036854775807": 2**63 - 1, "-9223372036854775808": -(2**63)}, ["9223372036854775808"]),
-        ("DOUBLE", {"1": 1.0, "-2.5e3": -2500.0, "1e308": 1e308}, ["1e999", '"1.0"', "null1"]),
+        (
+            "DOUBLE",
+            {"1": 1.0, "-2.5e3": -2500.0, "1e308": 1e308, "1e30": 1e30, "9007199254740993": 2.0**53},
+            ["1e999", "9223372036854775808", "-100000000000000000000", '"1.0"', "null1"],
+        ),
         ("FLOAT", {"0.5": 0.5}, ["1e300", "[]"]),
         ("DECIMAL(5,2)", {"1.25": Decimal("1.25"), "3": Decimal("3.00")}, ["1.255", "10000", '"1"']),
         ("DATE", {'"2024-02-29"': date(2024, 2, 29)}, ['"2023-02-29"', '"today"', "20240229"]),
@@ -167,7 +171,9 @@ def inferred(*texts: str | None, before: TypedColumns | None = None) -> TypedCol
     [
         (["1", "null", "-3"], "BIGINT"),
         (["1", "2.5"], "DOUBLE"),
-        (["9223372036854775808"], "DOUBLE"),
+        (["[1, 9223372036854775808]", "[2.5]"], "ARRAY<STRING>"),
+        (["[1e999, 1]"], "ARRAY<STRING>"),
+        (['{"n\\u0000m": 1}'], "MAP<STRING, BIGINT>"),
         (["true", "false"], "BOOLEAN"),
         (['"a"', '"2024-01-01"'], "STRING"),
         (['"2024-01-01"', '"2024-02-29"'], "DATE"),
@@ -196,8 +202,9 @@ def test_the_type_of_a_field(values: list[str], type_: str) -> None:
 
 
 def test_fields_without_a_column() -> None:
-    long = "x" * 256
-    texts = [f'{{"n": 1, "N": 2, "key": 1, "bad name": 1, "none": null, "{long}": 1, "\\u00e4": 1}}', "7", "{", None]
+    names = ("N", "key", "bad name", "n\\u0000m", "\\ud800", "x" * 256)
+    members = ", ".join(f'"{name}": 2' for name in names)
+    texts = [f'{{"n": 1, "none": null, {members}, "\\u00e4": 1}}', "7", "{", None]
     columns = inferred(*texts)
     assert columns.ddl == "n BIGINT, `ä` BIGINT"
     assert reasons(columns.parse(pa.array(texts)), len(texts)) == [
@@ -219,6 +226,8 @@ def test_fields_without_a_column() -> None:
         ('{"b": 1}', '{"b": "x"}', "a_json STRING", '{"b": "x"}'),
         ("[1]", "[true]", "a_json STRING", "[true]"),
         ("1", '"x"', None, None),
+        ("1", "9223372036854775808", None, None),
+        ("1", "1e999", None, None),
         ("true", "1", None, None),
         ("[1]", "{}", None, None),
         ('"2024-01-01"', "5", None, None),

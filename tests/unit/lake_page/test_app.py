@@ -19,7 +19,7 @@ from headwater.lake_page import app as app_module
 from headwater.lake_page.app import page_app
 from headwater.lake_page.serving import PageAddress
 from headwater.lake_page.state import LakeState
-from support.lake_model import SmallLake
+from support.lake_model import HOTEL, SmallLake
 
 TOKEN = "a-token-of-some-length"
 OWN_PAGE = {"X-Headwater-Dashboard": "1", "Origin": "http://127.0.0.1"}
@@ -159,6 +159,18 @@ def test_a_lake_that_is_removed_or_made_again_is_seen_as_such(state: LakeState, 
     SmallLake(tmp_path / "lake")
     shown = state.show()
     assert (shown["problem"], shown["lake"]["batch"], len(shown["lake"]["events"])) == (None, -1, 0)
+
+
+def test_a_table_that_can_not_be_opened_hides_no_other(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path / "lake")
+    small.write(0, "a")
+    small.write(0, "h", collection=HOTEL)
+    small.land()
+    (tmp_path / f"lake/documents/inventory.hotel/_delta_log/{0:020}.json").write_text("{")
+    shown = LakeState(LakeWatch(Location.of(str(tmp_path / "lake")))).show()
+    assert "inventory.hotel can't be read" in shown["problem"]
+    assert [table["name"] for table in shown["lake"]["tables"]] == ["", "_default._default"]
+    assert shown["lake"]["documents_as_of_s"] is None
 
 
 def test_a_look_that_fails_is_shown_beside_the_last(state: LakeState, monkeypatch: pytest.MonkeyPatch) -> None:
