@@ -37,7 +37,17 @@ from headwater.node.producer.connection import ProducerConnection
 from headwater.node.service import BucketService, RequestRefused, Service
 from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.flow_control import COUNTED
-from headwater.protocol.frames import HEADER_BYTES, Frame, FrameBuffer, RequestInfo, decode_frame_infos, find
+from headwater.protocol.frames import (
+    HEADER_BYTES,
+    Frame,
+    FrameBuffer,
+    RequestInfo,
+    decode_frame_infos,
+    encode_frame_infos,
+    find,
+    server_duration,
+)
+from headwater.protocol.kernels.frame_runs import with_framing_extras
 from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request, Response
@@ -99,6 +109,8 @@ class Outgoing:
     data: bytes
     commit: int
     bucket: BucketService | None
+    received_s: float
+    """When its requests came."""
 
     @property
     def may_be_sent(self) -> bool:
@@ -113,6 +125,7 @@ class DeferredAnswer:
     bucket: BucketService
     answer: Callable[[WriteOutcome], bytes | None]
     """None where no status can say it to the peer, and its connection has to be closed instead."""
+    received_s: float
 
     @property
     def is_decided(self) -> bool:
@@ -226,6 +239,8 @@ class KvSession(SessionState):
         """A request that waits for a durable write."""
         self._reply = bytearray()
         self._reply_commit = 0
+        self._received_s = 0.0
+        """When the requests came that are handled now."""
 
     # --- in -------------------------------------------------------------------------------------------------------
 
@@ -236,6 +251,8 @@ class KvSession(SessionState):
         What was answered before that is in `outgoing`. If whole requests may be left, `waits_for` says why.
         """
         self.service.stay_awake()
+        if data:
+            self._received_s = self.service.now_s()
         if self._is_over:
             raise CloseSession
         if self.consumer is not None:
@@ -551,6 +568,7 @@ class KvSession(SessionState):
             write=write,
             bucket=context.bucket_service,
             answer=lambda outcome: self._answer_to(context, response, outcome),
+            received_s=self._received_s,
         )
         self._deferrals.add(frame, deferred)
         if self.has(Feature.UNORDERED_EXECUTION):
@@ -587,7 +605,14 @@ class KvSession(SessionState):
         """Close the answers so far into one piece to send. Needed before the bucket changes: commits are its own."""
         # Quiet writes leave nothing to send, and still what comes next has to wait for them.
         if self._reply or self._reply_commit:
-            self.outgoing.append(Outgoing(bytes(self._reply), self._reply_commit, self.bucket))
+            self.outgoing.append(Outgoing(bytes(self._reply), self._reply_commit, self.bucket, self._received_s))
             self._unsent_bytes += len(self._reply)
             self._reply.clear()
             self._reply_commit = 0
+
+    def to_send(self, piece: Outgoing | DeferredAnswer) -> bytes:
+        """The bytes of a piece that is sent now: where tracing is agreed on, with the time that the node took."""
+        if not self.has(Feature.TRACING):
+            return piece.data
+        took = server_duration((self.service.now_s() - piece.received_s) * 1e6)
+        return with_framing_extras(piece.data, encode_frame_infos((took,)))
