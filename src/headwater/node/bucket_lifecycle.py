@@ -201,7 +201,7 @@ class BucketLifecycle:
         bucket, options = self._buckets[name], self.options
         loop = CommitLoop(
             bucket,
-            retention=options.retention,
+            retention=lambda: service.settings.retention(options.retention, vbuckets=len(bucket.vbuckets)),
             expiry_every_s=options.expiry_every_s,
             compact_every_s=options.compact_every_s,
             scrub_bytes_per_s=options.scrub_bytes_per_s,

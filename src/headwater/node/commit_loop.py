@@ -45,7 +45,7 @@ class CommitLoop:
         self,
         bucket: Bucket,
         *,
-        retention: Retention,
+        retention: Callable[[], Retention],
         expiry_every_s: float,
         compact_every_s: float,
         scrub_bytes_per_s: int = 0,
@@ -252,7 +252,7 @@ class CommitLoop:
         after: Seqno | None = Seqno(0)
         while after is not None and self._bucket.vbuckets.facts[vbucket] is not None:
             try:
-                compacted = compact_vbucket(self._bucket, vbucket, self._retention, after_seqno=after)
+                compacted = compact_vbucket(self._bucket, vbucket, self._retention(), after_seqno=after)
                 await self._in_disk_thread(partial(self._bucket.engine.write, compacted.changes))
             except StoreError as error:
                 logger.error(

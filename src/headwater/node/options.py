@@ -95,6 +95,9 @@ class NodeOptions:
     retention: Retention = field(default_factory=Retention)
     expiry_every_s: float = 60.0
     compact_every_s: float = 10.0
+    durable_alone: bool = False
+    """Whether buckets that are made over REST take durable writes though no node has their replicas, as those of
+    `buckets` do (`BucketSettings.durable_alone`)."""
     scrub_bytes_per_s: int = SCRUB_BYTES_PER_S
     """How fast stored data is read in search of damage; 0 for not at all."""
     limits: ServerLimits = field(default_factory=ServerLimits)

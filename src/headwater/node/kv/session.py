@@ -378,7 +378,7 @@ class KvSession(SessionState):
         return False
 
     def _apply_sets(self, bucket: BucketService, data: Bytes) -> bool:
-        if not self.may(Action.WRITE):
+        if not self.may(Action.WRITE) or bucket.settings.durability_min_level:
             return False
         before = bucket.bucket.pending.used_bytes
         run = apply_set_run(
