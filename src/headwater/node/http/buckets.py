@@ -35,7 +35,7 @@ _VBUCKET_MAX = 0xFFFF
 
 
 async def show_manifest(call: Call) -> Response:
-    manifest = call.bucket.manifest
+    manifest = call.node.users.visible(call.user, call.path("bucket"), call.bucket.manifest)
     return Json({"uid": f"{manifest.uid:x}", "scopes": [_scope(scope) for scope in manifest.scopes]})
 
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from headwater.node.auth.users import Action
+from headwater.node.auth.users import Action, Grant, Role
 from headwater.node.bucket_settings import BucketSettings
 from headwater.node.http.call import Call, Json
 from headwater.protocol.cluster_config import ClusterConfig, ConfigNode, bucket_uri, join_host_port
@@ -32,7 +32,7 @@ async def show_pools(call: Call) -> Response:
     return Json(
         {
             "isAdminCreds": node.users.may(call.user, Action.SECURITY, None),
-            "isROAdminCreds": False,
+            "isROAdminCreds": Grant(Role.RO_ADMIN) in node.users.grants_of(call.user),
             "isEnterprise": False,
             "allowedServices": ["kv"],
             "pools": [

@@ -51,6 +51,7 @@ from headwater.protocol.kernels.frame_runs import with_framing_extras
 from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request, Response
+from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.status import Status, status_for_peer
 from headwater.store.set_run import apply_set_run
 
@@ -528,12 +529,25 @@ class KvSession(SessionState):
             raise RequestRefused(Status.UNKNOWN_FRAME_INFO)
         if type(request) in NEEDS_NO_LOGIN:
             return
-        if self.user is None or not self.may(NEEDED.get(type(request), Action.READ)):
+        if not self._may_do(NEEDED.get(type(request), Action.READ), request):
             raise RequestRefused(Status.EACCESS)
-        if type(request) in READS_AS_WELL and not self.may(Action.READ):
+        if type(request) in READS_AS_WELL and not self._may_do(Action.READ, request):
             raise RequestRefused(Status.EACCESS)
         if self.bucket is not None and self.bucket.is_waiting and type(request) not in SERVED_WHILE_WAITING:
             raise RequestRefused(Status.ETMPFAIL, "the node asks the others first; try again")
+
+    def _may_do(self, action: Action, request: Request) -> bool:
+        """Whether the user has the right on the whole bucket, or on the collection of the document that it is about."""
+        if self.may(action):
+            return True
+        if self.user is None or self.bucket is None or not hasattr(request, "collection_id"):
+            return False
+        # Where no collections are negotiated, documents are in the default one.
+        found = self.bucket.bucket.manifest.collection_by_id(request.collection_id or DEFAULT_COLLECTION)
+        if found is None:
+            return False
+        names = {"scope": found[0].name, "collection": found[1].name}
+        return self.service.users.may(self.user, action, self.bucket.name, **names)
 
     # --- out ------------------------------------------------------------------------------------------------------
 
