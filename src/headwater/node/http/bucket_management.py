@@ -179,8 +179,7 @@ def _log(call: Call, what: str, bucket: str) -> None:
 async def create_bucket(call: Call) -> Response:
     """Make a bucket on all nodes of the cluster, and answer when it is served."""
     form = await call.form("name", *_SETTINGS, "numVBuckets")
-    before = BucketSettings(durable_alone=call.node.options.durable_alone)
-    name, settings = _asked_name(form), _asked_settings(form, before)
+    name, settings = _asked_name(form), _asked_settings(form, _new_settings(call))
     vbuckets = _asked_vbuckets(form, call.node.options.vbuckets)
     if call.node.bucket(name) is not None:
         raise _exists()
@@ -196,10 +195,14 @@ async def create_bucket(call: Call) -> Response:
 async def create_bucket_here(call: Call) -> Response:
     """Make a bucket on this node alone. With `isForming` it waits for the config of its cluster."""
     form = await call.form("name", *_SETTINGS, *_OWN_FLAGS, "numVBuckets")
-    name, settings = _asked_name(form), _asked_settings(form, BucketSettings())
+    name, settings = _asked_name(form), _asked_settings(form, _new_settings(call))
     await _create_here(call, name, settings, _asked_vbuckets(form, call.node.options.vbuckets))
     _log(call, "made", name)
     return Response(status_code=202)
+
+
+def _new_settings(call: Call) -> BucketSettings:
+    return BucketSettings(durable_alone=call.node.options.durable_alone)
 
 
 async def _create_here(call: Call, name: str, settings: BucketSettings, vbuckets: int) -> None:
