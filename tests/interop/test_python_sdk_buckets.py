@@ -15,6 +15,7 @@ from couchbase.exceptions import (
     CollectionNotFoundException,
     DocumentNotFoundException,
     DurabilityImpossibleException,
+    FeatureUnavailableException,
     InvalidArgumentException,
 )
 from couchbase.kv_range_scan import PrefixScan
@@ -74,13 +75,16 @@ def test_what_is_refused(manager: BucketManager) -> None:
         manager.flush_bucket("default")
     for settings in (
         {"bucket_type": BucketType.EPHEMERAL},
-        {"conflict_resolution_type": ConflictResolutionType.CUSTOM},
         {"minimum_durability_level": DurabilityLevel.MAJORITY, "num_replicas": 3},
         {"history_retention_duration": timedelta(minutes=1)},
         {"ram_quota_mb": 1},
     ):
         with pytest.raises(InvalidArgumentException):
             manager.create_bucket(CreateBucketSettings(name="refused", **settings))
+    with pytest.raises(FeatureUnavailableException):
+        manager.create_bucket(
+            CreateBucketSettings(name="refused", conflict_resolution_type=ConflictResolutionType.CUSTOM)
+        )
     assert "refused" not in {one.name for one in manager.get_all_buckets()}
 
 
@@ -111,6 +115,7 @@ def test_a_bucket_of_128_vbuckets(any_cluster: Cluster, manager: BucketManager, 
     """The number that Couchbase 8.0 has for buckets of Magma."""
     manager.create_bucket(CreateBucketSettings(name="small", num_vbuckets=128, storage_backend=StorageBackend.MAGMA))
     try:
+        assert manager.get_bucket("small").history_retention_collection_default
         documents = any_cluster.bucket("small").default_collection()
         wanted = {f"{key}-{number}": {"n": number} for number in range(300)}
         tokens = [result.mutation_token().as_dict() for result in documents.upsert_multi(wanted).results.values()]

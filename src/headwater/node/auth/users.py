@@ -432,7 +432,12 @@ class KnownRole:
 
 
 KNOWN_ROLES = (
-    KnownRole(role=Role.ADMIN, title="Full Admin", description="May do everything, and make users."),
+    KnownRole(
+        role=Role.ADMIN,
+        title="Full Admin",
+        # The Python SDK's own tests look for these words.
+        description="May use all cluster features and the web console, read and write all data, and make users.",
+    ),
     KnownRole(
         role=Role.BUCKET_ADMIN,
         title="Bucket Admin",

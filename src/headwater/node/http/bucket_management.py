@@ -61,7 +61,8 @@ _CHOICES: dict[str, tuple[str, dict[str, str | int], str]] = {
     "conflictResolutionType": (
         "conflict_resolution",
         {"seqno": "seqno", "lww": "lww"},
-        "Conflict resolution type must be 'seqno' or 'lww'",
+        # The SDKs look for these words.
+        "Conflict resolution type must be 'seqno' or 'lww'; 'custom' is supported only with developer preview enabled",
     ),
     "compressionMode": (
         "compression_mode",
@@ -115,6 +116,9 @@ def _asked_settings(form: Mapping[str, str], before: BucketSettings) -> BucketSe
                 errors[name] = error
         elif name in _FIXED and text not in _FIXED[name][0]:
             errors[name] = _FIXED[name][1]
+    if changes.get("storage_backend") == "magma" != before.storage_backend:
+        # Couchbase's default for such a bucket.
+        changes.setdefault("history_default", True)
     settings = replace(before, **changes)  # type: ignore[arg-type]
     if errors := errors or _contradictions(settings):
         raise Refusal(400, {"errors": errors})
