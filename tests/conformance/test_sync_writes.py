@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headwater.errors import StoreError
+from headwater.node.bucket_settings import BucketSettings
 from headwater.node.kv import session
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.frames import DurabilityLevel, FrameInfo, RequestInfo, durability
@@ -206,6 +207,29 @@ def test_a_lock_is_gone_with_the_prepare_of_its_holder(chained: World) -> None:
 
 
 # --- majorities ---------------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_in_no_cluster_that_is_to_have_replicas(world: World) -> None:
+    """Couchbase refuses, and so do buckets that are made over REST; those of `headwater serve` need one copy."""
+    service = world.node.bucket_service
+    assert writer(world).call(durable_set()).status == Status.SUCCESS
+    service.settings = BucketSettings(replicas=1, durable_alone=False)
+    assert writer(world).refused(durable_set()) == Status.DURABILITY_IMPOSSIBLE
+    assert writer(world).call(plain(Set, value=b"2")).status == Status.SUCCESS
+    service.settings = BucketSettings(replicas=0, durable_alone=False)
+    assert writer(world).call(durable_set()).status == Status.SUCCESS
+
+
+def test_every_write_has_the_least_level_of_its_bucket(chained: World) -> None:
+    """Sets included, which a kernel takes otherwise."""
+    chained.node.bucket_service.settings = BucketSettings(durability_min_level=DurabilityLevel.PERSIST_TO_MAJORITY)
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(plain(Set, value=b"1"))
+    assert replica.brief() == ["marker 0..1", "prepare k@1"]
+    assert answers(client) == []
+    replica.acknowledge(1)
+    assert statuses(client) == ["SUCCESS"]
 
 
 def test_too_few_nodes_for_a_majority(world: World) -> None:

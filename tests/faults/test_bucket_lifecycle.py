@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,13 @@ import pytest
 from click.testing import CliRunner
 
 from headwater.cli import main
-from headwater.client.kv_connection import KvConnection
+from headwater.client.connection_string import Address
+from headwater.client.kv_asyncio import AsyncKvConnection
+from headwater.client.kv_connection import KvConnection, Login
+from headwater.errors import HeadwaterError, StoreError
 from headwater.node.bucket_settings import BucketSettings
+from headwater.node.commit_loop import CommitLoop
+from headwater.node.kv.handlers.statistics import OFFERED_GROUPS
 from headwater.node.node import Node
 from headwater.node.node_folder import NodeEnvironment, NodeFolder
 from headwater.node.options import NodeOptions
@@ -33,7 +41,9 @@ from headwater.protocol.messages.dcp_streams import (
     StreamRequestResponse,
 )
 from headwater.protocol.messages.documents import Get, Set
+from headwater.protocol.messages.session import GetClusterConfig
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
+from headwater.protocol.sasl import Credentials
 from support.commands import printed
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
@@ -159,6 +169,84 @@ def test_a_bucket_that_was_half_made_is_nowhere(options: NodeOptions) -> None:
     asyncio.run(make_halves())
     assert asyncio.run(buckets_after_start(options)) == ["default"]
     assert [entry.name for entry in (options.data / "buckets").iterdir()] == ["default"]
+
+
+SLOW_SCRUBBER = """
+import asyncio, sys, time
+from pathlib import Path
+from headwater.node import commit_loop
+from headwater.node.bucket_settings import BucketSettings
+from headwater.node.commit_loop import CommitLoop
+from headwater.node.kv.handlers.statistics import OFFERED_GROUPS
+from headwater.node.node import Node
+from headwater.node.node_folder import NodeEnvironment
+from headwater.node.options import NodeOptions
+from headwater.store import scrub
+
+is_reading = asyncio.Event()
+
+def read_slowly(table, key, row):
+    loop.call_soon_threadsafe(is_reading.set)
+    time.sleep(0.3)
+    return len(bytes(row)) > 0
+
+async def story(ending):
+    global loop
+    loop = asyncio.get_running_loop()
+    node = Node(NodeOptions(data=Path(sys.argv[1]), port=0, vbuckets=4), NodeEnvironment(serves_http=False))
+    await node.start()
+    await is_reading.wait()
+    is_reading.clear()
+    await (node.drop_bucket("default") if ending == "drop" else node.stop())
+    await asyncio.sleep(0.6)
+    if ending == "drop":
+        await node.create_bucket("default", BucketSettings())
+        await is_reading.wait()
+        await node.stop()
+
+scrub._is_sound_row = read_slowly
+commit_loop.SCRUB_STEP_S = commit_loop.SCRUB_REST_S = 0.01
+asyncio.run(story(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("ending", ["drop", "stop"])
+def test_a_bucket_is_closed_after_the_scrub_that_reads_it(tmp_path: Path, ending: str) -> None:
+    """In a process of its own: rows that are read after their file was unmapped end the process."""
+    ended = subprocess.run([sys.executable, "-c", SLOW_SCRUBBER, tmp_path, ending], capture_output=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_requests_that_come_while_a_bucket_is_dropped_are_answered(
+    options: NodeOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        node = Node(replace(options, http_port=0))
+        await node.start()
+        login = Login(credentials=Credentials(USER, PASSWORD), bucket="default")
+        connection = await AsyncKvConnection.open(Address("127.0.0.1", node.address.kv_port or 0), login)
+        await connection.request(Set(value=b"1", **PLACE))
+        asked: list[object] = []
+        stop = CommitLoop.stop
+
+        async def ask_and_stop(loop: CommitLoop) -> None:
+            asked.extend([await connection.statistics(group) for group in sorted(OFFERED_GROUPS | {"", "range-scans"})])
+            asked.append(bytes((await connection.request(Get(**PLACE))).value))  # type: ignore[attr-defined]
+            asked.append(await connection.request(GetClusterConfig()))
+            await stop(loop)
+            with pytest.raises(StoreError, match="is being closed"):
+                await loop.at_rest(lambda: None)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(CommitLoop, "stop", ask_and_stop)
+            await node.drop_bucket("default")
+        assert b"1" in asked
+        with pytest.raises(HeadwaterError):
+            await connection.request(Get(**PLACE))
+        await node.stop()
+
+    asyncio.run(story())
+    assert caplog.records == []
 
 
 class Changer(threading.Thread):

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
-from couchbase.diagnostics import ServiceType
+from couchbase.diagnostics import ClusterState, ServiceType
 from couchbase.durability import Durability, ServerDurability
 from couchbase.exceptions import (
     AuthenticationException,
@@ -24,6 +25,7 @@ from couchbase.exceptions import (
     ServiceUnavailableException,
 )
 from couchbase.management.buckets import CreateBucketSettings
+from couchbase.observability.tracing import RequestSpan, RequestTracer
 from couchbase.options import ClusterOptions, ClusterTimeoutOptions, GetOptions, UpsertOptions, WaitUntilReadyOptions
 
 from support.machine import self_signed
@@ -43,10 +45,12 @@ def connected(
     password: str = PASSWORD,
     trusted: Path | None = None,
     bootstrap_timeout: timedelta = TIMEOUT,
+    tracer: RequestTracer | None = None,
 ) -> Iterator[Cluster]:
     authenticator = PasswordAuthenticator(user, password, cert_path=str(trusted) if trusted else None)
     timeouts = ClusterTimeoutOptions(bootstrap_timeout=bootstrap_timeout)
-    cluster = Cluster(url, ClusterOptions(authenticator, timeout_options=timeouts))
+    tracing = {} if tracer is None else {"tracer": tracer}
+    cluster = Cluster(url, ClusterOptions(authenticator, timeout_options=timeouts, **tracing))
     try:
         yield cluster
     finally:
@@ -76,6 +80,54 @@ def test_ping(sdk_node: NodeProcess) -> None:
             states = [endpoint.state.name for endpoint in report.endpoints[ServiceType.KeyValue]]
             assert states
             assert set(states) == {"OK"}
+
+
+class Spans(RequestTracer):
+    """Keeps the attributes of all spans."""
+
+    def __init__(self) -> None:
+        self.attributes: dict[str, Any] = {}
+
+    def request_span(self, name: str, parent_span: Any = None, start_time: int | None = None) -> RequestSpan:
+        return Span(name, self.attributes)
+
+
+class Span(RequestSpan):
+    def __init__(self, name: str, attributes: dict[str, Any]) -> None:
+        self._name = name
+        self._attributes = attributes
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        self._attributes[key] = value
+
+    def set_attributes(self, attributes: Any) -> None:
+        self._attributes.update(attributes)
+
+    def add_event(self, name: str, value: Any = None) -> None: ...
+
+    def set_status(self, status: Any) -> None: ...
+
+    def end(self, end_time: int | None = None) -> None: ...
+
+
+def test_spans_have_the_time_that_the_node_took(sdk_node: NodeProcess, key: str) -> None:
+    spans = Spans()
+    with connected(sdk_node.url, tracer=spans) as cluster:
+        cluster.bucket("default").default_collection().upsert(key, {"n": 1})
+    # Of the write: what it waited for the disk is in it.
+    assert 10 < spans.attributes["couchbase.server_duration"] < 30_000_000
+
+
+def test_diagnostics(sdk_node: NodeProcess) -> None:
+    with connected(sdk_node.url) as cluster:
+        cluster.bucket("default").ping()
+        report = cluster.diagnostics()
+        assert report.state == ClusterState.Online
+        assert {endpoint.remote for endpoint in report.endpoints[ServiceType.KeyValue]} == {str(sdk_node.address)}
 
 
 def test_it_comes_back_after_a_restart(start_node: StartNode) -> None:

@@ -18,7 +18,14 @@ from couchbase.exceptions import (
     DocumentNotFoundException,
     TransactionFailed,
 )
+from couchbase.options import (
+    GetOptions,
+    TransactionGetOptions,
+    TransactionInsertOptions,
+    TransactionReplaceOptions,
+)
 from couchbase.transactions import AttemptContext
+from couchbase.transcoder import RawBinaryTranscoder
 
 Logic = Callable[[AttemptContext], Any]
 
@@ -53,6 +60,22 @@ def test_insert_replace_remove(run: Callable[[Logic], Any], documents: Collectio
     run(logic)
     assert content(documents, f"{key}-inserted") == content(documents, f"{key}-replaced") == {"n": 2}
     assert is_gone(documents, f"{key}-removed")
+
+
+def test_binary_documents(run: Callable[[Logic], Any], documents: Collection, key: str) -> None:
+    """They are staged in attributes that are not JSON, and become the body as they are."""
+    raw: dict[str, Any] = {"transcoder": RawBinaryTranscoder()}
+    documents.upsert(f"{key}-replaced", {"n": 1})
+
+    def logic(ctx: AttemptContext) -> None:
+        ctx.insert(documents, f"{key}-inserted", bytes(range(256)), TransactionInsertOptions(**raw))
+        staged = ctx.get(documents, f"{key}-inserted", TransactionGetOptions(**raw))
+        assert staged.content_as[bytes] == bytes(range(256))
+        ctx.replace(ctx.get(documents, f"{key}-replaced"), b"\xff\x00", TransactionReplaceOptions(**raw))
+
+    run(logic)
+    assert documents.get(f"{key}-inserted", GetOptions(**raw)).content_as[bytes] == bytes(range(256))
+    assert documents.get(f"{key}-replaced", GetOptions(**raw)).content_as[bytes] == b"\xff\x00"
 
 
 def test_insert_over_a_tombstone(run: Callable[[Logic], Any], documents: Collection, key: str) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from couchbase.cluster import Cluster
 from couchbase.exceptions import (
     AuthenticationException,
     CouchbaseException,
+    DocumentNotFoundException,
     GroupNotFoundException,
     InvalidArgumentException,
     UserNotFoundException,
 )
+from couchbase.management.options import UpsertUserOptions
 from couchbase.management.users import Group, Role, User, UserManager
 from couchbase.options import GetOptions, UpsertOptions
 
@@ -103,7 +105,7 @@ def test_the_roles(manager: UserManager) -> None:
     assert all(one.display_name and one.description for one in roles)
 
 
-@pytest.mark.parametrize("role", [Role(name="query_select", bucket="default"), Role(name="data_reader", bucket="none")])
+@pytest.mark.parametrize("role", [Role(name="root"), Role(name="data_reader", bucket="none")])
 def test_roles_that_the_node_does_not_have(manager: UserManager, name: str, role: Role) -> None:
     with pytest.raises(InvalidArgumentException):
         manager.upsert_user(User(username=name, password=PASSWORD, roles={role}))
@@ -154,3 +156,55 @@ def test_a_user_may_change_its_password_and_no_other_user(
     with connected(sdk_node.url, name, "daisies & violets") as its_cluster:
         its_cluster.bucket("default").default_collection().exists("nothing")
     assert {role.name for role in manager.get_user(name).user.roles} == {"data_reader"}
+
+
+def test_what_a_password_and_roles_of_other_services_show(manager: UserManager, name: str) -> None:
+    roles = {Role(name="ro_admin"), Role(name="query_select", bucket="default"), Role(name="fts_searcher", bucket="*")}
+    manager.upsert_user(User(username=name, password=PASSWORD, roles=roles))
+    read = manager.get_user(name)
+    assert {role.name for role in read.user.roles} == {role.name for role in roles}
+    assert read.password_changed is not None
+    assert abs(datetime.now(UTC) - read.password_changed.replace(tzinfo=UTC)) < timedelta(minutes=10)
+    # Every user of the list can be read, the first admin included.
+    assert all(one.password_changed is not None for one in manager.get_all_users())
+    manager.drop_user(name)
+
+
+def test_roles_on_scopes_and_collections(
+    sdk_node: NodeProcess, cluster: Cluster, manager: UserManager, name: str, key: str
+) -> None:
+    collections = cluster.bucket("default").collections()
+    collections.create_scope(name)
+    for collection in ("read", "written"):
+        collections.create_collection(name, collection)
+    roles = {
+        Role(name="data_reader", bucket="default", scope=name),
+        Role(name="data_writer", bucket="default", scope=name, collection="written"),
+    }
+    unknown = Role(name="data_reader", bucket="default", scope=name, collection="nowhere")
+    with pytest.raises(InvalidArgumentException):
+        manager.upsert_user(User(username=name, password=PASSWORD, roles={unknown}))
+    manager.upsert_user(User(username=name, password=PASSWORD, roles=roles))
+    shown = {(role.name, role.scope, role.collection) for role in manager.get_user(name).user.roles}
+    assert shown == {("data_reader", name, "*"), ("data_writer", name, "written")}
+    cluster.bucket("default").default_collection().upsert(key, {})
+    with connected(sdk_node.url, name, PASSWORD) as user:
+        scope = user.bucket("default").scope(name)
+        scope.collection("written").upsert(key, {"n": 1})
+        assert scope.collection("written").get(key).content_as[dict] == {"n": 1}
+        with pytest.raises(DocumentNotFoundException):
+            scope.collection("read").get(key)
+        for refused in (
+            lambda: scope.collection("read").upsert(key, {}),
+            lambda: user.bucket("default").default_collection().get(key),
+        ):
+            with pytest.raises(AuthenticationException):
+                refused()
+    manager.drop_user(name)
+    collections.drop_scope(name)
+
+
+def test_users_of_directories_are_refused_as_in_the_community_edition(manager: UserManager, name: str) -> None:
+    kim = User(username=name, roles={Role(name="admin")})
+    with pytest.raises(InvalidArgumentException):
+        manager.upsert_user(kim, UpsertUserOptions(domain_name="external"))

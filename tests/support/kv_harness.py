@@ -123,6 +123,7 @@ class Node:
         self._serve(open_bucket(LmdbEngine(self._folder), environment=self._environment(), secret=SECRET))
 
     def close(self) -> None:
+        self.bucket_service.range_scans.end_all()
         self.bucket.engine.close()
 
     def set_manifest(self, manifest: Manifest) -> None:
@@ -168,10 +169,10 @@ class Client:
         """The answers that need not wait any longer."""
         data = b""
         while self.session.outgoing and self.session.outgoing[0].may_be_sent:
-            data += self.session.outgoing.popleft().data
+            data += self.session.to_send(self.session.outgoing.popleft())
         for answer in [answer for answer in self.session.unordered if answer.may_be_sent]:
             self.session.unordered.remove(answer)
-            data += answer.data
+            data += self.session.to_send(answer)
         messages = [decode_message(frame, self.negotiated) for frame in decode_frames(data)]
         return [message for message in messages if isinstance(message, Response)]
 

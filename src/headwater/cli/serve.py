@@ -93,6 +93,11 @@ def default_data_folder() -> Path:
     help="When a write is answered: once it is on disk, or at once.",
 )
 @click.option(
+    "--durable-alone",
+    is_flag=True,
+    help="Take durable writes of buckets made over REST whose replicas no node has; they are refused otherwise.",
+)
+@click.option(
     "--history-seconds", default=Retention().history_s, show_default=True, help="How long superseded versions are kept."
 )
 @click.option(
@@ -204,6 +209,7 @@ def serve(
     insecure: bool,
     cluster_name: str | None,
     durability: str,
+    durable_alone: bool,
     history_seconds: int,
     history_bytes: int,
     purge_age_seconds: int,
@@ -279,6 +285,7 @@ def serve(
             retention=Retention(history_s=history_seconds, history_bytes=history_bytes, purge_age_s=purge_age_seconds),
             expiry_every_s=expiry_interval,
             compact_every_s=compact_interval,
+            durable_alone=durable_alone,
             scrub_bytes_per_s=scrub_bytes_per_second,
             limits=ServerLimits(
                 connections_max=connections_max,

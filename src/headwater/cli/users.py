@@ -107,7 +107,8 @@ _role_option = click.option(
     multiple=True,
     metavar="ROLE",
     help="What the user, or each of the group, may do: admin, or bucket_admin, bucket_full_access, data_reader, "
-    "data_writer or data_dcp_reader with a bucket, such as data_reader[travel], or [*] for all. Repeat for more.",
+    "data_writer or data_dcp_reader with a bucket, such as data_reader[travel], or [*] for all. data_reader and "
+    "data_writer may name a scope or a collection, such as data_reader[travel:inventory:hotels]. Repeat for more.",
 )
 
 

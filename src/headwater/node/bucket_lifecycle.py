@@ -123,8 +123,9 @@ class BucketLifecycle:
     async def stop(self) -> None:
         """Stop after the bucket that is being made or dropped."""
         async with self._changing:
-            for loop in list(self.loops.values()):
+            for name, loop in list(self.loops.items()):
                 await loop.stop()
+                self.services[name].range_scans.end_all()
             self.close_buckets()
 
     def close_buckets(self) -> None:
@@ -200,7 +201,7 @@ class BucketLifecycle:
         bucket, options = self._buckets[name], self.options
         loop = CommitLoop(
             bucket,
-            retention=options.retention,
+            retention=lambda: service.settings.retention(options.retention, vbuckets=len(bucket.vbuckets)),
             expiry_every_s=options.expiry_every_s,
             compact_every_s=options.compact_every_s,
             scrub_bytes_per_s=options.scrub_bytes_per_s,
@@ -276,11 +277,14 @@ class BucketLifecycle:
             self.change_identity(dropped=self.identity.dropped | {name})
             service = self.services.pop(name)
             await forget(name)
-            await self._members.close(name)
+            await self._members.of(name).stop()
             await self.loops.pop(name).stop()
             for vbucket in range(len(service.bucket.vbuckets)):
                 service.bucket.vbuckets.set_facts(vbucket, None)
             close(service)
+            service.range_scans.end_all()
+            # Only now: until its connections were closed, their requests had the bucket as a whole.
+            await self._members.close(name)
             del self._buckets[name]
             await _in_thread(self._remove, name)
             self._forget_dropped()

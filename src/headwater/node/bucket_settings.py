@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headwater.errors import DataDamaged, MalformedJson
+from headwater.protocol.frames import DurabilityLevel
+from headwater.store.compaction import Retention
 from headwater.store.engine import Engine, PutRow, Table
 
 BUCKET_SETTINGS = b"settings"
@@ -22,7 +24,23 @@ MAX_TTL_S_MAX = 2**31 - 1
 RAM_QUOTA_MB_MIN = 100
 """Couchbase's bound."""
 RAM_QUOTA_MB_MAX = 2**31 - 1
-_BOUNDS = {"replicas": REPLICAS_MAX, "max_ttl_s": MAX_TTL_S_MAX, "ram_quota_mb": RAM_QUOTA_MB_MAX}
+HISTORY_S_MAX = 2**53
+HISTORY_BYTES_MIN = 2**31
+"""Couchbase's bound for a bucket that has one."""
+HISTORY_BYTES_MAX = 2**53
+_BOUNDS = {
+    "replicas": REPLICAS_MAX,
+    "max_ttl_s": MAX_TTL_S_MAX,
+    "ram_quota_mb": RAM_QUOTA_MB_MAX,
+    "durability_min_level": max(DurabilityLevel),
+    "history_s": HISTORY_S_MAX,
+    "history_bytes": HISTORY_BYTES_MAX,
+}
+_CHOICES = {
+    "storage_backend": ("couchstore", "magma"),
+    "conflict_resolution": ("seqno", "lww"),
+    "compression_mode": ("off", "passive", "active"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +55,24 @@ class BucketSettings:
     max_ttl_s: int = 0
     """How long documents live at most, unless their collection says otherwise; 0 for no bound."""
     flush_enabled: bool = False
+    durable_alone: bool = True
+    """Whether the active copy is enough for a durable write of a bucket in no cluster, where no node has the replicas.
+    Couchbase refuses such writes (DURABILITY_IMPOSSIBLE), and so do buckets that are made over REST."""
+    durability_min_level: int = 0
+    """The `DurabilityLevel` that every write of a client has at least; 0 for none."""
+    storage_backend: str = "couchstore"
+    """Kept and shown; there is one kind of storage. It keeps histories, which Couchbase has in Magma only."""
+    conflict_resolution: str = "seqno"
+    """Which of two versions a write with metadata leaves: the one with the higher revision, or with `lww` the one that
+    was written last."""
+    compression_mode: str = "passive"
+    """Kept and shown: values are kept as clients send them."""
+    history_s: int = 0
+    history_bytes: int = 0
+    """How much of superseded versions the whole bucket keeps, in place of the node's options where one of both is set;
+    0 is no bound then."""
+    history_default: bool = False
+    """Whether the history of a new collection is kept, if it does not say."""
     is_forming: bool = False
     """It was made to be shared out over several nodes, and has no config yet. One that never gets it is removed."""
 
@@ -48,11 +84,25 @@ class BucketSettings:
         """Read settings that another node or an earlier version has written: what is missing has its default."""
         known = {name: members[name] for name in cls.__dataclass_fields__ if name in members}
         for name, value in known.items():
-            bound = _BOUNDS.get(name)
-            is_valid = isinstance(value, bool) if bound is None else type(value) is int and 0 <= value <= bound
+            if name in _CHOICES:
+                is_valid = value in _CHOICES[name]
+            elif name in _BOUNDS:
+                is_valid = type(value) is int and 0 <= value <= _BOUNDS[name]
+            else:
+                is_valid = isinstance(value, bool)
             if not is_valid and not (name == "ram_quota_mb" and value is None):
                 raise MalformedJson(f"{value!r} is not a value of the bucket's setting {name}")
         return cls(**known)
+
+    def retention(self, of_node: Retention, *, vbuckets: int) -> Retention:
+        """What a bucket of so many vbuckets keeps."""
+        if not self.history_s and not self.history_bytes:
+            return of_node
+        return replace(
+            of_node,
+            history_s=self.history_s or HISTORY_S_MAX,
+            history_bytes=-(-self.history_bytes // vbuckets) or HISTORY_BYTES_MAX,
+        )
 
     def row(self) -> PutRow:
         return PutRow(Table.BUCKET, BUCKET_SETTINGS, json.dumps(self.encode()).encode())

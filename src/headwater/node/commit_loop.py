@@ -45,7 +45,7 @@ class CommitLoop:
         self,
         bucket: Bucket,
         *,
-        retention: Retention,
+        retention: Callable[[], Retention],
         expiry_every_s: float,
         compact_every_s: float,
         scrub_bytes_per_s: int = 0,
@@ -66,6 +66,7 @@ class CommitLoop:
         self._resting = asyncio.Lock()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix=f"disk-{bucket.facts.name}")
         self._tasks: list[asyncio.Task[Any]] = []
+        self._is_stopped = False
 
     def on_change(self) -> None:
         """There is something to commit."""
@@ -109,6 +110,7 @@ class CommitLoop:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._commit_all()
+            self._is_stopped = True
         self._disk.shutdown()
 
     def run_at_rest(self, action: Callable[[], None]) -> None:
@@ -119,7 +121,8 @@ class CommitLoop:
         """Run something that must not meet a commit, such as a rollback.
 
         It runs in the event loop, as what it changes is what sessions read and write, and nothing happens meanwhile.
-        A caller that is cancelled takes the action with it, but not the commit that is being written.
+        A caller that is cancelled takes the action with it, but not the commit that is being written. A `StoreError`
+        says that the bucket was closed first.
         """
         is_given_up = False
 
@@ -128,10 +131,15 @@ class CommitLoop:
                 raise asyncio.CancelledError
             return action()
 
+        resting = self._rest(unless_given_up)
         try:
-            return await asyncio.shield(self._rest(unless_given_up))
+            return await asyncio.shield(resting)
         except asyncio.CancelledError:
             is_given_up = True
+            if resting.cancelled():
+                raise StoreError(
+                    f"bucket {self._bucket.facts.name} is being closed", hint="Check that it exists"
+                ) from None
             raise
 
     def _rest(self, action: Callable[[], T]) -> asyncio.Task[T]:
@@ -143,6 +151,8 @@ class CommitLoop:
     async def _act_at_rest(self, action: Callable[[], T]) -> T:
         try:
             async with self._resting:
+                if self._is_stopped:
+                    raise asyncio.CancelledError
                 # What is written beforehand, others need not wait for. There may be no end to it while clients write.
                 await self._settle()
                 await self._commit_next()
@@ -242,7 +252,7 @@ class CommitLoop:
         after: Seqno | None = Seqno(0)
         while after is not None and self._bucket.vbuckets.facts[vbucket] is not None:
             try:
-                compacted = compact_vbucket(self._bucket, vbucket, self._retention, after_seqno=after)
+                compacted = compact_vbucket(self._bucket, vbucket, self._retention(), after_seqno=after)
                 await self._in_disk_thread(partial(self._bucket.engine.write, compacted.changes))
             except StoreError as error:
                 logger.error(

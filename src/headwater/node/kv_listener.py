@@ -397,7 +397,7 @@ class ServedConnection(asyncio.Protocol):
         if isinstance(piece, DeferredAnswer) and piece.ends_connection:
             transport.close()
             return
-        transport.write(piece.data)
+        transport.write(self.session.to_send(piece))
         self._sent_s = asyncio.get_running_loop().time()
 
     def _send_streams(self, transport: asyncio.Transport, *, is_awake: bool) -> None:
@@ -464,7 +464,7 @@ class ServedConnection(asyncio.Protocol):
             self.close()
             return
         for at, piece in void.items():
-            session.outgoing[at] = Outgoing(_failed(piece.data), 0, None)
+            session.outgoing[at] = Outgoing(_failed(piece.data), 0, None, piece.received_s)
         self.send_ready()
 
     # --- ending ---------------------------------------------------------------------------------------------------

@@ -179,6 +179,8 @@ class ClusterMembership:
         self._asking = asyncio.create_task(self._ask_others(self.config))
 
     async def stop(self) -> None:
+        # No config is adopted from here on: it would begin again what ends here.
+        self._address = None
         for task in (self._removing, self._asking):
             if task is not None:
                 task.cancel()
@@ -196,7 +198,7 @@ class ClusterMembership:
         """
         if self._address is None:
             # It does not know yet whether it is in the config, and one that is left out stops all that it has.
-            raise RequestRefused(Status.ETMPFAIL, "the node is starting; try again")
+            raise RequestRefused(Status.ETMPFAIL, "the bucket is being opened or closed; try again")
         bucket = self._service.bucket
         if len(config.rows) != len(bucket.vbuckets):
             raise LocalProtocolError(
@@ -342,9 +344,8 @@ class Memberships:
         return self._by_bucket[bucket]
 
     async def close(self, bucket: str) -> None:
-        """The bucket is dropped: the other nodes of its cluster are let in no more."""
+        """The bucket is dropped, and its membership has stopped: the other nodes of its cluster are let in no more."""
         membership = self._by_bucket.pop(bucket)
-        await membership.stop()
         self._settings.on_login(bucket, None)
         if membership.config is not None:
             # If the users can't be stored now, they name a cluster too many, which does no harm.

@@ -362,7 +362,7 @@ class NodeState:
         `change` is called once, and nothing else happens between that and the new manifest being in force. What it
         raises is raised here; a `StoreError` says that the manifest is as it was.
         """
-        service = self._services[bucket]
+        service, membership = self._services[bucket], self._members.of(bucket)
         manifest = await self._members.change_manifest(bucket, change)
         if manifest is None:
             manifest = change(service.bucket.manifest)
@@ -371,7 +371,7 @@ class NodeState:
             await self._durable.after(self._durable.count)
         if service.bucket.manifest.uid < manifest.uid:
             raise StoreError("the manifest could not be stored", hint="Free disk space and try again")
-        await self._members.of(bucket).share_manifest()
+        await membership.share_manifest()
         return manifest
 
     async def wait_for_manifest(self, bucket: str, uid: int) -> None:
@@ -384,6 +384,8 @@ class NodeState:
             await self._durable.after(self._durable.count)
             if not self.is_ready:
                 raise StoreError("the node stops, and the manifest has not come", hint="Ask another node, or later")
+            if self._services.get(bucket) is not service:
+                raise StoreError("the bucket was dropped, and the manifest has not come")
 
     # --- cluster configs ------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from headwater.errors import HeadwaterError, LocalProtocolError
 from headwater.protocol.cluster_config import NodeAddress
+from headwater.protocol.sasl import is_loopback_address
 from headwater.store.compaction import Retention
 
 
@@ -46,7 +47,6 @@ HTTP_PORT = 8091
 HTTP_TLS_PORT = 18091
 VBUCKETS = 1024
 SCRUB_BYTES_PER_S = 8 * 1024 * 1024
-LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})
 BUCKET_NAME_CHARS_MAX = 100
 _BUCKET_NAME = re.compile(rf"[A-Za-z0-9_%-][A-Za-z0-9_.%-]{{0,{BUCKET_NAME_CHARS_MAX - 1}}}")
@@ -95,6 +95,9 @@ class NodeOptions:
     retention: Retention = field(default_factory=Retention)
     expiry_every_s: float = 60.0
     compact_every_s: float = 10.0
+    durable_alone: bool = False
+    """Whether buckets that are made over REST take durable writes though no node has their replicas, as those of
+    `buckets` do (`BucketSettings.durable_alone`)."""
     scrub_bytes_per_s: int = SCRUB_BYTES_PER_S
     """How fast stored data is read in search of damage; 0 for not at all."""
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -110,7 +113,7 @@ class NodeOptions:
             raise LocalProtocolError(f"{self.vbuckets} vbuckets: take a power of two, from 1 to 1024")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise LocalProtocolError("TLS needs both the certificate and its key")
-        if self.host not in LOOPBACK_HOSTS and self.tls_cert is None and not self.insecure:
+        if not self.is_on_loopback and self.tls_cert is None and not self.insecure:
             raise LocalProtocolError(
                 f"listening on {self.host} without TLS would send passwords and data in the clear",
                 hint="Give --tls-cert and --tls-key, or --insecure where the network is your own",
@@ -133,10 +136,15 @@ class NodeOptions:
     # --- ports ----------------------------------------------------------------------------------------------------
 
     @property
+    def is_on_loopback(self) -> bool:
+        """Whether no other machine reaches the node: any address of 127.0.0.0/8 will do, for several nodes on one."""
+        return self.host == "localhost" or is_loopback_address(self.host)
+
+    @property
     def serves_plain(self) -> bool:
         """Whether there are ports without TLS. As in Couchbase there are, but on a network only where that was asked
         for: what goes over them can be read on the way."""
-        is_safe = self.host in LOOPBACK_HOSTS or self.insecure
+        is_safe = self.is_on_loopback or self.insecure
         return self.tls_cert is None or (is_safe and not self.tls_only)
 
     def kv_ports(self) -> dict[bool, tuple[int | None, int]]:
@@ -161,7 +169,7 @@ class NodeOptions:
         if not self.serves_plain:
             kv_tls_port, http_tls_port = kv_tls_port or kv_port, http_tls_port or http_port
         return NodeAddress(
-            host=self.advertise_host or ("127.0.0.1" if self.host in LOOPBACK_HOSTS else self.host),
+            host=self.advertise_host or ("127.0.0.1" if self.host in ("localhost", "::1") else self.host),
             kv_port=kv_port or kv_ports[False] if False in kv_ports else None,
             kv_tls_port=kv_tls_port or kv_ports[True] if True in kv_ports else None,
             http_port=http_port or http_ports.get(False) if False in kv_ports else None,
@@ -181,7 +189,7 @@ class NodeOptions:
             if self.upr_bucket is not None:
                 raise LocalProtocolError("a bucket for UPR needs a port for it", hint="Give --upr-port, too")
             return
-        if self.host not in LOOPBACK_HOSTS and not self.insecure:
+        if not self.is_on_loopback and not self.insecure:
             # TLS does not help: it would hide the data from others on the way, and still give it to any client.
             raise LocalProtocolError(
                 f"the UPR port has no log-in, so that on {self.host} anyone could read the bucket",

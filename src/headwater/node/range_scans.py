@@ -47,6 +47,11 @@ class RangeScans:
         for scan_id in [scan_id for scan_id, running in self.running.items() if running.owner is owner]:
             self.end(scan_id)
 
+    def end_all(self) -> None:
+        """The bucket is closed."""
+        for scan_id in list(self.running):
+            self.end(scan_id)
+
     def tick(self, now_s: float) -> None:
         for scan_id in [scan_id for scan_id, running in self.running.items() if running.until_s <= now_s]:
             self.end(scan_id)

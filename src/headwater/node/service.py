@@ -212,6 +212,12 @@ class BucketService:
         self.on_change()
         return self.manifest_commit
 
+    @property
+    def must_have_copies(self) -> bool:
+        """Whether a durable write needs nodes that the bucket does not have: it is in no cluster, and is to have
+        replicas. A majority of two copies or more is never the active one alone."""
+        return self.config is None and self.settings.replicas > 0 and not self.settings.durable_alone
+
     def set_settings(self, settings: BucketSettings) -> int:
         """Go by other settings from now on. Returns the commit that makes them durable."""
         self.settings = settings

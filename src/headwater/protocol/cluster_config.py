@@ -48,6 +48,7 @@ BUCKET_CAPABILITIES = (
     "subdoc.DocumentMacroSupport",
     "subdoc.ReviveDocument",
     "subdoc.ReplicaRead",
+    "subdoc.BinaryXattr",
     "preserveExpiry",
     "rangeScan",
     "cbhello",

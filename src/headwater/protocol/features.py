@@ -41,6 +41,7 @@ class Feature(OpenIntEnum):
     GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION = 0x1D
     DEDUPE_NMVB_CLUSTERMAP = 0x1E
     CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF = 0x1F
+    SUBDOC_BINARY_XATTR = 0x21
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import os
 import resource
 import struct
 import sys
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from headwater.store.engine import Change, PutRow, Table, View, count_block_writ
 
 MAP_BYTES = 2**42
 """Address space, not disk: the file grows as it is filled."""
+VIEWS_WAIT_S = 30.0
+"""How long `close` waits for open views. Scrubs and searches read for a fraction of a second at a time."""
 _READERS_MAX = 512
 _FILE = "data.mdb"
 _NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
@@ -55,6 +58,9 @@ class LmdbEngine:
         self._folder = folder
         self._is_read_only = read_only
         self._was_written = False
+        self._views_changed = threading.Condition()
+        self._open_views = 0
+        self._is_closing = False
         self.block_versions: Int64s = new_block_versions()
         try:
             if not read_only:
@@ -89,11 +95,19 @@ class LmdbEngine:
 
     @contextmanager
     def view(self) -> Iterator[View]:
+        with self._views_changed:
+            if self._is_closing:
+                raise StoreError(f"the data in {self._folder} is closed", hint="Ask again when it has been opened")
+            self._open_views += 1
         try:
             with self._environment.begin(buffers=True) as transaction:
                 yield _LmdbView(transaction, self._tables)
         except lmdb.Error as error:
             raise _translated(error, self._folder) from error
+        finally:
+            with self._views_changed:
+                self._open_views -= 1
+                self._views_changed.notify_all()
 
     def write(self, changes: Sequence[Change]) -> None:
         assert not self._is_read_only
@@ -111,11 +125,20 @@ class LmdbEngine:
         count_block_writes(self.block_versions, changes)
 
     def close(self) -> None:
-        """Does nothing the second time: by then the number of the lock may be another file's."""
+        """Wait until no thread reads any more, then close.
+
+        Closing unmaps the file, and a kernel that reads its pages at that moment would end the process. A view that is
+        open for longer than `VIEWS_WAIT_S` leaves the file mapped. Does nothing the second time: by then the number of
+        the lock may be another file's.
+        """
         if self._lock is None:
             return
         if hasattr(self, "_environment"):
-            self._environment.close()
+            with self._views_changed:
+                self._is_closing = True
+                is_unread = self._views_changed.wait_for(lambda: not self._open_views, VIEWS_WAIT_S)
+            if is_unread:
+                self._environment.close()
             if not self._is_read_only and (self.was_left_alone or self._was_written):
                 # A copy that was never opened as a bucket stays one: a start may be given up before that.
                 _note_identity(self._owner, self._folder / _FILE)

@@ -22,7 +22,16 @@ def test_they_are_what_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    "members", [{"replicas": 4}, {"replicas": True}, {"max_ttl_s": -1}, {"flush_enabled": 1}, {"max_ttl_s": "1"}]
+    "members",
+    [
+        {"replicas": 4},
+        {"replicas": True},
+        {"max_ttl_s": -1},
+        {"flush_enabled": 1},
+        {"max_ttl_s": "1"},
+        {"durability_min_level": 4},
+        {"storage_backend": "rocks"},
+    ],
 )
 def test_junk_is_refused(members: dict[str, Any]) -> None:
     with pytest.raises(MalformedJson):

@@ -37,7 +37,7 @@ class SlowEngine(FailingEngine):
 @asynccontextmanager
 async def running(bucket: Bucket, *, scrub_bytes_per_s: int = 0) -> AsyncIterator[CommitLoop]:
     loop = CommitLoop(
-        bucket, retention=Retention(), expiry_every_s=60, compact_every_s=60,
+        bucket, retention=Retention, expiry_every_s=60, compact_every_s=60,
         scrub_bytes_per_s=scrub_bytes_per_s,
         on_durable=lambda: None, on_void=lambda commits: None, on_failed=lambda: None,
     )  # fmt: skip

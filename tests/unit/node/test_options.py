@@ -34,6 +34,15 @@ def test_the_ports_with_and_without_tls(given: dict[str, Any], ports: dict[bool,
     assert options(**given).kv_ports() == ports
 
 
+def test_every_address_of_loopback_is_safe() -> None:
+    """Several nodes on one machine may have an address each."""
+    given = options(host="127.0.0.11", upr_port=0)
+    assert given.serves_plain
+    assert given.advertised({False: 1}, {False: 2}, uuid="ab").host == "127.0.0.11"
+    with pytest.raises(LocalProtocolError, match="without TLS"):
+        options(host="128.0.0.1")
+
+
 def test_where_clients_reach_a_node_with_both_kinds_of_ports() -> None:
     given = options(**TLS, advertise_host="db.example.com", advertise_tls_port=30000)
     address = given.advertised({False: 1, True: 2}, {False: 3, True: 4}, uuid="ab")

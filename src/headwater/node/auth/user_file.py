@@ -26,10 +26,12 @@ from typing import Any, TypeVar
 
 from headwater.durable_files import replace_file
 from headwater.errors import DataDamaged, DataTooNew, LocalProtocolError, MalformedJson, StoreError, StoreFull
-from headwater.node.auth.users import Grant, Group, Role, User, Users
+from headwater.node.auth.users import ALL, Grant, Group, Role, User, Users
 from headwater.protocol.sasl import SCRAM_MECHANISMS, SCRAM_SALT_BYTES, Mechanism, ScramCredentials, digest_bytes
 
-VERSION = 2
+VERSION = 3
+_VERSION_OF_WHOLE_BUCKETS = 2
+"""Written where no grant is on less than a bucket, nor of a role that came later: older programs can read that."""
 USER_FILE_BYTES_MAX = 64 * 1024 * 1024
 """Above what the limits on users and grants can fill in earnest."""
 
@@ -57,7 +59,7 @@ def store_users(path: Path, users: Users) -> None:
 def encode_users(users: Users) -> bytes:
     """The users as JSON, in ASCII, a line for each. The same users give the same bytes, however they came about."""
     members = {
-        "version": VERSION,
+        "version": VERSION if _needs_newest(users) else _VERSION_OF_WHOLE_BUCKETS,
         "iterations": users.iterations,
         "decoy_secret": _encode_bytes(users.decoy_secret),
         "sharing": users.sharing,
@@ -69,6 +71,14 @@ def encode_users(users: Users) -> bytes:
     lines.append(_encode_list("groups", [_encode_group(group) for _, group in sorted(users.groups.items())]))
     lines.append(_encode_list("users", [_encode_user(user) for _, user in sorted(users.by_name.items())]))
     return "{{{}}}".format(",\n ".join(lines)).encode()
+
+
+def _needs_newest(users: Users) -> bool:
+    grants = frozenset[Grant]().union(*(user.grants for user in users.by_name.values()))
+    grants = grants.union(*(group.grants for group in users.groups.values()))
+    return any(
+        grant.scope != ALL or grant.role is Role.RO_ADMIN or grant.role.is_of_another_service for grant in grants
+    )
 
 
 def _encode_list(name: str, entries: list[dict[str, Any]]) -> str:
@@ -85,7 +95,12 @@ def _encode_group(group: Group) -> dict[str, Any]:
 
 
 def _encode_grants(grants: frozenset[Grant]) -> list[dict[str, str]]:
-    return [{"role": role, "bucket": bucket} for bucket, role in sorted((grant.bucket, grant.role) for grant in grants)]
+    ordered = sorted(grants, key=lambda grant: (grant.bucket, grant.role, grant.scope, grant.collection))
+    return [
+        {"role": grant.role, "bucket": grant.bucket}
+        | ({} if grant.scope == ALL else {"scope": grant.scope, "collection": grant.collection})
+        for grant in ordered
+    ]
 
 
 def _encode_user(user: User) -> dict[str, Any]:
@@ -95,6 +110,7 @@ def _encode_user(user: User) -> dict[str, Any]:
         "grants": _encode_grants(user.grants),
         "groups": sorted(user.groups),
         "changed": user.changed_ms,
+        "password_changed": user.password_changed_ms,
         "credentials": {
             mechanism: {
                 "salt": _encode_bytes(credentials.salt),
@@ -214,6 +230,7 @@ def _decode_user(members: object, iterations: int) -> User:
         grants=frozenset(_decode_grant(grant) for grant in _member(members, "grants", list)),
         groups=_names_member(members, "groups"),
         changed_ms=_member(members, "changed", int, missing=0),
+        password_changed_ms=_member(members, "password_changed", int, missing=0),
         credentials={
             mechanism: _decode_credentials(mechanism, _member(all_credentials, mechanism, dict), iterations)
             for mechanism in SCRAM_MECHANISMS
@@ -225,7 +242,10 @@ def _decode_grant(members: object) -> Grant:
     role = _member(members, "role", str)
     if role not in tuple(Role):
         raise _Fault(f"there is no role {role!r}")
-    return Grant(Role(role), _member(members, "bucket", str))
+    scope, collection = _member(members, "scope", str, missing=ALL), _member(members, "collection", str, missing=ALL)
+    if scope == ALL != collection:
+        raise _Fault("a grant is on a collection of no scope")
+    return Grant(Role(role), _member(members, "bucket", str), scope, collection)
 
 
 def _decode_credentials(mechanism: Mechanism, members: Mapping[str, object], iterations: int) -> ScramCredentials:

@@ -11,11 +11,13 @@ all users of a collection, the decoys included, have the same number of iteratio
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 
 from headwater.errors import LocalProtocolError
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.numbers import DEFAULT_SCOPE
 from headwater.protocol.sasl import (
     SCRAM_ITERATIONS,
     SCRAM_ITERATIONS_MAX,
@@ -46,6 +48,8 @@ SALTS_BYTES = SCRAM_SALT_BYTES * len(SCRAM_MECHANISMS)
 """Random bytes that a new password needs: a salt for each mechanism."""
 
 ALL_BUCKETS = "*"
+ALL = "*"
+"""Of a bucket's scopes, or of a scope's collections."""
 
 
 class Action(Enum):
@@ -75,6 +79,23 @@ class Role(StrEnum):
     DATA_READER = "data_reader"
     DATA_WRITER = "data_writer"
     DATA_DCP_READER = "data_dcp_reader"
+    RO_ADMIN = "ro_admin"
+    QUERY_SELECT = "query_select"
+    QUERY_INSERT = "query_insert"
+    QUERY_UPDATE = "query_update"
+    QUERY_DELETE = "query_delete"
+    QUERY_MANAGE_INDEX = "query_manage_index"
+    QUERY_SYSTEM_CATALOG = "query_system_catalog"
+    FTS_SEARCHER = "fts_searcher"
+    FTS_ADMIN = "fts_admin"
+    ANALYTICS_READER = "analytics_reader"
+    VIEWS_READER = "views_reader"
+    VIEWS_ADMIN = "views_admin"
+
+    @property
+    def is_of_another_service(self) -> bool:
+        """Whether it is one of a service that the node does not have: it is kept, and allows nothing."""
+        return self.startswith(("query_", "fts_", "analytics_", "views_"))
 
 
 ROLE_ACTIONS: dict[Role, frozenset[Action]] = {
@@ -86,19 +107,39 @@ ROLE_ACTIONS: dict[Role, frozenset[Action]] = {
     Role.DATA_READER: frozenset({Action.USE, Action.READ}),
     Role.DATA_WRITER: frozenset({Action.USE, Action.WRITE}),
     Role.DATA_DCP_READER: frozenset({Action.USE, Action.READ, Action.STREAM}),
+    Role.RO_ADMIN: frozenset({Action.USE}),
+    **dict.fromkeys((role for role in Role if role.is_of_another_service), frozenset()),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role on one bucket, or on all of them."""
+    """A role on one bucket or on all of them, on a scope or on a collection."""
 
     role: Role
     bucket: str = ALL_BUCKETS
+    scope: str = ALL
+    collection: str = ALL
 
-    def allows(self, action: Action, bucket: str | None) -> bool:
-        """`bucket` is None for what concerns the whole node: a grant on all buckets is needed for that."""
-        return action in ROLE_ACTIONS[self.role] and self.bucket in (ALL_BUCKETS, bucket)
+    def allows(
+        self, action: Action, bucket: str | None, scope: str | None = None, collection: str | None = None
+    ) -> bool:
+        """`bucket` is None for what concerns the whole node: a grant on all buckets is needed for that.
+
+        `scope` and `collection` are None for what concerns the whole bucket. A grant on less than that is enough to use
+        the bucket, as its collections are in it.
+        """
+        if action not in ROLE_ACTIONS[self.role] or self.bucket not in (ALL_BUCKETS, bucket):
+            return False
+        return action is Action.USE or self.covers(scope, collection)
+
+    def covers(self, scope: str | None, collection: str | None) -> bool:
+        """Whether the grant is on this collection of its bucket, or for None on all of them."""
+        return self.scope in (ALL, scope) and self.collection in (ALL, collection)
+
+    def __str__(self) -> str:
+        names = [self.bucket, *(name for name in (self.scope, self.collection) if name != ALL)]
+        return f"{self.role}[{':'.join(names)}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +155,8 @@ class User:
     groups: frozenset[str] = frozenset()
     changed_ms: int = 0
     """When it was last changed. Of two nodes' versions the later one counts (`auth.sharing`)."""
+    password_changed_ms: int = 0
+    """When it got its password; 0 where an older program gave it one."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -245,7 +288,7 @@ class Users:
         return replace(
             self,
             by_name={
-                name: user if user == before.by_name.get(name) else replace(user, changed_ms=at_ms)
+                name: user if user == before.by_name.get(name) else _stamped(user, before.by_name.get(name), at_ms)
                 for name, user in self.by_name.items()
             },
             groups={
@@ -283,9 +326,28 @@ class Users:
         user = self.by_name.get(name)
         return frozenset() if user is None else self._granted.get(name, user.grants)
 
-    def may(self, name: str, action: Action, bucket: str | None) -> bool:
-        """Whether the user may do this on the bucket, or on the node where `bucket` is None."""
-        return any(grant.allows(action, bucket) for grant in self.grants_of(name))
+    def may(
+        self, name: str, action: Action, bucket: str | None, *, scope: str | None = None, collection: str | None = None
+    ) -> bool:
+        """Whether the user may do this on the bucket or a collection of it, or on the node where `bucket` is None."""
+        return any(grant.allows(action, bucket, scope, collection) for grant in self.grants_of(name))
+
+    def visible(self, name: str, bucket: str, manifest: Manifest) -> Manifest:
+        """The collections of a bucket that the user has to do with: kv_engine shows no others, either."""
+        grants = [grant for grant in self.grants_of(name) if grant.allows(Action.USE, bucket)]
+        if any(grant.scope == ALL for grant in grants):
+            return manifest
+        scopes = []
+        for scope in manifest.scopes:
+            seen = [one for one in scope.collections if any(grant.covers(scope.name, one.name) for grant in grants)]
+            if seen or scope.id == DEFAULT_SCOPE:  # Which every manifest has.
+                scopes.append(replace(scope, collections=tuple(seen)))
+        return replace(manifest, scopes=tuple(scopes))
+
+
+def _stamped(user: User, before: User | None, at_ms: int) -> User:
+    is_same_password = before is not None and before.credentials == user.credentials
+    return replace(user, changed_ms=at_ms, password_changed_ms=user.password_changed_ms if is_same_password else at_ms)
 
 
 def newest_removed(removed: Mapping[str, int]) -> dict[str, int]:
@@ -329,7 +391,7 @@ def _check_display_name(name: str) -> None:
 def _check_grants(grants: frozenset[Grant]) -> None:
     if len(grants) > GRANTS_PER_USER_MAX:
         raise LocalProtocolError(f"a user has at most {GRANTS_PER_USER_MAX} grants", hint="Grant on all buckets with *")
-    if any(not grant.bucket for grant in grants):
+    if not all(grant.bucket and grant.scope and grant.collection for grant in grants):
         raise LocalProtocolError("a grant needs the name of a bucket", hint="Grant on all buckets with *")
 
 
@@ -340,14 +402,15 @@ def _check_password(password: str) -> None:
 
 # --- Couchbase's names for roles ----------------------------------------------------------------------------------
 
-# A role is written `admin`, `data_reader[travel]` or `data_reader[*]`, several of them with commas in between.
-# Couchbase's data roles may also name a scope and a collection, `data_reader[travel:inventory:hotels]`; here rights are
-# those of whole buckets, so that these two can be nothing but `*`.
+# A role is written `admin`, `data_reader[travel]` or `data_reader[*]`, several of them with commas in between. Data
+# roles may also name a scope and a collection, `data_reader[travel:inventory:hotels]`. Streams are those of whole
+# buckets here, and so is the role to read them.
 
 _ROLE = re.compile(r"(?P<name>\w+)(?:\[(?P<parameters>[^\[\]]+)\])?")
 _ROLE_CHARS_SHOWN = 64
 _BUCKET = ("bucket_name",)
 _COLLECTION = ("bucket_name", "scope_name", "collection_name")
+_OF_WHOLE_BUCKETS = frozenset({Role.DATA_DCP_READER})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,7 +432,12 @@ class KnownRole:
 
 
 KNOWN_ROLES = (
-    KnownRole(role=Role.ADMIN, title="Full Admin", description="May do everything, and make users."),
+    KnownRole(
+        role=Role.ADMIN,
+        title="Full Admin",
+        # The Python SDK's own tests look for these words.
+        description="May use all cluster features and the web console, read and write all data, and make users.",
+    ),
     KnownRole(
         role=Role.BUCKET_ADMIN,
         title="Bucket Admin",
@@ -400,6 +468,23 @@ KNOWN_ROLES = (
         description="May read documents, and stream changes.",
         parameters=_COLLECTION,
     ),
+    KnownRole(role=Role.RO_ADMIN, title="Read-Only Admin", description="May see which buckets and nodes there are."),
+    *(
+        KnownRole(role=role, title=title, description="Of a service that this node does not have.", parameters=on)
+        for role, title, on in (
+            (Role.QUERY_SELECT, "Query Select", _COLLECTION),
+            (Role.QUERY_INSERT, "Query Insert", _COLLECTION),
+            (Role.QUERY_UPDATE, "Query Update", _COLLECTION),
+            (Role.QUERY_DELETE, "Query Delete", _COLLECTION),
+            (Role.QUERY_MANAGE_INDEX, "Query Manage Index", _COLLECTION),
+            (Role.QUERY_SYSTEM_CATALOG, "Query System Catalog", ()),
+            (Role.FTS_SEARCHER, "Search Reader", _COLLECTION),
+            (Role.FTS_ADMIN, "Search Admin", _BUCKET),
+            (Role.ANALYTICS_READER, "Analytics Reader", ()),
+            (Role.VIEWS_READER, "Views Reader", _BUCKET),
+            (Role.VIEWS_ADMIN, "Views Admin", _BUCKET),
+        )
+    ),
 )
 
 _BY_NAME = {known.name: known for known in KNOWN_ROLES}
@@ -412,10 +497,10 @@ _AS_COUCHBASE_HAS_IT: dict[Role, tuple[Role, ...]] = {
 """The node's own roles, which Couchbase has other names for; the last one where it is not of the whole node."""
 
 
-def parse_roles(text: str, *, buckets: Container[str]) -> frozenset[Grant]:
-    """The grants that the roles stand for. `buckets` are those that a role may name."""
+def parse_roles(text: str, *, is_there: Callable[[Grant], bool]) -> frozenset[Grant]:
+    """The grants that the roles stand for. `is_there` says whether what a grant names exists."""
     written = [role.strip() for role in text.split(",") if role.strip()]
-    parsed = {role: _parse_role(role, buckets) for role in written}
+    parsed = {role: _parse_role(role, is_there) for role in written}
     bad = [role[:_ROLE_CHARS_SHOWN] for role, grant in parsed.items() if grant is None]
     if bad:
         raise LocalProtocolError(
@@ -425,31 +510,33 @@ def parse_roles(text: str, *, buckets: Container[str]) -> frozenset[Grant]:
     return frozenset(grant for grant in parsed.values() if grant is not None)
 
 
-def _parse_role(written: str, buckets: Container[str]) -> Grant | None:
+def _parse_role(written: str, is_there: Callable[[Grant], bool]) -> Grant | None:
     match = _ROLE.fullmatch(written)
     known = _BY_NAME.get(match["name"].lower()) if match is not None else None
     if match is None or known is None:
         return None
     if not known.parameters:
         return Grant(known.role) if match["parameters"] is None else None
-    bucket, *parts = (match["parameters"] or "").split(":")
-    if len(parts) >= len(known.parameters) or any(part != ALL_BUCKETS for part in parts):
+    names = (match["parameters"] or "").split(":")
+    if not all(names) or len(names) > len(known.parameters):
         return None
-    return Grant(known.role, bucket) if bucket == ALL_BUCKETS or bucket in buckets else None
+    grant = Grant(known.role, *names)
+    first_all = names.index(ALL) if ALL in names else len(names)
+    if any(name != ALL for name in names[first_all:]) or (known.role in _OF_WHOLE_BUCKETS and grant.scope != ALL):
+        return None
+    return grant if grant.bucket == ALL_BUCKETS or is_there(grant) else None
 
 
 def roles_of(grants: Iterable[Grant]) -> list[dict[str, str]]:
     """The grants as Couchbase's REST interface has roles."""
     named = {known for grant in grants for known in _named(grant)}
-    return [describe_role(_BY_NAME[role], bucket) for role, bucket in sorted(named)]
+    return [describe_role(_BY_NAME[role], *on) for role, *on in sorted(named)]
 
 
-def _named(grant: Grant) -> list[tuple[Role, str]]:
-    if grant == Grant(Role.ADMIN):
-        return [(Role.ADMIN, ALL_BUCKETS)]
-    return [(role, grant.bucket) for role in _AS_COUCHBASE_HAS_IT.get(grant.role, (grant.role,))]
+def _named(grant: Grant) -> list[tuple[Role, str, str, str]]:
+    roles = (Role.ADMIN,) if grant == Grant(Role.ADMIN) else _AS_COUCHBASE_HAS_IT.get(grant.role, (grant.role,))
+    return [(role, grant.bucket, grant.scope, grant.collection) for role in roles]
 
 
-def describe_role(known: KnownRole, bucket: str) -> dict[str, str]:
-    of = (bucket, ALL_BUCKETS, ALL_BUCKETS)
-    return {"role": known.name, **dict(zip(known.parameters, of, strict=False))}
+def describe_role(known: KnownRole, bucket: str, scope: str = ALL, collection: str = ALL) -> dict[str, str]:
+    return {"role": known.name, **dict(zip(known.parameters, (bucket, scope, collection), strict=False))}

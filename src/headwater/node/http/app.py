@@ -60,6 +60,8 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
         "GET": Endpoint(pools.show_pool),
         "POST": Endpoint(bucket_management.change_pool, Action.SECURITY),
     },
+    # The SDKs' own tests ask here for the versions of the nodes.
+    "/pools/nodes": {"GET": Endpoint(pools.show_pool)},
     "/poolsStreaming/default": {"GET": Endpoint(pools.stream_pool)},
     "/pools/default/nodeServices": {"GET": Endpoint(pools.show_node_services)},
     "/pools/default/buckets": {

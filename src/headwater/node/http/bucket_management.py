@@ -19,6 +19,9 @@ from headwater.errors import HeadwaterError, LocalProtocolError
 from headwater.log_fields import LogEvent
 from headwater.node.auth.users import Action
 from headwater.node.bucket_settings import (
+    HISTORY_BYTES_MAX,
+    HISTORY_BYTES_MIN,
+    HISTORY_S_MAX,
     MAX_TTL_S_MAX,
     RAM_QUOTA_MB_MAX,
     RAM_QUOTA_MB_MIN,
@@ -27,6 +30,7 @@ from headwater.node.bucket_settings import (
 )
 from headwater.node.http.call import Call, Refusal
 from headwater.node.http.other_nodes import OtherNodes, describe
+from headwater.node.http.pools import DURABILITY_LEVELS
 from headwater.node.membership import PEER_FEATURES
 from headwater.node.options import check_bucket_name, check_cluster_name
 from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
@@ -36,58 +40,106 @@ _OWN_BUCKETS = ("headwater", "buckets")
 # --- the fields of the forms --------------------------------------------------------------------------------------
 
 _NUMBERS: dict[str, tuple[str, int, int]] = {
+    # Newer servers know it by both names.
+    "ramQuota": ("ram_quota_mb", RAM_QUOTA_MB_MIN, RAM_QUOTA_MB_MAX),
     "ramQuotaMB": ("ram_quota_mb", RAM_QUOTA_MB_MIN, RAM_QUOTA_MB_MAX),
     "replicaNumber": ("replicas", 0, REPLICAS_MAX),
     "maxTTL": ("max_ttl_s", 0, MAX_TTL_S_MAX),
+    "historyRetentionSeconds": ("history_s", 0, HISTORY_S_MAX),
+    "historyRetentionBytes": ("history_bytes", 0, HISTORY_BYTES_MAX),
 }
-_FLAGS = {"flushEnabled": "flush_enabled", "isForming": "is_forming"}
+_DIGITS_MAX = 16
+_FLAGS = {"flushEnabled": "flush_enabled", "historyRetentionCollectionDefault": "history_default"}
+_OWN_FLAGS = {"isForming": "is_forming", "durableAlone": "durable_alone"}
+"""What only nodes ask of each other."""
+_CHOICES: dict[str, tuple[str, dict[str, str | int], str]] = {
+    "storageBackend": (
+        "storage_backend",
+        {"couchstore": "couchstore", "magma": "magma"},
+        "storage backend must be couchstore or magma",
+    ),
+    "conflictResolutionType": (
+        "conflict_resolution",
+        {"seqno": "seqno", "lww": "lww"},
+        # The SDKs look for these words.
+        "Conflict resolution type must be 'seqno' or 'lww'; 'custom' is supported only with developer preview enabled",
+    ),
+    "compressionMode": (
+        "compression_mode",
+        {mode: mode for mode in ("off", "passive", "active")},
+        "compressionMode can be set to 'off', 'passive' or 'active'",
+    ),
+    "durabilityMinLevel": (
+        "durability_min_level",
+        {name: level for level, name in enumerate(DURABILITY_LEVELS)},
+        f"Durability minimum level must be one of {', '.join(DURABILITY_LEVELS)}",
+    ),
+}
+"""Settings that are one of some words: the setting, what each word stands for, and Couchbase's error for others."""
+_LASTING = {
+    "storageBackend": "Storage backend not allowed in update bucket",
+    "conflictResolutionType": "Conflict resolution type not allowed in update bucket",
+}
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 _FIXED: dict[str, tuple[frozenset[str], str]] = {
     "bucketType": (
         frozenset({"membase", "couchbase"}),
         "Buckets keep their documents on disk: take bucketType couchbase",
     ),
-    "storageBackend": (frozenset({"couchstore"}), "There is one kind of storage, which is shown as couchstore"),
     "evictionPolicy": (frozenset({"valueOnly"}), "Keys stay in memory and values need not: take valueOnly"),
-    "compressionMode": (frozenset({"passive"}), "Values are kept as clients send them: take passive"),
-    "conflictResolutionType": (frozenset({"seqno"}), "Conflicts are resolved by revision: take seqno"),
-    "durabilityMinLevel": (frozenset({"none"}), "Each write chooses its durability: take none"),
     "replicaIndex": (frozenset({"0", "false"}), "There are no views, so their indexes have no replicas: take 0"),
-    "historyRetentionCollectionDefault": (
-        frozenset({"0", "false"}),
-        "Each collection chooses whether its history is kept: take false",
-    ),
-    "historyRetentionBytes": (frozenset({"0"}), "How much history is kept is an option of the node: --history-bytes"),
-    "historyRetentionSeconds": (
-        frozenset({"0"}),
-        "How long history is kept is an option of the node: --history-seconds",
-    ),
 }
 """Settings of Couchbase that a bucket here has one value of."""
-_SETTINGS = (*_NUMBERS, "flushEnabled", *_FIXED)
+_SETTINGS = (*_NUMBERS, *_FLAGS, *_CHOICES, *_FIXED)
 _VBUCKETS_MAX = 1024
 
 
 def _asked_settings(form: Mapping[str, str], before: BucketSettings) -> BucketSettings:
     """What a form makes of the settings. All that is wrong with it is in one refusal, as in Couchbase."""
-    changes: dict[str, int | bool] = {}
+    changes: dict[str, int | str] = {}
     errors: dict[str, str] = {}
     for name, text in form.items():
         if name in _NUMBERS:
             setting, smallest, largest = _NUMBERS[name]
-            number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else -1
+            number = int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX else -1
             changes[setting] = number
             if not smallest <= number <= largest:
                 errors[name] = f"A number from {smallest} to {largest}"
-        elif name in _FLAGS:
-            changes[_FLAGS[name]] = _BOOLEANS.get(text, False)
+        elif name in _FLAGS or name in _OWN_FLAGS:
+            changes[_FLAGS.get(name) or _OWN_FLAGS[name]] = _BOOLEANS.get(text, False)
             if text not in _BOOLEANS:
                 errors[name] = "Either 1 or 0"
+        elif name in _CHOICES:
+            setting, values, error = _CHOICES[name]
+            changes[setting] = values.get(text, "")
+            if text not in values:
+                errors[name] = error
         elif name in _FIXED and text not in _FIXED[name][0]:
             errors[name] = _FIXED[name][1]
-    if errors:
+    if changes.get("storage_backend") == "magma" != before.storage_backend:
+        # Couchbase's default for such a bucket.
+        changes.setdefault("history_default", True)
+    settings = replace(before, **changes)  # type: ignore[arg-type]
+    if errors := errors or _contradictions(settings):
         raise Refusal(400, {"errors": errors})
-    return replace(before, **changes)  # type: ignore[arg-type]
+    return settings
+
+
+def _contradictions(settings: BucketSettings) -> dict[str, str]:
+    """What no bucket of Couchbase can be, though each setting by itself can."""
+    errors = {}
+    if settings.storage_backend != "magma":
+        wanted = {
+            "historyRetentionSeconds": settings.history_s,
+            "historyRetentionBytes": settings.history_bytes,
+            "historyRetentionCollectionDefault": settings.history_default,
+        }
+        errors = {name: "History Retention can only be used with Magma" for name, value in wanted.items() if value}
+    elif 0 < settings.history_bytes < HISTORY_BYTES_MIN:
+        errors = {"historyRetentionBytes": f"The value must be 0, or from {HISTORY_BYTES_MIN} to {HISTORY_BYTES_MAX}"}
+    if settings.durability_min_level and settings.replicas == REPLICAS_MAX:
+        errors["durabilityMinLevel"] = f"Durability minimum level cannot be specified with {REPLICAS_MAX} replicas"
+    return errors
 
 
 def _asked_vbuckets(form: Mapping[str, str], default: int) -> int:
@@ -131,7 +183,7 @@ def _log(call: Call, what: str, bucket: str) -> None:
 async def create_bucket(call: Call) -> Response:
     """Make a bucket on all nodes of the cluster, and answer when it is served."""
     form = await call.form("name", *_SETTINGS, "numVBuckets")
-    name, settings = _asked_name(form), _asked_settings(form, BucketSettings())
+    name, settings = _asked_name(form), _asked_settings(form, _new_settings(call))
     vbuckets = _asked_vbuckets(form, call.node.options.vbuckets)
     if call.node.bucket(name) is not None:
         raise _exists()
@@ -146,11 +198,15 @@ async def create_bucket(call: Call) -> Response:
 
 async def create_bucket_here(call: Call) -> Response:
     """Make a bucket on this node alone. With `isForming` it waits for the config of its cluster."""
-    form = await call.form("name", *_NUMBERS, *_FLAGS, "numVBuckets")
-    name, settings = _asked_name(form), _asked_settings(form, BucketSettings())
+    form = await call.form("name", *_SETTINGS, *_OWN_FLAGS, "numVBuckets")
+    name, settings = _asked_name(form), _asked_settings(form, _new_settings(call))
     await _create_here(call, name, settings, _asked_vbuckets(form, call.node.options.vbuckets))
     _log(call, "made", name)
     return Response(status_code=202)
+
+
+def _new_settings(call: Call) -> BucketSettings:
+    return BucketSettings(durable_alone=call.node.options.durable_alone)
 
 
 async def _create_here(call: Call, name: str, settings: BucketSettings, vbuckets: int) -> None:
@@ -192,11 +248,13 @@ async def _create_on_all(call: Call, others: OtherNodes, name: str, settings: Bu
 
 
 def _form_of(settings: BucketSettings) -> dict[str, str]:
+    """The settings as a form that asks for them."""
     members = settings.encode()
-    numbers = {
-        name: str(members[setting]) for name, (setting, _, _) in _NUMBERS.items() if members[setting] is not None
-    }
-    return numbers | {name: "1" if members[setting] else "0" for name, setting in _FLAGS.items()}
+    form = {name: str(members[setting]) for name, (setting, _, _) in _NUMBERS.items() if members[setting] is not None}
+    form |= {name: "1" if members[setting] else "0" for name, setting in (_FLAGS | _OWN_FLAGS).items()}
+    for name, (setting, values, _) in _CHOICES.items():
+        form[name] = next(word for word, value in values.items() if value == members[setting])
+    return form
 
 
 def _coordinators_login(others: OtherNodes, bucket: str) -> Login:
@@ -216,6 +274,9 @@ async def update_bucket(call: Call) -> Response:
         raise Refusal.errors(400, "A bucket keeps its name", field="name")
     config = call.node.membership(name).config
     before = call.node.settings(name)
+    for field, error in _LASTING.items():
+        if form.get(field, _form_of(before)[field]) != _form_of(before)[field]:
+            raise Refusal.errors(400, error, field=field)
     settings = _asked_settings(form, before if config is None else replace(before, replicas=config.replicas))
     if config is None:
         await call.node.change_settings(name, settings)

@@ -35,7 +35,7 @@ _VBUCKET_MAX = 0xFFFF
 
 
 async def show_manifest(call: Call) -> Response:
-    manifest = call.bucket.manifest
+    manifest = call.node.users.visible(call.user, call.path("bucket"), call.bucket.manifest)
     return Json({"uid": f"{manifest.uid:x}", "scopes": [_scope(scope) for scope in manifest.scopes]})
 
 
@@ -83,7 +83,8 @@ async def drop_scope(call: Call) -> Response:
 async def create_collection(call: Call) -> Response:
     scope_name = call.path("scope")
     form = await call.form("name", "maxTTL", "history")
-    name, max_ttl_s, history = _name(form), _max_ttl_s(form), _history(form)
+    name, max_ttl_s = _name(form), _max_ttl_s(form)
+    history = _history(form) if "history" in form else call.node.settings(call.path("bucket")).history_default
 
     def change(manifest: Manifest) -> Manifest:
         if _scope_or_refuse(manifest, scope_name).collection(name) is not None:
@@ -176,7 +177,7 @@ def _max_ttl_s(form: dict[str, str]) -> int | None:
 
 
 def _history(form: dict[str, str]) -> bool:
-    history = _BOOLEANS.get(form.get("history", "false"))
+    history = _BOOLEANS.get(form["history"])
     if history is None:
         raise Refusal.errors(400, "Either true or false", field="history")
     return history

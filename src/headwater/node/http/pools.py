@@ -14,12 +14,15 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from headwater.node.auth.users import Action
+from headwater.node.auth.users import Action, Grant, Role
+from headwater.node.bucket_settings import BucketSettings
 from headwater.node.http.call import Call, Json
 from headwater.protocol.cluster_config import ClusterConfig, ConfigNode, bucket_uri, join_host_port
 from headwater.protocol.manifest import COLLECTIONS_MAX, SCOPES_MAX
 from headwater.store.bucket import Bucket
 
+DURABILITY_LEVELS = ("none", "majority", "majorityAndPersistActive", "persistToMajority")
+"""Couchbase's names for them, by number."""
 _MB = 1024 * 1024
 _SYSTEM = f"{platform.machine()}-{sys.platform}"
 
@@ -29,7 +32,7 @@ async def show_pools(call: Call) -> Response:
     return Json(
         {
             "isAdminCreds": node.users.may(call.user, Action.SECURITY, None),
-            "isROAdminCreds": False,
+            "isROAdminCreds": Grant(Role.RO_ADMIN) in node.users.grants_of(call.user),
             "isEnterprise": False,
             "allowedServices": ["kv"],
             "pools": [
@@ -120,7 +123,7 @@ def _bucket(call: Call, bucket: Bucket) -> dict[str, Any]:
         "uuid": facts.uuid,
         "nodeLocator": "vbucket",
         "bucketType": "membase",
-        "storageBackend": "couchstore",
+        "storageBackend": settings.storage_backend,
         "authType": "sasl",
         "uri": bucket_uri("buckets", facts.name, facts.uuid),
         "streamingUri": bucket_uri("bucketsStreaming", facts.name, facts.uuid),
@@ -135,9 +138,10 @@ def _bucket(call: Call, bucket: Bucket) -> dict[str, Any]:
         "replicaNumber": config.replicas,
         "replicaIndex": False,
         "maxTTL": settings.max_ttl_s,
-        "compressionMode": "passive",
-        "conflictResolutionType": "seqno",
-        "durabilityMinLevel": "none",
+        "compressionMode": settings.compression_mode,
+        "conflictResolutionType": settings.conflict_resolution,
+        "durabilityMinLevel": DURABILITY_LEVELS[settings.durability_min_level],
+        **_history(settings),
         # Keys are always in memory, values need not be.
         "evictionPolicy": "valueOnly",
         "quota": {"ram": quota_bytes * len(config.nodes), "rawRAM": quota_bytes},
@@ -148,6 +152,17 @@ def _bucket(call: Call, bucket: Bucket) -> dict[str, Any]:
             "memUsed": usage.memory_bytes,
             "quotaPercentUsed": 100 * usage.memory_bytes / max(1, quota_bytes),
         },
+    }
+
+
+def _history(settings: BucketSettings) -> dict[str, Any]:
+    """As Couchbase has it, buckets of Magma show how much history they keep, and no others."""
+    if settings.storage_backend != "magma":
+        return {}
+    return {
+        "historyRetentionSeconds": settings.history_s,
+        "historyRetentionBytes": settings.history_bytes,
+        "historyRetentionCollectionDefault": settings.history_default,
     }
 
 

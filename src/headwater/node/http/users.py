@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from headwater.errors import LocalProtocolError
 from headwater.log_fields import Fields, LogEvent
 from headwater.node.auth.accounts import Change
 from headwater.node.auth.users import (
+    ALL,
     ALL_BUCKETS,
     KNOWN_ROLES,
     PASSWORD_BYTES_MAX,
@@ -110,7 +112,7 @@ def _described(users: Users, user: User) -> dict[str, Any]:
     for origin, grants in sources:
         for role in roles_of(grants):
             roles.setdefault(tuple(role.items()), {**role, "origins": []})["origins"].append(origin)
-    return {
+    described = {
         "id": user.name,
         "domain": _LOCAL,
         "roles": list(roles.values()),
@@ -118,6 +120,10 @@ def _described(users: Users, user: User) -> dict[str, Any]:
         "external_groups": [],
         "name": user.display_name,
     }
+    if user.password_changed_ms:
+        changed = datetime.fromtimestamp(user.password_changed_ms / 1000, UTC)
+        described["password_change_date"] = f"{changed:%Y-%m-%dT%H:%M:%S}.000Z"
+    return described
 
 
 # --- changes ------------------------------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ async def _change(call: Call, change: Change, what: str, name: str | None = None
 
 
 def _listed(grants: frozenset[Grant]) -> str:
-    return ", ".join(sorted(f"{grant.role}[{grant.bucket}]" for grant in grants)) or "none"
+    return ", ".join(sorted(str(grant) for grant in grants)) or "none"
 
 
 # --- what requests are made of ------------------------------------------------------------------------------------
@@ -227,7 +233,9 @@ def _own_users(call: Call) -> dict[str, User]:
 def _local_name(call: Call) -> str:
     domain = call.path("domain")
     if domain == _EXTERNAL and call.request.method == "PUT":
-        raise Refusal.errors(400, "The node has local users only")
+        # So answers Couchbase's community edition, which has local users only, too. It answers with a string, but the
+        # C++ client ends the whole process if what comes with a 400 is no object.
+        raise Refusal.errors(400, "This http API endpoint requires enterprise edition")
     if domain not in (_LOCAL, _EXTERNAL):
         raise Refusal(404, "Unknown user domain.")
     # No user is external, and none has an empty name.
@@ -253,9 +261,21 @@ def _check_new_name(name: str, what: str = "Username") -> None:
 
 
 def _grants(call: Call, roles: str, known: frozenset[Grant]) -> frozenset[Grant]:
-    """What the roles stand for. A role on a bucket that is gone may be kept, and not given."""
+    """What the roles stand for. A role on a bucket or collection that is gone may be kept, and not given."""
+    kept = {(grant.bucket, grant.scope, grant.collection) for grant in known}
+
+    def is_there(grant: Grant) -> bool:
+        bucket = call.node.bucket(grant.bucket)
+        if bucket is None or grant.scope == ALL:
+            found: object = bucket
+        elif grant.collection == ALL:
+            found = bucket.manifest.scope(grant.scope)
+        else:
+            found = bucket.manifest.find(grant.scope, grant.collection)
+        return found is not None or (grant.bucket, grant.scope, grant.collection) in kept
+
     try:
-        return parse_roles(roles, buckets={*call.node.bucket_names(), *(grant.bucket for grant in known)})
+        return parse_roles(roles, is_there=is_there)
     except LocalProtocolError as error:
         raise Refusal.errors(400, str(error), field="roles") from error
 

@@ -272,7 +272,7 @@ def store(
     given: GivenVersion | None = None,
 ) -> Written:  # fmt: skip
     """Store a new version. Whether it may be stored has been decided. One that was made elsewhere is never durable."""
-    asked = _asked(context)
+    asked = _asked(context) if given is None else None
     if asked is not None and _has_copies(target):
         return _prepare(context, target, asked, value=value, datatype=datatype, flags=flags, expiry=expiry)
     written = target.bucket.put_mutation(
@@ -293,7 +293,7 @@ def remove(
     delete_time: int | None = None, given: GivenVersion | None = None,
 ) -> Written:  # fmt: skip
     """Store a tombstone. `value` holds the extended attributes that outlive the document."""
-    asked = _asked(context)
+    asked = _asked(context) if given is None and not expired else None
     if asked is not None and _has_copies(target):
         return _prepare(context, target, asked, value=value, datatype=datatype, is_removal=True)
     written = target.bucket.put_removal(
@@ -335,22 +335,28 @@ class _Asked:
 
 
 def _asked(context: Context) -> _Asked | None:
-    """The durability that the request asks for."""
+    """The durability that the request asks for, or the bucket for it, whichever is the higher level."""
     try:
         asked = decode_durability(context.request.frame_infos)
     except MalformedFrameInfo as error:
         raise RequestRefused(Status.EINVAL, error.reason) from error
+    least = context.bucket_service.settings.durability_min_level
     if asked is None:
-        return None
+        return _Asked(level=DurabilityLevel(least), timeout_s=TIMEOUT_S_DEFAULT) if least else None
     level, timeout_ms = asked
     if not level.is_known:
         raise RequestRefused(Status.DURABILITY_INVALID_LEVEL)
-    return _Asked(level=level, timeout_s=timeout_ms / 1000 if timeout_ms else TIMEOUT_S_DEFAULT)
+    timeout_s = timeout_ms / 1000 if timeout_ms else TIMEOUT_S_DEFAULT
+    return _Asked(level=DurabilityLevel(max(level, least)), timeout_s=timeout_s)
 
 
 def _has_copies(target: Target) -> bool:
-    """Every level of durability is met by one durable copy as long as there are no others."""
-    return bool(target.service.sync_writes.chains(target.vbucket))
+    """Every level of durability is met by one durable copy, as long as there are no others and none are asked for."""
+    if target.service.sync_writes.chains(target.vbucket):
+        return True
+    if target.service.must_have_copies:
+        raise RequestRefused(Status.DURABILITY_IMPOSSIBLE)
+    return False
 
 
 def _prepare(

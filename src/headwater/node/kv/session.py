@@ -37,10 +37,21 @@ from headwater.node.producer.connection import ProducerConnection
 from headwater.node.service import BucketService, RequestRefused, Service
 from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.flow_control import COUNTED
-from headwater.protocol.frames import HEADER_BYTES, Frame, FrameBuffer, RequestInfo, decode_frame_infos, find
+from headwater.protocol.frames import (
+    HEADER_BYTES,
+    Frame,
+    FrameBuffer,
+    RequestInfo,
+    decode_frame_infos,
+    encode_frame_infos,
+    find,
+    server_duration,
+)
+from headwater.protocol.kernels.frame_runs import with_framing_extras
 from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request, Response
+from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.status import Status, status_for_peer
 from headwater.store.set_run import apply_set_run
 
@@ -99,6 +110,8 @@ class Outgoing:
     data: bytes
     commit: int
     bucket: BucketService | None
+    received_s: float
+    """When its requests came."""
 
     @property
     def may_be_sent(self) -> bool:
@@ -113,6 +126,7 @@ class DeferredAnswer:
     bucket: BucketService
     answer: Callable[[WriteOutcome], bytes | None]
     """None where no status can say it to the peer, and its connection has to be closed instead."""
+    received_s: float
 
     @property
     def is_decided(self) -> bool:
@@ -226,6 +240,8 @@ class KvSession(SessionState):
         """A request that waits for a durable write."""
         self._reply = bytearray()
         self._reply_commit = 0
+        self._received_s = 0.0
+        """When the requests came that are handled now."""
 
     # --- in -------------------------------------------------------------------------------------------------------
 
@@ -236,6 +252,8 @@ class KvSession(SessionState):
         What was answered before that is in `outgoing`. If whole requests may be left, `waits_for` says why.
         """
         self.service.stay_awake()
+        if data:
+            self._received_s = self.service.now_s()
         if self._is_over:
             raise CloseSession
         if self.consumer is not None:
@@ -361,7 +379,7 @@ class KvSession(SessionState):
         return False
 
     def _apply_sets(self, bucket: BucketService, data: Bytes) -> bool:
-        if not self.may(Action.WRITE):
+        if not self.may(Action.WRITE) or bucket.settings.durability_min_level:
             return False
         before = bucket.bucket.pending.used_bytes
         run = apply_set_run(
@@ -511,12 +529,25 @@ class KvSession(SessionState):
             raise RequestRefused(Status.UNKNOWN_FRAME_INFO)
         if type(request) in NEEDS_NO_LOGIN:
             return
-        if self.user is None or not self.may(NEEDED.get(type(request), Action.READ)):
+        if not self._may_do(NEEDED.get(type(request), Action.READ), request):
             raise RequestRefused(Status.EACCESS)
-        if type(request) in READS_AS_WELL and not self.may(Action.READ):
+        if type(request) in READS_AS_WELL and not self._may_do(Action.READ, request):
             raise RequestRefused(Status.EACCESS)
         if self.bucket is not None and self.bucket.is_waiting and type(request) not in SERVED_WHILE_WAITING:
             raise RequestRefused(Status.ETMPFAIL, "the node asks the others first; try again")
+
+    def _may_do(self, action: Action, request: Request) -> bool:
+        """Whether the user has the right on the whole bucket, or on the collection of the document that it is about."""
+        if self.may(action):
+            return True
+        if self.user is None or self.bucket is None or not hasattr(request, "collection_id"):
+            return False
+        # Where no collections are negotiated, documents are in the default one.
+        found = self.bucket.bucket.manifest.collection_by_id(request.collection_id or DEFAULT_COLLECTION)
+        if found is None:
+            return False
+        names = {"scope": found[0].name, "collection": found[1].name}
+        return self.service.users.may(self.user, action, self.bucket.name, **names)
 
     # --- out ------------------------------------------------------------------------------------------------------
 
@@ -551,6 +582,7 @@ class KvSession(SessionState):
             write=write,
             bucket=context.bucket_service,
             answer=lambda outcome: self._answer_to(context, response, outcome),
+            received_s=self._received_s,
         )
         self._deferrals.add(frame, deferred)
         if self.has(Feature.UNORDERED_EXECUTION):
@@ -587,7 +619,14 @@ class KvSession(SessionState):
         """Close the answers so far into one piece to send. Needed before the bucket changes: commits are its own."""
         # Quiet writes leave nothing to send, and still what comes next has to wait for them.
         if self._reply or self._reply_commit:
-            self.outgoing.append(Outgoing(bytes(self._reply), self._reply_commit, self.bucket))
+            self.outgoing.append(Outgoing(bytes(self._reply), self._reply_commit, self.bucket, self._received_s))
             self._unsent_bytes += len(self._reply)
             self._reply.clear()
             self._reply_commit = 0
+
+    def to_send(self, piece: Outgoing | DeferredAnswer) -> bytes:
+        """The bytes of a piece that is sent now: where tracing is agreed on, with the time that the node took."""
+        if not self.has(Feature.TRACING):
+            return piece.data
+        took = server_duration((self.service.now_s() - piece.received_s) * 1e6)
+        return with_framing_extras(piece.data, encode_frame_infos((took,)))

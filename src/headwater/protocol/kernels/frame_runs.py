@@ -18,7 +18,9 @@ import numpy as np
 from headwater.protocol.frames import HEADER_BYTES, decode_frame
 from headwater.protocol.kernels.frame_header import (
     FLEXIBLE_REQUEST,
+    FLEXIBLE_RESPONSE,
     REQUEST,
+    RESPONSE,
     is_document_change,
     is_magic,
     stated_lengths,
@@ -33,8 +35,12 @@ from headwater.protocol.kernels.memory import (
     i64,
     kernel,
     kernel_part,
+    load_u16,
     load_u32,
     load_u64,
+    store_u32,
+    u8,
+    u32,
     u64,
 )
 from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX
@@ -179,3 +185,41 @@ def _gather(data: AnyBytes, table: UInt64Rows, order: Int64s, gathered: Bytes) -
         run_bytes = i64(table[run, _END]) - start
         copy_bytes(gathered, at, data, start, run_bytes)
         at += run_bytes
+
+
+# --- what every response of a run carries ---------------------------------------------------------------------------
+
+
+def with_framing_extras(frames: bytes, extras: bytes) -> bytes:
+    """The same frames, every response with these framing extras. Other frames stay as they are.
+
+    BinaryProtocol.md, "Response header with flexible framing extras": the two bytes of the key's length become one of
+    each length, so a response whose key has more than 255 bytes stays as it is, too.
+    """
+    extended = np.empty(len(frames) + len(frames) // HEADER_BYTES * len(extras), dtype=np.uint8)
+    used = _extend_responses(
+        np.frombuffer(frames, dtype=np.uint8), np.frombuffer(extras, dtype=np.uint8), extended
+    )  # fmt: skip
+    return extended[:used].tobytes()
+
+
+@kernel
+def _extend_responses(data: AnyBytes, extras: AnyBytes, extended: Bytes) -> int:
+    at = i64(0)
+    to = i64(0)
+    while at < len(data):
+        body_bytes = i64(load_u32(data, at + 8))
+        frame_end = at + HEADER_BYTES + body_bytes
+        if data[at] != RESPONSE or load_u16(data, at + 2) > 0xFF:
+            copy_bytes(extended, to, data, at, frame_end - at)
+            to += frame_end - at
+        else:
+            copy_bytes(extended, to, data, at, HEADER_BYTES)
+            extended[to] = FLEXIBLE_RESPONSE
+            extended[to + 2] = u8(len(extras))
+            store_u32(extended, to + 8, u32(body_bytes + len(extras)))
+            copy_bytes(extended, to + HEADER_BYTES, extras, 0, len(extras))
+            copy_bytes(extended, to + HEADER_BYTES + len(extras), data, at + HEADER_BYTES, body_bytes)
+            to += HEADER_BYTES + len(extras) + body_bytes
+        at = frame_end
+    return to

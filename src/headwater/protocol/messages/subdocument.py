@@ -285,16 +285,22 @@ class MultiMutation(Request):
         Layout(u8("doc_flags", DocFlags)),
         Layout(u32("expiry")),
         Layout(u32("expiry"), u8("doc_flags", DocFlags)),
+        Layout(u32("expiry"), u32("user_flags")),
+        Layout(u32("expiry"), u32("user_flags"), u8("doc_flags", DocFlags)),
     )
 
     expiry: int | None = None
+    user_flags: int | None = None
+    """The flags that the document gets; those it has where this is None. They come with an expiry, and from clients
+    that have agreed on binary attributes: the body that takes the place of another may be of another kind."""
     doc_flags: DocFlags | None = None
     collection_id: CollectionId | None = None
     key: bytes
     specs: tuple[MutationSpec, ...]
 
     def layout(self) -> Layout:
-        return self.layouts[(self.expiry is not None) * 2 + (self.doc_flags is not None)]
+        fields_before = (self.expiry is not None) + (self.user_flags is not None)
+        return self.layouts[fields_before * 2 + (self.doc_flags is not None)]
 
     def encode_value(self) -> bytes:
         return _encode_specs(self.specs)

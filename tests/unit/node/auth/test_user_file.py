@@ -195,10 +195,21 @@ def test_a_file_that_is_too_large(path: Path, monkeypatch: pytest.MonkeyPatch) -
         load_users(path)
 
 
+def test_what_older_programs_know_is_written_for_them(path: Path) -> None:
+    """A grant on less than a bucket, or of a newer role, would be more to them, or damage."""
+    versions = []
+    for grant in (Grant(Role.DATA_READER, "beer"), Grant(Role.DATA_READER, "beer", "s"), Grant(Role.QUERY_SELECT)):
+        users = USERS.put(replace(next(iter(USERS.by_name.values())), grants=frozenset({grant, Grant(Role.ADMIN)})))
+        store_users(path, users)
+        assert load_users(path) == users
+        versions.append(json.loads(path.read_text())["version"])
+    assert versions == [2, 3, 3]
+
+
 def test_a_newer_version_is_refused(path: Path) -> None:
     # Only the version is looked at: what a newer version means by the rest is its own affair.
     write(path, {"version": VERSION + 1, "users": {}})
-    with pytest.raises(DataTooNew, match="has version 3, and this program knows versions up to 2"):
+    with pytest.raises(DataTooNew, match="has version 4, and this program knows versions up to 3"):
         load_users(path)
 
 

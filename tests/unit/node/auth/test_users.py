@@ -25,6 +25,7 @@ from headwater.node.auth.users import (
     parse_roles,
     roles_of,
 )
+from headwater.protocol.manifest import Manifest
 from headwater.protocol.sasl import (
     SCRAM_ITERATIONS_MAX,
     SCRAM_MECHANISMS,
@@ -55,7 +56,9 @@ MAY = {
     Role.DATA_READER: {Action.USE, Action.READ},
     Role.DATA_WRITER: {Action.USE, Action.WRITE},
     Role.DATA_DCP_READER: {Action.USE, Action.READ, Action.STREAM},
+    Role.RO_ADMIN: {Action.USE},
 }
+"""Those of services that the node does not have may do nothing."""
 
 NODE_WIDE = {Action.SECURITY, Action.NODE}
 
@@ -64,7 +67,7 @@ NODE_WIDE = {Action.SECURITY, Action.NODE}
 @each("action", Action)
 def test_a_role_may_do_what_the_table_says(role: Role, action: Action) -> None:
     users = with_user("ann", "pencil", Grant(role, "beer"))
-    assert users.may("ann", action, "beer") == (action in MAY[role])
+    assert users.may("ann", action, "beer") == (action in MAY.get(role, ()))
     assert not users.may("ann", action, "wine")
     assert not users.may("ann", action, None)
     assert not users.may("bob", action, "beer")
@@ -74,7 +77,7 @@ def test_a_role_may_do_what_the_table_says(role: Role, action: Action) -> None:
 @each("action", Action)
 def test_a_grant_on_all_buckets_holds_for_each_and_for_the_node(role: Role, action: Action) -> None:
     users = with_user("ann", "pencil", Grant(role))
-    assert users.may("ann", action, "beer") == users.may("ann", action, None) == (action in MAY[role])
+    assert users.may("ann", action, "beer") == users.may("ann", action, None) == (action in MAY.get(role, ()))
 
 
 def test_grants_add_up() -> None:
@@ -254,8 +257,12 @@ def test_iterations_that_clients_refuse(iterations: int) -> None:
 # Couchbase's roles: what each is worth on the node, how they are written, and those that are none.
 
 
-BUCKETS = ("beer", "a.b%c-d")
+PLACES = {("beer", "*", "*"), ("a.b%c-d", "*", "*"), ("beer", "inventory", "*"), ("beer", "inventory", "hotels")}
 DATA = {"scope_name": "*", "collection_name": "*"}
+
+
+def is_there(grant: Grant) -> bool:
+    return (grant.bucket, grant.scope, grant.collection) in PLACES
 
 
 @each(
@@ -271,6 +278,12 @@ DATA = {"scope_name": "*", "collection_name": "*"}
             {Grant(Role.DATA_READER, "beer"), Grant(Role.DATA_WRITER, "a.b%c-d")},
         ),
         ("data_dcp_reader[beer:*:*],data_dcp_reader[beer:*]", {Grant(Role.DATA_DCP_READER, "beer")}),
+        ("data_reader[beer:inventory]", {Grant(Role.DATA_READER, "beer", "inventory")}),
+        ("data_writer[beer:inventory:hotels]", {Grant(Role.DATA_WRITER, "beer", "inventory", "hotels")}),
+        (
+            "ro_admin,query_select[beer],fts_searcher[*]",
+            {Grant(Role.RO_ADMIN), Grant(Role.QUERY_SELECT, "beer"), Grant(Role.FTS_SEARCHER)},
+        ),
         (
             "bucket_admin[beer],bucket_full_access[*]",
             {Grant(Role.BUCKET_ADMIN, "beer"), Grant(Role.BUCKET_FULL_ACCESS)},
@@ -278,13 +291,13 @@ DATA = {"scope_name": "*", "collection_name": "*"}
     ],
 )
 def test_roles_are_read(text: str, grants: set[Grant]) -> None:
-    assert parse_roles(text, buckets=BUCKETS) == grants
+    assert parse_roles(text, is_there=is_there) == grants
 
 
 @each(
     "role",
     [
-        *("ro_admin", "reader", "writer[beer]", "admin[*]", "admin[]", "[beer]", "data reader"),
+        *("ro_admin[beer]", "reader", "writer[beer]", "admin[*]", "admin[]", "[beer]", "data reader"),
         *(
             "data_reader",
             "data_reader[]",
@@ -293,13 +306,20 @@ def test_roles_are_read(text: str, grants: set[Grant]) -> None:
             "data_reader]",
             "data_reader[beer]x",
         ),
-        *("data_reader[beer:inventory]", "data_reader[beer:*:hotels]", "data_reader[beer:*:*:*]", "data_reader[:*]"),
+        *("data_reader[beer:nowhere]", "data_reader[beer:inventory:nowhere]", "data_dcp_reader[beer:inventory]"),
+        *(
+            "data_reader[beer::hotels]",
+            "data_reader[*:inventory]",
+            "data_reader[beer:*:hotels]",
+            "data_reader[beer:*:*:*]",
+            "data_reader[:*]",
+        ),
         *("bucket_admin[beer:*]", "bucket_full_access"),
     ],
 )
 def test_what_is_no_role(role: str) -> None:
     with pytest.raises(LocalProtocolError) as refused:
-        parse_roles(f"admin,{role}", buckets=BUCKETS)
+        parse_roles(f"admin,{role}", is_there=is_there)
     assert refused.value.reason.endswith(f": {role}")
     assert all(str(known) in refused.value.hint for known in KNOWN_ROLES)
 
@@ -327,9 +347,11 @@ def test_roles_are_written(grants: list[Grant], written: list[dict[str, str]]) -
 @each("bucket", ["*", "beer"])
 def test_what_is_written_is_worth_what_was_granted(role: Role, bucket: str) -> None:
     """Whoever reads a user, changes its name and stores it again must not give it other rights by that."""
+    if role is Role.RO_ADMIN:
+        bucket = "*"  # It is one of the whole node.
     written = roles_of([Grant(role, bucket)])
     text = ",".join(one["role"] + (f"[{one['bucket_name']}]" if "bucket_name" in one else "") for one in written)
-    read = parse_roles(text, buckets=BUCKETS)
+    read = parse_roles(text, is_there=is_there)
     for action in Action:
         for asked in ("beer", None):
             # On one bucket, the node's admin has no more rights than Couchbase has names for.
@@ -337,6 +359,35 @@ def test_what_is_written_is_worth_what_was_granted(role: Role, bucket: str) -> N
             assert any(grant.allows(action, asked) for grant in read) >= expected, (action, asked)
             if action not in NODE_WIDE or role is not Role.ADMIN:
                 assert any(grant.allows(action, asked) for grant in read) == Grant(role, bucket).allows(action, asked)
+
+
+def test_grants_on_less_than_a_bucket() -> None:
+    grants = Grant(Role.DATA_READER, "beer", "inventory", "hotels"), Grant(Role.DATA_WRITER, "wine", "s")
+    users = with_user("rob", "pencil", *grants)
+    hotels = {"scope": "inventory", "collection": "hotels"}
+    assert users.may("rob", Action.READ, "beer", **hotels)
+    assert users.may("rob", Action.USE, "beer")
+    assert users.may("rob", Action.WRITE, "wine", scope="s", collection="any")
+    for action, bucket, names in (
+        (Action.WRITE, "beer", hotels),
+        (Action.READ, "beer", {"scope": "inventory", "collection": "bars"}),
+        (Action.READ, "beer", {"scope": "other", "collection": "hotels"}),
+        (Action.READ, "beer", {}),
+        (Action.READ, "wine", hotels),
+        (Action.USE, None, {}),
+    ):
+        assert not users.may("rob", action, bucket, **names), (action, bucket, names)
+    manifest = Manifest().with_scope("inventory").with_collection("inventory", "hotels")
+    seen = users.visible("rob", "beer", manifest.with_collection("inventory", "bars"))
+    assert [(scope.name, one.name) for scope, one in seen.collections()] == [("inventory", "hotels")]
+    assert with_user("ann", "pencil", Grant(Role.DATA_WRITER, "beer")).visible("ann", "beer", manifest) == manifest
+
+
+def test_when_a_password_was_changed() -> None:
+    before = with_user("rob").stamped(EMPTY, now_ms=1000)
+    assert before.by_name["rob"].password_changed_ms == 1000
+    renamed = before.put(replace(before.by_name["rob"], display_name="Rob")).stamped(before, now_ms=2000)
+    assert (renamed.by_name["rob"].changed_ms, renamed.by_name["rob"].password_changed_ms) == (2000, 1000)
 
 
 def test_only_admins_manage_users() -> None:

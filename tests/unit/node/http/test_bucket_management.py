@@ -49,7 +49,15 @@ def with_node(folder: Path, test: Callable[[Node, Ask], Awaitable[None]]) -> Non
 
 def test_settings_that_are_not_honoured_are_refused_with_the_reason(tmp_path: Path) -> None:
     async def test(node: Node, ask: Ask) -> None:
-        wrong = {"storageBackend": "magma", "bucketType": "ephemeral", "replicaNumber": "4", "flushEnabled": "maybe"}
+        wrong = {
+            "storageBackend": "rocks",
+            "bucketType": "ephemeral",
+            "replicaNumber": "4",
+            "flushEnabled": "maybe",
+            "durabilityMinLevel": "all",
+            "compressionMode": "much",
+            "conflictResolutionType": "custom",
+        }
         refused = await ask("POST", "/buckets", name="travel", **wrong, maxTTL="60")
         assert (refused.status_code, set(refused.json()["errors"])) == (400, set(wrong))
         for form, field in (
@@ -57,12 +65,52 @@ def test_settings_that_are_not_honoured_are_refused_with_the_reason(tmp_path: Pa
             ({"name": "default"}, "name"),
             ({"name": "travel", "numVBuckets": "3"}, "numVBuckets"),
             ({"name": "travel", "threadsNumber": "8"}, "threadsNumber"),
+            ({"name": "travel", "historyRetentionSeconds": "60"}, "historyRetentionSeconds"),
+            ({"name": "travel", "storageBackend": "magma", "historyRetentionBytes": "9"}, "historyRetentionBytes"),
+            ({"name": "travel", "replicaNumber": "3", "durabilityMinLevel": "majority"}, "durabilityMinLevel"),
         ):
             refused = await ask("POST", "/buckets", **form)
             assert (refused.status_code, list(refused.json()["errors"])) == (400, [field])
         assert list(node.bucket_names()) == ["default"]
-        refused = await ask("POST", "/buckets/default", name="other")
-        assert refused.json() == {"errors": {"name": "A bucket keeps its name"}}
+        for form in ({"name": "other"}, {"storageBackend": "magma"}, {"conflictResolutionType": "lww"}):
+            refused = await ask("POST", "/buckets/default", **form)
+            assert (refused.status_code, list(refused.json()["errors"])) == (400, list(form))
+
+    with_node(tmp_path, test)
+
+
+def test_settings_that_are_honoured(tmp_path: Path) -> None:
+    asked = {
+        "storageBackend": "magma",
+        "durabilityMinLevel": "majority",
+        "compressionMode": "active",
+        "conflictResolutionType": "lww",
+        "historyRetentionSeconds": "60",
+        "historyRetentionBytes": str(2**31),
+        "historyRetentionCollectionDefault": "true",
+    }
+
+    async def test(node: Node, ask: Ask) -> None:
+        assert (await ask("POST", "/buckets", name="travel", ramQuota="128", **asked)).status_code == 202
+        shown = (await ask("GET", "/buckets/travel")).json()
+        assert {name: str(shown[name]).lower() for name in asked} == {
+            name: text.lower() for name, text in asked.items()
+        }
+        assert shown["quota"]["rawRAM"] == 128 * 2**20
+        settings = node.settings("travel")
+        retention = settings.retention(node.options.retention, vbuckets=4)
+        assert (retention.history_s, retention.history_bytes) == (60, 2**29)
+        assert not settings.durable_alone
+        # A collection keeps its history unless it says otherwise.
+        for form in ({"name": "kept"}, {"name": "plain", "history": "false"}):
+            await ask("POST", "/buckets/travel/scopes/_default/collections", **form)
+        bucket = node.bucket("travel")
+        assert bucket is not None
+        found = {one.name: one.history for _, one in bucket.manifest.collections()}
+        assert (found["kept"], found["plain"]) == (True, False)
+        assert (await ask("POST", "/buckets/travel", durabilityMinLevel="none")).status_code == 200
+        assert node.settings("travel").durability_min_level == 0
+        assert "historyRetentionBytes" not in (await ask("GET", "/buckets/default")).json()
 
     with_node(tmp_path, test)
 

@@ -10,6 +10,13 @@ import pytest
 from support.http_node import ADMIN, READER, UUID, Client, Node
 
 
+def test_the_nodes_of_the_pool(ask: Client) -> None:
+    """The SDKs' own suites begin here."""
+    (node,) = ask("GET", "/pools/nodes", auth=READER).json()["nodes"]
+    assert node["version"].startswith("7.6.0")
+    assert ask("GET", "/pools/nodes", auth=None).status_code == 401
+
+
 def test_pools(ask: Client) -> None:
     pools = ask("GET", "/pools").json()
     assert pools["implementationVersion"] == "7.6.0-0-headwater"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -83,16 +84,37 @@ def test_there_are_no_other_domains(ask: Client) -> None:
     for method, path in (("GET", f"{USERS}/galactic"), ("PUT", f"{USERS}/galactic/kim")):
         answer = ask(method, path)
         assert (answer.status_code, answer.json()) == (404, "Unknown user domain.")
-    assert errors(ask, "PUT", f"{USERS}/external/kim") == {"_": "The node has local users only"}
+    refused = errors(ask, "PUT", f"{USERS}/external/kim")
+    assert refused == {"_": "This http API endpoint requires enterprise edition"}
     assert ask("DELETE", f"{USERS}/external/rob").status_code == 404
 
 
 def test_the_roles(ask: Client) -> None:
     roles = ask("GET", "/settings/rbac/roles").json()
     assert all(role["name"] and role["desc"] for role in roles)
-    assert [role["role"] for role in roles if "bucket_name" not in role] == ["admin"]
+    of_node = [role["role"] for role in roles if "bucket_name" not in role]
+    assert of_node == ["admin", "ro_admin", "query_system_catalog", "analytics_reader"]
     readers = [role for role in roles if role["role"] == "data_reader"]
     assert [role["bucket_name"] for role in readers] == ["*", "beer"]
+
+
+def test_roles_on_collections_that_are_there(node: Node, ask: Client) -> None:
+    roles = "ro_admin,data_reader[beer:_default],data_writer[beer:_default:_default],query_select[beer]"
+    assert ask("PUT", KIM, data={**FORM, "roles": roles}).status_code == 200
+    shown = {
+        role["role"]: (role.get("scope_name"), role.get("collection_name")) for role in ask("GET", KIM).json()["roles"]
+    }
+    assert shown == {
+        "data_reader": ("_default", "*"),
+        "data_writer": ("_default", "_default"),
+        "query_select": ("*", "*"),
+        "ro_admin": (None, None),
+    }
+    assert stored(node).by_name["kim"].grants == node.users.by_name["kim"].grants
+    assert "roles" in errors(ask, "PUT", KIM, data={**FORM, "roles": "data_reader[beer:_default:carts]"})
+    kim = ("kim", FORM["password"])
+    assert ask("GET", "/pools", auth=kim).json()["isROAdminCreds"] is True
+    assert ask("GET", USERS, auth=kim).status_code == 403
 
 
 # --- they come, change and go -------------------------------------------------------------------------------------
@@ -104,6 +126,7 @@ def test_a_user_comes_and_goes(node: Node, ask: Client) -> None:
     assert (answer.status_code, answer.json()) == (200, "")
     told = ask("GET", KIM).json()
     assert (told["id"], told["name"]) == ("kim", "Kim Possible")
+    assert datetime.fromisoformat(told["password_change_date"]).tzinfo is not None
     assert told["roles"] == [{"role": "data_reader", "bucket_name": "beer", **ALL, "origins": [{"type": "user"}]}]
     assert ask("GET", "/whoami", auth=("kim", "violets")).status_code == 200
     assert stored(node).by_name == node.users.by_name
@@ -173,9 +196,9 @@ def test_one_who_is_removed_while_it_logs_in(node: Node, ask: Client, monkeypatc
 
 
 def test_unknown_roles_are_refused_with_those_that_are_known(node: Node, ask: Client) -> None:
-    told = errors(ask, "PUT", KIM, data={**FORM, "roles": "ro_admin,data_reader[beer],query_select[beer]"})
+    told = errors(ask, "PUT", KIM, data={**FORM, "roles": "root,data_reader[beer],query_select[wine]"})
     assert told.keys() == {"roles"}
-    assert "ro_admin, query_select[beer]" in told["roles"]
+    assert "root, query_select[wine]" in told["roles"]
     assert "admin, bucket_admin[BUCKET], bucket_full_access[BUCKET], data_reader[BUCKET]" in told["roles"]
     assert "kim" not in node.users.by_name
 

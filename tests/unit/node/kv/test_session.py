@@ -16,7 +16,7 @@ from headwater.node.kv.session import TURN_BYTES, TURN_REQUESTS, Waits
 from headwater.node.options import ServerLimits
 from headwater.node.service import COMMIT_BYTES_MAX
 from headwater.protocol.features import Feature, Magic, Opcode
-from headwater.protocol.frames import Frame, FrameInfo, RequestInfo, decode_frames
+from headwater.protocol.frames import Frame, FrameInfo, RequestInfo, ResponseInfo, decode_frames
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request
 from headwater.protocol.messages.documents import (
@@ -42,6 +42,7 @@ from headwater.protocol.messages.session import (
     Verbosity,
     Version,
 )
+from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.sasl import SCRAM_MECHANISMS, Mechanism, PlainLogin, ScramClient
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
@@ -70,6 +71,24 @@ def test_hello_agrees_to_what_is_served(node: Node) -> None:
     assert isinstance(response, HelloResponse)
     assert response.features == (Feature.XERROR, Feature.JSON)
     assert client.session.agent == "agent"
+
+
+def test_with_tracing_responses_say_how_long_the_node_took(node: Node) -> None:
+    client = node.client(features=(*FEATURES, Feature.TRACING))
+    client.send(
+        *(Set(vbucket=VBucketId(0), collection_id=CollectionId(0), key=b"%d" % at, value=b"1") for at in (1, 2))
+    )
+    client.send(Get(vbucket=VBucketId(0), collection_id=CollectionId(0), key=b"3"))
+    node.clock.advance(0.25)
+    node.commit()
+    stored, also_stored, missing = client.received()
+    for response in (stored, also_stored, missing):
+        (info,) = response.frame_infos
+        assert info.id == ResponseInfo.SERVER_DURATION
+        # BinaryProtocol.md: decoded = (encoded ^ 1.74) / 2.
+        assert int.from_bytes(info.data) ** 1.74 / 2 == pytest.approx(250_000, rel=1e-3)
+    assert (stored.status, missing.status) == (Status.SUCCESS, Status.KEY_ENOENT)
+    assert (stored.seqno, also_stored.seqno) == (1, 2)  # type: ignore[attr-defined]
 
 
 # --- log-in -------------------------------------------------------------------------------------------------------

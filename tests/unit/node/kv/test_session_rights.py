@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.node.auth.users import Action
+from headwater.node.auth.users import SALTS_BYTES, Action, Grant, Role
 from headwater.node.kv.handlers import HANDLERS
 from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN
-from headwater.protocol.features import Magic
+from headwater.protocol.features import Feature, Magic
 from headwater.protocol.frames import Frame
+from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import Open, OpenFlags, VBucketState
 from headwater.protocol.messages.documents import (
     Add,
@@ -43,6 +44,7 @@ from headwater.protocol.messages.vbuckets import (
     SetCollectionsManifest,
     SetVBucket,
 )
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
 from support.kv_harness import FEATURES, PASSWORD, Client, Node
@@ -163,3 +165,31 @@ def test_a_bucket_must_be_selected(stranger: Client) -> None:
     assert stranger.refused(Get(key=b"k")) == Status.KEY_ENOENT
     stranger.succeed(SelectBucket())
     assert stranger.refused(Get(key=b"k")) == Status.NO_BUCKET
+
+
+def test_a_right_on_a_collection_is_one_on_its_documents(node: Node) -> None:
+    carts = Manifest().with_scope("shop").with_collection("shop", "carts").with_collection("shop", "bills")
+    node.set_manifest(carts)
+    ids = {name: found.id for name in ("carts", "bills") if (found := carts.find("shop", name)) is not None}
+    grants = [Grant(Role.DATA_READER, "default", "shop"), Grant(Role.DATA_WRITER, "default", "shop", "carts")]
+    users = node.service.users
+    node.service.users = users.add(users.new_user("sue", PASSWORD, grants, salts=bytes(SALTS_BYTES)))
+    client = node.client(user="sue", features=(*FEATURES, Feature.COLLECTIONS))
+    client.succeed(Set(collection_id=ids["carts"], key=b"k", value=b"1"))
+    assert client.succeed(Get(collection_id=ids["carts"], key=b"k")).value == b"1"
+    client.succeed(Increment(collection_id=ids["carts"], key=b"n", delta=1, initial=1, expiry=0))
+    assert client.refused(Get(collection_id=ids["bills"], key=b"k")) == Status.KEY_ENOENT
+    for request in (
+        Set(collection_id=ids["bills"], key=b"k", value=b"1"),
+        Get(collection_id=DEFAULT_COLLECTION, key=b"k"),
+        Get(collection_id=CollectionId(99), key=b"k"),
+        Stat(),
+        Open(key=b"consumer", flags=OpenFlags.PRODUCER),
+    ):
+        assert client.refused(request) == Status.EACCESS, request
+    assert client.refused(GetCollectionId(value=b"_default._default")) == Status.UNKNOWN_COLLECTION
+    shown = Manifest.decode(client.succeed(GetCollectionsManifest()).value)
+    assert [one.name for _, one in shown.collections()] == ["carts", "bills"]
+    # Requests that know of no collections are about the default one.
+    plain = node.client(user="sue", features=(Feature.XERROR,))
+    assert plain.refused(Get(key=b"k")) == Status.EACCESS

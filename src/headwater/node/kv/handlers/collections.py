@@ -44,7 +44,7 @@ def _manifest_to_show(context: Context) -> Manifest:
     service = context.bucket_service
     if service.ack_when_durable:
         context.wait_for(service.manifest_commit)
-    return service.bucket.manifest
+    return context.service.users.visible(context.session.user or "", service.name, service.bucket.manifest)
 
 
 def set_manifest(context: Context, request: SetCollectionsManifest) -> PlainResponse:

@@ -41,6 +41,7 @@ SERVED_FEATURES = frozenset(
         Feature.SNAPPY,
         Feature.JSON,
         Feature.UNORDERED_EXECUTION,
+        Feature.TRACING,
         Feature.ALT_REQUEST,
         Feature.SYNC_REPLICATION,
         Feature.COLLECTIONS,
@@ -50,9 +51,11 @@ SERVED_FEATURES = frozenset(
         Feature.SUBDOC_DOCUMENT_MACROS,
         Feature.SUBDOC_REPLICA_READ,
         Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,
+        Feature.SUBDOC_BINARY_XATTR,
     }
 )
-"""With unordered execution, requests overtake those that wait for a durable write."""
+"""With unordered execution, requests overtake those that wait for a durable write. With tracing, responses say how long
+the node took (`KvSession.to_send`)."""
 
 _NONCE_BYTES = 18
 

@@ -149,12 +149,15 @@ def _write(
     lasting = None if over is None or over.deleted else over
     now_s = target.bucket.environment.now_s()
     expiry = expiry_time(request.expiry or 0, now_s=now_s, max_ttl_s=target.max_ttl_s)
+    user_flags = request.user_flags if isinstance(request, MultiMutation) else None
+    if user_flags is None:
+        user_flags = lasting.flags if lasting else 0
     return store(
         context,
         target,
         value=value,
         datatype=outcome.value.datatype,
-        flags=lasting.flags if lasting else 0,
+        flags=user_flags,
         expiry=lasting.expiry if lasting and preserves_ttl(request) else expiry,
     )
 

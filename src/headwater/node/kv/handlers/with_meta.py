@@ -1,9 +1,8 @@
 """Handlers of writes that bring their metadata along, as replication between clusters and backup tools send them.
 
 The version keeps the CAS and the revision that it has elsewhere. Where there is another version, conflict resolution
-decides which of the two is the newer: here by revision, which is what buckets are by default in Couchbase and what the
-HTTP side says of them (`conflictResolutionType: seqno`). The rules are those of kv_engine's set_with_meta.md and
-del_with_meta.md.
+decides which of the two is the newer, by revision or by time as the bucket's `conflictResolutionType` says. The rules
+are those of kv_engine's set_with_meta.md and del_with_meta.md.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def _store(context: Context, request: SetWithMeta, *, only_new: bool = False) ->
     target, entry = _target(context, request)
     if only_new and entry is not None and not entry.is_deleted:
         raise RequestRefused(Status.KEY_EEXISTS)
-    _resolve(request, target, entry, is_removal=False)
+    _resolve(context, request, target, entry, is_removal=False)
     value, datatype = join_value(*received_parts(context, request.value))
     # Other than in a plain set, the expiry is always a time: nothing is relative to when it arrives here.
     now_s = target.bucket.environment.now_s()
@@ -68,7 +67,7 @@ def delete_with_meta(context: Context, request: SetWithMeta) -> StoreResponse:
     """Store a tombstone, also where there is no document: it may have come and gone elsewhere."""
     given = _given(context, request, _DELETE_OPTIONS)
     target, entry = _target(context, request)
-    _resolve(request, target, entry, is_removal=True)
+    _resolve(context, request, target, entry, is_removal=True)
     xattrs, body = received_parts(context, request.value)
     if body:
         raise RequestRefused(Status.EINVAL, "a deleted document has extended attributes at most, and no body")
@@ -93,9 +92,12 @@ def _given(context: Context, request: SetWithMeta, known: MetaOptions) -> GivenV
     options = _options(request)
     if find(request.frame_infos, RequestInfo.DURABILITY) is not None:
         raise RequestRefused(Status.EINVAL, "a version with metadata of another cluster can't be a durable write")
-    if options & MetaOptions.FORCE_ACCEPT:
-        raise RequestRefused(Status.EINVAL, "FORCE_ACCEPT is for buckets in which the last write wins")
-    if int(options) & ~int(known):
+    # set_with_meta.md: with it a client says that it knows of the resolution by time.
+    if _is_by_time(context) != bool(options & MetaOptions.FORCE_ACCEPT):
+        raise RequestRefused(
+            Status.EINVAL, "FORCE_ACCEPT is for buckets in which the last write wins, and needed there"
+        )
+    if int(options) & ~int(known | MetaOptions.FORCE_ACCEPT):
         raise RequestRefused(Status.EINVAL, f"these options are not known, or not for this command: 0x{options:x}")
     is_regenerated = bool(options & MetaOptions.REGENERATE_CAS)
     if is_regenerated and not options & _UNRESOLVED:
@@ -113,6 +115,10 @@ def _given(context: Context, request: SetWithMeta, known: MetaOptions) -> GivenV
     return GivenVersion(cas=None if is_regenerated else Cas(request.meta_cas), rev_seqno=max(1, request.rev_seqno))
 
 
+def _is_by_time(context: Context) -> bool:
+    return context.bucket_service.settings.conflict_resolution == "lww"
+
+
 def _target(context: Context, request: SetWithMeta) -> tuple[Target, Entry | None]:
     """Where to write, and the newest version there, which the CAS of the header allows to replace.
 
@@ -128,12 +134,14 @@ def _target(context: Context, request: SetWithMeta) -> tuple[Target, Entry | Non
     return target, entry
 
 
-def _resolve(request: SetWithMeta, target: Target, entry: Entry | None, *, is_removal: bool) -> None:
+def _resolve(context: Context, request: SetWithMeta, target: Target, entry: Entry | None, *, is_removal: bool) -> None:
     """Refuse a version that is not newer than the one that is there."""
     if entry is None or _options(request) & _UNRESOLVED:
         return
-    theirs = (max(1, request.rev_seqno), request.meta_cas)
-    ours = (entry.rev_seqno, entry.cas)
+    theirs = (max(1, request.rev_seqno), int(request.meta_cas))
+    ours = (entry.rev_seqno, int(entry.cas))
+    if _is_by_time(context):
+        theirs, ours = theirs[::-1], ours[::-1]
     if theirs == ours and not is_removal:
         document = target.read(entry)
         expiry = document.delete_time if document.is_deleted else document.expiry

@@ -17,7 +17,14 @@ from headwater.node.kv.subdocument.json_text import (
     SubdocFailure,
 )
 from headwater.node.kv.subdocument.mutation import DocumentTexts, Draft
-from headwater.node.kv.subdocument.requests import COMMANDS, CommandScope, check_many, check_one, spec_path
+from headwater.node.kv.subdocument.requests import (
+    COMMANDS,
+    CommandScope,
+    check_many,
+    check_one,
+    decode_binary,
+    spec_path,
+)
 from headwater.node.kv.subdocument.virtual_xattrs import (
     PREFIX,
     MacroExpansion,
@@ -150,7 +157,8 @@ def _look_up(texts: DocumentTexts, spec: LookupSpec) -> bytes:
         text = virtual_xattr_text(texts.document, path)
     else:
         text = texts.xattrs
-    return LOOKUPS[spec.opcode](text, path).encode()
+    found = LOOKUPS[spec.opcode](text, path).encode()
+    return decode_binary(found) if spec.flags & PathFlags.BINARY_VALUE else found
 
 
 # --- mutations ------------------------------------------------------------------------------------------------------

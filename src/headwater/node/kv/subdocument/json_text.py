@@ -19,6 +19,7 @@ from headwater.protocol.status import Status
 XATTR_UNKNOWN_VATTR_MACRO = Status(0xD5)
 CAN_ONLY_REVIVE_DELETED_DOCUMENTS = Status(0xD6)
 DELETED_DOCUMENT_CANT_HAVE_VALUE = Status(0xD7)
+FIELD_NOT_BINARY_VALUE = Status(0xD8)
 
 
 class SubdocFailure(Exception):

@@ -33,7 +33,7 @@ from headwater.node.kv.subdocument.json_text import (
     value_text,
     values_text,
 )
-from headwater.node.kv.subdocument.requests import spec_path
+from headwater.node.kv.subdocument.requests import decode_binary, encode_binary, spec_path
 from headwater.node.kv.subdocument.virtual_xattrs import SYSTEM_XATTR_PREFIX, SubdocDocument
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.subdocument import MutationSpec, PathFlags
@@ -328,10 +328,14 @@ class Draft:
             self._set_body(b"", as_json=False)
             self.is_deleted = True
             return None
-        path = spec_path(spec)
+        path, is_binary = spec_path(spec), bool(spec.flags & PathFlags.BINARY_VALUE)
         if spec.opcode == Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR:
-            self._set_body(get(self._read_xattrs(), path).encode(), as_json=True)
+            found = get(self._read_xattrs(), path).encode()
+            body = decode_binary(found) if is_binary else found
+            self._set_body(body, as_json=not is_binary or is_json(body))
             return None
+        if is_binary:
+            value = encode_binary(value)
         mutate = MUTATIONS[spec.opcode]
         if spec.flags & PathFlags.XATTR:
             self._xattrs_text, result = mutate(self._read_xattrs(), path, value, create_parents=create_parents)

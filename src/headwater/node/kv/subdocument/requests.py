@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import re
 import string
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from headwater.node.kv.subdocument.json_text import PATH_BYTES_MAX, Path, SubdocFailure, parse_path
+from headwater.node.kv.subdocument.json_text import (
+    FIELD_NOT_BINARY_VALUE,
+    PATH_BYTES_MAX,
+    Path,
+    SubdocFailure,
+    parse_path,
+)
 from headwater.node.kv.subdocument.virtual_xattrs import PREFIX, is_macro
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.subdocument import SPECS_MAX, DocFlags, LookupSpec, MutationSpec, PathFlags
@@ -45,7 +52,7 @@ class Command:
 
 
 _CREATING = _KEEPING | DocFlags.MKDOC | DocFlags.ADD | DocFlags.CREATE_AS_DELETED
-_VALUE = PathFlags.XATTR | PathFlags.EXPAND_MACROS
+_VALUE = PathFlags.XATTR | PathFlags.EXPAND_MACROS | PathFlags.BINARY_VALUE
 
 _DICT = Command(mutates=True, has_value=True, path_flags=_VALUE | PathFlags.MKDIR_P, doc_flags=_CREATING)
 _PUSH = Command(
@@ -75,7 +82,9 @@ COMMANDS: Mapping[Opcode, Command] = {
     Opcode.DELETE: Command(
         mutates=True, scope=CommandScope.WHOLE_BODY, empty_path_allowed=True, path_flags=PathFlags(0)
     ),
-    Opcode.SUBDOC_GET: Command(mutates=False, doc_flags=_LOOKUP_DOC_FLAGS),
+    Opcode.SUBDOC_GET: Command(
+        mutates=False, path_flags=PathFlags.XATTR | PathFlags.BINARY_VALUE, doc_flags=_LOOKUP_DOC_FLAGS
+    ),
     Opcode.SUBDOC_EXISTS: Command(mutates=False, doc_flags=_LOOKUP_DOC_FLAGS),
     Opcode.SUBDOC_GET_COUNT: Command(mutates=False, empty_path_allowed=True, doc_flags=_LOOKUP_DOC_FLAGS),
     Opcode.SUBDOC_DICT_ADD: _DICT,
@@ -94,17 +103,43 @@ COMMANDS: Mapping[Opcode, Command] = {
         mutates=True,
         has_value=True,
         empty_path_allowed=True,
-        path_flags=PathFlags.XATTR | PathFlags.MKDIR_P,
+        path_flags=PathFlags.XATTR | PathFlags.BINARY_VALUE | PathFlags.MKDIR_P,
         doc_flags=_CREATING,
     ),
     Opcode.SUBDOC_COUNTER: Command(
         mutates=True, has_value=True, path_flags=PathFlags.XATTR | PathFlags.MKDIR_P, doc_flags=_CREATING
     ),
-    Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR: Command(mutates=True, scope=CommandScope.XATTR_TO_BODY),
+    Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR: Command(
+        mutates=True, scope=CommandScope.XATTR_TO_BODY, path_flags=PathFlags.XATTR | PathFlags.BINARY_VALUE
+    ),
 }
 
 
 Spec = LookupSpec | MutationSpec
+
+# --- binary values --------------------------------------------------------------------------------------------------
+
+BINARY_PREFIX = b"cb-content-base64-encoded:"
+"""How an extended attribute, which is JSON, holds a binary value: as a string that begins like this (kv_engine,
+`utilities/string_utilities.h`)."""
+
+
+def encode_binary(value: bytes) -> bytes:
+    """A binary value as the JSON that is stored."""
+    return b'"' + BINARY_PREFIX + b64encode(value) + b'"'
+
+
+def decode_binary(json: bytes) -> bytes:
+    """The binary value that stored JSON stands for."""
+    if not json.startswith(b'"' + BINARY_PREFIX) or not json.endswith(b'"'):
+        raise SubdocFailure(FIELD_NOT_BINARY_VALUE)
+    try:
+        return b64decode(json[1 + len(BINARY_PREFIX) : -1], validate=True)
+    except ValueError as error:
+        raise SubdocFailure(FIELD_NOT_BINARY_VALUE) from error
+
+
+# --- what is wrong with a request -----------------------------------------------------------------------------------
 
 _RESERVED_FIRST = set(string.punctuation) - {"_", PREFIX} | {chr(code) for code in (*range(0x20), 0x7F)}
 _EXCLUSIVE = (
@@ -206,15 +241,29 @@ def _check_flags(spec: Spec, command: Command, doc_flags: DocFlags) -> None:
 
 
 def _check_xattr(spec: Spec, command: Command) -> None:
-    expands = spec.flags & PathFlags.EXPAND_MACROS
+    expands, is_binary = spec.flags & PathFlags.EXPAND_MACROS, spec.flags & PathFlags.BINARY_VALUE
     if not spec.flags & PathFlags.XATTR:
-        if expands:
-            raise SubdocFailure(Status.SUBDOC_XATTR_INVALID_FLAG_COMBO, "macros are for extended attributes")
+        if expands or is_binary:
+            raise SubdocFailure(
+                Status.SUBDOC_XATTR_INVALID_FLAG_COMBO, "macros and binary values are for extended attributes"
+            )
         return
+    if expands and is_binary:
+        raise SubdocFailure(Status.SUBDOC_XATTR_INVALID_FLAG_COMBO, "a binary value has no macros")
     if xattr_name(spec.path).startswith(PREFIX) and command.mutates:
         raise SubdocFailure(Status.SUBDOC_XATTR_CANT_MODIFY_VATTR, "virtual attributes cannot be changed")
+    if not is_binary and BINARY_PREFIX in _value(spec):
+        _check_encoded(_value(spec))
     if expands and not is_macro(_value(spec)):
         raise SubdocFailure(Status.SUBDOC_XATTR_UNKNOWN_MACRO, "the value is not a macro")
+
+
+def _check_encoded(value: bytes) -> None:
+    """JSON that has a binary value in it must have it as it is stored."""
+    try:
+        decode_binary(b'"' + value[value.index(BINARY_PREFIX) :].partition(b'"')[0] + b'"')
+    except SubdocFailure as failure:
+        raise SubdocFailure(Status.XATTR_EINVAL, "the binary value is not encoded in base64") from failure
 
 
 def _value(spec: Spec) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headwater.node.bucket_settings import BucketSettings
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.frames import DurabilityLevel, decode_frames, durability
 from headwater.protocol.messages.dcp_streams import VBucketState
@@ -107,6 +108,17 @@ def test_which_version_wins(client: Client, fields: dict[str, int], set_wins: bo
         for option in (SKIP, MetaOptions.FORCE):
             client.succeed(kind(**version(rev_seqno=1, options=option)))
         assert meta(client)[1] == 1
+
+
+def test_the_last_write_wins_where_the_bucket_says_so(node: Node, client: Client) -> None:
+    node.bucket_service.settings = BucketSettings(conflict_resolution="lww")
+    accept = {"options": MetaOptions.FORCE_ACCEPT}
+    client.succeed(SetWithMeta(**version(), **accept))
+    assert client.refused(SetWithMeta(**version(meta_cas=Cas(CAS + 8)))) == Status.EINVAL
+    older = SetWithMeta(**version(rev_seqno=9, meta_cas=Cas(CAS + 6)), **accept)
+    assert client.refused(older) == Status.KEY_EEXISTS
+    client.succeed(SetWithMeta(**version(rev_seqno=1, meta_cas=Cas(CAS + 8)), **accept))
+    assert meta(client)[1:3] == (1, CAS + 8)
 
 
 def test_adding_needs_that_there_is_none(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Sequence
 
 import pytest
@@ -23,6 +24,7 @@ from headwater.node.kv.subdocument import (
 from headwater.node.kv.subdocument.json_text import (
     CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
     DELETED_DOCUMENT_CANT_HAVE_VALUE,
+    FIELD_NOT_BINARY_VALUE,
     LOOKUPS,
     XATTR_UNKNOWN_VATTR_MACRO,
 )
@@ -45,6 +47,7 @@ from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, encod
 from support.cases import each
 
 XATTR, MKDIR_P, MACROS = PathFlags.XATTR, PathFlags.MKDIR_P, PathFlags.EXPAND_MACROS
+BINARY = PathFlags.BINARY_VALUE
 NONE, NO_DOC_FLAGS = PathFlags(0), DocFlags(0)
 GET, EXISTS, COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT
 ADD, UPSERT, REMOVE, REPLACE = (
@@ -354,6 +357,25 @@ def test_mutate_in(
     assert mutated(before, specs, flags) == expected
 
 
+def test_binary_values_of_attributes() -> None:
+    """They are stored as JSON (kv_engine, `tests/testapp/testapp_xattr.cc`), and given back as they came."""
+    value = bytes(range(256))
+    staged = MutationSpec(opcode=UPSERT, path=b"txn.op", value=value, flags=XATTR | BINARY | MKDIR_P)
+    body, xattrs = mutated(document(), [staged])
+    assert json.loads(xattrs["txn"]) == {"op": f"cb-content-base64-encoded:{b64encode(value).decode()}"}
+    stored = document(body, xattrs)
+    found = lookup_in(stored, [look(GET, "txn.op", XATTR | BINARY), look(GET, "txn", XATTR | BINARY)])
+    assert isinstance(found, LookedUp)
+    assert found.results == (
+        LookupResult(status=Status.SUCCESS, value=value),
+        LookupResult(status=FIELD_NOT_BINARY_VALUE),
+    )
+    replaced = mutate_one(stored, change(Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR, "txn.op", flags=XATTR | BINARY))
+    assert isinstance(replaced, Mutated)
+    assert replaced.value.datatype == Datatype.XATTR
+    assert decode_xattrs(replaced.value.template).body == value
+
+
 def test_a_new_document_is_reported_as_created() -> None:
     outcome = mutate_in(None, [change(UPSERT, "a", "1")], DocFlags.MKDOC)
     assert isinstance(outcome, Mutated)
@@ -485,7 +507,7 @@ REFUSED_LOOKUPS: list[tuple[list[LookupSpec], DocFlags, Status]] = [
     ([look(Opcode(0xF0), "a")], DocFlags(0), COMBO),
     ([look(GET, "a", MKDIR_P)], DocFlags(0), EINVAL),
     ([look(GET, "a", PathFlags(0x80))], DocFlags(0), EINVAL),
-    ([look(GET, "a", PathFlags.BINARY_VALUE)], DocFlags(0), EINVAL),
+    ([look(GET, "a", BINARY)], DocFlags(0), Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
     ([look(GET, "a")], DocFlags.MKDOC, EINVAL),
     ([look(GET, "a")], DocFlags(0x80), EINVAL),
     ([look(GET, "a")], DocFlags.ACCESS_DELETED | DocFlags.REPLICA_READ, EINVAL),
@@ -547,6 +569,10 @@ REFUSED_MUTATIONS: list[tuple[list[MutationSpec], DocFlags, Status]] = [
     ([change(XATTR_TO_BODY, "x")], DocFlags(0), EINVAL),
     ([change(UPSERT, "a", '"${Mutation.CAS}"', MACROS)], DocFlags(0), Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
     ([change(UPSERT, "x", '"${nope}"', XATTR | MACROS)], DocFlags(0), Status.SUBDOC_XATTR_UNKNOWN_MACRO),
+    ([change(UPSERT, "a", "1", BINARY)], DocFlags(0), Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
+    ([change(UPSERT, "x", "1", XATTR | MACROS | BINARY)], DocFlags(0), Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
+    ([change(COUNTER, "x", "1", XATTR | BINARY)], DocFlags(0), EINVAL),
+    ([change(UPSERT, "x", '{"a":"cb-content-base64-encoded:?"}', XATTR)], DocFlags(0), Status.XATTR_EINVAL),
     ([change(PUSH, "x", '1,"${Mutation.CAS}"', XATTR | MACROS)], DocFlags(0), Status.SUBDOC_XATTR_UNKNOWN_MACRO),
     ([change(UPSERT, "$document.CAS", "1", XATTR)], DocFlags(0), Status.SUBDOC_XATTR_CANT_MODIFY_VATTR),
     ([change(UPSERT, "$nope", "1", XATTR)], DocFlags(0), Status.SUBDOC_XATTR_CANT_MODIFY_VATTR),
