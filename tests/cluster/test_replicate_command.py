@@ -244,6 +244,7 @@ def test_the_target_is_equal_when_the_command_ends(tmp_path: Path, documents: in
     ):
         source.start()
         target.start()
-        arguments = ["load", f"{source.url}/default", "--generate", str(documents), "--user", USER, "--password", PASSWORD]
-        assert CliRunner().invoke(main, arguments).exit_code == 0
+        login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+        arguments = ["load", f"{source.url}/default", "--generate", str(documents)]
+        assert CliRunner().invoke(main, arguments, env=login).exit_code == 0
         asyncio.run(run(source, target))
