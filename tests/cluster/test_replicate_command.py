@@ -11,22 +11,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from headwater.cli import main
+from headwater.cli import replicate as command
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.messages.vbuckets import SetVBucket
+from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.numbers import VBucketId
 from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process
-from support.node_process import PASSWORD, USER
+from support.fault_proxy import Delay, FaultProxy, Stall, Way
+from support.node_process import PASSWORD, USER, NodeProcess
+from support.strict_server import V7_0_5, V8_0_2, ServerVersion, StrictServer
 
 KEYS = [b"key-%d" % number for number in range(40)]
 FOLLOWED_S_MAX = 60.0
 """Far beyond what it takes, the start of the command included."""
 
 
-async def _run(*arguments: str, interrupt_when: Callable[[], bool] | None = None) -> tuple[int, str, str]:
+async def _run(
+    *arguments: str, interrupt_when: Callable[[], bool] | None = None, ends_within_s: float = 40
+) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headwater", "replicate", *arguments),
         *("--user", USER, "--password", PASSWORD),
@@ -36,7 +42,7 @@ async def _run(*arguments: str, interrupt_when: Callable[[], bool] | None = None
     if interrupt_when is not None:
         await _wait_until(interrupt_when)
         process.send_signal(signal.SIGINT)
-    output, errors = await asyncio.wait_for(process.communicate(), 40)
+    output, errors = await asyncio.wait_for(process.communicate(), ends_within_s)
     assert process.returncode is not None
     return process.returncode, output.decode(), errors.decode()
 
@@ -54,8 +60,9 @@ async def _as_replicas(nodes: InProcessNodes, number: int) -> None:
     connection.close()
 
 
-def _urls(nodes: InProcessNodes) -> list[str]:
-    return ["--from", f"couchbase://{nodes.name(0)}/default", "--to", f"couchbase://{nodes.name(1)}/default"]
+def _urls(nodes: InProcessNodes, *, source: str | None = None, target: str | None = None) -> list[str]:
+    names = {"--from": source or nodes.name(0), "--to": target or nodes.name(1)}
+    return [part for option, name in names.items() for part in (option, f"couchbase://{name}/default")]
 
 
 def _seqnos(nodes: InProcessNodes, number: int) -> list[int]:
@@ -63,17 +70,69 @@ def _seqnos(nodes: InProcessNodes, number: int) -> list[int]:
     return list(map(int, seqnos))
 
 
-def test_once_copies_what_is_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [V7_0_5, V8_0_2], ids=lambda version: version.name)
+def test_once_copies_what_is_there(tmp_path: Path, version: ServerVersion) -> None:
+    """Between nodes that refuse what real servers of this version refuse."""
+
     async def run() -> None:
         async with in_process(tmp_path, 1) as nodes:
             await nodes.store(KEYS)
             await nodes.start_new(bare=True)
             await _as_replicas(nodes, 1)
-            code, output, errors = await _run(*_urls(nodes), "--once", "--json")
-            assert (code, errors) == (0, "")
+            strict = [StrictServer(nodes.address(number), version) for number in (0, 1)]
+            async with strict[0] as source, strict[1] as target:
+                urls = _urls(nodes, source=str(source.address), target=str(target.address))
+                code, output, errors = await _run(*urls, "--once", "--json")
+            assert (code, errors, source.faults + target.faults) == (0, "", [])
             assert json.loads(output)["changes"] == len(KEYS)
             assert _seqnos(nodes, 1) == _seqnos(nodes, 0)
             assert nodes.copies(0) == {0: "active", 1: "replica"}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("way", ["--once", "--takeover"])
+def test_it_ends_when_the_target_has_persisted_everything(tmp_path: Path, way: str) -> None:
+    """The last changes are on their way for a while: what the proxy has sent is not what the target has."""
+
+    def late(connection: int) -> list[Delay]:
+        return [Delay(Way.TO_SERVER, after_bytes, 0.3) for after_bytes in (8_000, 20_000)] if connection == 0 else []
+
+    async def run() -> None:
+        async with in_process(tmp_path, 1) as nodes:
+            await nodes.store(b"key-%d" % number for number in range(400))
+            await nodes.start_new(bare=True)
+            await _as_replicas(nodes, 1)
+            with FaultProxy(nodes.address(1).port, late) as slow:
+                before = _seqnos(nodes, 0)
+                code, _, errors = await _run(*_urls(nodes, target=f"127.0.0.1:{slow.port}"), way)
+                assert (code, errors) == (0, "")
+                assert _seqnos(nodes, 1) == before
+
+    asyncio.run(run())
+
+
+def test_a_target_that_does_not_persist_everything_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_STUCK_S_MAX", 0.5)
+
+    async def run() -> None:
+        async with in_process(tmp_path, 1) as nodes:
+            await nodes.store(b"key-%d" % number for number in range(400))
+            await nodes.start_new(bare=True)
+            await _as_replicas(nodes, 1)
+            with FaultProxy(nodes.address(1).port, lambda n: [Stall(Way.TO_SERVER, 20_000)] * (n == 0)) as stalled:
+                login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+                arguments = ["replicate", *_urls(nodes, target=f"127.0.0.1:{stalled.port}"), "--once"]
+                result = await asyncio.to_thread(CliRunner().invoke, main, arguments, env=login)
+            assert (result.exit_code, result.stdout) == (1, "")
+            behind = [number for number, seqno in enumerate(_seqnos(nodes, 0)) if _seqnos(nodes, 1)[number] < seqno]
+            vbuckets = f"{len(behind)} vbucket{'s' * (len(behind) > 1)}"
+            assert result.stderr.startswith(
+                f"Error: --to has not persisted all of {vbuckets}: the first is vbucket {behind[0]}, at seqno "
+                f"{_seqnos(nodes, 1)[behind[0]]} of {_seqnos(nodes, 0)[behind[0]]}. Look at the log of --to"
+            ), result.stderr
 
     asyncio.run(run())
 
@@ -133,3 +192,59 @@ def test_what_can_t_be_replicated(tmp_path: Path) -> None:
                 assert result.stderr.startswith(f"Error: {sentence}"), result.stderr
 
     asyncio.run(run())
+
+
+# --- many documents, back and forth -------------------------------------------------------------------------------
+
+MANY_VBUCKETS = 64
+COMPARED = ("high_seqno", "num_items", "max_cas", "purge_seqno")
+
+
+async def _contents(connection: AsyncKvConnection) -> dict[str, str]:
+    """What tells two copies of a vbucket apart: how far it is, what it holds, and the newest change in it."""
+    details = await connection.statistics("vbucket-details")
+    return {name: number for name, number in details.items() if name.rpartition(":")[2] in COMPARED}
+
+
+async def _set_all(connection: AsyncKvConnection, *requests: type[Any], **fields: Any) -> None:
+    for request in requests:
+        given = fields if request is SetVBucket else {}
+        await connection.request_all([request(vbucket=VBucketId(number), **given) for number in range(MANY_VBUCKETS)])
+
+
+@pytest.mark.parametrize(
+    ("documents", "turns"), [(20_000, 2), pytest.param(1_000_000, 20, marks=pytest.mark.soak)], ids=["few", "many"]
+)
+def test_the_target_is_equal_when_the_command_ends(tmp_path: Path, documents: int, turns: int) -> None:
+    """All documents go from one node to the other, and back again, each time into a node that was emptied."""
+
+    async def run(source: NodeProcess, target: NodeProcess) -> None:
+        ends = [(node, await AsyncKvConnection.open(node.address, LOGIN)) for node in (source, target)]
+        await _set_all(ends[1][1], SetVBucket, state=VBucketState.REPLICA)
+        for _ in range(turns):
+            (source, at_source), (target, at_target) = ends
+            urls = ("--from", f"{source.url}/default", "--to", f"{target.url}/default")
+            vbuckets = ("--vbuckets", f"0-{MANY_VBUCKETS - 1}")
+            code, output, errors = await _run(*urls, *vbuckets, "--once", "--json", ends_within_s=600)
+            copied, expected = await _contents(at_target), await _contents(at_source)
+            assert (code, errors) == (0, "")
+            assert copied == expected
+            assert json.loads(output)["changes"] == documents
+            await _set_all(at_source, SetVBucket, state=VBucketState.DEAD)
+            await _set_all(at_target, SetVBucket, state=VBucketState.ACTIVE)
+            await _set_all(at_source, DeleteVBucket, SetVBucket, state=VBucketState.REPLICA)
+            ends.reverse()
+        for _, connection in ends:
+            connection.close()
+
+    options = ("--vbuckets", str(MANY_VBUCKETS))
+    with (
+        NodeProcess(tmp_path / "a", *options) as source,
+        NodeProcess(tmp_path / "b", *options, "--bare") as target,
+    ):
+        source.start()
+        target.start()
+        login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+        arguments = ["load", f"{source.url}/default", "--generate", str(documents)]
+        assert CliRunner().invoke(main, arguments, env=login).exit_code == 0
+        asyncio.run(run(source, target))

@@ -8,13 +8,13 @@ import pytest
 
 from headwater.protocol.features import Opcode
 from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES
-from headwater.protocol.frames import DurabilityLevel
+from headwater.protocol.frames import DurabilityLevel, Frame
 from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.dcp_changes import Abort, Commit, Mutation, Prepare, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import OpenFlags, VBucketState
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno
-from headwater.protocol.values import Datatype
+from headwater.protocol.values import Datatype, ValueParts, decompress, encode_xattrs
 from headwater.store.prepares import PendingPrepare
 from support.dcp_world import (
     COLLECTIONS,
@@ -180,6 +180,33 @@ def test_a_prepare_takes_two_bytes_more_of_the_window_than_it_has(world: World) 
     assert connection.window.unacked_bytes == sent_bytes + 2 * PREPARE_SURCHARGE_BYTES
 
 
+def test_from_disk_a_replica_gets_prepares_and_what_removals_leave_compressed(world: World) -> None:
+    """As recorded from a 7.0.5 server. From memory, and in plain changes, values come as they are stored."""
+    left = encode_xattrs(ValueParts(xattrs={"_sync": b'"' + b"x" * 200 + b'"'}, body=b""))
+    prepare(world, "p", b'{"a":"%s"}' % (b"y" * 200))
+    world.put("plain", value=b'{"a":"%s"}' % (b"y" * 200))
+    world.put("gone")
+    world.remove("gone", value=left, datatype=Datatype.XATTR)
+    world.commit()
+
+    def sent() -> dict[bytes, tuple[int, bytes]]:
+        flags = REPLICA_FLAGS | OpenFlags.INCLUDE_DELETED_USER_XATTRS
+        names = {"enable_sync_writes": "true", "consumer_name": "b"}
+        consumer = world.consumer(flags=flags, features=COLLECTIONS, **names)
+        consumer.open()
+        return {frame.key: (frame.datatype, decompressed(frame)) for frame in consumer.frames() if frame.key}
+
+    from_memory = sent()
+    assert {key: datatype for key, (datatype, _) in from_memory.items()} == {b"\0p": 1, b"\0plain": 1, b"\0gone": 4}
+    world.settle()
+    compressed = {b"\0p": Datatype.SNAPPY, b"\0plain": 0, b"\0gone": Datatype.SNAPPY}
+    assert sent() == {key: (datatype | compressed[key], value) for key, (datatype, value) in from_memory.items()}
+
+
+def decompressed(frame: Frame) -> bytes:
+    return decompress(frame.value) if frame.datatype & Datatype.SNAPPY else frame.value
+
+
 def test_values_can_be_left_out(world: World) -> None:
     prepare(world, "k", b'{"long":"value"}')
     world.commit()
@@ -237,18 +264,43 @@ def _received(world: World) -> list[Message]:
     return replica.consumer.received()
 
 
-def test_markers_tell_of_prepares_before_the_snapshot(world: World) -> None:
+def test_the_high_prepared_seqno_is_of_the_disk_snapshot_itself(world: World) -> None:
+    """Not of what came before it, and not of one in memory: newer servers refuse both."""
     write_all_kinds(world)
     world.write("y")
+    in_memory = _marker(world, "2.2")
+    assert (in_memory.version, in_memory.max_visible_seqno, in_memory.high_completed_seqno) == (0, 3, 0)
     world.settle()
     marker = _marker(world, "2.2", **resume(world, 6))
-    assert (marker.max_visible_seqno, marker.high_prepared_seqno, marker.high_completed_seqno) == (7, 6, 4)
+    assert (marker.max_visible_seqno, marker.high_prepared_seqno, marker.high_completed_seqno) == (7, 0, 4)
 
 
 def test_markers_without_durable_writes(world: World) -> None:
-    world.write("x")
+    world.store("x")
     marker = _marker(world, "2.2")
-    assert (marker.max_visible_seqno, marker.high_prepared_seqno, marker.high_completed_seqno) == (1, 0, 0)
+    assert (marker.version, marker.max_visible_seqno, marker.high_prepared_seqno) == (2, 1, 0)
+
+
+def test_a_snapshot_that_may_repeat_a_key_begins_a_checkpoint(world: World) -> None:
+    """A 7.0.5 replica closes the connection where a key with a durable write comes twice within one checkpoint."""
+    replica = PlayedReplica(world)
+    replica.open()
+
+    def flags() -> list[int]:
+        world.commit()
+        return [int(marker.flags) for marker in of_type(replica.consumer.received(), SnapshotMarker)]
+
+    world.put("a")
+    assert flags() == [0x05]
+    world.put("a")
+    assert flags() == [0x01]
+    for _ in range(3):
+        pending = prepare(world, "a")
+        assert flags() == [0x05]
+        world.bucket.commit_prepare(pending)
+        assert flags() == [0x05]
+    world.put("a")
+    assert flags() == [0x05]
 
 
 # --- everybody else -----------------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ class Controls:
     change_streams: bool = False
     """Every version inside the history window is sent, and not only the newest."""
     marker_version: str = "1.0"
-    """The highest version of snapshot markers: `1.0`, `2.0` or `2.2`. With sync writes it is 2.0 at least."""
+    """The highest version of snapshot markers: `1.0`, `2.0` or `2.2`; the last is for disk snapshots. With sync writes
+    it is 2.0 at least."""
     sync_writes: bool = False
     """Prepares, commits and aborts come as such."""
     consumer_name: str = ""
@@ -167,7 +168,9 @@ EXPIRY_OPCODE = 0x10
 COMPRESS = 0x20
 SYNC_WRITES = 0x40
 TAKES_COMPRESSED = 0x80
-VALUES_SHIFT = 8
+COMPRESS_PREPARES = 0x100
+"""Not of a shape: of a snapshot from disk. See `outbound.shape_run`."""
+VALUES_SHIFT = 9
 """The bits from here on are one of `Values`."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from headwater.errors import StoreError
 from headwater.node.producer.controls import Controls, OsoMode, Shape
 from headwater.node.producer.live_frames import NO_KIND, LiveFrames, LivePiece, set_stream
-from headwater.node.producer.outbound import Listing, OutboundStop, Output, shape_run
+from headwater.node.producer.outbound import FROM_DISK, Listing, OutboundStop, Output, shape_run
 from headwater.node.producer.snapshot import Snapshot, history_start, snapshot_marker, take_snapshot
 from headwater.node.producer.stream_filter import StreamFilter, read_event
 from headwater.protocol.features import Magic
@@ -47,8 +47,6 @@ from headwater.store.bucket import Bucket
 
 CHUNK_BYTES = 512 * 1024
 """What a stream sends before the next one has its turn."""
-_NO_COMMITS = 2**63 - 1
-"""No seqno is higher: in a snapshot from disk every commit comes as the whole change (`snapshot`)."""
 
 
 class Stream:
@@ -323,6 +321,7 @@ class Stream:
     def _send_run(self, output: Output, snapshot: Snapshot, run: Bytes, until: int) -> bool:
         """Write what the stream gets of a run. False where something is left of it."""
         at = 0
+        keeps_all = snapshot.keeps_dropped_collections
         while at < len(run):
             if output.used >= until:
                 return False
@@ -333,12 +332,12 @@ class Stream:
                 self._shape,
                 opaque=self.opaque,
                 stream_id=self.stream_id or 0,
-                wanted=self._filter.wanted(self._bucket.manifest),
+                wanted=None if keeps_all else self._filter.wanted(self._bucket.manifest),
                 end_seqno=snapshot.end_seqno,
                 until=until,
                 listed=snapshot.listed,
                 listing=snapshot.listing,
-                commits_after_seqno=history_start(self._bucket, self.vbucket) if snapshot.in_memory else _NO_COMMITS,
+                commits_after_seqno=history_start(self._bucket, self.vbucket) if snapshot.in_memory else FROM_DISK,
             )
             at = sent.at
             if sent.passed_seqno:
