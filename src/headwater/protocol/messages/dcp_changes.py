@@ -190,9 +190,10 @@ _V2_0_FIELDS = (
 )
 MARKER_V2_VALUES = {
     0: Layout(*_V2_0_FIELDS),
-    2: Layout(*_V2_0_FIELDS, u64("high_prepared_seqno"), u64("purge_seqno")),
+    2: Layout(*_V2_0_FIELDS, u64("purge_seqno"), u64("high_prepared_seqno")),
 }
-"""Version byte → value. Version 1 (a timestamp for point-in-time recovery) was never released."""
+"""Version byte → value. Version 1 (a timestamp for point-in-time recovery) was never released. A recorded 8.0.2 server
+that has purged sends the purge seqno at offset 36, and the high prepared seqno at 44."""
 
 
 @message
@@ -200,7 +201,8 @@ class SnapshotMarker(Request):
     """What follows are the changes between these seqnos.
 
     Version 1 has all its fields in the extras. Version 2 has one byte there, which names the layout of the value:
-    2.0 adds the seqnos of durable writes, 2.2 the purge seqno. The version is the least that holds the given fields.
+    2.0 adds the seqnos of durable writes, 2.2 the purge seqno and the high prepared seqno. The version is the least
+    that holds the given fields.
     """
 
     opcode = Opcode.DCP_SNAPSHOT_MARKER
@@ -211,8 +213,8 @@ class SnapshotMarker(Request):
     flags: SnapshotFlags
     max_visible_seqno: Seqno | None = None
     high_completed_seqno: Seqno | None = None
-    high_prepared_seqno: Seqno | None = None
     purge_seqno: Seqno | None = None
+    high_prepared_seqno: Seqno | None = None
 
     @property
     def version(self) -> int | None:

@@ -247,7 +247,7 @@ def test_a_get_response_has_a_key_only_where_it_was_asked_for() -> None:
 
 V1 = SnapshotMarker(start_seqno=1, end_seqno=8, flags=SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT)
 V2_0 = replace(V1, max_visible_seqno=7, high_completed_seqno=6)
-V2_2 = replace(V2_0, high_prepared_seqno=5, purge_seqno=4)
+V2_2 = replace(V2_0, purge_seqno=5, high_prepared_seqno=4)
 V1_FIELDS = "0000000000000001" + "0000000000000008" + "00000006"
 V2_0_FIELDS = V1_FIELDS + "0000000000000007" + "0000000000000006"
 V2_2_FIELDS = V2_0_FIELDS + "0000000000000005" + "0000000000000004"
