@@ -10,10 +10,11 @@ from functools import partial
 import pytest
 
 from headwater.protocol.frames import DurabilityLevel, decode_frames, durability
-from headwater.protocol.messages.base import Response
+from headwater.protocol.messages.base import Request, Response
 from headwater.protocol.messages.dcp_changes import (
     Abort,
     Commit,
+    DcpFlush,
     Mutation,
     Prepare,
     SeqnoAcknowledged,
@@ -145,6 +146,51 @@ def test_what_was_rolled_back_again_is_not_acknowledged(linked: Link) -> None:
     linked.target.commit()
     roll_back(linked.target.bucket, VBUCKET, Seqno(0))
     assert of_type(linked.receiver.received(), SeqnoAcknowledged) == []
+
+
+def _received(linked: Link, *messages: Request) -> list[int]:
+    """The producer sends these on the stream. Returns what the copy acknowledges once they are durable."""
+    opaque = next(iter(linked.receiver.connection.streams.values())).opaque
+    linked.receiver.send(*(replace(message, opaque=opaque) for message in messages))
+    linked.target.commit()
+    return [message.prepared_seqno for message in of_type(linked.receiver.received(), SeqnoAcknowledged)]
+
+
+def _prepare(seqno: int) -> Prepare:
+    return Prepare(seqno=Seqno(seqno), rev_seqno=1, durability=DurabilityLevel.MAJORITY,
+                   collection_id=DEFAULT_COLLECTION, key=b"k", value=b"1")  # fmt: skip
+
+
+def _change(seqno: int) -> Mutation:
+    return Mutation(seqno=Seqno(seqno), rev_seqno=1, collection_id=DEFAULT_COLLECTION, key=b"x", value=b"1")
+
+
+def test_nothing_is_acknowledged_twice_on_a_stream(linked: Link) -> None:
+    """Also not where the copy is emptied and copied again: a 7.0.5 server closes the connection on that."""
+    first = SnapshotMarker(start_seqno=Seqno(0), end_seqno=Seqno(4), flags=SnapshotFlags.MEMORY)
+    assert _received(linked, first, _prepare(4)) == [4]
+    for end in (3, 4):
+        again = replace(first, end_seqno=Seqno(end))
+        assert _received(linked, DcpFlush()) == []
+        assert _received(linked, again, _prepare(end)) == []
+        assert linked.target.high_seqno() == end
+    later = replace(first, start_seqno=Seqno(5), end_seqno=Seqno(6))
+    assert _received(linked, later, _prepare(6)) == [6]
+
+
+@pytest.mark.parametrize(("prepares", "acknowledged"), [((4,), 4), ((), 4)], ids=["pending", "completed"])
+def test_a_disk_snapshot_is_acknowledged_by_the_high_prepared_seqno_that_its_marker_names(
+    linked: Link, prepares: tuple[int, ...], acknowledged: int
+) -> None:
+    """As recorded from an 8.0.2 consumer. Without it, as recorded from 7.0.5, the end of the snapshot is acknowledged."""
+    marker = SnapshotMarker(
+        start_seqno=Seqno(0), end_seqno=Seqno(10), flags=SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT,
+        max_visible_seqno=Seqno(10), high_completed_seqno=Seqno(3), purge_seqno=Seqno(2), high_prepared_seqno=Seqno(4),
+    )  # fmt: skip
+    assert _received(linked, marker, *map(_prepare, prepares), _change(10)) == [acknowledged]
+    facts = linked.target.bucket.vbuckets.facts[VBUCKET]
+    assert facts is not None
+    assert facts.purge_seqno == 2
 
 
 # --- failures -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,14 @@ from headwater.errors import MalformedMessage, SnapshotViolation
 from headwater.protocol.consumer import DcpConsumer
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.base import Message, PlainResponse
-from headwater.protocol.messages.dcp_changes import Abort, Commit, Prepare, SeqnoAcknowledged
+from headwater.protocol.messages.dcp_changes import (
+    Abort,
+    Commit,
+    Prepare,
+    SeqnoAcknowledged,
+    SnapshotFlags,
+    SnapshotMarker,
+)
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId
 from headwater.store.bucket import Bucket
 from headwater.store.receiving import resume_offset, stored_value
@@ -38,10 +45,24 @@ class SyncWriteReceiver:
         self._opaque = opaque
         self._prepared_seqno: Seqno | None = None
         """The last prepare of the snapshot that is being received."""
+        self._disk_seqno: Seqno | None = None
+        """What to acknowledge of that snapshot instead, where it is from disk."""
         self._due: deque[tuple[int, Seqno]] = deque()
         """What to acknowledge, and the commit that has to be durable first."""
+        self._acknowledged_seqno = Seqno(0)
 
     # --- in -------------------------------------------------------------------------------------------------------
+
+    def begin_snapshot(self, marker: SnapshotMarker) -> None:
+        """A snapshot begins. In one from disk, prepares that were decided may be missing.
+
+        As recorded, a 7.0.5 server then acknowledges the end of the snapshot. With a marker 2.2, an 8.0.2 server
+        acknowledges the high prepared seqno that the marker names, whether or not its prepare comes.
+        """
+        is_from_disk = SnapshotFlags.DISK in marker.flags
+        self._disk_seqno = (marker.high_prepared_seqno or marker.end_seqno) if is_from_disk else None
+        if is_from_disk and marker.high_prepared_seqno:
+            self._prepared_seqno = marker.high_prepared_seqno
 
     def receive(self, message: SyncWrite, *, end_seqno: Seqno) -> None:
         """Take one, inside a snapshot that ends at `end_seqno`. The bucket's high seqno is then that of the message."""
@@ -78,13 +99,10 @@ class SyncWriteReceiver:
         if offset.seqno == offset.snapshot_end:
             self.on_snapshot_complete()
 
-    def on_snapshot_complete(self, *, end_seqno: Seqno | None = None) -> None:
-        """All of a snapshot has come; it is not durable yet. Where it is from disk, it has come to `end_seqno`.
-
-        As recorded from a 7.0.5 server that is what is acknowledged then: prepares that were decided are not in it.
-        """
+    def on_snapshot_complete(self) -> None:
+        """All of a snapshot has come; it is not durable yet."""
         if self._prepared_seqno is not None:
-            self._due.append((self._bucket.pending.number, end_seqno or self._prepared_seqno))
+            self._due.append((self._bucket.pending.number, self._disk_seqno or self._prepared_seqno))
             self._prepared_seqno = None
 
     @property
@@ -100,6 +118,11 @@ class SyncWriteReceiver:
         if reached is None or reached > self._bucket.vbuckets.durable_seqno(self._vbucket):
             # It is nothing, or was taken back again.
             return b""
+        if reached <= self._acknowledged_seqno:
+            # The copy was emptied and filled again. A 7.0.5 server whose topology does not have this copy keeps its
+            # last acknowledgement as long as the stream lives, and closes the connection on one that is not higher.
+            return b""
+        self._acknowledged_seqno = reached
         return SeqnoAcknowledged(opaque=self._opaque, vbucket=self._vbucket, prepared_seqno=reached).encode()
 
 

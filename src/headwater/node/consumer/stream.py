@@ -195,6 +195,7 @@ class ReplicaStream(ConsumedStream):
         if marker.start_seqno > marker.end_seqno:
             raise MalformedMessage(f"a snapshot from {marker.start_seqno} to {marker.end_seqno}")
         self.begin_snapshot(marker)
+        self.sync_writes.begin_snapshot(marker)
         begin_snapshot(
             self._bucket,
             self.vbucket,
@@ -229,7 +230,7 @@ class ReplicaStream(ConsumedStream):
         if high == self.offset.seqno:
             return
         if self.advance(first=high, last=high):
-            self.sync_writes.on_snapshot_complete(end_seqno=high if SnapshotFlags.DISK in self.tracker.flags else None)
+            self.sync_writes.on_snapshot_complete()
             self._acknowledge_later()
             if SnapshotFlags.ACK in self.tracker.flags:
                 self._outbox.send_success(Opcode.DCP_SNAPSHOT_MARKER, self.opaque)
