@@ -56,7 +56,14 @@ def test_snapshot_marker_v2_0(world: World) -> None:
 def test_snapshot_marker_v2_2_with_the_purge_seqno(world: World) -> None:
     world.store("a", "b")
     marker = _marker(world, max_marker_version="2.2")
-    assert (marker.end_seqno, marker.max_visible_seqno, marker.purge_seqno) == (2, 2, 0)
+    assert (marker.version, marker.end_seqno, marker.purge_seqno) == (2, 2, 0)
+    # As recorded from 8.0.2: without sync writes nothing of durable writes.
+    assert (marker.max_visible_seqno, marker.high_completed_seqno, marker.high_prepared_seqno) == (0, 0, 0)
+
+
+def test_a_snapshot_from_memory_has_no_purge_seqno(world: World) -> None:
+    world.write("a")
+    assert _marker(world, max_marker_version="2.2").version is None
 
 
 def test_the_first_marker_starts_at_the_requested_seqno_and_later_ones_after_the_last(world: World) -> None:

@@ -237,18 +237,43 @@ def _received(world: World) -> list[Message]:
     return replica.consumer.received()
 
 
-def test_markers_tell_of_prepares_before_the_snapshot(world: World) -> None:
+def test_the_high_prepared_seqno_is_of_the_disk_snapshot_itself(world: World) -> None:
+    """Not of what came before it, and not of one in memory: newer servers refuse both."""
     write_all_kinds(world)
     world.write("y")
+    in_memory = _marker(world, "2.2")
+    assert (in_memory.version, in_memory.max_visible_seqno, in_memory.high_completed_seqno) == (0, 3, 0)
     world.settle()
     marker = _marker(world, "2.2", **resume(world, 6))
-    assert (marker.max_visible_seqno, marker.high_prepared_seqno, marker.high_completed_seqno) == (7, 6, 4)
+    assert (marker.max_visible_seqno, marker.high_prepared_seqno, marker.high_completed_seqno) == (7, 0, 4)
 
 
 def test_markers_without_durable_writes(world: World) -> None:
-    world.write("x")
+    world.store("x")
     marker = _marker(world, "2.2")
-    assert (marker.max_visible_seqno, marker.high_prepared_seqno, marker.high_completed_seqno) == (1, 0, 0)
+    assert (marker.version, marker.max_visible_seqno, marker.high_prepared_seqno) == (2, 1, 0)
+
+
+def test_a_snapshot_that_may_repeat_a_key_begins_a_checkpoint(world: World) -> None:
+    """A 7.0.5 replica closes the connection where a key with a durable write comes twice within one checkpoint."""
+    replica = PlayedReplica(world)
+    replica.open()
+
+    def flags() -> list[int]:
+        world.commit()
+        return [int(marker.flags) for marker in of_type(replica.consumer.received(), SnapshotMarker)]
+
+    world.put("a")
+    assert flags() == [0x05]
+    world.put("a")
+    assert flags() == [0x01]
+    for _ in range(3):
+        pending = prepare(world, "a")
+        assert flags() == [0x05]
+        world.bucket.commit_prepare(pending)
+        assert flags() == [0x05]
+    world.put("a")
+    assert flags() == [0x05]
 
 
 # --- everybody else -----------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from headwater.store.bucket import Bucket
 from headwater.store.scan import NO_SEQNOS, newest_in_snapshot, scan_snapshot, sync_seqnos
 
 _FROM_DISK = SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT
-_FIRST_FROM_MEMORY = SnapshotFlags.MEMORY | SnapshotFlags.CHECKPOINT
+_BEGINS_CHECKPOINT = SnapshotFlags.MEMORY | SnapshotFlags.CHECKPOINT
 _WITH_HISTORY = SnapshotFlags.HISTORY | SnapshotFlags.MAY_CONTAIN_DUPLICATES
 
 
@@ -131,42 +131,62 @@ def snapshot_marker(
     # As recorded from a 7.0.5 server: the first marker of a stream from 0 starts at 0, later ones at the last seqno
     # and 1. Markers from disk have the flags 0x06, those from memory 0x01 or 0x05.
     start = _later_start(snapshot, bucket, vbucket, controls) if first_start_seqno is None else first_start_seqno
-    from_memory = SnapshotFlags.MEMORY if first_start_seqno is None else _FIRST_FROM_MEMORY
+    begins_checkpoint = first_start_seqno is not None or _may_repeat_a_key(bucket, vbucket, controls)
+    from_memory = _BEGINS_CHECKPOINT if begins_checkpoint else SnapshotFlags.MEMORY
     flags = from_memory if snapshot.in_memory else _FROM_DISK
     if snapshot.has_history:
         flags |= _WITH_HISTORY
     marker = SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(snapshot.end_seqno), flags=flags)
-    # As recorded: with sync writes every marker has version 2.0 at least. A replica needs the high completed seqno of a
-    # snapshot from disk, where commits are not seen as such, and closes the connection if the marker has none.
-    if controls.marker_version == "1.0" and not controls.sync_writes:
+    # As recorded from an 8.0.2 server: what version 2.2 adds is about disk snapshots, so those in memory have 2.0 with
+    # sync writes and 1.0 without. Before 2.2 only consumers with sync writes had another version than 1.0.
+    is_2_2 = controls.marker_version == "2.2" and not snapshot.in_memory
+    if not (is_2_2 or controls.sync_writes or controls.marker_version == "2.0"):
         return marker
-    visible, prepared, completed = _stream_sync_seqnos(snapshot, bucket, vbucket)
+    if controls.sync_writes or not is_2_2:
+        visible, prepared, completed = _stream_sync_seqnos(snapshot, bucket, vbucket)
+    else:
+        # As recorded from 8.0.2: a consumer that gets no prepares gets none of these either.
+        visible = prepared = completed = Seqno(0)
+    # A replica needs the high completed seqno of a snapshot from disk, where commits are not seen as such, and closes
+    # the connection if the marker has none. In memory it counts commits itself.
     marker = replace(
         marker, max_visible_seqno=visible, high_completed_seqno=Seqno(0) if snapshot.in_memory else completed
     )
-    if controls.marker_version != "2.2":
+    if not is_2_2:
         return marker
     facts = bucket.vbuckets.facts[vbucket]
-    purge_seqno = facts.purge_seqno if facts else Seqno(0)
-    return replace(marker, high_prepared_seqno=prepared, purge_seqno=purge_seqno)
+    return replace(marker, purge_seqno=facts.purge_seqno if facts else Seqno(0), high_prepared_seqno=prepared)
+
+
+def _may_repeat_a_key(bucket: Bucket, vbucket: VBucketId, controls: Controls) -> bool:
+    """Whether a replica may get a key again that it has in its open checkpoint, and may not replace there.
+
+    A 7.0.5 replica replaces plain changes of a key, and closes the connection where either is of a durable write. Its
+    checkpoint stays open until a marker begins another one. Its keys are not counted here: where durable writes were
+    seen, every snapshot begins one.
+    """
+    has_durable_writes = bucket.prepares.high_prepared[vbucket] or bucket.vbuckets.completed_seqnos[vbucket]
+    return controls.sync_writes and bool(has_durable_writes)
 
 
 def _stream_sync_seqnos(snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId) -> tuple[Seqno, Seqno, Seqno]:
-    """What a marker says of durable writes: the highest seqnos that are visible, prepared and completed."""
+    """What a marker says of durable writes: the highest seqnos that are visible, prepared and completed.
+
+    The high prepared seqno lies in the snapshot, or is 0: newer servers refuse any other (kv_engine,
+    dcp_snapshot_marker_codec.cc).
+    """
     after, numbers = snapshot.after_seqno, bucket.vbuckets
-    known_prepared = int(bucket.prepares.high_prepared[vbucket])
     known_completed = int(numbers.completed_seqnos[vbucket])
-    if known_prepared == known_completed == 0:
+    if not bucket.prepares.high_prepared[vbucket] and not known_completed:
         return Seqno(snapshot.end_seqno), Seqno(0), Seqno(0)
     found = sync_seqnos(bucket, vbucket, after_seqno=after, end_seqno=snapshot.end_seqno)
     # What came before the snapshot counts as well, as far as it is known not to have come after it. What decided a
     # prepare may be compacted away, while the vbucket's own number is kept.
     visible = found.max_visible or min(after, int(numbers.visible_seqnos[vbucket]))
-    prepared = found.high_prepared or (known_prepared if known_prepared <= after else 0)
     completed = found.high_completed or (known_completed if known_completed <= after else 0)
     if snapshot.end_seqno == numbers.durable_seqnos[vbucket]:
         completed = known_completed
-    return Seqno(visible), Seqno(prepared), Seqno(completed)
+    return Seqno(visible), Seqno(found.high_prepared), Seqno(completed)
 
 
 def _later_start(snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId, controls: Controls) -> int:
