@@ -11,14 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from headwater.cli import main
+from headwater.cli import replicate as command
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import VBucketId
 from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process
+from support.fault_proxy import Delay, FaultProxy, Stall, Way
 from support.node_process import PASSWORD, USER
 
 KEYS = [b"key-%d" % number for number in range(40)]
@@ -54,8 +57,8 @@ async def _as_replicas(nodes: InProcessNodes, number: int) -> None:
     connection.close()
 
 
-def _urls(nodes: InProcessNodes) -> list[str]:
-    return ["--from", f"couchbase://{nodes.name(0)}/default", "--to", f"couchbase://{nodes.name(1)}/default"]
+def _urls(nodes: InProcessNodes, to: str | None = None) -> list[str]:
+    return ["--from", f"couchbase://{nodes.name(0)}/default", "--to", f"couchbase://{to or nodes.name(1)}/default"]
 
 
 def _seqnos(nodes: InProcessNodes, number: int) -> list[int]:
@@ -74,6 +77,52 @@ def test_once_copies_what_is_there(tmp_path: Path) -> None:
             assert json.loads(output)["changes"] == len(KEYS)
             assert _seqnos(nodes, 1) == _seqnos(nodes, 0)
             assert nodes.copies(0) == {0: "active", 1: "replica"}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("way", ["--once", "--takeover"])
+def test_it_ends_when_the_target_has_persisted_everything(tmp_path: Path, way: str) -> None:
+    """The last changes are on their way for a while: what the proxy has sent is not what the target has."""
+
+    def late(connection: int) -> list[Delay]:
+        return [Delay(Way.TO_SERVER, after_bytes, 0.3) for after_bytes in (8_000, 20_000)] if connection == 0 else []
+
+    async def run() -> None:
+        async with in_process(tmp_path, 1) as nodes:
+            await nodes.store(b"key-%d" % number for number in range(400))
+            await nodes.start_new(bare=True)
+            await _as_replicas(nodes, 1)
+            with FaultProxy(nodes.address(1).port, late) as slow:
+                before = _seqnos(nodes, 0)
+                code, _, errors = await _run(*_urls(nodes, f"127.0.0.1:{slow.port}"), way)
+                assert (code, errors) == (0, "")
+                assert _seqnos(nodes, 1) == before
+
+    asyncio.run(run())
+
+
+def test_a_target_that_does_not_persist_everything_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_STUCK_S_MAX", 0.5)
+
+    async def run() -> None:
+        async with in_process(tmp_path, 1) as nodes:
+            await nodes.store(b"key-%d" % number for number in range(400))
+            await nodes.start_new(bare=True)
+            await _as_replicas(nodes, 1)
+            with FaultProxy(nodes.address(1).port, lambda n: [Stall(Way.TO_SERVER, 20_000)] * (n == 0)) as stalled:
+                login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+                arguments = ["replicate", *_urls(nodes, f"127.0.0.1:{stalled.port}"), "--once"]
+                result = await asyncio.to_thread(CliRunner().invoke, main, arguments, env=login)
+            assert (result.exit_code, result.stdout) == (1, "")
+            behind = [number for number, seqno in enumerate(_seqnos(nodes, 0)) if _seqnos(nodes, 1)[number] < seqno]
+            vbuckets = f"{len(behind)} vbucket{'s' * (len(behind) > 1)}"
+            assert result.stderr.startswith(
+                f"Error: --to has not persisted all of {vbuckets}: the first is vbucket {behind[0]}, at seqno "
+                f"{_seqnos(nodes, 1)[behind[0]]} of {_seqnos(nodes, 0)[behind[0]]}. Look at the log of --to"
+            ), result.stderr
 
     asyncio.run(run())
 

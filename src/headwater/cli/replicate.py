@@ -20,12 +20,16 @@ from headwater.node.membership import PEER_FEATURES
 from headwater.node.replication.proxy import Proxy
 from headwater.phrases import counted
 from headwater.protocol.messages.dcp_streams import StreamEndReason, StreamFlags
+from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status
 
 _VBUCKET_MAX = 1023
 _SHOW_EVERY_S = 0.5
 _STREAMS_OPENING = 64
+_ASK_EVERY_S = 0.05
+_STUCK_S_MAX = 60.0
+"""How long the target may persist nothing of what was passed on to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,6 @@ class _Job:
     target_login: Login
     vbuckets: Sequence[VBucketId] | None
     flags: StreamFlags
-    ends: bool
     name: str
     as_json: bool
 
@@ -69,7 +72,10 @@ def replicate(
     on until it is interrupted, or ends by itself with --once or --takeover. At --to the vbuckets must be there as
     replicas (set-vbucket). The nodes of a cluster do all this by themselves: see `headwater cluster`.
 
-    The exit code is 0 when all is copied or handed over, 1 for a failure, 2 for a wrong command line and 130 after
+    With --once and --takeover the command ends when --to answers, for every vbucket, that it has persisted all that
+    was sent to it.
+
+    The exit code is 0 when --to has persisted everything, 1 for a failure, 2 for a wrong command line and 130 after
     Ctrl-C.
 
     \b
@@ -101,7 +107,6 @@ def replicate(
         target_login=logins[1],
         vbuckets=None if vbuckets is None else _parsed(vbuckets),
         flags=StreamFlags.TAKEOVER if takeover else StreamFlags.LATEST if once else StreamFlags(0),
-        ends=takeover or once,
         name=name,
         as_json=as_json,
     )
@@ -132,20 +137,56 @@ async def _run(job: _Job) -> None:
             together = vbuckets[at : at + _STREAMS_OPENING]
             await asyncio.gather(*(_add_stream(proxy, job, vbucket) for vbucket in together))
         reasons = await asyncio.gather(*(proxy.wait_for_end(vbucket) for vbucket in vbuckets))
+        failed = [vbucket for vbucket, reason in zip(vbuckets, reasons, strict=True) if reason != StreamEndReason.OK]
+        if failed:
+            raise HeadwaterError(
+                f"{counted(len(failed), 'stream')} ended too soon, the first of vbucket {failed[0]}",
+                hint="Look at where the vbuckets are active now",
+            )
+        # Before the connections are closed: what the target has not read by then would be lost.
+        await _wait_until_persisted(job, proxy)
     finally:
         shown.cancel()
         proxy.close()
-    failed = [vbucket for vbucket, reason in zip(vbuckets, reasons, strict=True) if reason != StreamEndReason.OK]
-    if failed:
-        raise HeadwaterError(
-            f"{counted(len(failed), 'stream')} ended too soon, the first of vbucket {failed[0]}",
-            hint="Look at where the vbuckets are active now",
-        )
     changes = sum(stream.changes for stream in proxy.streams.values())
     verb = "handed over" if StreamFlags.TAKEOVER in job.flags else "copied"
     members = {"vbuckets": len(vbuckets), "changes": changes, "bytes": proxy.passed_bytes}
     sentence = f"{counted(len(vbuckets), 'vbucket')} {verb}, {counted(changes, 'change')}"
     click.echo(json.dumps(members) if job.as_json else sentence)
+
+
+async def _wait_until_persisted(job: _Job, proxy: Proxy) -> None:
+    """Until the target says of every vbucket that it has persisted all that was passed on to it."""
+    connection = await AsyncKvConnection.open(job.target, job.target_login)
+    behind, seqnos = list(proxy.streams.values()), dict.fromkeys(proxy.streams, 0)
+    loop = asyncio.get_running_loop()
+    moved_s = loop.time()
+    try:
+        while True:
+            asked = connection.send(ObserveSeqno(vbucket=stream.vbucket, vbuuid=stream.vbuuid) for stream in behind)
+            answers = [(await answer)[-1].result() for answer in asked]
+            still_behind = []
+            for stream, answer in zip(behind, answers, strict=True):
+                # A vbucket that is not there, or not on this branch of history, has persisted nothing of it.
+                observed = answer if isinstance(answer, ObserveSeqnoResponse) else None
+                if observed is not None and observed.persisted_seqno > seqnos[stream.vbucket]:
+                    seqnos[stream.vbucket], moved_s = observed.persisted_seqno, loop.time()
+                if observed is None or not stream.is_persisted_at(observed):
+                    still_behind.append(stream)
+            behind = still_behind
+            if not behind:
+                return
+            proxy.check()
+            if loop.time() - moved_s > _STUCK_S_MAX:
+                first = behind[0]
+                raise HeadwaterError(
+                    f"--to has not persisted all of {counted(len(behind), 'vbucket')}: the first is vbucket "
+                    f"{first.vbucket}, at seqno {seqnos[first.vbucket]} of {first.seqno}",
+                    hint="Look at the log of --to, then run the command again: it goes on where --to is",
+                )
+            await asyncio.sleep(_ASK_EVERY_S)
+    finally:
+        connection.close()
 
 
 async def _add_stream(proxy: Proxy, job: _Job, vbucket: VBucketId) -> None:

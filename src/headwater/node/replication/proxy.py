@@ -1,9 +1,12 @@
 """The replication proxy: opens a producer and a consumer and passes bytes between them, in both directions.
 
-It is the consumer that asks for streams; the proxy has it do so (add-stream), and sees how the streams end. Everything
-else it leaves to the two. What the consumer says is passed on but for the answers to the proxy's own requests. What the
-producer says is passed on as it comes, of which only the headers are looked at, so that changes cost next to nothing
-here. A peer that does not read stops the reading from the other one.
+It is the consumer that asks for streams; the proxy has it do so (add-stream), and sees how far they go and how they
+end. Everything else it leaves to the two. What the consumer says is passed on but for the answers to the proxy's own
+requests. What the producer says is passed on as it comes; only headers and seqnos are looked at, so that changes cost
+next to nothing here. A peer that does not read stops the reading from the other one.
+
+A stream that has ended here has not ended at the consumer, which may still have to read and to store the last changes.
+So how far it is, the consumer has to be asked: `is_persisted_at`.
 """
 
 from __future__ import annotations
@@ -21,8 +24,18 @@ from headwater.errors import HeadwaterError
 from headwater.protocol.features import WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import HEADER_BYTES, FrameBuffer, decode_frame
 from headwater.protocol.messages import ErrorResponse, decode_message, refused
-from headwater.protocol.messages.dcp_streams import AddStream, Open, OpenFlags, StreamEnd, StreamEndReason, StreamFlags
-from headwater.protocol.numbers import VBucketId
+from headwater.protocol.messages.dcp_streams import (
+    AddStream,
+    Open,
+    OpenFlags,
+    StreamEnd,
+    StreamEndReason,
+    StreamFlags,
+    StreamRequest,
+    StreamRequestResponse,
+)
+from headwater.protocol.messages.vbuckets import ObserveSeqnoResponse
+from headwater.protocol.numbers import VBucketId, Vbuuid
 from headwater.protocol.values import Datatype
 
 PRODUCER_FLAGS = (
@@ -34,6 +47,13 @@ PRODUCER_FLAGS = (
 """A copy has all of a document. Without delete times, a real server sends expirations as deletions."""
 
 _CHANGES = frozenset({Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION})
+_SEQNO_AT: dict[int, int] = {
+    **dict.fromkeys((*_CHANGES, Opcode.DCP_PREPARE, Opcode.DCP_SYSTEM_EVENT, Opcode.DCP_SEQNO_ADVANCED), HEADER_BYTES),
+    # These have the seqno of their prepare first.
+    **dict.fromkeys((Opcode.DCP_COMMIT, Opcode.DCP_ABORT), HEADER_BYTES + 8),
+}
+"""Where in a frame its own seqno is."""
+_SEQNO_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -42,7 +62,20 @@ class StreamProgress:
 
     vbucket: VBucketId
     changes: int = 0
+    seqno: int = 0
+    """How far the consumer is once it has taken all that was passed on."""
+    vbuuid: Vbuuid = Vbuuid(0)
+    """The producer's branch of history, which the seqno is on."""
     ended: asyncio.Future[StreamEndReason] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def is_persisted_at(self, observed: ObserveSeqnoResponse) -> bool:
+        """Whether the consumer says that it has persisted all that was passed on.
+
+        It is asked for this branch of history. If it has begun another one, by a takeover, what counts is how far it
+        was on this one.
+        """
+        on_branch = observed.persisted_seqno if observed.last_received_seqno is None else observed.last_received_seqno
+        return min(observed.persisted_seqno, on_branch) >= self.seqno
 
 
 class Proxy:
@@ -54,6 +87,8 @@ class Proxy:
         self._source = source
         self._target = target
         self._answers: dict[int, asyncio.Future[object]] = {}
+        self._requested: dict[int, StreamProgress] = {}
+        """By the opaques of the consumer's stream requests."""
         self._opaque = 0
         self._from_target = FrameBuffer()
         self._headers = _HeaderScan()
@@ -88,7 +123,7 @@ class Proxy:
 
     async def add_stream(self, vbucket: VBucketId, flags: StreamFlags) -> StreamProgress:
         """Have the consumer ask for a stream. A refusal of either side is raised as its error."""
-        self._check()
+        self.check()
         progress = self.streams[vbucket] = StreamProgress(vbucket)
         self._opaque += 1
         opaque = self._opaque
@@ -108,7 +143,7 @@ class Proxy:
 
     async def wait_for_end(self, vbucket: VBucketId) -> StreamEndReason:
         """Until a stream has ended by itself."""
-        self._check()
+        self.check()
         return await self.streams[vbucket].ended
 
     def close(self) -> None:
@@ -122,7 +157,8 @@ class Proxy:
         for answer in self._answers.values():
             answer.cancel()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises what has ended one of the connections, and with it both."""
         if self._failure is not None:
             raise self._failure
 
@@ -134,13 +170,18 @@ class Proxy:
         for frame in self._headers.receive(data, self._count):
             decoded = decode_frame(frame)
             assert decoded is not None, "the scan gives whole frames"
-            end = decode_message(decoded[0], WITH_COLLECTIONS)
-            assert isinstance(end, StreamEnd)
-            self._end(end)
+            match decode_message(decoded[0], WITH_COLLECTIONS):
+                case StreamEnd() as end:
+                    self._end(end)
+                case StreamRequestResponse(rollback_seqno=None) as answer if answer.opaque in self._requested:
+                    # The newest entry comes first.
+                    self._requested[answer.opaque].vbuuid = answer.failover_log[0].vbuuid
 
-    def _count(self, opcode: int, vbucket: int) -> None:
-        if opcode in _CHANGES and vbucket in self.streams:
-            self.streams[VBucketId(vbucket)].changes += 1
+    def _count(self, opcode: int, vbucket: int, seqno: int) -> None:
+        progress = self.streams.get(VBucketId(vbucket))
+        if progress is not None:
+            progress.seqno = seqno
+            progress.changes += opcode in _CHANGES
 
     def _end(self, end: StreamEnd) -> None:
         progress = self.streams.get(end.vbucket)
@@ -153,8 +194,14 @@ class Proxy:
         for frame in self._from_target.frames():
             if frame.opcode == Opcode.DCP_ADD_STREAM and frame.magic is Magic.RESPONSE:
                 self._on_answer(frame.opaque, decode_message(frame, WITH_COLLECTIONS))
-            else:
-                passed += frame.encode()
+                continue
+            if frame.opcode == Opcode.DCP_STREAM_REQUEST and frame.specific in self.streams:
+                request = decode_message(frame, WITH_COLLECTIONS)
+                assert isinstance(request, StreamRequest)
+                progress = self._requested[frame.opaque] = self.streams[request.vbucket]
+                # Lower than before where the consumer was rolled back.
+                progress.seqno = request.start_seqno
+            passed += frame.encode()
         self._source.write(bytes(passed))
 
     def _on_answer(self, opaque: int, answer: object) -> None:
@@ -208,16 +255,17 @@ class _Side:
 
 
 class _HeaderScan:
-    """Finds the frames in bytes that come in pieces, by their headers alone."""
+    """Finds the frames in bytes that come in pieces, by their headers and seqnos alone."""
 
     def __init__(self) -> None:
         self._held = b""
-        """The beginning of a header, or of a frame that is wanted whole."""
+        """The beginning of a header, or of what is wanted of a frame."""
         self._skip_bytes = 0
         """What is still to come of a frame that is not wanted."""
 
-    def receive(self, data: bytes, count: Callable[[int, int], None]) -> Iterator[bytes]:
-        """The stream-ends among the frames, whole. All frames are counted, by opcode and vbucket."""
+    def receive(self, data: bytes, count: Callable[[int, int, int], None]) -> Iterator[bytes]:
+        """The ends of streams and the answers to requests for them, whole. What has a seqno is counted: opcode,
+        vbucket, seqno."""
         if self._skip_bytes >= len(data):
             self._skip_bytes -= len(data)
             return
@@ -225,11 +273,17 @@ class _HeaderScan:
         at, self._skip_bytes, self._held = self._skip_bytes, 0, b""
         while len(data) - at >= HEADER_BYTES:
             opcode, end = data[at + 1], at + HEADER_BYTES + int.from_bytes(data[at + 8 : at + 12])
-            if opcode == Opcode.DCP_STREAM_END and data[at] != Magic.RESPONSE:
+            seqno_at = _SEQNO_AT.get(opcode)
+            if seqno_at is not None and data[at] != Magic.RESPONSE:
+                seqno_end = at + seqno_at + _SEQNO_BYTES
+                if seqno_end > len(data):
+                    break
+                seqno = int.from_bytes(data[seqno_end - _SEQNO_BYTES : seqno_end])
+                count(opcode, int.from_bytes(data[at + 6 : at + 8]), seqno)
+            elif opcode in (Opcode.DCP_STREAM_END, Opcode.DCP_STREAM_REQUEST):
                 if end > len(data):
                     break
                 yield data[at:end]
-            count(opcode, int.from_bytes(data[at + 6 : at + 8]))
             at = end
         if at > len(data):
             self._skip_bytes = at - len(data)
