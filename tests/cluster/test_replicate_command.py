@@ -23,6 +23,7 @@ from headwater.protocol.numbers import VBucketId
 from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process
 from support.fault_proxy import Delay, FaultProxy, Stall, Way
 from support.node_process import PASSWORD, USER
+from support.strict_server import V7_0_5, V8_0_2, ServerVersion, StrictServer
 
 KEYS = [b"key-%d" % number for number in range(40)]
 FOLLOWED_S_MAX = 60.0
@@ -57,8 +58,9 @@ async def _as_replicas(nodes: InProcessNodes, number: int) -> None:
     connection.close()
 
 
-def _urls(nodes: InProcessNodes, to: str | None = None) -> list[str]:
-    return ["--from", f"couchbase://{nodes.name(0)}/default", "--to", f"couchbase://{to or nodes.name(1)}/default"]
+def _urls(nodes: InProcessNodes, *, source: str | None = None, target: str | None = None) -> list[str]:
+    names = {"--from": source or nodes.name(0), "--to": target or nodes.name(1)}
+    return [part for option, name in names.items() for part in (option, f"couchbase://{name}/default")]
 
 
 def _seqnos(nodes: InProcessNodes, number: int) -> list[int]:
@@ -66,14 +68,20 @@ def _seqnos(nodes: InProcessNodes, number: int) -> list[int]:
     return list(map(int, seqnos))
 
 
-def test_once_copies_what_is_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [V7_0_5, V8_0_2], ids=lambda version: version.name)
+def test_once_copies_what_is_there(tmp_path: Path, version: ServerVersion) -> None:
+    """Between nodes that refuse what real servers of this version refuse."""
+
     async def run() -> None:
         async with in_process(tmp_path, 1) as nodes:
             await nodes.store(KEYS)
             await nodes.start_new(bare=True)
             await _as_replicas(nodes, 1)
-            code, output, errors = await _run(*_urls(nodes), "--once", "--json")
-            assert (code, errors) == (0, "")
+            strict = [StrictServer(nodes.address(number), version) for number in (0, 1)]
+            async with strict[0] as source, strict[1] as target:
+                urls = _urls(nodes, source=str(source.address), target=str(target.address))
+                code, output, errors = await _run(*urls, "--once", "--json")
+            assert (code, errors, source.faults + target.faults) == (0, "", [])
             assert json.loads(output)["changes"] == len(KEYS)
             assert _seqnos(nodes, 1) == _seqnos(nodes, 0)
             assert nodes.copies(0) == {0: "active", 1: "replica"}
@@ -95,7 +103,7 @@ def test_it_ends_when_the_target_has_persisted_everything(tmp_path: Path, way: s
             await _as_replicas(nodes, 1)
             with FaultProxy(nodes.address(1).port, late) as slow:
                 before = _seqnos(nodes, 0)
-                code, _, errors = await _run(*_urls(nodes, f"127.0.0.1:{slow.port}"), way)
+                code, _, errors = await _run(*_urls(nodes, target=f"127.0.0.1:{slow.port}"), way)
                 assert (code, errors) == (0, "")
                 assert _seqnos(nodes, 1) == before
 
@@ -114,7 +122,7 @@ def test_a_target_that_does_not_persist_everything_is_a_failure(
             await _as_replicas(nodes, 1)
             with FaultProxy(nodes.address(1).port, lambda n: [Stall(Way.TO_SERVER, 20_000)] * (n == 0)) as stalled:
                 login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
-                arguments = ["replicate", *_urls(nodes, f"127.0.0.1:{stalled.port}"), "--once"]
+                arguments = ["replicate", *_urls(nodes, target=f"127.0.0.1:{stalled.port}"), "--once"]
                 result = await asyncio.to_thread(CliRunner().invoke, main, arguments, env=login)
             assert (result.exit_code, result.stdout) == (1, "")
             behind = [number for number, seqno in enumerate(_seqnos(nodes, 0)) if _seqnos(nodes, 1)[number] < seqno]

@@ -1,4 +1,4 @@
-"""Copies, takeovers and durable writes with nodes that are as strict as a 7.0.5 server, on either side."""
+"""Copies, takeovers and durable writes with nodes that are as strict as real servers, on either side."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from headwater.protocol.messages.dcp_changes import (
     Abort,
     Commit,
     Deletion,
+    Mutation,
     Prepare,
     SeqnoAcknowledged,
+    SeqnoAdvanced,
     SnapshotFlags,
     SnapshotMarker,
 )
@@ -32,6 +34,7 @@ from headwater.protocol.messages.dcp_streams import (
     OpenFlags,
     StreamEndReason,
     StreamFlags,
+    StreamRequest,
     VBucketState,
 )
 from headwater.protocol.messages.documents import Delete, Get, Set
@@ -42,7 +45,7 @@ from headwater.store.bucket import Bucket
 from headwater.store.settling import settle_now
 from support.clusters import LOGIN, InProcessNodes, in_process
 from support.replication_world import documents
-from support.strict_server import HungUp, Refused, StrictConnection, StrictServer
+from support.strict_server import V7_0_5, V8_0_2, HungUp, Refused, ServerVersion, StrictConnection, StrictServer
 
 VBUCKET = VBucketId(0)
 PLACE: dict[str, Any] = {"vbucket": VBUCKET, "collection_id": DEFAULT_COLLECTION}
@@ -89,11 +92,16 @@ class Pair:
                 await asyncio.sleep(0.01)
 
 
+VERSIONS = pytest.mark.parametrize("version", [V7_0_5, V8_0_2], ids=lambda version: version.name)
+
+
 @asynccontextmanager
-async def strict_pair(folder: Path) -> AsyncIterator[Pair]:
+async def strict_pair(folder: Path, version: ServerVersion) -> AsyncIterator[Pair]:
     async with in_process(folder, 1) as nodes, AsyncExitStack() as stack:
         await nodes.start_new(bare=True)
-        source, target = [await stack.enter_async_context(StrictServer(nodes.address(number))) for number in (0, 1)]
+        source, target = [
+            await stack.enter_async_context(StrictServer(nodes.address(number), version)) for number in (0, 1)
+        ]
         writer, reader = [await AsyncKvConnection.open(nodes.address(number), LOGIN) for number in (0, 1)]
         await reader.request(SetVBucket(vbucket=VBUCKET, state=VBucketState.REPLICA))
         yield Pair(nodes, source, target, writer, reader)
@@ -103,12 +111,13 @@ async def strict_pair(folder: Path) -> AsyncIterator[Pair]:
         reader.close()
 
 
+@VERSIONS
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_copies_of_all_that_durable_writes_leave(tmp_path: Path, on_disk: bool) -> None:
+def test_copies_of_all_that_durable_writes_leave(tmp_path: Path, on_disk: bool, version: ServerVersion) -> None:
     """A copy that follows, and one that begins from nothing when a write is pending; it is committed by that."""
 
     async def run() -> None:
-        async with strict_pair(tmp_path) as pair:
+        async with strict_pair(tmp_path, version) as pair:
             await pair.set_topology(str(pair.target.address))
             proxy = await pair.proxy()
             await proxy.add_stream(VBUCKET, StreamFlags(0))
@@ -134,9 +143,10 @@ def test_copies_of_all_that_durable_writes_leave(tmp_path: Path, on_disk: bool) 
     asyncio.run(run())
 
 
-def test_a_takeover_with_a_write_that_is_pending(tmp_path: Path) -> None:
+@VERSIONS
+def test_a_takeover_with_a_write_that_is_pending(tmp_path: Path, version: ServerVersion) -> None:
     async def run() -> None:
-        async with strict_pair(tmp_path) as pair:
+        async with strict_pair(tmp_path, version) as pair:
             await pair.write(b"a")
             await pair.set_topology("no copy")
             pending = asyncio.create_task(pair.write(b"d", infos=MAJORITY))
@@ -172,18 +182,23 @@ async def write_all_kinds(pair: Pair) -> None:
 # --- the checker itself -------------------------------------------------------------------------------------------
 
 NAMED = b'{"consumer_name":"n"}'
-FAULTS: dict[str, tuple[list[Request], str]] = {
-    "a value that is not JSON": ([Open(key=b"s", flags=OpenFlags(0), value=NAMED)], "datatype 0"),
-    "a name for a producer": ([Open(key=b"s", value=NAMED, datatype=Datatype.JSON)], "to a producer"),
-    "a fraction": ([Open(key=b"s"), Control(key=b"set_noop_interval", value=b"0.5")], "0.5"),
-    "an acknowledgement": ([Open(key=b"s"), SeqnoAcknowledged(prepared_seqno=Seqno(1))], "never streamed"),
+FAULTS: dict[str, tuple[ServerVersion, list[Request], str]] = {
+    "a value that is not JSON": (V7_0_5, [Open(key=b"s", flags=OpenFlags(0), value=NAMED)], "datatype 0"),
+    "a name for a producer": (V7_0_5, [Open(key=b"s", value=NAMED, datatype=Datatype.JSON)], "to a producer"),
+    "a control before the open": (V8_0_2, [Control(key=b"enable_noop", value=b"true")], "not for a producer"),
+    "a fraction": (V7_0_5, [Open(key=b"s"), Control(key=b"set_noop_interval", value=b"0.5")], "0.5"),
+    "an older marker": (V8_0_2, [Open(key=b"s"), Control(key=b"max_marker_version", value=b"2.0")], "2.0"),
+    "a stream without noops": (V8_0_2, [Open(key=b"s"), StreamRequest(end_seqno=Seqno(1))], "before noops"),
+    "an acknowledgement": (V7_0_5, [Open(key=b"s"), SeqnoAcknowledged(prepared_seqno=Seqno(1))], "never streamed"),
 }
 
 
-@pytest.mark.parametrize(("requests", "fault"), FAULTS.values(), ids=FAULTS)
-def test_what_7_0_5_refuses_is_found(tmp_path: Path, requests: list[Request], fault: str) -> None:
+@pytest.mark.parametrize(("version", "requests", "fault"), FAULTS.values(), ids=FAULTS)
+def test_what_a_server_refuses_is_found(
+    tmp_path: Path, version: ServerVersion, requests: list[Request], fault: str
+) -> None:
     async def run() -> None:
-        async with in_process(tmp_path, 1) as nodes, StrictServer(nodes.address(0)) as strict:
+        async with in_process(tmp_path, 1) as nodes, StrictServer(nodes.address(0), version) as strict:
             connection = await AsyncKvConnection.open(strict.address, LOGIN)
             *good, bad = requests
             for request in good:
@@ -201,42 +216,91 @@ def _frame(message: Request) -> Frame:
     return decode_frames(message.encode())[0]
 
 
+def _set(seqno: int, key: bytes = b"\0k", **fields: Any) -> Mutation:
+    return Mutation(seqno=Seqno(seqno), rev_seqno=1, key=key, **fields)
+
+
 def _prepare(seqno: int) -> Prepare:
     return Prepare(seqno=Seqno(seqno), rev_seqno=1, durability=DurabilityLevel.MAJORITY, key=b"\0k")
 
 
-def _marker(flags: SnapshotFlags, **fields: Any) -> SnapshotMarker:
-    return SnapshotMarker(start_seqno=Seqno(1), end_seqno=Seqno(9), flags=flags, **fields)
+def _commit(seqno: int) -> Commit:
+    return Commit(prepared_seqno=Seqno(seqno - 1), commit_seqno=Seqno(seqno), key=b"\0k")
 
 
-V2 = {"max_visible_seqno": Seqno(1), "high_completed_seqno": Seqno(0)}
-BAD_STREAMS: dict[str, list[Request]] = {
-    "a disk marker of version 1": [_marker(SnapshotFlags.DISK)],
-    "a marker with history": [_marker(SnapshotFlags.MEMORY | SnapshotFlags.HISTORY, **V2)],
-    "a marker 2.2": [
-        _marker(SnapshotFlags.DISK, **V2, high_prepared_seqno=Seqno(0), purge_seqno=Seqno(0)),
-    ],
-    "a short deletion": [
-        _marker(SnapshotFlags.MEMORY, **V2),
-        Deletion(seqno=Seqno(1), rev_seqno=1, key=b"\0k"),
-    ],
-    "a commit from disk": [
-        _marker(SnapshotFlags.DISK, **V2),
-        _prepare(1),
-        Commit(prepared_seqno=Seqno(1), commit_seqno=Seqno(2), key=b"\0k"),
-    ],
-    "an abort with its prepare": [
-        _marker(SnapshotFlags.MEMORY, **V2),
-        _prepare(1),
-        Abort(prepared_seqno=Seqno(1), abort_seqno=Seqno(2), key=b"\0k"),
-    ],
+def _marker(flags: int, start: int = 1, end: int = 9, **fields: Any) -> SnapshotMarker:
+    return SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(end), flags=SnapshotFlags(flags), **fields)
+
+
+def _v2(flags: int, start: int = 1, end: int = 9, **fields: Any) -> SnapshotMarker:
+    return _marker(flags, start, end, max_visible_seqno=Seqno(1), high_completed_seqno=Seqno(0), **fields)
+
+
+def _v2_2(flags: int, high_prepared_seqno: int, start: int = 1) -> SnapshotMarker:
+    return _v2(flags, start, purge_seqno=Seqno(0), high_prepared_seqno=Seqno(high_prepared_seqno))
+
+
+BOTH = (V7_0_5, V8_0_2)
+BAD_STREAMS: dict[str, tuple[tuple[ServerVersion, ...], list[Request]]] = {
+    "a disk marker of version 1": (BOTH, [_marker(0x06)]),
+    "a marker with history": ((V7_0_5,), [_v2(0x31)]),
+    "a marker with unknown flags": (BOTH, [_v2(0x41)]),
+    "a marker of memory and disk": (BOTH, [_v2(0x07)]),
+    "a marker 2.2": ((V7_0_5,), [_v2_2(0x06, 0)]),
+    "a high prepared seqno in memory": (BOTH, [_v2_2(0x05, 3)]),
+    "a high prepared seqno from before": (BOTH, [_v2_2(0x06, 3, start=4)]),
+    "a short deletion": (BOTH, [_v2(0x05), Deletion(seqno=Seqno(1), rev_seqno=1, key=b"\0k")]),
+    "a deletion with a body": (
+        BOTH,
+        [_v2(0x05), Deletion(seqno=Seqno(1), rev_seqno=1, delete_time=1, key=b"\0k", value=b"{}")],
+    ),
+    "snappy that was not agreed on": (BOTH, [_v2(0x05), _set(1, datatype=Datatype.SNAPPY, value=b"\1\0{")]),
+    "an unknown datatype": (BOTH, [_v2(0x05), _set(1, datatype=Datatype(0x08))]),
+    "a seqno behind the snapshot": (BOTH, [_v2(0x05), _set(10)]),
+    "a seqno twice": (BOTH, [_v2(0x05), _set(1), _set(1, b"\0other")]),
+    "a commit from disk": (BOTH, [_v2(0x06), _prepare(1), _commit(2)]),
+    "an abort with its prepare": (
+        BOTH,
+        [_v2(0x05), _prepare(1), Abort(prepared_seqno=Seqno(1), abort_seqno=Seqno(2), key=b"\0k")],
+    ),
+    "a second durable write in one checkpoint": (
+        BOTH,
+        [_v2(0x05, 1, 1), _prepare(1), _v2(0x01, 2, 2), _commit(2), _v2(0x01, 3, 3), _prepare(3)],
+    ),
+    "a change behind a commit in one checkpoint": (
+        BOTH,
+        [_v2(0x05, 1, 2), _prepare(1), _commit(2), _v2(0x01, 3, 3), _set(3)],
+    ),
+    "a seqno-advanced": (BOTH, [_v2(0x05), SeqnoAdvanced(seqno=Seqno(2))]),
 }
 
 
-@pytest.mark.parametrize("messages", BAD_STREAMS.values(), ids=BAD_STREAMS)
-def test_what_a_7_0_5_consumer_does_not_take_is_found(messages: list[Request]) -> None:
-    connection = StrictConnection(collections=True, is_consumer=True, sync_writes=True)
+@pytest.mark.parametrize(("versions", "messages"), BAD_STREAMS.values(), ids=BAD_STREAMS)
+def test_what_a_consumer_does_not_take_is_found(versions: tuple[ServerVersion, ...], messages: list[Request]) -> None:
     *good, bad = map(_frame, messages)
-    assert all(connection.check_from_peer(frame) for frame in good)
-    with pytest.raises((Refused, HungUp)):
-        connection.check_from_peer(bad)
+    for version in BOTH:
+        connection = StrictConnection(version, frozenset({0x06, 0x0B, 0x12}), is_open=True, is_consumer=True)
+        connection.controls[b"enable_sync_writes"] = b"true"
+        connection.check_from_node(_frame(StreamRequest(end_seqno=Seqno(100))))
+        assert all(connection.check_from_peer(frame) for frame in good)
+        if version in versions:
+            with pytest.raises((Refused, HungUp)):
+                connection.check_from_peer(bad)
+        else:
+            assert connection.check_from_peer(bad)
+
+
+@pytest.mark.parametrize(
+    ("acknowledged", "is_taken"), [((1, 2), True), ((2, 1), False), ((2, 2), False), ((3,), False)]
+)
+def test_acknowledgements_that_repeat_are_found(acknowledged: tuple[int, ...], is_taken: bool) -> None:
+    connection = StrictConnection(V7_0_5, frozenset({0x12}), is_open=True)
+    connection.controls |= {b"enable_noop": b"true", b"enable_sync_writes": b"true"}
+    connection.check_from_peer(_frame(StreamRequest(end_seqno=Seqno(100))))
+    connection.check_from_node(_frame(_prepare(2)))
+    frames = [_frame(SeqnoAcknowledged(prepared_seqno=Seqno(seqno))) for seqno in acknowledged]
+    if is_taken:
+        assert all(map(connection.check_from_peer, frames))
+    else:
+        with pytest.raises(HungUp):
+            list(map(connection.check_from_peer, frames))

@@ -9,7 +9,8 @@ import pytest
 
 # The node in a process without sockets, which the tests of the key-value front end use as well.
 from support.dcp_world import World
-from support.replication_world import make_replica
+from support.replication_world import Link, make_replica
+from support.strict_server import V7_0_5, V8_0_2
 
 
 @pytest.fixture
@@ -19,9 +20,10 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-@pytest.fixture
-def replica(tmp_path: Path) -> Iterator[World]:
-    """A second node, all of whose vbuckets are copies."""
+@pytest.fixture(params=["8.0.2", "7.0.5"])
+def replica(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A second node, all of whose vbuckets are copies. What passes between the two, real servers would take."""
+    monkeypatch.setattr(Link, "version", {"8.0.2": V8_0_2, "7.0.5": V7_0_5}[request.param])
     replica = World(tmp_path / "replica")
     make_replica(replica)
     yield replica

@@ -40,7 +40,7 @@ from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, CollectionId, Se
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
 from support.dcp_world import COLLECTIONS, PLAIN, PURGE_ALL, VBUCKET, World, brief
-from support.replication_world import Link, Receiver, change_log, documents
+from support.replication_world import WITH_EVERY_VERSION, Link, Receiver, change_log, documents
 
 LOG = (FailoverEntry(vbuuid=Vbuuid(0xFEED), seqno=Seqno(0)),)
 HISTORY = SnapshotFlags.MEMORY | SnapshotFlags.HISTORY | SnapshotFlags.MAY_CONTAIN_DUPLICATES
@@ -98,6 +98,7 @@ def _set(seqno: int, key: str = "k", **fields: Any) -> Mutation:
 # --- copies -------------------------------------------------------------------------------------------------------
 
 
+@WITH_EVERY_VERSION
 def test_a_copy_gets_everything_that_is_there_and_everything_that_comes(world: World, replica: World) -> None:
     world.store("a", "b", "a")
     link = Link(world, replica)
@@ -110,6 +111,7 @@ def test_a_copy_gets_everything_that_is_there_and_everything_that_comes(world: W
     assert documents(replica.bucket) == documents(world.bucket)
 
 
+@WITH_EVERY_VERSION
 def test_a_copy_has_all_kinds_of_changes_byte_by_byte(world: World, replica: World) -> None:
     manifest = world.set_manifest(Manifest().with_scope("s").with_collection("s", "c", max_ttl_s=50, history=True))
     collection = manifest.find("s", "c")
@@ -118,7 +120,8 @@ def test_a_copy_has_all_kinds_of_changes_byte_by_byte(world: World, replica: Wor
     world.put("a", value=b"\x00\x01", datatype=Datatype.RAW, expiry=2_000_000_000)
     world.put("a", value=xattrs, datatype=Datatype.XATTR)
     world.put("in c", collection=collection.id)
-    world.remove("a", value=xattrs, datatype=Datatype.XATTR)
+    left = encode_xattrs(ValueParts(xattrs={"_sync": b"1", "mine": b"{}"}, body=b""))
+    world.remove("a", value=left, datatype=Datatype.XATTR)
     world.put("e", "empty", value=b"")
     world.remove("e", expired=True)
     link = Link(world, replica)
@@ -131,6 +134,7 @@ def test_a_copy_has_all_kinds_of_changes_byte_by_byte(world: World, replica: Wor
     assert replica.bucket.vbuckets.superseded[0] == world.bucket.vbuckets.superseded[0]
 
 
+@WITH_EVERY_VERSION
 def test_a_copy_is_the_same_after_a_restart(world: World, replica: World) -> None:
     world.put("a", "b", "a")
     world.remove("b")
@@ -148,6 +152,7 @@ def test_a_copy_is_the_same_after_a_restart(world: World, replica: World) -> Non
     assert change_log(replica.bucket) == change_log(world.bucket)
 
 
+@WITH_EVERY_VERSION
 def test_what_was_compacted_at_the_source_does_not_come(world: World, replica: World) -> None:
     world.put("a", "b", "a")
     world.remove("b")
@@ -459,6 +464,7 @@ def test_what_could_not_be_stored_is_not_acknowledged(stream: Scripted) -> None:
 # --- bytes --------------------------------------------------------------------------------------------------------
 
 
+@WITH_EVERY_VERSION
 def test_any_split_of_the_bytes_gives_the_same_copy(world: World, replica: World) -> None:
     world.put("a", "b", "a")
     world.remove("b")
@@ -493,6 +499,7 @@ def test_the_producers_end_of_the_link_sees_the_refusal(world: World, replica: W
     assert link.producer.is_closed
 
 
+@WITH_EVERY_VERSION
 def test_brief_of_what_a_copy_is_sent(world: World, replica: World) -> None:
     """History snapshots: every version comes, so that a rollback can be exact."""
     world.store("a", "a", "b", "a")

@@ -9,7 +9,7 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, Seqno
 from headwater.protocol.values import Datatype
 from support.dcp_world import COLLECTIONS, VBUCKET, World, brief
-from support.replication_world import Link, change_log, documents
+from support.replication_world import WITH_EVERY_VERSION, Link, change_log, documents
 
 
 def _facts(world: World):  # type: ignore[no-untyped-def]
@@ -107,6 +107,7 @@ def test_a_promoted_copy_tells_of_a_collection_that_was_dropped_meanwhile(world:
     ]
 
 
+@WITH_EVERY_VERSION
 def test_a_promoted_copy_that_has_heard_of_everything_tells_nothing(world: World, replica: World) -> None:
     world.set_manifest(Manifest().with_scope("s").with_collection("s", "c", history=True))
     link = Link(world, replica)

@@ -21,7 +21,7 @@ from headwater.protocol.messages.dcp_streams import (
 from headwater.protocol.numbers import Seqno, Vbuuid
 from headwater.protocol.status import Status
 from support.dcp_world import KEEP_NOTHING, VBUCKET, World, brief, of_type
-from support.replication_world import Link, Receiver, change_log, documents, make_replica
+from support.replication_world import WITH_EVERY_VERSION, Link, Receiver, change_log, documents, make_replica
 
 
 def _rollbacks(messages: list[Message]) -> list[int]:
@@ -41,6 +41,7 @@ def _fail_over(world: World, to_seqno: int) -> None:
     world.commit()
 
 
+@WITH_EVERY_VERSION
 def test_a_copy_that_is_ahead_is_taken_back_exactly(world: World, replica: World) -> None:
     world.store("a", "b", "a", "c", "b")
     link = _joined(world, replica)
@@ -57,6 +58,7 @@ def test_a_copy_that_is_ahead_is_taken_back_exactly(world: World, replica: World
     assert (0, b"c") not in documents(replica.bucket)
 
 
+@WITH_EVERY_VERSION
 def test_before_the_history_window_a_copy_starts_again_from_nothing(world: World, replica: World) -> None:
     world.store("a", "b", "a", "c", "b")
     link = _joined(world, replica)
@@ -184,6 +186,7 @@ def _demand(receiver: Receiver, request: StreamRequest, seqno: int) -> list[Mess
     return receiver.received()
 
 
+@WITH_EVERY_VERSION
 def test_rollback_again_and_again(world: World, replica: World) -> None:
     world.store("a", "b", "c", "d")
     _joined(world, replica).cut()

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from headwater.protocol.frames import DurabilityLevel, decode_frames, durability
+from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import Request, Response
 from headwater.protocol.messages.dcp_changes import (
     Abort,
@@ -182,7 +183,7 @@ def test_nothing_is_acknowledged_twice_on_a_stream(linked: Link) -> None:
 def test_a_disk_snapshot_is_acknowledged_by_the_high_prepared_seqno_that_its_marker_names(
     linked: Link, prepares: tuple[int, ...], acknowledged: int
 ) -> None:
-    """As recorded from an 8.0.2 consumer. Without it, as recorded from 7.0.5, the end of the snapshot is acknowledged."""
+    """As recorded from an 8.0.2 consumer. Without one, as recorded from 7.0.5, it is the end of the snapshot."""
     marker = SnapshotMarker(
         start_seqno=Seqno(0), end_seqno=Seqno(10), flags=SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT,
         max_visible_seqno=Seqno(10), high_completed_seqno=Seqno(3), purge_seqno=Seqno(2), high_prepared_seqno=Seqno(4),
@@ -191,6 +192,21 @@ def test_a_disk_snapshot_is_acknowledged_by_the_high_prepared_seqno_that_its_mar
     facts = linked.target.bucket.vbuckets.facts[VBUCKET]
     assert facts is not None
     assert facts.purge_seqno == 2
+
+
+def test_the_end_of_a_snapshot_comes_though_its_collection_is_dropped(linked: Link) -> None:
+    """A real replica takes no seqno-advanced."""
+    manifest = linked.source.set_manifest(Manifest().with_collection("_default", "c"))
+    collection = manifest.find("_default", "c")
+    assert collection is not None
+    linked.run()
+    linked.source.write("late", collection=collection.id)
+    linked.source.bucket.set_manifest(manifest.without_collection("_default", "c"))
+    while linked.step():
+        pass
+    assert linked.target.high_seqno() == 2
+    linked.run()
+    assert linked.target.high_seqno() == 3
 
 
 # --- failures -----------------------------------------------------------------------------------------------------

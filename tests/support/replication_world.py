@@ -1,13 +1,16 @@
 """Two nodes, and what stands between them: a proxy that passes bytes from a producer connection to a consumer one.
 
 No sockets, clocks that stand still, nothing durable unless a test says so or lets the link run. What the proxy itself
-asked for, such as add-stream, it keeps the answers to; everything else goes to the other side as it is.
+asked for, such as add-stream, it keeps the answers to; everything else goes to the other side as it is, if a real
+server there would take it (`support.strict_server`).
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+import pytest
 
 from headwater.errors import RemoteProtocolError
 from headwater.node.consumer.connection import ConsumerConnection
@@ -16,7 +19,7 @@ from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
 from headwater.protocol.frames import DurabilityLevel, Frame, decode_frames, durability
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.base import Message, PlainResponse, Request, Response
+from headwater.protocol.messages.base import ErrorResponse, Message, PlainResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import SeqnoAcknowledged
 from headwater.protocol.messages.dcp_streams import (
     AddStream,
@@ -36,6 +39,7 @@ from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from support.dcp_world import COLLECTIONS, VBUCKET, Consumer, World
 from support.kv_harness import Client, drive
+from support.strict_server import V8_0_2, ServerVersion, StrictConnection
 
 PRODUCER_FLAGS = (
     OpenFlags.PRODUCER
@@ -46,6 +50,8 @@ PRODUCER_FLAGS = (
 """Without any of these a copy would not hold all that the source does."""
 NO_STREAM_FLAGS = StreamFlags(0)
 ROUNDS_MAX = 1000
+WITH_EVERY_VERSION = pytest.mark.parametrize("replica", ["8.0.2"], indirect=True)
+"""For tests of copies that hold every version of a document: 7.0.5 has no change streams."""
 _PROXY_OPCODES = frozenset({Opcode.DCP_ADD_STREAM, Opcode.DCP_CLOSE_STREAM, Opcode.DCP_GET_FAILOVER_LOG})
 
 
@@ -111,7 +117,12 @@ class Receiver:
 
 
 class Link:
-    """A producer connection of one node joined to a consumer connection of another."""
+    """A producer connection of one node joined to a consumer connection of another.
+
+    What real servers of `version` refuse on either side is raised.
+    """
+
+    version: ServerVersion = V8_0_2
 
     def __init__(self, source: World, target: World, *, name: str = "replication", value: bytes = b"") -> None:
         self.source = source
@@ -122,6 +133,9 @@ class Link:
         self.receiver = Receiver(target, name=name)
         self.producer: Consumer = source.consumer(flags=PRODUCER_FLAGS, features=COLLECTIONS, name=name)
         self.receiver.open(value=value)
+        features = frozenset(map(int, COLLECTIONS))
+        self._strict_source = StrictConnection(self.version, features, is_open=True)
+        self._strict_target = StrictConnection(self.version, features, is_open=True, is_consumer=True)
 
     def add_stream(self, vbucket: int = VBUCKET, flags: StreamFlags = NO_STREAM_FLAGS, opaque: int = 1) -> None:
         self.receiver.send(AddStream(vbucket=VBucketId(vbucket), flags=flags, opaque=opaque))
@@ -183,12 +197,18 @@ class Link:
             data += session.dcp.produce(bytes_max)
         frames = decode_frames(data)
         self.passed += [decode_message(frame, self.producer.negotiated) for frame in frames]
+        for frame in frames:
+            self._strict_source.check_from_node(frame)
+            self._strict_target.check_from_peer(frame)
         return b"".join(f.encode() for f in frames if f.magic.is_request or f.opcode not in _PROXY_OPCODES)
 
     def _from_receiver(self) -> bytes:
         data = b""
         for frame in self.receiver.frames():
-            if frame.magic.is_request or frame.opcode not in _PROXY_OPCODES:
+            if not (self._strict_target.check_from_node(frame) and self._strict_source.check_from_peer(frame)):
+                refusal = ErrorResponse(opcode=Opcode(frame.opcode), opaque=frame.opaque, status=Status.EINVAL)
+                self.receiver.send(refusal)
+            elif frame.magic.is_request or frame.opcode not in _PROXY_OPCODES:
                 data += frame.encode()
             else:
                 self.answers.append(decode_message(frame, self.receiver.negotiated))

@@ -48,6 +48,8 @@ class Snapshot:
     listed: Column = field(default_factory=lambda: NO_SEQNOS)
     """Seqnos, ascending."""
     listing: Listing = Listing.NOTHING
+    keeps_dropped_collections: bool = False
+    """It holds what is in collections that were dropped meanwhile: the drop comes later."""
     is_void: bool = False
     """Nothing in it is for the stream, and no message says so."""
     is_oso: bool = False
@@ -84,6 +86,8 @@ def take_snapshot(
         has_history=has_history,
         window_start_seqno=window_start,
     )
+    # As recorded from 8.0.2, a consumer with sync writes knows no seqno-advanced: the end of its snapshot has to come.
+    snapshot.keeps_dropped_collections = with_prepares and snapshot.in_memory and stream_filter.lets_all_pass
     if is_live and not with_prepares and stream_filter.lets_all_pass and numbers.visible_seqnos[vbucket] <= after_seqno:
         snapshot.is_void = True
         return snapshot
@@ -104,13 +108,14 @@ def take_snapshot(
 def _look_through(
     snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId, stream_filter: StreamFilter, *, with_prepares: bool
 ) -> None:
+    # A scope gets collections inside the snapshot, too.
+    takes_all = stream_filter.scope is not None or snapshot.keeps_dropped_collections
     found = scan_snapshot(
         bucket,
         vbucket,
         after_seqno=snapshot.after_seqno,
         end_seqno=snapshot.end_seqno,
-        # A scope gets collections inside the snapshot, too.
-        wanted=None if stream_filter.scope is not None else stream_filter.wanted(bucket.manifest),
+        wanted=None if takes_all else stream_filter.wanted(bucket.manifest),
         with_events=stream_filter.knows_collections,
         with_prepares=with_prepares,
         splits=with_prepares and snapshot.in_memory,

@@ -323,6 +323,7 @@ class Stream:
     def _send_run(self, output: Output, snapshot: Snapshot, run: Bytes, until: int) -> bool:
         """Write what the stream gets of a run. False where something is left of it."""
         at = 0
+        keeps_all = snapshot.keeps_dropped_collections
         while at < len(run):
             if output.used >= until:
                 return False
@@ -333,7 +334,7 @@ class Stream:
                 self._shape,
                 opaque=self.opaque,
                 stream_id=self.stream_id or 0,
-                wanted=self._filter.wanted(self._bucket.manifest),
+                wanted=None if keeps_all else self._filter.wanted(self._bucket.manifest),
                 end_seqno=snapshot.end_seqno,
                 until=until,
                 listed=snapshot.listed,
