@@ -238,3 +238,15 @@ def test_the_table_names_the_servers_of_whose_recordings_it_is(table: Table) -> 
     claimed = re.match(r"recorded ((?:\d+\.\d+\.\d+(?:, )?)+)", table.checked)
     named = set(claimed[1].split(", ")) & VERSIONS if claimed else set()
     assert named == {version for version, frame in RECORDED if _is_of(frame, table)}
+
+
+def test_the_documentation_says_how_each_form_was_checked() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "supported-dcp.md").read_text()
+    section = text.partition("### How each form was checked")[2].partition("\n## ")[0]
+    rows = [
+        f"| {table.opcode} | {table.title}{'' if table.kind == 'request' else ', response'} | {table.since} | "
+        f"{table.checked} |"
+        for table in TABLES
+        if table.opcode != "-" and Opcode(int(table.opcode, 0)).name.startswith("DCP_")
+    ]
+    assert [line for line in section.splitlines() if line.startswith("| 0x")] == rows
