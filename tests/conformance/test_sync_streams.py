@@ -8,13 +8,13 @@ import pytest
 
 from headwater.protocol.features import Opcode
 from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES
-from headwater.protocol.frames import DurabilityLevel
+from headwater.protocol.frames import DurabilityLevel, Frame
 from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.dcp_changes import Abort, Commit, Mutation, Prepare, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import OpenFlags, VBucketState
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno
-from headwater.protocol.values import Datatype
+from headwater.protocol.values import Datatype, ValueParts, decompress, encode_xattrs
 from headwater.store.prepares import PendingPrepare
 from support.dcp_world import (
     COLLECTIONS,
@@ -178,6 +178,33 @@ def test_a_prepare_takes_two_bytes_more_of_the_window_than_it_has(world: World) 
     connection = replica.consumer.session.dcp
     assert connection is not None
     assert connection.window.unacked_bytes == sent_bytes + 2 * PREPARE_SURCHARGE_BYTES
+
+
+def test_from_disk_a_replica_gets_prepares_and_what_removals_leave_compressed(world: World) -> None:
+    """As recorded from a 7.0.5 server. From memory, and in plain changes, values come as they are stored."""
+    left = encode_xattrs(ValueParts(xattrs={"_sync": b'"' + b"x" * 200 + b'"'}, body=b""))
+    prepare(world, "p", b'{"a":"%s"}' % (b"y" * 200))
+    world.put("plain", value=b'{"a":"%s"}' % (b"y" * 200))
+    world.put("gone")
+    world.remove("gone", value=left, datatype=Datatype.XATTR)
+    world.commit()
+
+    def sent() -> dict[bytes, tuple[int, bytes]]:
+        flags = REPLICA_FLAGS | OpenFlags.INCLUDE_DELETED_USER_XATTRS
+        names = {"enable_sync_writes": "true", "consumer_name": "b"}
+        consumer = world.consumer(flags=flags, features=COLLECTIONS, **names)
+        consumer.open()
+        return {frame.key: (frame.datatype, decompressed(frame)) for frame in consumer.frames() if frame.key}
+
+    from_memory = sent()
+    assert {key: datatype for key, (datatype, _) in from_memory.items()} == {b"\0p": 1, b"\0plain": 1, b"\0gone": 4}
+    world.settle()
+    compressed = {b"\0p": Datatype.SNAPPY, b"\0plain": 0, b"\0gone": Datatype.SNAPPY}
+    assert sent() == {key: (datatype | compressed[key], value) for key, (datatype, value) in from_memory.items()}
+
+
+def decompressed(frame: Frame) -> bytes:
+    return decompress(frame.value) if frame.datatype & Datatype.SNAPPY else frame.value
 
 
 def test_values_can_be_left_out(world: World) -> None:

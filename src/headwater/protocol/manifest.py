@@ -215,8 +215,9 @@ class Manifest:
                 yield CollectionDropped(manifest_uid=self.uid, scope_id=scope.id, collection_id=collection.id)
 
     def _created_collections(self, newer: Manifest) -> Iterator[Event]:
-        # Newest id first, the order in which real servers were seen to send them.
-        for scope, collection in sorted(newer.collections(), key=lambda pair: -pair[1].id):
+        # As recorded from 7.0.5: by name, whatever the ids and scopes are. "c1" with id 9 came before "fruit" with id 8,
+        # and "c8" with id 8 before "c9" with id 9.
+        for scope, collection in sorted(newer.collections(), key=lambda pair: (pair[1].name, pair[1].id)):
             known = self.collection_by_id(collection.id)
             if known is None or known[1] != collection:
                 kind = CollectionCreated if known is None else CollectionModified

@@ -294,12 +294,12 @@ def test_nothing_changed_is_nothing_to_tell() -> None:
 
 
 def test_what_came() -> None:
-    """Newest id first, as real servers were seen to list collections; the last has the new uid."""
+    """Collections by name, as recorded from 7.0.5; the last has the new uid."""
     assert Manifest().events_to(GARDEN) == [
         ScopeCreated(manifest_uid=ManifestUid(0), scope_id=ScopeId(8), name="garden"),
-        created(11, "tools", scope=0),
+        created(9, "fruit", max_ttl_s=60),
         created(10, "roots", history=True),
-        replace(created(9, "fruit", max_ttl_s=60), manifest_uid=GARDEN.uid),
+        replace(created(11, "tools", scope=0), manifest_uid=GARDEN.uid),
     ]
 
 

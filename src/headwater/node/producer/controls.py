@@ -167,7 +167,9 @@ EXPIRY_OPCODE = 0x10
 COMPRESS = 0x20
 SYNC_WRITES = 0x40
 TAKES_COMPRESSED = 0x80
-VALUES_SHIFT = 8
+COMPRESS_PREPARES = 0x100
+"""Not of a shape: of a snapshot from disk. See `outbound.shape_run`."""
+VALUES_SHIFT = 9
 """The bits from here on are one of `Values`."""
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from headwater.node.producer.controls import (
     COMPRESS,
+    COMPRESS_PREPARES,
     EXPIRY_OPCODE,
     INCLUDE_DELETE_TIMES,
     INCLUDE_DELETED_USER_XATTRS,
@@ -195,6 +196,8 @@ class Sent(NamedTuple):
     """How many of the frames are prepares."""
 
 
+FROM_DISK = 2**63 - 1
+"""As `commits_after_seqno`, no seqno is higher: in a snapshot from disk every commit comes as the whole change."""
 _END, _WINDOW, _EVENT, _ROOM = (int(stop) for stop in OutboundStop)
 _NO_LIST, _NEWEST = int(Listing.NOTHING), int(Listing.NEWEST)
 
@@ -220,16 +223,21 @@ def shape_run(
     `listed` are seqnos, ascending, and `listing` says what of. Commits behind `commits_after_seqno` are sent as such to
     a consumer with sync writes, the others as the whole change: their prepares may be gone, or they come from disk.
     """
-    table = np.zeros(1 << HASH_BITS, dtype=np.int64) if shape.compress else _NO_TABLE
+    bits = shape.bits
+    if commits_after_seqno == FROM_DISK and shape.sync_writes and shape.takes_compressed:
+        # As recorded from 7.0.5, what a replica gets from disk and not from the cache is compressed: prepares, and what
+        # is left of removed documents. Other values go as they are stored.
+        bits |= COMPRESS_PREPARES
+    table = np.zeros(1 << HASH_BITS, dtype=np.int64) if bits & (COMPRESS | COMPRESS_PREPARES) else _NO_TABLE
     ids = _ALL_COLLECTIONS if wanted is None else wanted
     done = _shape(
         run, at, output.memory, output.used, until, end_seqno, listed, int(listing), opaque, stream_id,
-        wanted is not None, ids, shape.bits, table, commits_after_seqno,
+        wanted is not None, ids, bits, table, commits_after_seqno,
     )  # fmt: skip
     sent = Sent._make(done)
     output.used = sent.to
     if sent.stop == OutboundStop.ROOM:
-        output.make_room(_room_for(run, sent.at, shape.bits))
+        output.make_room(_room_for(run, sent.at, bits))
     return sent
 
 
@@ -337,7 +345,7 @@ def sent_bytes_max(run: Bytes, at: int, end: int, bits: int) -> int:
     if load_u8(run, at + 5) & SNAPPY:
         if not bits & TAKES_COMPRESSED:
             bytes_max += _inflated_bytes(run, at, end)
-    elif bits & COMPRESS:
+    elif bits & (COMPRESS | COMPRESS_PREPARES):
         bytes_max += 32 + stored_bytes // 6  # As `compressed_bytes_max` says.
     return bytes_max
 
@@ -478,7 +486,9 @@ def _write_value(
     datatype = _kept_datatype(stored_datatype, keeps_xattrs, bits)
     kept_at = value_at if keeps_xattrs else body_at
     kept_bytes = kept_end - kept_at
-    if bits & COMPRESS and kept_bytes > 0 and not datatype & SNAPPY:
+    is_rare = is_removal or run[at + 1] == PREPARE
+    compresses = bits & COMPRESS != 0 or (bits & COMPRESS_PREPARES != 0 and is_rare)
+    if compresses and kept_bytes > 0 and not datatype & SNAPPY:
         packed_end = compress_value(run, kept_at, kept_end, target, to, table)
         if packed_end - to < kept_bytes:
             return packed_end, datatype | SNAPPY

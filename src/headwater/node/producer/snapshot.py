@@ -25,7 +25,7 @@ from headwater.protocol.kernels.memory import Column
 from headwater.protocol.messages.dcp_changes import SnapshotFlags, SnapshotMarker
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.store.bucket import Bucket
-from headwater.store.scan import NO_SEQNOS, newest_in_snapshot, scan_snapshot, sync_seqnos
+from headwater.store.scan import NO_SEQNOS, SnapshotScan, newest_in_snapshot, scan_snapshot, sync_seqnos
 
 _FROM_DISK = SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT
 _BEGINS_CHECKPOINT = SnapshotFlags.MEMORY | SnapshotFlags.CHECKPOINT
@@ -49,7 +49,7 @@ class Snapshot:
     """Seqnos, ascending."""
     listing: Listing = Listing.NOTHING
     keeps_dropped_collections: bool = False
-    """It holds what is in collections that were dropped meanwhile: the drop comes later."""
+    """It holds what is in collections that were dropped meanwhile: the drop comes in a later one."""
     is_void: bool = False
     """Nothing in it is for the stream, and no message says so."""
     is_oso: bool = False
@@ -86,17 +86,16 @@ def take_snapshot(
         has_history=has_history,
         window_start_seqno=window_start,
     )
-    # As recorded from 8.0.2, a consumer with sync writes knows no seqno-advanced: the end of its snapshot has to come.
-    snapshot.keeps_dropped_collections = with_prepares and snapshot.in_memory and stream_filter.lets_all_pass
     if is_live and not with_prepares and stream_filter.lets_all_pass and numbers.visible_seqnos[vbucket] <= after_seqno:
         snapshot.is_void = True
         return snapshot
     # A prepare counts as superseded, so that no vbucket that has any is taken as it is.
     keeps_all = has_history or numbers.superseded[vbucket] == 0
-    if stream_filter.knows_collections and keeps_all:
+    may_hide_its_end = with_prepares and snapshot.in_memory and stream_filter.wanted(bucket.manifest) is not None
+    if stream_filter.knows_collections and keeps_all and not may_hide_its_end:
         return snapshot
     newest = None
-    if stream_filter.knows_collections:
+    if stream_filter.knows_collections and not may_hide_its_end:
         newest = newest_in_snapshot(bucket, vbucket, after_seqno=after_seqno, end_seqno=end)
     if newest is None:
         _look_through(snapshot, bucket, vbucket, stream_filter, with_prepares=with_prepares)
@@ -108,18 +107,27 @@ def take_snapshot(
 def _look_through(
     snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId, stream_filter: StreamFilter, *, with_prepares: bool
 ) -> None:
+    def scan(wanted: Column | None) -> SnapshotScan:
+        return scan_snapshot(
+            bucket,
+            vbucket,
+            after_seqno=snapshot.after_seqno,
+            end_seqno=snapshot.end_seqno,
+            wanted=wanted,
+            with_events=stream_filter.knows_collections,
+            with_prepares=with_prepares,
+            splits=with_prepares and snapshot.in_memory,
+        )
+
     # A scope gets collections inside the snapshot, too.
-    takes_all = stream_filter.scope is not None or snapshot.keeps_dropped_collections
-    found = scan_snapshot(
-        bucket,
-        vbucket,
-        after_seqno=snapshot.after_seqno,
-        end_seqno=snapshot.end_seqno,
-        wanted=None if takes_all else stream_filter.wanted(bucket.manifest),
-        with_events=stream_filter.knows_collections,
-        with_prepares=with_prepares,
-        splits=with_prepares and snapshot.in_memory,
-    )
+    found = scan(None if stream_filter.scope is not None else stream_filter.wanted(bucket.manifest))
+    hides_its_end = found.last_wanted_seqno < (snapshot.end_seqno if snapshot.has_history else found.end_seqno)
+    takes_all = stream_filter.knows_collections and stream_filter.lets_all_pass
+    if hides_its_end and takes_all and with_prepares and snapshot.in_memory:
+        # Its collection was dropped just now. As recorded from 8.0.2, a consumer with sync writes knows no
+        # seqno-advanced, so the end itself has to come.
+        snapshot.keeps_dropped_collections = True
+        found = scan(None)
     if not snapshot.has_history:
         snapshot.listed, snapshot.listing = found.superseded, Listing.SUPERSEDED
         snapshot.end_seqno = found.end_seqno

@@ -12,7 +12,7 @@ from dataclasses import replace
 from headwater.errors import StoreError
 from headwater.node.producer.controls import Controls, OsoMode, Shape
 from headwater.node.producer.live_frames import NO_KIND, LiveFrames, LivePiece, set_stream
-from headwater.node.producer.outbound import Listing, OutboundStop, Output, shape_run
+from headwater.node.producer.outbound import FROM_DISK, Listing, OutboundStop, Output, shape_run
 from headwater.node.producer.snapshot import Snapshot, history_start, snapshot_marker, take_snapshot
 from headwater.node.producer.stream_filter import StreamFilter, read_event
 from headwater.protocol.features import Magic
@@ -47,8 +47,6 @@ from headwater.store.bucket import Bucket
 
 CHUNK_BYTES = 512 * 1024
 """What a stream sends before the next one has its turn."""
-_NO_COMMITS = 2**63 - 1
-"""No seqno is higher: in a snapshot from disk every commit comes as the whole change (`snapshot`)."""
 
 
 class Stream:
@@ -339,7 +337,7 @@ class Stream:
                 until=until,
                 listed=snapshot.listed,
                 listing=snapshot.listing,
-                commits_after_seqno=history_start(self._bucket, self.vbucket) if snapshot.in_memory else _NO_COMMITS,
+                commits_after_seqno=history_start(self._bucket, self.vbucket) if snapshot.in_memory else FROM_DISK,
             )
             at = sent.at
             if sent.passed_seqno:
