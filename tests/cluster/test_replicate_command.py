@@ -18,11 +18,11 @@ from headwater.cli import main
 from headwater.cli import replicate as command
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.messages.vbuckets import SetVBucket
+from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.numbers import VBucketId
 from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process
 from support.fault_proxy import Delay, FaultProxy, Stall, Way
-from support.node_process import PASSWORD, USER
+from support.node_process import PASSWORD, USER, NodeProcess
 from support.strict_server import V7_0_5, V8_0_2, ServerVersion, StrictServer
 
 KEYS = [b"key-%d" % number for number in range(40)]
@@ -30,7 +30,9 @@ FOLLOWED_S_MAX = 60.0
 """Far beyond what it takes, the start of the command included."""
 
 
-async def _run(*arguments: str, interrupt_when: Callable[[], bool] | None = None) -> tuple[int, str, str]:
+async def _run(
+    *arguments: str, interrupt_when: Callable[[], bool] | None = None, ends_within_s: float = 40
+) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headwater", "replicate", *arguments),
         *("--user", USER, "--password", PASSWORD),
@@ -40,7 +42,7 @@ async def _run(*arguments: str, interrupt_when: Callable[[], bool] | None = None
     if interrupt_when is not None:
         await _wait_until(interrupt_when)
         process.send_signal(signal.SIGINT)
-    output, errors = await asyncio.wait_for(process.communicate(), 40)
+    output, errors = await asyncio.wait_for(process.communicate(), ends_within_s)
     assert process.returncode is not None
     return process.returncode, output.decode(), errors.decode()
 
@@ -190,3 +192,58 @@ def test_what_can_t_be_replicated(tmp_path: Path) -> None:
                 assert result.stderr.startswith(f"Error: {sentence}"), result.stderr
 
     asyncio.run(run())
+
+
+# --- many documents, back and forth -------------------------------------------------------------------------------
+
+MANY_VBUCKETS = 64
+COMPARED = ("high_seqno", "num_items", "max_cas", "purge_seqno")
+
+
+async def _contents(connection: AsyncKvConnection) -> dict[str, str]:
+    """What tells two copies of a vbucket apart: how far it is, what it holds, and the newest change in it."""
+    details = await connection.statistics("vbucket-details")
+    return {name: number for name, number in details.items() if name.rpartition(":")[2] in COMPARED}
+
+
+async def _set_all(connection: AsyncKvConnection, *requests: type[Any], **fields: Any) -> None:
+    for request in requests:
+        given = fields if request is SetVBucket else {}
+        await connection.request_all([request(vbucket=VBucketId(number), **given) for number in range(MANY_VBUCKETS)])
+
+
+@pytest.mark.parametrize(
+    ("documents", "turns"), [(20_000, 2), pytest.param(1_000_000, 20, marks=pytest.mark.soak)], ids=["few", "many"]
+)
+def test_the_target_is_equal_when_the_command_ends(tmp_path: Path, documents: int, turns: int) -> None:
+    """All documents go from one node to the other, and back again, each time into a node that was emptied."""
+
+    async def run(source: NodeProcess, target: NodeProcess) -> None:
+        ends = [(node, await AsyncKvConnection.open(node.address, LOGIN)) for node in (source, target)]
+        await _set_all(ends[1][1], SetVBucket, state=VBucketState.REPLICA)
+        for _ in range(turns):
+            (source, at_source), (target, at_target) = ends
+            urls = ("--from", f"{source.url}/default", "--to", f"{target.url}/default")
+            vbuckets = ("--vbuckets", f"0-{MANY_VBUCKETS - 1}")
+            code, output, errors = await _run(*urls, *vbuckets, "--once", "--json", ends_within_s=600)
+            copied, expected = await _contents(at_target), await _contents(at_source)
+            assert (code, errors) == (0, "")
+            assert copied == expected
+            assert json.loads(output)["changes"] == documents
+            await _set_all(at_source, SetVBucket, state=VBucketState.DEAD)
+            await _set_all(at_target, SetVBucket, state=VBucketState.ACTIVE)
+            await _set_all(at_source, DeleteVBucket, SetVBucket, state=VBucketState.REPLICA)
+            ends.reverse()
+        for _, connection in ends:
+            connection.close()
+
+    options = ("--vbuckets", str(MANY_VBUCKETS))
+    with (
+        NodeProcess(tmp_path / "a", *options) as source,
+        NodeProcess(tmp_path / "b", *options, "--bare") as target,
+    ):
+        source.start()
+        target.start()
+        arguments = ["load", f"{source.url}/default", "--generate", str(documents), "--user", USER, "--password", PASSWORD]
+        assert CliRunner().invoke(main, arguments).exit_code == 0
+        asyncio.run(run(source, target))
