@@ -88,7 +88,7 @@ class Proxy:
         self._target = target
         self._answers: dict[int, asyncio.Future[object]] = {}
         self._requested: dict[int, StreamProgress] = {}
-        """By the opaques of the consumer's stream requests."""
+        """By the opaques of the consumer's stream requests that are not accepted yet."""
         self._opaque = 0
         self._from_target = FrameBuffer()
         self._headers = _HeaderScan()
@@ -175,7 +175,7 @@ class Proxy:
                     self._end(end)
                 case StreamRequestResponse(rollback_seqno=None) as answer if answer.opaque in self._requested:
                     # The newest entry comes first.
-                    self._requested[answer.opaque].vbuuid = answer.failover_log[0].vbuuid
+                    self._requested.pop(answer.opaque).vbuuid = answer.failover_log[0].vbuuid
 
     def _count(self, opcode: int, vbucket: int, seqno: int) -> None:
         progress = self.streams.get(VBucketId(vbucket))
