@@ -60,7 +60,8 @@ class Controls:
     change_streams: bool = False
     """Every version inside the history window is sent, and not only the newest."""
     marker_version: str = "1.0"
-    """The highest version of snapshot markers: `1.0`, `2.0` or `2.2`. With sync writes it is 2.0 at least."""
+    """The highest version of snapshot markers: `1.0`, `2.0` or `2.2`; the last is for disk snapshots. With sync writes
+    it is 2.0 at least."""
     sync_writes: bool = False
     """Prepares, commits and aborts come as such."""
     consumer_name: str = ""
