@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import ErrorResponse
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotMarker, SystemEvent
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import CollectionId, ManifestUid, Seqno, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import (
     FLATBUFFERS_VERSION,
@@ -14,7 +18,10 @@ from headwater.protocol.system_events import (
     ScopeCreated,
     decode_event,
 )
-from support.dcp_world import COLLECTIONS, Consumer, World, changes, of_type, stream_request
+from headwater.store.receiving import begin_snapshot, receive_change, receive_event
+from headwater.store.scan import collection_high_seqnos
+from headwater.store.settling import remove_vbucket, roll_back
+from support.dcp_world import COLLECTIONS, Consumer, World, brief, changes, of_type, stream_request
 
 FRUIT, SHOP, ORDERS = 8, 9, 10
 """Collection, scope, collection of that scope."""
@@ -201,12 +208,15 @@ def test_an_unknown_scope_is_told(shop: World) -> None:
 
 
 def test_manifest_ahead(shop: World) -> None:
+    _consumer(shop).open(value=b'{"uid":"4"}')
+    shop.speak_as("7.0")
     consumer = _consumer(shop)
     assert consumer.refused(stream_request(value=b'{"uid":"4"}')) == Status.MANIFEST_IS_AHEAD
     consumer.open(value=b'{"uid":"3"}')
 
 
 def test_manifest_ahead_comes_before_an_unknown_collection(shop: World) -> None:
+    shop.speak_as("7.0")
     request = stream_request(value=b'{"uid":"4","collections":["99"]}')
     assert _consumer(shop).refused(request) == Status.MANIFEST_IS_AHEAD
 
@@ -286,3 +296,95 @@ def test_oso_is_not_for_streams_that_resume(shop: World) -> None:
 def test_oso_is_not_for_streams_without_a_filter(shop: World) -> None:
     shop.settle()
     assert _consumer(shop, enable_out_of_order_snapshots="true").stream()[0] == "marker 0..7"
+
+
+# --- flush --------------------------------------------------------------------------------------------------------
+
+
+def _flushed(manifest: Manifest, collection_id: int) -> Manifest:
+    """The next manifest, which flushes a collection, as a server of 8.0 gets it."""
+    uid = ManifestUid(manifest.uid + 1)
+    scopes = tuple(
+        replace(
+            scope,
+            collections=tuple(
+                replace(held, flush_uid=uid) if held.id == collection_id else held for held in scope.collections
+            ),
+        )
+        for scope in manifest.scopes
+    )
+    return replace(manifest, uid=uid, scopes=scopes)
+
+
+COPY = 5
+"""A vbucket to be received."""
+
+
+def _keys(world: World, collection: int, *keys: str) -> list[str]:
+    found = {key: world.bucket.find(0, CollectionId(collection), key.encode()) for key in keys}
+    return [key for key, entry in found.items() if entry is not None and not entry.is_deleted]
+
+
+def test_a_flush_voids_the_documents_of_its_collection_alone(shop: World) -> None:
+    shop.set_manifest(_flushed(shop.bucket.manifest, FRUIT))
+    shop.store("pear", "plum", collection=FRUIT)
+    for reopens in (False, True):
+        if reopens:
+            shop.node.reopen()
+        assert _keys(shop, FRUIT, "apple", "pear", "plum") == ["pear", "plum"]
+        assert _keys(shop, 0, "plain") == ["plain"]
+        assert _keys(shop, ORDERS, "order") == ["order"]
+        assert shop.bucket.index.live_documents() == 4
+    shop.compact()
+    consumer = _consumer(shop, flatbuffers_system_events="true")
+    consumer.open()
+    messages = consumer.received()
+    events = [decode_event(message) for message in of_type(messages, SystemEvent)]
+    assert [event.flush_uid for event in events if isinstance(event, CollectionCreated)] == [0, 0, 4]
+    assert brief(messages)[4:] == [
+        "set plain@4",
+        "set a:order@6",
+        "event COLLECTION_CREATED@8",
+        "set 8:pear@9",
+        "set 8:plum@10",
+    ]
+
+
+def test_a_live_stream_gets_a_flush_as_another_creation(shop: World) -> None:
+    consumer = _consumer(shop)
+    consumer.stream()
+    shop.set_manifest(_flushed(shop.bucket.manifest, FRUIT))
+    assert consumer.brief() == ["marker 8..8", "event COLLECTION_CREATED@8"]
+    assert shop.bucket.manifest.events_to(shop.bucket.manifest) == []
+
+
+def test_the_high_seqno_of_a_collection_counts_its_flush(shop: World) -> None:
+    shop.set_manifest(_flushed(shop.bucket.manifest, FRUIT))
+    assert collection_high_seqnos(shop.bucket, [0], CollectionId(FRUIT)) == [8]
+
+
+def test_a_copy_voids_what_its_producer_flushed(shop: World) -> None:
+    shop.set_manifest(_flushed(shop.bucket.manifest, FRUIT))
+    consumer = _consumer(shop, flatbuffers_system_events="true")
+    consumer.open()
+    (event,) = [message for message in of_type(consumer.received(), SystemEvent) if message.seqno == 8]
+    copy = shop.bucket
+    remove_vbucket(copy, COPY)
+    copy.set_vbucket_state(COPY, VBucketState.REPLICA)
+    begin_snapshot(copy, COPY, start=Seqno(0), end=Seqno(9), has_history=True)
+    fruit, other = (
+        Mutation(vbucket=VBucketId(COPY), seqno=Seqno(seqno), rev_seqno=1, collection_id=CollectionId(number), key=b"x")
+        for seqno, number in ((1, FRUIT), (2, ORDERS))
+    )
+    for change in (fruit, other):
+        receive_change(copy, COPY, change, end_seqno=Seqno(9))
+    receive_event(copy, COPY, replace(event, vbucket=VBucketId(COPY)), end_seqno=Seqno(9))
+    receive_change(copy, COPY, replace(fruit, seqno=Seqno(9), key=b"y"), end_seqno=Seqno(9))
+    found = [
+        (number, key)
+        for number in (FRUIT, ORDERS)
+        for key in (b"x", b"y")
+        if copy.find(COPY, CollectionId(number), key) is not None
+    ]
+    assert found == [(FRUIT, b"y"), (ORDERS, b"x")]
+    assert roll_back(copy, COPY, Seqno(3)) == 0, "versions from before the flush may be gone"

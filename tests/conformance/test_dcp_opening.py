@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from headwater.protocol.messages.base import Request
+from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.messages.dcp_streams import AddStream, Control, DcpNoop, GetFailoverLog, Open, OpenFlags
+from headwater.protocol.numbers import Seqno
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
+from support.cases import each
 from support.dcp_world import COLLECTIONS, NO_XERROR, World, stream_request
 
 
@@ -32,15 +38,71 @@ def test_a_control_before_the_open_is_einval(world: World) -> None:
     assert world.connection().refused(Control(key=b"enable_noop", value=b"true")) == Status.EINVAL
 
 
-def test_an_add_stream_to_a_producer_closes_without_an_answer(world: World) -> None:
+@pytest.mark.parametrize("misplaced", [AddStream(), Mutation(seqno=Seqno(1), rev_seqno=1, key=b"k")])
+def test_what_is_for_a_consumer_is_refused_by_a_producer_or_closes_its_connection(
+    world: World, misplaced: Request
+) -> None:
     consumer = world.consumer()
-    consumer.send(AddStream())
+    assert consumer.refused(misplaced) == Status.EINVAL
+    assert not consumer.is_closed
+    world.speak_as("7.0")
+    consumer.send(misplaced)
     assert consumer.is_closed
     assert consumer.received() == []
 
 
-@pytest.mark.parametrize("name", [b"", b"n" * 201])
-def test_a_name_has_1_to_200_bytes(world: World, name: bytes) -> None:
+OPENS = [
+    ("an open flag that is unknown", {"flags": OpenFlags(0x11)}, (Status.SUCCESS, Status.EINVAL)),
+    ("a seqno", {"seqno": 5}, (Status.SUCCESS, Status.SUCCESS)),
+    ("a name of 201 bytes", {"key": b"n" * 201}, (Status.EINVAL, Status.SUCCESS)),
+    ("both flags for no values", {"flags": OpenFlags(0x49)}, (Status.EINVAL, Status.EINVAL)),
+    ("deleted attributes alone", {"flags": OpenFlags(0x101)}, (Status.EINVAL, Status.EINVAL)),
+]
+
+
+@each(("reason", "fields", "statuses"), OPENS)
+def test_dialects_judge_opens_differently(
+    world: World, reason: str, fields: dict[str, Any], statuses: tuple[Status, Status]
+) -> None:
+    for version, status in zip(("7.0", "8.0"), statuses, strict=True):
+        world.speak_as(version)
+        request = Open(**{"flags": OpenFlags.PRODUCER, "key": version.encode(), **fields})
+        assert world.connection().call(request).status == status, f"{reason}, as {version}"
+
+
+CONTROLS = [
+    ("stream_buffer_size", "1000", (Status.EINVAL, Status.NOT_SUPPORTED)),
+    ("set_noop_interval", "0", (Status.SUCCESS, Status.EINVAL)),
+    ("set_noop_interval", "0.05", (Status.SUCCESS, Status.EINVAL)),
+    ("set_noop_interval", "100000", (Status.EINVAL, Status.SUCCESS)),
+    ("enable_noop", "yes", (Status.EINVAL, Status.SUCCESS)),
+    ("flatbuffers_system_events", "false", (Status.SUCCESS, Status.EINVAL)),
+    ("enable_sync_writes", "false", (Status.SUCCESS, Status.EINVAL)),
+    ("max_marker_version", "2.0", (Status.SUCCESS, Status.EINVAL)),
+    ("max_marker_version", "2.2", (Status.SUCCESS, Status.SUCCESS)),
+]
+
+
+@each(("key", "value", "statuses"), CONTROLS)
+def test_dialects_judge_controls_differently(
+    world: World, key: str, value: str, statuses: tuple[Status, Status]
+) -> None:
+    for version, status in zip(("7.0", "8.0"), statuses, strict=True):
+        world.speak_as(version)
+        consumer = world.consumer(features=COLLECTIONS)
+        answer = consumer.call(Control(key=key.encode(), value=value.encode()))
+        assert answer.status == status, f"{key}={value}, as {version}"
+
+
+def test_stream_ids_and_sync_writes_exclude_each_other(world: World) -> None:
+    with_ids = world.consumer(features=COLLECTIONS, enable_stream_id="true")
+    assert with_ids.refused(Control(key=b"enable_sync_writes", value=b"true")) == Status.NOT_SUPPORTED
+    with_sync_writes = world.consumer(features=COLLECTIONS, enable_sync_writes="true")
+    assert with_sync_writes.refused(Control(key=b"enable_stream_id", value=b"true")) == Status.NOT_SUPPORTED
+
+
+@pytest.mark.parametrize("name", [b"", b"n" * 251])
+def test_a_name_has_1_to_250_bytes(world: World, name: bytes) -> None:
     consumer = world.connection()
     frame = b"\x80\x50" + len(name).to_bytes(2) + b"\x08" + bytes(3) + (8 + len(name)).to_bytes(4) + bytes(12)
     assert consumer.refused(frame + bytes(7) + b"\x01" + name) == Status.EINVAL
@@ -93,7 +155,7 @@ def test_another_name_closes_nothing(world: World) -> None:
     [
         ("enable_noop", "true"),
         ("set_noop_interval", "20"),
-        ("set_noop_interval", "0"),
+        ("set_noop_interval", "0.1"),
         ("connection_buffer_size", "1048576"),
         ("set_priority", "high"),
         ("force_value_compression", "true"),
@@ -122,7 +184,7 @@ def test_a_known_control_is_taken(world: World, key: str, value: str) -> None:
         (b"enable_ext_metadata", b"true"),
         (b"supports_cursor_dropping_vulnerable", b"true"),
         (b"enable_value_compression", b"false"),
-        (b"enable_noop", b"yes"),
+        (b"enable_expiry_opcode", b"yes"),
         (b"connection_buffer_size", b"abc"),
         (b"connection_buffer_size", b"-1"),
         (b"set_noop_interval", b"often"),

@@ -45,7 +45,7 @@ EXPIRY_S = 2.2
 
 @pytest.fixture
 def bare_node(tmp_path: Path) -> Iterator[NodeProcess]:
-    with NodeProcess(tmp_path / "data", "--bare", user=USER, password=PASSWORD) as node:
+    with NodeProcess(tmp_path / "data", "--bare", "--speaks-as", "7.0", user=USER, password=PASSWORD) as node:
         yield node.start()
     assert "Traceback" not in node.log(), node.log()
 

@@ -8,7 +8,7 @@ from headwater.protocol.messages.dcp_streams import StreamFlags, StreamRequestRe
 from headwater.protocol.numbers import Seqno, Vbuuid
 from headwater.protocol.status import Status
 from headwater.store.settling import roll_back
-from support.dcp_world import PURGE_ALL, VBUCKET, World, resume, stream_request
+from support.dcp_world import COLLECTIONS, PURGE_ALL, VBUCKET, World, resume, stream_request
 
 OLD, NEW = Vbuuid(0xAAAA), Vbuuid(0xBBBB)
 
@@ -157,7 +157,7 @@ def test_no_rollback_after_purge_with_the_same_purge_seqno(world: World) -> None
 
 def test_the_purge_seqno_is_told_in_the_marker(world: World) -> None:
     purge_seqno = _purged(world)
-    consumer = world.consumer(max_marker_version="2.2")
+    consumer = world.consumer(features=COLLECTIONS, max_marker_version="2.2")
     consumer.send(stream_request())
     (marker,) = [message for message in consumer.received() if isinstance(message, SnapshotMarker)]
     assert marker.purge_seqno == purge_seqno

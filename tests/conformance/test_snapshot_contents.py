@@ -9,11 +9,11 @@ import pytest
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_streams import StreamFlags
+from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags
 from headwater.store import checked_engine
 from headwater.store.checksums import check_block
 from headwater.store.scan import newest_in_snapshot
-from support.dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, VBUCKET, World, brief, changes, of_type
+from support.dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, VBUCKET, World, brief, changes, of_type, resume
 
 BOTH = pytest.mark.parametrize("features", [PLAIN, COLLECTIONS], ids=["plain", "collections"])
 
@@ -24,6 +24,21 @@ def _marker(world: World, **controls: str) -> SnapshotMarker:
     (marker,) = of_type(consumer.received(), SnapshotMarker)
     assert isinstance(marker, SnapshotMarker)
     return marker
+
+
+def test_deletions_of_the_initial_backfill_are_left_out_where_the_open_asks_for_that(world: World) -> None:
+    """The flag 0x200, MB-26074: a consumer that begins with nothing needs no deletions."""
+    world.store("a", "b")
+    world.remove("a")
+    world.settle()
+    flags = OpenFlags.PRODUCER | OpenFlags.SKIP_DELETES_IN_INITIAL_BACKFILL
+    consumer = world.consumer(flags=flags, features=COLLECTIONS)
+    assert consumer.stream() == ["marker 0..3", "set b@2", "advanced 3"]
+    world.remove("b")
+    world.commit()
+    assert consumer.brief() == ["marker 4..4", "remove b@4"]
+    resumed = world.consumer(flags=flags, features=COLLECTIONS)
+    assert resumed.stream(**resume(world, 2)) == ["marker 2..4", "remove a@3", "remove b@4"]
 
 
 # --- markers ------------------------------------------------------------------------------------------------------
@@ -47,6 +62,7 @@ def test_a_disk_only_stream_has_no_marker_from_memory(world: World) -> None:
 
 
 def test_snapshot_marker_v2_0(world: World) -> None:
+    world.speak_as("7.0")
     world.store("a", "b")
     marker = _marker(world, max_marker_version="2.0")
     assert (marker.start_seqno, marker.end_seqno, marker.max_visible_seqno) == (0, 2, 2)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.node.kv.context import CloseSession
+from headwater.protocol.dialects import DIALECTS
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.features import Feature, Negotiated, Opcode
 from headwater.protocol.frames import Frame, decode_frames, stream_id
@@ -76,6 +77,10 @@ class World:
 
     def close(self) -> None:
         self.node.close()
+
+    def speak_as(self, version: str) -> None:
+        """Answer as this version of Couchbase does from now on; otherwise as the newest."""
+        self.node.service.dialect = DIALECTS[version]
 
     @property
     def bucket(self) -> Bucket:

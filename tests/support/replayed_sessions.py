@@ -2,23 +2,26 @@
 
 The client's bytes are sent as they were recorded, one frame at a time in the recorded order, and each frame the server
 sent has to come from the node at the same point, equal field by field. Nothing may come in between. Where the node is
-known to differ, a test says so by the line of the recording: `missing`, `more`, `other`.
+known to differ, a test says so by the line of the recording: `missing`, `more`, `other`, `skipped`.
 
 What is not compared, because it is the server's own (`normalised`):
 
 * vbuuids (requests that carry a recorded one are sent with the node's), CAS values, and times: expiry and delete times;
 * whether a snapshot comes from memory or from disk, and its checkpoint flag: the server's choice, so any of the
-  recorded 0x01, 0x02, 0x05 and 0x06 will do;
+  recorded 0x01, 0x02, 0x05 and 0x06 will do, and what marker 2.2 says of disk snapshots counts where both are of disk;
 * whether a value is compressed, where HELLO lets the server choose: what it is uncompressed is compared;
 * nru, a hint for a cache that the node does not have;
 * the values of error answers, which are texts, or the cluster config that may come with NOT_MY_VBUCKET; but where both
   have one, they have the same datatype;
-* the order of the features in a HELLO answer;
+* the order of the features in a HELLO answer, and of the scopes and collections in a manifest;
+* where the fields of a system event lie in its FlatBuffers table: what they say is compared;
+* the ids of range scans (requests that carry a recorded one are sent with the node's);
 * noops, which come by the clock.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -28,10 +31,14 @@ from typing import Any
 from headwater.client.connection_string import Address
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import Frame, FrameBuffer
+from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request
+from headwater.protocol.messages.dcp_changes import SystemEvent
+from headwater.protocol.messages.range_scan import RangeScanContinueResponse
 from headwater.protocol.messages.session import SaslAuth, SelectBucket
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
+from headwater.protocol.system_events import decode_event
 from headwater.protocol.values import Datatype, decompress
 from support.recorded_sessions import RecordedFrame
 
@@ -115,16 +122,21 @@ class Replay:
     """What the node sends beside: behind the frame of this line."""
     other: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """The fields that differ in the frame of this line."""
+    skipped: Mapping[int, str] = field(default_factory=dict)
+    """The lines of requests and answers that are not played, each with the reason."""
     closes_as_recorded: bool = True
     """Whether the node closes connections where the server did."""
     connections: dict[str, RawConnection] = field(default_factory=dict)
     vbuuids: dict[bytes, bytes] = field(default_factory=dict)
     """Recorded → the node's."""
+    scan_ids: dict[bytes, bytes] = field(default_factory=dict)
+    """The same for range scans."""
     request: dict[str, RecordedFrame] = field(default_factory=dict)
     """By connection: the request that waits for its answer."""
     compared: int = 0
 
     def play(self, frames: list[RecordedFrame]) -> None:
+        frames = [frame for frame in frames if frame.line not in self.skipped]
         last_lines = {frame.connection: frame.line for frame in frames}
         for frame in frames:
             self.put_back(frame)
@@ -155,9 +167,24 @@ class Replay:
         data = bytes(frame.data)
         if data[1] == Opcode.SELECT_BUCKET:
             return SelectBucket(key=b"default", opaque=int.from_bytes(data[12:16])).encode()
-        if data[1] != Opcode.DCP_STREAM_REQUEST or len(data) < 72:
+        if data[1] == Opcode.DCP_STREAM_REQUEST and len(data) >= 72:
+            return data[:48] + self.vbuuids.get(data[48:56], data[48:56]) + data[56:]
+        if data[1] == Opcode.RANGE_SCAN_CREATE:
+            return self._with_vbuuid(data)
+        if data[1] in (Opcode.RANGE_SCAN_CONTINUE, Opcode.RANGE_SCAN_CANCEL):
+            return data[:24] + self.scan_ids.get(data[24:40], data[24:40]) + data[40:]
+        return data
+
+    def _with_vbuuid(self, data: bytes) -> bytes:
+        """The description of a scan with the node's vbuuid, which it has as a decimal string."""
+        members = json.loads(data[24:])
+        required = members.get("snapshot_requirements")
+        recorded = b"" if required is None else int(required["vb_uuid"]).to_bytes(8)
+        if recorded not in self.vbuuids:
             return data
-        return data[:48] + self.vbuuids.get(data[48:56], data[48:56]) + data[56:]
+        required["vb_uuid"] = str(int.from_bytes(self.vbuuids[recorded]))
+        value = json.dumps(members).encode()
+        return data[:8] + len(value).to_bytes(4) + data[12:24] + value
 
     def answered(self, request: RecordedFrame) -> None:
         """The request has got its answer."""
@@ -168,6 +195,10 @@ class Replay:
     def as_expected(self, expected: Frame, recorded: RecordedFrame, request: RecordedFrame | None) -> Frame:
         """The recorded frame as the node is to send it, and the request if it is an answer."""
         return expected
+
+    def is_beside(self, got: Frame, expected: Frame) -> bool:
+        """Whether the node may send a frame that the server did not, in front of this one."""
+        return False
 
     # --- playing --------------------------------------------------------------------------------------------------
 
@@ -192,13 +223,18 @@ class Replay:
         if recorded.opcode == "DCP_NOOP" or recorded.line in self.missing:
             return
         expected = decode(bytes(recorded.data))
-        got = self.connections[recorded.connection].frame()
+        connection = self.connections[recorded.connection]
+        while self.is_beside(got := connection.frame(), expected):
+            pass
         request = self.request.pop(recorded.connection) if recorded.is_response else None
         expected = self.as_expected(expected, recorded, request)
-        self._learn_vbuuids(expected, got)
+        self._learn_ids(expected, got)
         ours, theirs = normalised(got), normalised(expected)
         if not (got.value and expected.value):
             ours["datatype of an error"] = theirs["datatype of an error"] = None
+        if _is_disk_marker(got) != _is_disk_marker(expected):
+            for name in ("extras", "value"):
+                ours[name] = theirs[name] = None
         differing = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
         assert differing == self.other.get(recorded.line, frozenset()), (
             f"{recorded}: {[(name, ours.get(name), theirs.get(name)) for name in differing]}"
@@ -212,7 +248,9 @@ class Replay:
         for opcode in self.more.get(recorded.line, ()):
             assert self.connections[recorded.connection].frame().opcode == opcode, str(recorded)
 
-    def _learn_vbuuids(self, expected: Frame, got: Frame) -> None:
+    def _learn_ids(self, expected: Frame, got: Frame) -> None:
+        if expected.opcode == got.opcode == Opcode.RANGE_SCAN_CREATE:
+            self.scan_ids[expected.value] = got.value
         if has_failover_log(expected) and has_failover_log(got):
             for at in range(0, len(expected.value), 16):
                 self.vbuuids[expected.value[at : at + 8]] = got.value[at : at + 8]
@@ -230,8 +268,13 @@ def decode(data: bytes) -> Frame:
 
 
 def has_failover_log(frame: Frame) -> bool:
-    opcodes = (Opcode.DCP_STREAM_REQUEST, Opcode.DCP_GET_FAILOVER_LOG)
+    opcodes = (Opcode.DCP_STREAM_REQUEST, Opcode.DCP_GET_FAILOVER_LOG, Opcode.GET_FAILOVER_LOG)
     return not frame.magic.is_request and frame.opcode in opcodes and frame.specific == Status.SUCCESS
+
+
+def _is_disk_marker(frame: Frame) -> bool:
+    """Whether this is a marker 2.2: memory snapshots have none."""
+    return frame.magic.is_request and frame.opcode == Opcode.DCP_SNAPSHOT_MARKER and frame.extras == b"\x02"
 
 
 def normalised(frame: Frame) -> dict[str, Any]:
@@ -253,10 +296,18 @@ def normalised(frame: Frame) -> dict[str, Any]:
         return fields | _normalised_request(frame)
     if has_failover_log(frame):
         return fields | {"value": [frame.value[at : at + 8] for at in range(8, len(frame.value), 16)]}
+    if frame.specific not in (Status.SUCCESS, Status.ROLLBACK, Status.RANGE_SCAN_MORE, Status.RANGE_SCAN_COMPLETE):
+        return fields | {"value": None, "datatype": None, "datatype of an error": frame.datatype}
     if frame.opcode == Opcode.HELLO:
         return fields | {"value": sorted(frame.value[at : at + 2] for at in range(0, len(frame.value), 2))}
-    if frame.specific not in (Status.SUCCESS, Status.ROLLBACK):
-        return fields | {"value": None, "datatype": None, "datatype of an error": frame.datatype}
+    if frame.opcode == Opcode.COLLECTIONS_GET_MANIFEST:
+        return fields | {"value": sorted(json.dumps(json.loads(frame.value), sort_keys=True))}
+    if frame.opcode == Opcode.RANGE_SCAN_CREATE:
+        return fields | {"value": len(frame.value)}
+    if frame.opcode == Opcode.RANGE_SCAN_CONTINUE:
+        message = decode_message(frame)
+        assert isinstance(message, RangeScanContinueResponse)
+        return fields | {"value": (message.keys, [replace(document, cas=0) for document in message.documents])}
     return fields
 
 
@@ -274,6 +325,10 @@ def _normalised_request(frame: Frame) -> dict[str, Any]:
             "flags": flags in SNAPSHOT_FLAGS,
             "value": marker[20:],
         }
+    if frame.opcode == Opcode.DCP_SYSTEM_EVENT:
+        message = decode_message(frame)
+        assert isinstance(message, SystemEvent)
+        return {"value": decode_event(message)}
     if frame.opcode == Opcode.DCP_MUTATION:
         has_expiry = extras[20:24] != bytes(4)
         return {"extras": (extras[:8], extras[16:20], has_expiry, extras[24:30], len(extras)), "revision": extras[8:16]}

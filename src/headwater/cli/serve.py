@@ -28,6 +28,7 @@ from headwater.log_fields import LogEvent, fields
 from headwater.node.node import Node, Started
 from headwater.node.node_folder import keep_freed_memory
 from headwater.node.options import SCRUB_BYTES_PER_S, VBUCKETS, NodeOptions, ServerLimits
+from headwater.protocol.dialects import DIALECTS, NEWEST
 from headwater.store.compaction import Retention
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,13 @@ def default_data_folder() -> Path:
     "--insecure",
     is_flag=True,
     help="Listen beyond loopback without TLS; with a certificate, on ports without TLS beside those that have it.",
+)
+@click.option(
+    "--speaks-as",
+    type=click.Choice(list(DIALECTS)),
+    default=next(name for name, dialect in DIALECTS.items() if dialect is NEWEST),
+    show_default=True,
+    help="The version of Couchbase whose answers the node gives, where versions differ.",
 )
 @click.option("--cluster-name", metavar="NAME", help="What clients call the cluster. [default: as it is, or headwater]")
 @click.option(
@@ -207,6 +215,7 @@ def serve(
     tls_key: Path | None,
     tls_only: bool,
     insecure: bool,
+    speaks_as: str,
     cluster_name: str | None,
     durability: str,
     durable_alone: bool,
@@ -280,6 +289,7 @@ def serve(
             tls_key=tls_key,
             tls_only=tls_only,
             insecure=insecure,
+            dialect=DIALECTS[speaks_as],
             cluster_name=cluster_name,
             ack_when_durable=durability == "disk",
             retention=Retention(history_s=history_seconds, history_bytes=history_bytes, purge_age_s=purge_age_seconds),

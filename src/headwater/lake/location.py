@@ -225,6 +225,11 @@ class Location:
             return stream
         return _StoredOutput(self._store(), path)
 
+    def make(self) -> None:
+        """Make the directory, unless it is there. An object store has none."""
+        if self.is_local:
+            Path(self.uri).mkdir(parents=True, exist_ok=True)
+
     def write(self, path: str, data: bytes) -> None:
         """A whole file, in place of any that is there. The lake has to be there."""
         if self.is_local:

@@ -19,7 +19,7 @@ from headwater.node.auth.accounts import ADMIN
 from headwater.node.http.server import HttpServer
 from headwater.node.kv_listener import KvListener
 from headwater.node.node_folder import NodeEnvironment
-from headwater.node.node_state import SERVER_VERSION, Coordination, NodeState
+from headwater.node.node_state import Coordination, NodeState
 from headwater.node.options import NodeOptions, server_context
 from headwater.node.service import Service
 from headwater.node.upr_listener import UprListener
@@ -152,7 +152,8 @@ class Node(NodeState):
             cluster_config=self.cluster_config,
             set_cluster_config=self.set_cluster_config,
             on_pause=self._members.ask_again,
-            server_version=SERVER_VERSION,
+            server_version=self.server_version,
+            dialect=self.options.dialect,
             log=self.log,
         )
         self._listener = KvListener(service, self.options.limits, self.login_checks)

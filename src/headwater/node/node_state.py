@@ -51,7 +51,6 @@ from headwater.store.settling import flush
 
 logger = logging.getLogger(__name__)
 
-SERVER_VERSION = f"7.6.0-0000-headwater-{__version__}"
 """Clients decide by the first three numbers what they may use."""
 
 
@@ -162,7 +161,7 @@ class NodeState:
 
     @property
     def server_version(self) -> str:
-        return SERVER_VERSION
+        return f"{self.options.dialect.server_version}-0000-headwater-{__version__}"
 
     @property
     def identity(self) -> NodeIdentity:

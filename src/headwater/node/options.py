@@ -15,6 +15,7 @@ from pathlib import Path
 
 from headwater.errors import HeadwaterError, LocalProtocolError
 from headwater.protocol.cluster_config import NodeAddress
+from headwater.protocol.dialects import NEWEST, Dialect
 from headwater.protocol.sasl import is_loopback_address
 from headwater.store.compaction import Retention
 
@@ -89,6 +90,8 @@ class NodeOptions:
     """No ports without TLS."""
     insecure: bool = False
     """Listen beyond loopback without TLS."""
+    dialect: Dialect = NEWEST
+    """The version of Couchbase that the node speaks as, where versions judge differently."""
     cluster_name: str | None = None
     """What the cluster is called from now on; None leaves it as it is."""
     ack_when_durable: bool = True

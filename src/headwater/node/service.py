@@ -20,10 +20,12 @@ from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.live_frames import LiveFrames
 from headwater.node.range_scans import RangeScans
 from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
+from headwater.protocol.dialects import NEWEST, Dialect
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
+from headwater.protocol.system_events import CollectionCreated
 from headwater.store.bucket import Bucket
 from headwater.store.read_run import DocumentReads
 from headwater.store.scrub import Scrubbed
@@ -208,6 +210,9 @@ class BucketService:
 
     def set_manifest(self, manifest: Manifest) -> int:
         """Take a newer manifest. Returns the commit that makes it durable."""
+        events = self.bucket.manifest.events_to(manifest)
+        flushed = {event.collection_id for event in events if isinstance(event, CollectionCreated)}
+        self.locks = {key: lock for key, lock in self.locks.items() if key[1] not in flushed}
         self.manifest_commit = self.bucket.set_manifest(manifest)
         self.on_change()
         return self.manifest_commit
@@ -273,6 +278,8 @@ class Service:
     set_cluster_config: Callable[[str | None, ConfigVersion, bytes], bool] = lambda bucket, version, config: False
     """Give this config from now on; False where it is no newer than the one before."""
     server_version: str
+    dialect: Dialect = NEWEST
+    """The version that the node speaks as."""
     log: Callable[..., None] = lambda message, **about: None
     """A sentence, and what `log_fields` names for it."""
     on_pause: Callable[[], None] = lambda: None

@@ -38,8 +38,11 @@ class Collection:
     id: CollectionId
     name: str
     max_ttl_s: int | None = None
-    """None is the bucket's own, 0 is none."""
+    """`None` uses the bucket's setting; 0 disables it."""
     history: bool = False
+    metered: bool = False
+    flush_uid: ManifestUid = ManifestUid(0)
+    """The manifest that flushed it last, 0 for none: its documents from before are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +222,12 @@ class Manifest:
         # 8, and "c8" with id 8 before "c9" with id 9.
         for scope, collection in sorted(newer.collections(), key=lambda pair: (pair[1].name, pair[1].id)):
             known = self.collection_by_id(collection.id)
-            if known is None or known[1] != collection:
-                kind = CollectionCreated if known is None else CollectionModified
+            # A flush is the creation of a collection that is there (kv_engine, docs, "System Event"). One that a
+            # manifest up to this one brought has been: an event of version 0 or 1 does not say which flush it is.
+            is_flushed = known is not None and collection.flush_uid > max(known[1].flush_uid, self.uid)
+            is_changed = known is not None and replace(known[1], flush_uid=collection.flush_uid) != collection
+            if known is None or is_flushed or is_changed:
+                kind = CollectionModified if is_changed and not is_flushed else CollectionCreated
                 yield kind(
                     manifest_uid=self.uid,
                     scope_id=scope.id,
@@ -228,6 +235,8 @@ class Manifest:
                     name=collection.name,
                     max_ttl_s=collection.max_ttl_s,
                     history=collection.history,
+                    metered=collection.metered,
+                    flush_uid=collection.flush_uid,
                 )
 
 
@@ -264,6 +273,10 @@ def _collection_to_json(collection: Collection) -> dict[str, Any]:
         members["maxTTL"] = collection.max_ttl_s
     if collection.history:
         members["history"] = True
+    if collection.metered:
+        members["metered"] = True
+    if collection.flush_uid:
+        members["flush_uid"] = f"{collection.flush_uid:x}"
     return members
 
 
@@ -284,6 +297,8 @@ def _collection_from_json(members: Any) -> Collection:
         name=_name(members["name"]),
         max_ttl_s=max_ttl_s,
         history=bool(members.get("history", False)),
+        metered=bool(members.get("metered", False)),
+        flush_uid=ManifestUid(_number(members.get("flush_uid", "0"), bits=64)),
     )
 
 

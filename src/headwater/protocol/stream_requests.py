@@ -5,7 +5,7 @@ outcome is `Accepted`, `StreamRefusal` with a status, or `RollbackDemand`. It op
 
 The checks run in the order of a real server, because the order decides which status a request with several faults
 gets. Sources are cited by title: the seeds "Stream Request", "Stream Request Value" and "Add Stream", and kv_engine's
-docs/dcp/documentation ("DCP docs"). Where servers were recorded to do otherwise, the 7.0.5 one is followed.
+docs/dcp/documentation ("DCP docs"). Where recorded servers differ, the dialect decides (`protocol.dialects`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from headwater.errors import LocalProtocolError, MalformedJson
+from headwater.protocol.dialects import NEWEST, Dialect
 from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, RollbackDemand, decide_rollback
 from headwater.protocol.messages.dcp_streams import StreamFlags, StreamRequest, VBucketState
 from headwater.protocol.numbers import (
@@ -50,7 +51,7 @@ class CacheTransferOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequestValue:
-    """What a stream request's value may say. The sid may be 0, which is out of its range: that has its own status."""
+    """What a stream request's value may say. The sid may be out of its range, which has its own status."""
 
     uid: ManifestUid | None = None
     sid: int | None = None
@@ -85,7 +86,7 @@ class StreamRequestValue:
         return json.dumps(members, separators=(",", ":")).encode() if members else b""
 
     @classmethod
-    def decode(cls, value: bytes) -> StreamRequestValue:
+    def decode(cls, value: bytes, dialect: Dialect = NEWEST) -> StreamRequestValue:
         """Every fault is a `MalformedJson`, whose status is EINVAL."""
         if not value:
             return cls()
@@ -97,11 +98,13 @@ class StreamRequestValue:
             raise MalformedJson(f"the stream request value is not JSON: {error}") from error
         if not isinstance(members, dict):
             raise MalformedJson("the stream request value is not a JSON object")
+        if dialect.value_keys is not None and not members.keys() & dialect.value_keys:
+            raise MalformedJson(f"the stream request value has none of {', '.join(sorted(dialect.value_keys))}")
         # Stream Request Value, "Validation": it fails with `Invalid` if both are defined.
         if "collections" in members and "scope" in members:
             raise MalformedJson("collections and scope exclude each other")
         return cls(
-            uid=_take(members, "uid", _uid),
+            uid=_take(members, "uid", _uid) if dialect.judges_uid else None,
             sid=_take(members, "sid", _sid),
             collections=_take(members, "collections", _collections),
             scope=_take(members, "scope", _scope),
@@ -119,14 +122,14 @@ def _uid(value: object) -> ManifestUid:
 
 
 def _sid(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= STREAM_ID_MAX:
+    if not isinstance(value, int) or isinstance(value, bool):
         raise MalformedJson(f"sid must be an integer up to {STREAM_ID_MAX}")
     return value
 
 
 def _collections(value: object) -> tuple[CollectionId, ...]:
-    if not isinstance(value, list) or not value:
-        raise MalformedJson("collections must be an array of at least one id")
+    if not isinstance(value, list):
+        raise MalformedJson("collections must be an array of ids")
     return tuple(CollectionId(_hex(member, "a collection id", _U32_MAX)) for member in value)
 
 
@@ -178,6 +181,7 @@ class ConnectionFacts:
     include_xattrs: bool = False
     noop_enabled: bool = False
     stream_id_enabled: bool = False
+    sync_writes: bool = False
     open_stream_ids: frozenset[int | None] = frozenset()
     """The sids of the streams open on this vbucket; None stands for a stream without one."""
 
@@ -223,19 +227,31 @@ class _Case:
     value: StreamRequestValue
     connection: ConnectionFacts
     vbucket: RequestedVBucket
+    dialect: Dialect
 
 
-def admit_stream(request: StreamRequest, *, connection: ConnectionFacts, vbucket: RequestedVBucket | None) -> Admission:
+def admit_stream(
+    request: StreamRequest,
+    *,
+    connection: ConnectionFacts,
+    vbucket: RequestedVBucket | None,
+    dialect: Dialect = NEWEST,
+) -> Admission:
     """The producer's answer. `vbucket` is None where it does not exist here."""
-    # Recorded of 7.0.5: a value that is not JSON is EINVAL, and the connection lives on.
+    if int(request.flags) & ~int(dialect.stream_flags):
+        return StreamRefusal(status=Status.EINVAL, reason=f"the flags 0x{request.flags:x} are not all known")
+    # Recorded of 7.0.5 and 8.0.2: a value that is not JSON is EINVAL, and the connection lives on.
     try:
         is_short = len(request.value) <= _KEPT_VALUE_BYTES_MAX
-        value = _known_value(request.value) if is_short else StreamRequestValue.decode(request.value)
+        decode = _known_value if is_short else StreamRequestValue.decode
+        value = decode(request.value, dialect)
+        if value.collections == () and not dialect.streams_no_collections:
+            raise MalformedJson("collections must be an array of at least one id")
     except MalformedJson as error:
         return StreamRefusal(status=Status.EINVAL, reason=error.reason)
     if vbucket is None:
         return StreamRefusal(status=Status.NOT_MY_VBUCKET, reason="the vbucket does not exist on this node")
-    case = _Case(request=request, value=value, connection=connection, vbucket=vbucket)
+    case = _Case(request=request, value=value, connection=connection, vbucket=vbucket, dialect=dialect)
     for check in _CHECKS:
         refusal = check(case)
         if refusal is not None:
@@ -244,9 +260,9 @@ def admit_stream(request: StreamRequest, *, connection: ConnectionFacts, vbucket
 
 
 @lru_cache(_KEPT_VALUES_MAX)
-def _known_value(value: bytes) -> StreamRequestValue:
+def _known_value(value: bytes, dialect: Dialect) -> StreamRequestValue:
     """Consumers ask for a thousand streams with the same value."""
-    return StreamRequestValue.decode(value)
+    return StreamRequestValue.decode(value, dialect)
 
 
 def _check_noop(case: _Case) -> StreamRefusal | None:
@@ -260,8 +276,9 @@ def _check_noop(case: _Case) -> StreamRefusal | None:
 
 def _check_state(case: _Case) -> StreamRefusal | None:
     # Stream Request, error 0x07. A dead vbucket is as good as none.
-    if case.vbucket.state == VBucketState.DEAD:
-        return StreamRefusal(status=Status.NOT_MY_VBUCKET, reason="the vbucket is dead")
+    state = case.vbucket.state
+    if state == VBucketState.DEAD or (state == VBucketState.PENDING and not case.dialect.streams_pending):
+        return StreamRefusal(status=Status.NOT_MY_VBUCKET, reason=f"the vbucket is {state.name.lower()}")
     # Add Stream, flag 0x10: "If the vbucket is not active, the request fails".
     if StreamFlags.ACTIVE_ONLY in case.request.flags and case.vbucket.state != VBucketState.ACTIVE:
         return StreamRefusal(status=Status.NOT_MY_VBUCKET, reason="the vbucket is not active")
@@ -288,6 +305,8 @@ def _check_stream_id(case: _Case) -> StreamRefusal | None:
         return StreamRefusal(status=Status.DCP_STREAMID_INVALID, reason="enable_stream_id is on, but no sid was given")
     if sid == 0:
         return StreamRefusal(status=Status.DCP_STREAMID_INVALID, reason="sid 0 is reserved")
+    if sid is not None and not 0 <= sid <= STREAM_ID_MAX:
+        return StreamRefusal(status=Status.EINVAL, reason=f"a sid is a number up to {STREAM_ID_MAX}")
     return None
 
 
@@ -316,6 +335,8 @@ def _check_filter(case: _Case) -> StreamRefusal | None:
     value, vbucket = case.value, case.vbucket
     if value.is_filtered and not case.connection.collections:
         return StreamRefusal(status=Status.EINVAL, reason="a filter needs collections negotiated on the connection")
+    if value.is_filtered and case.connection.sync_writes and not case.dialect.filters_with_sync_writes:
+        return StreamRefusal(status=Status.NOT_SUPPORTED, reason="a stream with sync writes has no filter")
     # Recorded of 7.0.5: a filter on an unknown collection is 0x88, with the vbucket's manifest uid beside it.
     for collection in value.collections or ():
         if collection not in vbucket.collections:
@@ -342,6 +363,9 @@ def _decide_start(case: _Case) -> Accepted | RollbackDemand:
     request, vbucket = case.request, case.vbucket
     if StreamFlags.FROM_LATEST in request.flags:
         # DCP docs, Add Stream, flag 0x40: the consumer wants what comes from now on, whatever it may have had before.
+        is_known = request.vbuuid in (0, *(entry.vbuuid for entry in vbucket.failover_log.entries))
+        if case.dialect.from_latest_checks_vbuuid and not is_known:
+            return RollbackDemand(to_seqno=Seqno(0), reason="the vbuuid is not in the failover log")
         return _accept(case, start=vbucket.high_seqno, snapshot_start=vbucket.high_seqno)
     rollback = decide_rollback(
         ConsumerPoint(
@@ -371,11 +395,14 @@ def _accept(case: _Case, *, start: Seqno, snapshot_start: Seqno) -> Accepted:
         end = min(end, high)
     if StreamFlags.LATEST in request.flags:
         end = high
+    if case.value.collections == ():
+        end = start
     return Accepted(
         start_seqno=start,
         end_seqno=Seqno(max(end, start)),
         snapshot_start_seqno=snapshot_start,
         stream_id=case.value.sid,
-        collections=case.value.collections,
+        # One of no collections sends nothing, and ends like one that has come to its end.
+        collections=case.value.collections or None,
         scope=case.value.scope,
     )

@@ -234,6 +234,7 @@ class _Applying:
             )
             self.apply(frame.mapInArrow(_NewRows(floors, rollbacks), frame.schema), batch)
             if isinstance(self.places, Location):
+                self.places.make()
                 self.places.write(_PLACES, after.encode())
         finally:
             frame.unpersist()

@@ -49,7 +49,7 @@ from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table
 from headwater.store.index import Index, index_run
 from headwater.store.prepares import PendingPrepare, Prepares, commit_opaque, decode_prepare
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
-from headwater.store.vbuckets import VBuckets, encode_stored_event, manifest_of_runs
+from headwater.store.vbuckets import VBuckets, encode_stored_event, is_flush, manifest_of_runs
 
 MakeValue = Callable[[Cas, Seqno], bytes]
 """A value that names its own write: it is made once the CAS and the seqno are known."""
@@ -480,7 +480,22 @@ class Bucket:
             )  # fmt: skip
             self.pending.append(vbucket, frame.encode())
             self.vbuckets.on_event(vbucket, frame.seqno, self.manifest.uid)
+            if is_flush(event):
+                self.flush_collection(vbucket, event.collection_id, frame.seqno)
         self.vbuckets.manifest_uids[vbucket] = self.manifest.uid
+
+    def flush_collection(self, vbucket: int, collection_id: CollectionId, seqno: Seqno) -> None:
+        """The event of this seqno voids what the collection held. Compaction drops it, as it does superseded changes.
+
+        So a rollback to before the flush can't be exact, and starts again from 0.
+        """
+        facts = self.vbuckets.facts[vbucket]
+        if facts is None or not self.index.entries[vbucket]:
+            return
+        in_flight = () if self.in_flight is None else (self.in_flight.run(vbucket),)
+        runs = chain(self.runs(vbucket), in_flight, self.pending.runs(vbucket))
+        self.vbuckets.superseded[vbucket] += self.index.forget_flushed(vbucket, {collection_id: seqno}, runs)
+        self.set_vbucket_facts(vbucket, replace(facts, history_start_seqno=seqno))
 
     # --- committing -----------------------------------------------------------------------------------------------
 

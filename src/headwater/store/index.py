@@ -19,11 +19,19 @@ The bucket and the kernels of the store read and write slots; no module outside 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from headwater.errors import HeadwaterError
-from headwater.protocol.kernels.frame_header import ABORT, EXPIRATION, MUTATION, PREPARE, is_document_change
+from headwater.protocol.kernels.frame_header import (
+    ABORT,
+    EXPIRATION,
+    MUTATION,
+    PREPARE,
+    collection_id,
+    is_document_change,
+)
 from headwater.protocol.kernels.memory import (
     AnyBytes,
     Bytes,
@@ -31,6 +39,7 @@ from headwater.protocol.kernels.memory import (
     Int64Rows,
     Int64s,
     ReadOnlyBytes,
+    UInt32s,
     UInt64,
     UInt64Rows,
     UInt64s,
@@ -40,6 +49,7 @@ from headwater.protocol.kernels.memory import (
     load_u16,
     load_u32,
     load_u64,
+    u32,
     u64,
 )
 from headwater.protocol.kernels.siphash import siphash128
@@ -149,6 +159,20 @@ class Index:
         if forgotten:
             self._resize(vbucket, capacity)
         return int(forgotten)
+
+    def forget_flushed(self, vbucket: int, flushes: Mapping[int, int], runs: Iterable[Bytes]) -> int:
+        """Drop the documents of collections that were flushed. Returns how many were still there.
+
+        `flushes` has the seqno of the last flush of each collection, `runs` all stored changes of the vbucket. The
+        index has no collections, so the changes say which documents were in them.
+        """
+        ids = np.array(sorted(flushes), dtype=np.uint32)
+        before = np.array([flushes[number] for number in sorted(flushes)], dtype=np.uint64)
+        void: list[Column] = []
+        for run in runs:
+            seqnos = np.empty(count_documents(run), dtype=np.uint64)
+            void.append(seqnos[: _flushed_seqnos(run, ids, before, seqnos)])
+        return self.forget(vbucket, np.concatenate(void)) if void else 0
 
     def locked(self, vbucket: int) -> Column:
         """The slots of documents that are locked."""
@@ -368,6 +392,23 @@ def count_documents(run: AnyBytes) -> int:
             documents += 1
         at += 24 + i64(load_u32(run, at + 8))
     return documents
+
+
+@kernel
+def _flushed_seqnos(run: AnyBytes, ids: UInt32s, before: UInt64s, found: UInt64s) -> int:
+    """The seqnos of changes that a later flush of their collection has made void. Returns how many."""
+    at = i64(0)
+    count = i64(0)
+    while at < len(run):
+        if is_document_change(run[at + 1]):
+            collection = u32(collection_id(run, at + 24 + i64(run[at + 4])))
+            position = np.searchsorted(ids, collection)
+            seqno = load_u64(run, at + 24)
+            if position < len(ids) and ids[position] == collection and seqno < before[position]:
+                found[count] = seqno
+                count += 1
+        at += 24 + i64(load_u32(run, at + 8))
+    return count
 
 
 @kernel

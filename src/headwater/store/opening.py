@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from headwater.store.data_format import (
 from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table
 from headwater.store.index import Index, count_documents
 from headwater.store.runs import as_run, group_starts_of, is_sound, last_seqnos, split_after
-from headwater.store.vbuckets import events_in
+from headwater.store.vbuckets import events_in, is_flush
 
 
 def create_bucket(
@@ -175,6 +176,8 @@ def load_vbucket(bucket: Bucket, view: CheckedView, vbucket: int) -> None:
     bucket.index.clear(vbucket)
     bucket.prepares.clear(vbucket)
     bucket.vbuckets.reset_numbers(vbucket)
+    flushes: dict[int, int] = {}
+    """Of the collections that were flushed: where that was last."""
     reached = 0
     for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket)):
         last = block_last_seqno(key)
@@ -183,14 +186,18 @@ def load_vbucket(bucket: Bucket, view: CheckedView, vbucket: int) -> None:
                 f"bucket {bucket.facts.name}: vbucket {vbucket}, its changes from {reached + 1} to {last} are damaged",
                 vbucket=vbucket,
             )
-        _load_run(bucket, vbucket, as_run(block), commit=0)
+        flushes |= _load_run(bucket, vbucket, as_run(block), commit=0)
         reached = last
     for commit in bucket.young.of(vbucket):
         run = commit.run(vbucket)
         # A crash between settling and clearing the journal leaves changes in both.
         fresh = run[split_after(run, reached) :]
         if len(fresh):
-            _load_run(bucket, vbucket, fresh, commit=commit.number)
+            flushes |= _load_run(bucket, vbucket, fresh, commit=commit.number)
+    if flushes:
+        stored = (as_run(block) for _, block in view.scan(Table.BLOCKS, *blocks_of(vbucket)))
+        runs = chain(stored, (commit.run(vbucket) for commit in bucket.young.of(vbucket)))
+        bucket.vbuckets.superseded[vbucket] += bucket.index.forget_flushed(vbucket, flushes, runs)
     facts = bucket.vbuckets.facts[vbucket]
     assert facts is not None
     numbers = bucket.vbuckets
@@ -202,15 +209,20 @@ def load_vbucket(bucket: Bucket, view: CheckedView, vbucket: int) -> None:
     numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), facts.deleted_rev_floor)
 
 
-def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> None:
+def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> dict[int, int]:
+    """Enter a run. Returns the collections that are flushed in it, each with the seqno of that."""
+    flushes: dict[int, int] = {}
     numbers = bucket.vbuckets
     bucket.index_changes(vbucket, run, documents=count_documents(run), commit=commit)
     bucket.prepares.enter_run(vbucket, run)
     for seqno, event in events_in(run):
         numbers.on_event(vbucket, seqno, event.manifest_uid)
+        if is_flush(event):
+            flushes[event.collection_id] = seqno
     starts = np.array([0, len(run)], dtype=np.int64)
     one = slice(vbucket, vbucket + 1)
     last_seqnos(run, starts, numbers.high_seqnos[one], numbers.visible_seqnos[one], numbers.completed_seqnos[one])
+    return flushes
 
 
 def _read_commit(key: bytes, value: memoryview, vbuckets: int) -> GroupCommit:

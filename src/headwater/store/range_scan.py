@@ -92,6 +92,7 @@ class ScanWanted:
     low: bytes = b""
     high: bytes = ABOVE_ALL_KEYS
     keys_only: bool = False
+    include_xattrs: bool = False
     sample: Sample | None = None
 
 
@@ -126,7 +127,7 @@ class RangeScan:
     def take(self, *, items_max: int, bytes_max: int, datatypes: Datatype) -> bytes:
         """The next keys or documents, as they are sent: at least one, if there is one.
 
-        `datatypes` are the bits that the receiver understands. Extended attributes are in no scan.
+        `datatypes` are the bits that the receiver understands; the one for extended attributes where it wants them.
         """
         if self._given == len(self._order):
             self._load()
@@ -161,17 +162,17 @@ class RangeScan:
         places = self._addresses, self._lengths, self._chunk.run_numbers, self._chunk.frame_starts, order
         count, size = _measure(*places, bytes_max, datatypes)
         if count == _COMPRESSED:
-            return 1, self._inflated(int(order[0]))
+            return 1, self._inflated(int(order[0]), datatypes)
         out = np.empty(size, dtype=np.uint8)
         _write_documents(*places[:4], order[:count], datatypes, out)
         return count, out.tobytes()
 
-    def _inflated(self, item: int) -> bytes:
+    def _inflated(self, item: int, datatypes: int) -> bytes:
         """A document that its receiver, or its extended attributes, need uncompressed."""
         run = self._runs[self._chunk.run_numbers[item]]
         document = decode_document(run[self._chunk.frame_starts[item] :].data)
         value, datatype = document.value, document.datatype
-        if datatype & Datatype.XATTR:
+        if datatype & Datatype.XATTR & ~datatypes:
             value, datatype = value[body_offset(value) :], datatype & ~Datatype.XATTR
         scanned = ScannedDocument(
             flags=document.flags, expiry=document.expiry, seqno=document.seqno, cas=document.cas, datatype=datatype,
@@ -522,11 +523,11 @@ def _write_keys(keys: Bytes, starts: Int64s, order: Int64s, bytes_max: int, out:
 
 
 @kernel_part
-def _spans(run: Bytes, at: int) -> tuple[int, int, int, int]:
-    """Where the key of a stored mutation starts, where its value does, the body in that, and the frame ends."""
+def _spans(run: Bytes, at: int, datatypes: int) -> tuple[int, int, int, int]:
+    """Where the key of a stored mutation starts, where its value does, what is sent of that, and the frame ends."""
     key_at = at + 24 + i64(run[at + 4])
     value_at = key_at + i64(load_u16(run, at + 2))
-    body_at = value_at + 4 + i64(load_u32(run, value_at)) if run[at + 5] & XATTR else value_at
+    body_at = value_at + 4 + i64(load_u32(run, value_at)) if run[at + 5] & XATTR & ~datatypes else value_at
     return key_at + prefix_bytes(run, key_at, value_at), value_at, body_at, at + 24 + i64(load_u32(run, at + 8))
 
 
@@ -545,7 +546,7 @@ def _measure(
         datatype = i64(run[at + 5])
         if datatype & SNAPPY and (datatype & XATTR or not datatypes & SNAPPY):
             return place or i64(_COMPRESSED), used
-        key_at, value_at, body_at, end = _spans(run, at)
+        key_at, value_at, body_at, end = _spans(run, at, datatypes)
         key_bytes, body_bytes = value_at - key_at, end - body_at
         size = _META_BYTES + _length_bytes(key_bytes) + key_bytes + _length_bytes(body_bytes) + body_bytes
         if place and used + size > bytes_max:
@@ -564,12 +565,12 @@ def _write_documents(
         item = order[place]
         run = bytes_at(addresses[run_numbers[item]], lengths[run_numbers[item]])
         at = frame_starts[item]
-        key_at, value_at, body_at, end = _spans(run, at)
+        key_at, value_at, body_at, end = _spans(run, at, datatypes)
         store_u32(out, used, load_u32(run, at + 40))
         store_u32(out, used + 4, load_u32(run, at + 44))
         store_u64(out, used + 8, load_u64(run, at + 24))
         store_u64(out, used + 16, load_u64(run, at + 16))
-        out[used + 24] = i64(run[at + 5]) & datatypes & ~XATTR
+        out[used + 24] = i64(run[at + 5]) & datatypes
         used = _put_length(out, used + _META_BYTES, value_at - key_at)
         copy_bytes(out, used, run, key_at, value_at - key_at)
         used = _put_length(out, used + value_at - key_at, end - body_at)

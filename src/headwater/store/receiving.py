@@ -53,7 +53,7 @@ from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
 from headwater.store.prepares import decide_by_changes
 from headwater.store.runs import frame_end
-from headwater.store.vbuckets import encode_stored_event
+from headwater.store.vbuckets import encode_stored_event, is_flush
 
 RECEIVING_STATES = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
 """The states in which a vbucket takes what others have written."""
@@ -202,6 +202,8 @@ def receive_event(bucket: Bucket, vbucket: int, message: SystemEvent, *, end_seq
     )  # fmt: skip
     _append(bucket, vbucket, stored.encode(), message.seqno)
     bucket.vbuckets.on_event(vbucket, message.seqno, event.manifest_uid)
+    if is_flush(event):
+        bucket.flush_collection(vbucket, event.collection_id, message.seqno)
     return event.manifest_uid
 
 

@@ -22,6 +22,7 @@ from headwater.protocol.kernels.memory import (
     UInt64s,
     i64,
     kernel,
+    kernel_part,
     load_u16,
     load_u32,
     load_u64,
@@ -30,6 +31,7 @@ from headwater.protocol.kernels.memory import (
 )
 from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.numbers import CollectionId
+from headwater.protocol.system_events import FLATBUFFERS_VERSION
 from headwater.store.bucket import Bucket
 from headwater.store.checked_engine import CheckedView
 from headwater.store.data_format import blocks_of
@@ -256,6 +258,29 @@ def _sync_seqnos(run: AnyBytes, end_seqno: UInt64) -> tuple[int, int, int, int]:
     return first, visible, prepared, completed
 
 
+@kernel_part
+def _load_le(run: Bytes, at: int, size: int) -> int:
+    """A little-endian number, as FlatBuffers has them."""
+    number = i64(0)
+    for byte in range(size):
+        number |= i64(run[at + byte]) << (8 * byte)
+    return number
+
+
+@kernel_part
+def _created_collection(run: Bytes, value_at: int, version: int) -> int:
+    """The collection that a stored event creates or flushes.
+
+    The packed value has it behind the manifest's uid and the scope's id. In FlatBuffers it is field 2 of the root
+    table, whose vtable says where its fields are, and lies as far in front of it as its first number says.
+    """
+    if version != FLATBUFFERS_VERSION:
+        return i64(load_u32(run, value_at + 12))
+    table = value_at + _load_le(run, value_at, 4)
+    field = _load_le(run, table - _load_le(run, table, 4) + 8, 2)
+    return _load_le(run, table + field, 4) if field else i64(0)
+
+
 @kernel
 def _last_of_collection(run: AnyBytes, wanted: int) -> int:
     """The seqno of the last change of a collection in a run, its creation included; 0 where there is none."""
@@ -269,9 +294,8 @@ def _last_of_collection(run: AnyBytes, wanted: int) -> int:
             if collection_id(run, key_at) == u64(wanted):
                 seqno = load_u64(run, extras_at)
         elif opcode == SYSTEM_EVENT and load_u32(run, extras_at + 8) == 0:
-            # A collection was created: the value is the manifest's uid, the scope's id and the collection's.
             value_at = key_at + i64(load_u16(run, at + 2))
-            if u64(load_u32(run, value_at + 12)) == u64(wanted):
+            if _created_collection(run, value_at, i64(run[extras_at + 12])) == wanted:
                 seqno = load_u64(run, extras_at)
         at = extras_at + i64(load_u32(run, at + 8))
     return int(seqno)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 import numpy as np
 
@@ -152,9 +153,14 @@ class VBuckets:
 def encode_stored_event(event: Event) -> EncodedEvent:
     """An event as it is stored: packed, unless only the other form holds all of it."""
     needs_flatbuffers = isinstance(event, CollectionModified) or (
-        isinstance(event, CollectionCreated) and event.history
+        isinstance(event, CollectionCreated) and bool(event.history or event.metered or event.flush_uid)
     )
     return encode_event(event, as_flatbuffers=needs_flatbuffers)
+
+
+def is_flush(event: Event) -> TypeGuard[CollectionCreated]:
+    """Whether an event voids what its collection held before."""
+    return isinstance(event, CollectionCreated) and not isinstance(event, CollectionModified) and event.flush_uid != 0
 
 
 def events_in(run: Bytes) -> Iterator[tuple[Seqno, Event]]:
@@ -203,8 +209,9 @@ def _collections_after(scope: Scope, event: CollectionCreated | CollectionDroppe
         collections.pop(event.collection_id, None)
     else:
         collections[event.collection_id] = Collection(
-            id=event.collection_id, name=event.name, max_ttl_s=event.max_ttl_s, history=event.history
-        )
+            id=event.collection_id, name=event.name, max_ttl_s=event.max_ttl_s, history=event.history,
+            metered=event.metered, flush_uid=event.flush_uid,
+        )  # fmt: skip
     return tuple(collections[number] for number in sorted(collections))
 
 

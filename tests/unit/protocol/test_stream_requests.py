@@ -1,5 +1,7 @@
 """Stream admission: the status for every fault, what accepted streams look like, the order of the checks, and the
 answers of a real server (Couchbase 7.0.5) to the same requests.
+
+All is judged as by 7.0, but for the section on dialects, which has what 8.0 judges differently.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headwater.errors import MalformedMessage
+from headwater.protocol.dialects import DIALECTS, Dialect
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog, RollbackDemand
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import Frame, decode_frames
@@ -63,6 +66,7 @@ class Scenario:
         }
     )
     vbucket_exists: bool = True
+    dialect: Dialect = DIALECTS["7.0"]
 
     def admit(self) -> Admission:
         value = json.dumps(self.members).encode() if self.members else b""
@@ -70,6 +74,7 @@ class Scenario:
             StreamRequest(**self.request, value=value if self.raw_value is None else self.raw_value),
             connection=ConnectionFacts(**self.connection),
             vbucket=RequestedVBucket(**self.vbucket) if self.vbucket_exists else None,
+            dialect=self.dialect,
         )
 
 
@@ -108,6 +113,68 @@ def test_by_default_nothing_is_negotiated_and_only_the_default_collection_exists
         collections={0: 0},
         scopes=frozenset({0}),
     )
+
+
+# --- dialects -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Differing:
+    """What is changed in the sound request, and the status that it gets from 7.0 and from 8.0."""
+
+    reason: str
+    statuses: tuple[Status, Status]
+    request: dict[str, Any] = field(default_factory=dict)
+    value: bytes = b""
+    connection: dict[str, Any] = field(default_factory=dict)
+    vbucket: dict[str, Any] = field(default_factory=dict)
+
+
+SUCCESS, EINVAL = Status.SUCCESS, Status.EINVAL
+
+
+@each(
+    "row",
+    [
+        Differing("an unknown flag", (SUCCESS, EINVAL), request={"flags": StreamFlags(0x1000)}),
+        Differing("cache transfer, newer than 8.0", (SUCCESS, EINVAL), request={"flags": StreamFlags.CACHE_TRANSFER}),
+        Differing("no values, a flag of the seed", (SUCCESS, SUCCESS), request={"flags": StreamFlags.NO_VALUE}),
+        Differing("an empty value", (SUCCESS, EINVAL), value=b"{}"),
+        Differing("an unknown key alone", (SUCCESS, EINVAL), value=b'{"x":1}'),
+        Differing("an unknown key beside a known one", (SUCCESS, SUCCESS), value=b'{"uid":"0","x":1}'),
+        Differing("a manifest ahead", (Status.MANIFEST_IS_AHEAD, SUCCESS), value=b'{"uid":"ffff"}'),
+        Differing("a uid that is no number", (EINVAL, SUCCESS), value=b'{"uid":"zz"}'),
+        Differing("no collections", (EINVAL, SUCCESS), value=b'{"collections":[]}'),
+        Differing(
+            "a filter with sync writes",
+            (SUCCESS, Status.NOT_SUPPORTED),
+            value=b'{"collections":["8"]}',
+            connection={"sync_writes": True},
+        ),
+        Differing("a pending vbucket", (SUCCESS, Status.NOT_MY_VBUCKET), vbucket={"state": VBucketState.PENDING}),
+        Differing(
+            "from latest, unknown vbuuid",
+            (SUCCESS, Status.ROLLBACK),
+            request={"flags": StreamFlags.FROM_LATEST, "vbuuid": STRANGER},
+        ),
+        Differing(
+            "from latest, no vbuuid", (SUCCESS, SUCCESS), request={"flags": StreamFlags.FROM_LATEST, "vbuuid": 0}
+        ),
+    ],
+)
+def test_dialects_judge_differently(row: Differing) -> None:
+    for name, status in zip(("7.0", "8.0"), row.statuses, strict=True):
+        scenario = Scenario(raw_value=row.value, dialect=DIALECTS[name])
+        scenario.request |= row.request
+        scenario.connection |= row.connection
+        scenario.vbucket |= row.vbucket
+        assert status_of(scenario.admit()) == status, f"{row.reason}, as {name}"
+
+
+def test_a_stream_of_no_collections_ends_where_it_starts() -> None:
+    admission = Scenario(raw_value=b'{"collections":[]}', dialect=DIALECTS["8.0"]).admit()
+    assert isinstance(admission, Accepted)
+    assert admission.start_seqno == admission.end_seqno == 25
 
 
 # --- one fault ----------------------------------------------------------------------------------------------------

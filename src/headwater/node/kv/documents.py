@@ -438,6 +438,11 @@ def shown_value(context: Context, document: Document) -> dict[str, Any]:
     return {"value": split_value(document)[1], "datatype": document.datatype & datatypes}
 
 
+def whole_value(document: Document) -> dict[str, Any]:
+    """The fields of a response that has the document as it is stored, for a peer that takes every datatype."""
+    return {"value": document.stored_value, "datatype": document.stored_datatype}
+
+
 def join_value(xattrs: bytes, body: bytes) -> tuple[bytes, Datatype]:
     """The value to store and its datatype: the body is JSON if it is, whatever its writer says."""
     value = xattrs + body

@@ -20,10 +20,12 @@ from headwater.node.producer.live_frames import NO_KIND, LiveFrames
 from headwater.node.producer.outbound import Output
 from headwater.node.producer.stream import CHUNK_BYTES, Stream
 from headwater.node.producer.stream_filter import StreamFilter
+from headwater.protocol.dialects import NEWEST, Dialect
 from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES, SendWindow
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import DcpNoop, OpenFlags, StreamFlags, StreamRequest
-from headwater.protocol.numbers import CONNECTION_NAME_BYTES_MAX, CollectionId, ScopeId, VBucketId
+from headwater.protocol.numbers import CollectionId, ScopeId, VBucketId
+from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import Accepted, Admission, ConnectionFacts, RequestedVBucket, admit_stream
 from headwater.store.bucket import Bucket
 
@@ -120,6 +122,7 @@ class ProducerConnection:
     opened_s: float
     live: LiveFrames
     """What all connections of the bucket share."""
+    dialect: Dialect = NEWEST
     has_right: Callable[[], bool] = lambda: True
     """Whether the user may still stream from the bucket."""
     kind: str = "producer"
@@ -154,12 +157,17 @@ class ProducerConnection:
     def set_control(self, key: bytes, value: bytes) -> None:
         """Take a control message; `BadControl` where it is not one."""
         try:
-            controls = with_control(self.controls, key.decode(), value.decode())
+            controls = with_control(self.controls, key.decode(), value.decode(), self.dialect)
         except UnicodeDecodeError as error:
-            raise BadControl(key) from error
+            raise BadControl("the key or the value is not text") from error
         if controls.deleted_user_xattrs and OpenFlags.INCLUDE_DELETED_USER_XATTRS not in self.flags:
             # As recorded from a 7.0.5 server: the control only asks whether the flag is known.
-            raise BadControl(key)
+            raise BadControl("include_deleted_user_xattrs needs the flag of the open")
+        # Recorded of 8.0.2.
+        if controls.force_value_compression and not self.may_compress:
+            raise BadControl("force_value_compression needs snappy in HELLO")
+        if controls.marker_version != "1.0" and not self.knows_collections:
+            raise BadControl("max_marker_version needs collections in HELLO", Status.NOT_SUPPORTED)
         self.controls = controls
         self.window = self.window.resized(self.controls.buffer_bytes)
         self._shapes.clear()
@@ -172,7 +180,8 @@ class ProducerConnection:
     def admit(self, request: StreamRequest) -> Admission:
         """What to answer to a stream request. An accepted stream still has to be opened."""
         vbucket = request.vbucket
-        return admit_stream(request, connection=self._facts(vbucket), vbucket=self._vbucket_facts(vbucket))
+        connection, known = self._facts(vbucket), self._vbucket_facts(vbucket)
+        return admit_stream(request, connection=connection, vbucket=known, dialect=self.dialect)
 
     def open_stream(self, request: StreamRequest, accepted: Accepted) -> Stream:
         shape = self._shape(drops_values=StreamFlags.NO_VALUE in request.flags)
@@ -190,6 +199,8 @@ class ProducerConnection:
             is_takeover=StreamFlags.TAKEOVER in request.flags,
             is_disk_only=StreamFlags.DISK_ONLY in request.flags,
             ignores_purges=StreamFlags.IGNORE_PURGED_TOMBSTONES in request.flags,
+            # MB-26074. A seqno-advanced says where the snapshot ends, so the consumer has to know of that.
+            skips_removals_at_first=OpenFlags.SKIP_DELETES_IN_INITIAL_BACKFILL in self.flags and self.knows_collections,
             live=self.live,
             kind=self._kind(shape, accepted),
         )
@@ -242,6 +253,7 @@ class ProducerConnection:
             include_xattrs=OpenFlags.INCLUDE_XATTRS in self.flags,
             noop_enabled=self.controls.noop_enabled,
             stream_id_enabled=self.controls.stream_id,
+            sync_writes=self.controls.sync_writes,
             open_stream_ids=frozenset(self._open_ids.get(vbucket, ())),
         )
 
@@ -413,8 +425,3 @@ class ProducerConnection:
         for stream in self.streams.values():
             stream.disconnect()
         self.streams.clear()
-
-
-def is_name(name: bytes) -> bool:
-    """Whether a connection may have this name."""
-    return 0 < len(name) <= CONNECTION_NAME_BYTES_MAX

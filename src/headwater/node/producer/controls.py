@@ -1,7 +1,8 @@
 """What a consumer may set with control messages, and the shape in which it gets changes because of that.
 
 A key that is not in `CONTROLS` gets EINVAL, and so does a bad value: by that clients find out what a server can do
-(kv_engine, DCP docs, "Control"). To add a control, add a setting to `Controls` and a line to `CONTROLS`.
+(kv_engine, DCP docs, "Control"). To add a control, add a setting to `Controls` and a line to `CONTROLS`. Which values a
+version takes is in its dialect (`protocol.dialects`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Any
 
+from headwater.protocol.dialects import Dialect
 from headwater.protocol.numbers import CONNECTION_BUFFER_BYTES_MAX, CONNECTION_NAME_BYTES_MAX
-
-NOOP_INTERVAL_S_MAX = 10800
+from headwater.protocol.status import Status
 
 
 class OsoMode(Enum):
@@ -29,13 +30,13 @@ class Controls:
     noop_enabled: bool = False
     """Noops are sent, and a consumer that answers none is closed. Xattrs and collections need it."""
     noop_interval_s: float = 180.0
-    """Seconds between noops, 0 to 10800, with fractions."""
+    """Seconds between noops, with fractions: 0.1 and more; as 7.0, from 0 to 10800."""
     buffer_bytes: int = 0
     """The consumer's buffer; 0 for no flow control."""
     priority: str = "medium"
     """`high`, `medium` or `low`: shown by `stat dcp`, and makes no difference."""
     force_value_compression: bool = False
-    """All values are sent compressed, where HELLO has negotiated snappy; without it those that were written so."""
+    """All values are sent compressed; without it those that were written so. It needs snappy in HELLO."""
     cursor_dropping: bool = False
     """Makes no difference: a slow consumer is always served from disk."""
     end_on_close: bool = False
@@ -47,7 +48,7 @@ class Controls:
     hifi_mfu: bool = False
     """Makes no difference: it is about a field that says how much a document is used, which is always 0 here."""
     stream_id: bool = False
-    """Stream requests have a `sid`. It can't be switched off again."""
+    """Stream requests have a `sid`. It can't be switched off again, and excludes `enable_sync_writes`."""
     oso: OsoMode = OsoMode.OFF
     """The first backfill of a filtered stream comes as an OSO snapshot; with `true_with_seqno_advanced` a
     seqno-advanced says where it ends if that change is not sent."""
@@ -60,8 +61,8 @@ class Controls:
     change_streams: bool = False
     """Every version inside the history window is sent, and not only the newest."""
     marker_version: str = "1.0"
-    """The highest version of snapshot markers: `1.0`, `2.0` or `2.2`; the last is for disk snapshots. With sync writes
-    it is 2.0 at least."""
+    """The highest version of snapshot markers: `2.2`; as 7.0, also `1.0` and `2.0`. Without it 1.0, or 2.0 with sync
+    writes. 2.2 is for disk snapshots, and needs collections in HELLO."""
     sync_writes: bool = False
     """Prepares, commits and aborts come as such."""
     consumer_name: str = ""
@@ -71,6 +72,10 @@ class Controls:
 class BadControl(ValueError):
     """The key is unknown, or its value is not one of those it takes."""
 
+    def __init__(self, what: str, status: Status = Status.EINVAL) -> None:
+        super().__init__(what)
+        self.status = status
+
 
 def _flag(value: str) -> bool:
     if value not in ("true", "false"):
@@ -78,22 +83,11 @@ def _flag(value: str) -> bool:
     return value == "true"
 
 
-def _only_true(value: str) -> bool:
-    """Some features can be switched on, and not off again."""
-    if value != "true":
-        raise BadControl(value)
-    return True
-
-
 def _seconds(value: str) -> float:
-    # Newer servers take fractions. Recorded ones took 0 and 1, whatever the documents say of 20 and more.
     try:
-        seconds = float(value)
+        return float(value)
     except ValueError:
         raise BadControl(value) from None
-    if not 0 <= seconds <= NOOP_INTERVAL_S_MAX:
-        raise BadControl(value)
-    return seconds
 
 
 def _buffer_bytes(value: str) -> int:
@@ -136,7 +130,7 @@ CONTROLS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "include_deleted_user_xattrs": ("deleted_user_xattrs", _flag),
     "send_stream_end_on_client_close_stream": ("end_on_close", _flag),
     "enable_expiry_opcode": ("expiry_opcode", _flag),
-    "enable_stream_id": ("stream_id", _only_true),
+    "enable_stream_id": ("stream_id", _flag),
     "enable_out_of_order_snapshots": ("oso", _oso),
     "backfill_order": ("backfill_order", _one_of("round-robin", "sequential")),
     "v7_dcp_status_codes": ("v7_status_codes", _flag),
@@ -149,12 +143,25 @@ CONTROLS: dict[str, tuple[str, Callable[[str], Any]]] = {
 """Key → the setting, and what makes its value."""
 
 
-def with_control(controls: Controls, key: str, value: str) -> Controls:
+def with_control(controls: Controls, key: str, value: str, dialect: Dialect) -> Controls:
     """The settings after a control message, or `BadControl`."""
     if key not in CONTROLS:
-        raise BadControl(key)
+        raise BadControl(key, Status.NOT_SUPPORTED if key in dialect.unsupported_controls else Status.EINVAL)
+    if key in dialect.only_true_controls and value == "false":
+        raise BadControl(value)
+    if key in dialect.lenient_controls and value != "true":
+        value = "false"
     name, convert = CONTROLS[key]
-    return replace(controls, **{name: convert(value)})
+    changed = replace(controls, **{name: convert(value)})
+    least_s, most_s = dialect.noop_interval_s
+    if key == "set_noop_interval" and not least_s <= changed.noop_interval_s <= most_s:
+        raise BadControl(value)
+    if key == "max_marker_version" and value not in dialect.marker_versions:
+        raise BadControl(value)
+    # Recorded of 8.0.2: they exclude each other, whichever comes first.
+    if changed.stream_id and changed.sync_writes:
+        raise BadControl(key, Status.NOT_SUPPORTED)
+    return changed
 
 
 # --- the shape of changes -----------------------------------------------------------------------------------------
@@ -170,7 +177,8 @@ SYNC_WRITES = 0x40
 TAKES_COMPRESSED = 0x80
 COMPRESS_PREPARES = 0x100
 """Not of a shape: of a snapshot from disk. See `outbound.shape_run`."""
-VALUES_SHIFT = 9
+SKIP_REMOVALS = 0x200
+VALUES_SHIFT = 10
 """The bits from here on are one of `Values`."""
 
 
@@ -199,6 +207,8 @@ class Shape:
     """Values that get smaller by it are sent as snappy."""
     sync_writes: bool = False
     """The consumer takes part in durable writes: it gets prepares, commits and aborts as such."""
+    skip_removals: bool = False
+    """Deletions and expirations are not sent."""
     bits: int = field(init=False, repr=False, compare=False)
     """The same as one number, for the kernels."""
 
@@ -213,6 +223,7 @@ class Shape:
             (self.takes_compressed, TAKES_COMPRESSED),
             (self.compress, COMPRESS),
             (self.sync_writes, SYNC_WRITES),
+            (self.skip_removals, SKIP_REMOVALS),
         ):
             bits |= bit if is_set else 0
         object.__setattr__(self, "bits", bits)

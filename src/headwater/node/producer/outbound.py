@@ -24,6 +24,7 @@ from headwater.node.producer.controls import (
     INCLUDE_DELETE_TIMES,
     INCLUDE_DELETED_USER_XATTRS,
     INCLUDE_XATTRS,
+    SKIP_REMOVALS,
     STRIP_PREFIX,
     SYNC_WRITES,
     TAKES_COMPRESSED,
@@ -263,6 +264,7 @@ def _shape(
     wanted = borrowed(wanted)
     table = borrowed(table)
     sync_writes = bits & SYNC_WRITES != 0
+    skip_removals = bits & SKIP_REMOVALS != 0
     mutations_stay = _mutations_stay(bits, sid)
     changing_datatypes = i64(0 if bits & INCLUDE_XATTRS else XATTR) | i64(0 if bits & TAKES_COMPRESSED else SNAPPY)
     at = i64(at)
@@ -296,6 +298,8 @@ def _shape(
                 is_wanted = _is_in(wanted, u32(collection))
             is_sent = is_wanted
         if not sync_writes and not is_document_change(opcode):
+            is_sent = False
+        if skip_removals and (opcode == DELETION or opcode == EXPIRATION):
             is_sent = False
         # A commit ends a prepare that the consumer holds, whatever came of the document later. Where the prepare may
         # have been compacted away, the consumer has not got it, and gets the whole change.

@@ -68,12 +68,15 @@ class Stream:
         is_takeover: bool = False,
         is_disk_only: bool = False,
         ignores_purges: bool = False,
+        skips_removals_at_first: bool = False,
         live: LiveFrames,
         kind: int,
     ) -> None:
         self._bucket = bucket
         self._controls = controls
         self._shape = shape
+        self._first_shape = replace(shape, skip_removals=True) if skips_removals_at_first else shape
+        """For what the vbucket held when the stream began, where it began with nothing."""
         self._filter = stream_filter
         self._first_marker_start: int | None = snapshot_start_seqno
         self.is_takeover = is_takeover
@@ -325,11 +328,12 @@ class Stream:
         while at < len(run):
             if output.used >= until:
                 return False
+            is_initial = self.start_seqno == 0 and snapshot.after_seqno < self._high_seqno_at_start
             sent = shape_run(
                 run,
                 at,
                 output,
-                self._shape,
+                self._first_shape if is_initial else self._shape,
                 opaque=self.opaque,
                 stream_id=self.stream_id or 0,
                 wanted=None if keeps_all else self._filter.wanted(self._bucket.manifest),

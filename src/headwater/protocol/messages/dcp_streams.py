@@ -211,8 +211,15 @@ class GetFailoverLog(Request):
 
 
 @message
+class GetFailoverLogByKv(GetFailoverLog):
+    """The same on a connection that is not a DCP connection."""
+
+    opcode = Opcode.GET_FAILOVER_LOG
+
+
+@message
 class GetFailoverLogResponse(Response):
-    opcodes = (Opcode.DCP_GET_FAILOVER_LOG,)
+    opcodes = (Opcode.DCP_GET_FAILOVER_LOG, Opcode.GET_FAILOVER_LOG)
 
     opcode: Opcode = Opcode.DCP_GET_FAILOVER_LOG
     failover_log: tuple[FailoverEntry, ...] = ()

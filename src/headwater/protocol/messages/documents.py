@@ -52,6 +52,18 @@ class GetReplica(Get):
 
 
 @message
+class GetEx(Get):
+    """A document with its extended attributes in one value. The peer has agreed to take all datatypes."""
+
+    opcode = Opcode.GET_EX
+
+
+@message
+class GetExReplica(GetEx):
+    opcode = Opcode.GET_EX_REPLICA
+
+
+@message
 class Set(Request):
     opcode = Opcode.SET
     layouts = (_STORE,)
@@ -220,12 +232,14 @@ class GetRandomKey(Request):
     """Any document of a collection; of the default one where none is named. The answer has its key."""
 
     opcode = Opcode.GET_RANDOM_KEY
-    layouts = (NO_FIELDS, Layout(u32("collection")))
+    layouts = (NO_FIELDS, Layout(u32("collection")), Layout(u32("collection"), u8("include_xattrs")))
 
     collection: CollectionId | None = None
+    include_xattrs: int | None = None
+    """Whether the answer has the extended attributes, where HELLO has negotiated that it may."""
 
     def layout(self) -> Layout:
-        return self.layouts[0 if self.collection is None else 1]
+        return self.layouts[0 if self.collection is None else 1 if self.include_xattrs is None else 2]
 
 
 # --- responses ----------------------------------------------------------------------------------------------------
@@ -241,6 +255,8 @@ class GetResponse(Response):
         Opcode.GETK,
         Opcode.GETKQ,
         Opcode.GET_REPLICA,
+        Opcode.GET_EX,
+        Opcode.GET_EX_REPLICA,
         Opcode.GAT,
         Opcode.GATQ,
         Opcode.GET_LOCKED,

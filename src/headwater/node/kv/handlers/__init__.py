@@ -21,6 +21,7 @@ from headwater.node.kv.handlers import (
 )
 from headwater.node.kv.handlers import documents as document
 from headwater.node.kv.permissions import DCP_MESSAGES
+from headwater.protocol.messages import dcp_streams as dcp_stream_messages
 from headwater.protocol.messages import documents, session
 from headwater.protocol.messages import range_scan as range_scan_messages
 from headwater.protocol.messages import subdocument as subdocument_messages
@@ -53,6 +54,8 @@ _DOCUMENTS: dict[type[Request], Handler] = {
     documents.GetWithKey: document.get_with_key,
     documents.GetWithKeyQuiet: document.get_with_key,
     documents.GetReplica: document.get_replica,
+    documents.GetEx: document.get_ex,
+    documents.GetExReplica: document.get_ex,
     documents.GetMeta: document.get_meta,
     documents.GetMetaQuiet: document.get_meta,
     documents.Set: document.set_document,
@@ -109,6 +112,7 @@ _VBUCKETS: dict[type[Request], Handler] = {
     vbucket_messages.SetVBucket: vbuckets.set_vbucket,
     vbucket_messages.GetVBucket: vbuckets.get_vbucket,
     vbucket_messages.DeleteVBucket: vbuckets.delete_vbucket,
+    dcp_stream_messages.GetFailoverLogByKv: dcp.get_failover_log,
     vbucket_messages.GetAllVbSeqnos: vbuckets.get_all_vb_seqnos,
     vbucket_messages.SeqnoPersistence: vbuckets.seqno_persistence,
     vbucket_messages.ObserveSeqno: document.observe_seqno,

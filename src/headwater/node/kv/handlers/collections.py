@@ -53,7 +53,9 @@ def set_manifest(context: Context, request: SetCollectionsManifest) -> PlainResp
     current = service.bucket.manifest
     manifest = _decoded(request.value)
     if manifest.uid < current.uid:
-        raise RequestRefused(Status.ERANGE, f"the manifest has uid {manifest.uid:x}, the bucket has {current.uid:x}")
+        unappliable = context.service.dialect.refuses_older_manifest_as_unappliable
+        status = Status.CANNOT_APPLY_MANIFEST if unappliable else Status.ERANGE
+        raise RequestRefused(status, f"the manifest has uid {manifest.uid:x}, the bucket has {current.uid:x}")
     if manifest.uid == current.uid:
         if current.events_to(manifest):
             raise RequestRefused(Status.CANNOT_APPLY_MANIFEST, "a manifest that differs has a higher uid")
@@ -95,7 +97,7 @@ def _check_names(entries: Iterable[tuple[int, str]]) -> None:
 
 
 def _check_successor(current: Manifest, newer: Manifest) -> None:
-    """What stays keeps its name, and a collection its scope."""
+    """What stays keeps its name, and a collection its scope. A flush is not taken back."""
     names = {scope.id: scope.name for scope in newer.scopes}
     for scope in current.scopes:
         if names.get(scope.id, scope.name) != scope.name:
@@ -105,6 +107,10 @@ def _check_successor(current: Manifest, newer: Manifest) -> None:
         if found is not None and (found[0].id, found[1].name) != (scope.id, collection.name):
             raise RequestRefused(
                 Status.CANNOT_APPLY_MANIFEST, f"collection {collection.id:x} changes its name or scope"
+            )
+        if found is not None and found[1].flush_uid < collection.flush_uid:
+            raise RequestRefused(
+                Status.CANNOT_APPLY_MANIFEST, f"collection {collection.id:x} was flushed by {collection.flush_uid:x}"
             )
 
 

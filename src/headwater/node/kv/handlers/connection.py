@@ -10,7 +10,7 @@ from headwater.node.auth.login_checks import LoginAttempt, LoginOutcome, LoginVe
 from headwater.node.auth.users import Action
 from headwater.node.kv.context import Context, PendingLogin
 from headwater.node.service import RequestRefused
-from headwater.protocol.features import Feature, Negotiated
+from headwater.protocol.features import FEATURE_NEEDS, Feature, Negotiated
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.session import (
     GetClusterConfig,
@@ -45,22 +45,35 @@ SERVED_FEATURES = frozenset(
         Feature.ALT_REQUEST,
         Feature.SYNC_REPLICATION,
         Feature.COLLECTIONS,
+        Feature.SNAPPY_EVERYWHERE,
         Feature.PRESERVE_TTL,
         Feature.VATTR,
         Feature.SUBDOC_CREATE_AS_DELETED,
         Feature.SUBDOC_DOCUMENT_MACROS,
+        Feature.NON_BLOCKING_THROTTLING,
         Feature.SUBDOC_REPLICA_READ,
         Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,
+        Feature.DEDUPE_NMVB_CLUSTERMAP,
         Feature.SUBDOC_BINARY_XATTR,
+        Feature.RANGE_SCAN_INCLUDE_XATTR,
+        Feature.SUBDOC_REPLICA_READ_OF_DELETED,
+        Feature.GET_RANDOM_KEY_INCLUDE_XATTR,
     }
 )
 """With unordered execution, requests overtake those that wait for a durable write. With tracing, responses say how long
-the node took (`KvSession.to_send`)."""
+the node took (`KvSession.to_send`). Three of them let a server do what this one does not: answers other than documents
+are never compressed (`SNAPPY_EVERYWHERE`), no request is throttled, and NOT_MY_VBUCKET always comes with the cluster
+config (`DEDUPE_NMVB_CLUSTERMAP`)."""
 
 _NONCE_BYTES = 18
 
 
 def hello(context: Context, request: Hello) -> HelloResponse:
+    asked = frozenset(request.features)
+    for feature in sorted(asked & FEATURE_NEEDS.keys()):
+        if missing := FEATURE_NEEDS[feature] - asked:
+            names = ", ".join(needed.name for needed in sorted(missing))
+            raise RequestRefused(Status.EINVAL, f"{feature.name} needs {names} in the same HELLO")
     agreed = tuple(dict.fromkeys(sorted(feature for feature in request.features if feature in SERVED_FEATURES)))
     context.session.agent = request.key.decode(errors="replace")
     context.session.negotiated = Negotiated(frozenset(agreed))

@@ -1,8 +1,8 @@
 """Handlers for DCP: opening a connection, and the settings and streams of one on which this node is the producer.
 
-The table of the endpoint's states (`protocol.states`) decides first: a message for the other kind of endpoint
-closes the connection, one that is out of turn is answered with EINVAL. Once a connection has been opened for this node
-to be the consumer, `node.consumer` takes what comes.
+The table of the endpoint's states (`protocol.states`) decides first: a message that is out of turn is answered with
+EINVAL, and one for the other kind of endpoint as well, or it closes the connection (`protocol.dialects`). Once a
+connection has been opened for this node to be the consumer, `node.consumer` takes what comes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection, ConsumerSettings
 from headwater.node.kv.context import CloseSession, Context
 from headwater.node.kv.documents import refuse_damaged, refuse_vbucket
-from headwater.node.producer.connection import ProducerConnection, is_name
+from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.controls import BadControl
 from headwater.node.service import RequestRefused
+from headwater.protocol.dialects import Dialect
 from headwater.protocol.failover_log import RollbackDemand
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.base import PlainResponse, Request, Response
@@ -58,6 +59,8 @@ def dcp(context: Context, request: Request) -> Response | None:
     except UnexpectedMessage as error:
         raise RequestRefused(Status.EINVAL, "The command can only be sent on a DCP connection") from error
     if following is EndpointState.CLOSED:
+        if context.service.dialect.answers_misplaced:
+            raise RequestRefused(Status.EINVAL, f"{type(request).__name__} is for a consumer, and this is a producer")
         raise CloseSession
     return _HANDLERS[type(request)](context, request)
 
@@ -72,11 +75,10 @@ def _connection(context: Context) -> ProducerConnection:
 
 
 def _open(context: Context, request: Open) -> PlainResponse:
-    if not is_name(request.key):
-        raise RequestRefused(Status.EINVAL, "a connection's name has 1 to 200 bytes")
-    # Notifiers are in the flags of "Open Connection" (kv_engine, DCP docs); servers of today have none.
-    if OpenFlags.NOTIFIER in request.flags:
-        raise RequestRefused(Status.EINVAL, "a connection is a producer or a consumer, and no notifier")
+    dialect = context.service.dialect
+    if not 0 < len(request.key) <= dialect.name_bytes_max:
+        raise RequestRefused(Status.EINVAL, f"a connection's name has 1 to {dialect.name_bytes_max} bytes")
+    _check_flags(request.flags, dialect)
     _check_may_take_name(context, request.key.decode(errors="replace"))
     consumer_name = _consumer_name(request)
     if OpenFlags.PRODUCER not in request.flags:
@@ -91,10 +93,22 @@ def _open(context: Context, request: Open) -> PlainResponse:
             may_compress=session.has(Feature.SNAPPY),
             opened_s=context.service.now_s(),
             live=context.bucket_service.live_frames,
+            dialect=dialect,
             has_right=lambda: session.may(Action.STREAM),
         )
     )
     return context.ok()
+
+
+def _check_flags(flags: OpenFlags, dialect: Dialect) -> None:
+    # Notifiers (0x02) are in the flags of "Open Connection" (kv_engine, DCP docs); servers of today have none.
+    if unknown := int(flags) & ~int(dialect.open_flags):
+        raise RequestRefused(Status.EINVAL, f"the flags 0x{unknown:x} are not known")
+    # Recorded of 8.0.2.
+    if OpenFlags.NO_VALUE in flags and OpenFlags.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags:
+        raise RequestRefused(Status.EINVAL, "the two flags for no values exclude each other")
+    if OpenFlags.INCLUDE_DELETED_USER_XATTRS in flags and OpenFlags.INCLUDE_XATTRS not in flags:
+        raise RequestRefused(Status.EINVAL, "the attributes of removed documents need the flag for attributes")
 
 
 def _check_may_take_name(context: Context, name: str) -> None:
@@ -163,7 +177,7 @@ def _control(context: Context, request: Control) -> PlainResponse:
     try:
         _connection(context).set_control(request.key, request.value)
     except BadControl as error:
-        raise RequestRefused(Status.EINVAL) from error
+        raise RequestRefused(error.status) from error
     return context.ok()
 
 
@@ -260,13 +274,14 @@ def _close_stream(context: Context, request: CloseStream) -> PlainResponse:
     return context.ok()
 
 
-def _get_failover_log(context: Context, request: GetFailoverLog) -> GetFailoverLogResponse:
+def get_failover_log(context: Context, request: GetFailoverLog) -> GetFailoverLogResponse:
+    """Of any vbucket that is here; under its other opcode also on a connection that is not a DCP connection."""
     refuse_damaged(context.bucket_service, request.vbucket)
     numbers = context.bucket_service.bucket.vbuckets
     facts = numbers.facts[request.vbucket] if numbers.exists(request.vbucket) else None
     if facts is None:
         refuse_vbucket(context)
-    return GetFailoverLogResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
+    return context.reply(GetFailoverLogResponse, failover_log=facts.failover_log.entries)
 
 
 _HANDLERS: dict[type[Request], Callable[[Any, Any], Response | None]] = {
@@ -277,5 +292,5 @@ _HANDLERS: dict[type[Request], Callable[[Any, Any], Response | None]] = {
     SeqnoAcknowledged: _seqno_acknowledged,
     StreamRequest: _stream_request,
     CloseStream: _close_stream,
-    GetFailoverLog: _get_failover_log,
+    GetFailoverLog: get_failover_log,
 }

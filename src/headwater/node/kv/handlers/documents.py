@@ -34,6 +34,7 @@ from headwater.node.kv.documents import (
     take_lock,
     target_of,
     target_to_write,
+    whole_value,
     xattrs_to_keep,
 )
 from headwater.node.service import RequestRefused
@@ -47,6 +48,8 @@ from headwater.protocol.messages.documents import (
     Decrement,
     Delete,
     Get,
+    GetEx,
+    GetExReplica,
     GetLocked,
     GetMeta,
     GetMetaResponse,
@@ -87,6 +90,19 @@ def get_with_key(context: Context, request: Get) -> GetResponse:
 
 def get_replica(context: Context, request: GetReplica) -> GetResponse:
     return _get(context, request, state=VBucketState.REPLICA)
+
+
+def get_ex(context: Context, request: GetEx) -> GetResponse:
+    """A document with its extended attributes."""
+    # Recorded of 8.0.2: without these in HELLO it is NOT_SUPPORTED.
+    for feature in (Feature.XATTR, Feature.JSON, Feature.SNAPPY_EVERYWHERE):
+        if not context.session.has(feature):
+            raise RequestRefused(Status.NOT_SUPPORTED, f"it needs {feature.name} in HELLO")
+    is_replica = isinstance(request, GetExReplica)
+    target = target_of(context, request, state=VBucketState.REPLICA if is_replica else VBucketState.ACTIVE)
+    entry = live_or_refuse(context, target)
+    document = target.read(entry)
+    return context.reply(GetResponse, cas=shown_cas(target, entry), flags=document.flags, **whole_value(document))
 
 
 def _get(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from headwater.node.kv.context import Context
-from headwater.node.kv.documents import collection_by_id, refuse_damaged, refuse_vbucket, shown_value
+from headwater.node.kv.documents import collection_by_id, refuse_damaged, refuse_vbucket, shown_value, whole_value
 from headwater.node.range_scans import SCAN_S_MAX, RunningScan
 from headwater.node.service import RequestRefused
 from headwater.protocol.features import Feature
@@ -74,7 +74,8 @@ def continue_scan(context: Context, request: RangeScanContinue) -> PlainResponse
         items_max=min(request.items_max or PART_ITEMS_MAX, PART_ITEMS_MAX),
         bytes_max=min(request.bytes_max or PART_BYTES_MAX, PART_BYTES_MAX),
         datatypes=(Datatype.JSON if session.understands_json else Datatype.RAW)
-        | (Datatype.SNAPPY if session.has(Feature.SNAPPY) else Datatype.RAW),
+        | (Datatype.SNAPPY if session.has(Feature.SNAPPY) else Datatype.RAW)
+        | (Datatype.XATTR if scan.wanted.include_xattrs else Datatype.RAW),
     )
     status = Status.RANGE_SCAN_COMPLETE if scan.is_complete else Status.RANGE_SCAN_MORE
     if scan.is_complete:
@@ -164,16 +165,21 @@ def _members(context: Context, request: RangeScanCreate) -> dict[str, Any]:
 def _wanted(members: dict[str, Any]) -> ScanWanted:
     collection = CollectionId(_member(members, "collection", _hexadecimal, default=DEFAULT_COLLECTION))
     keys_only = _member(members, "key_only", _boolean)
+    include_xattrs = _member(members, "include_xattrs", _boolean)
+    if keys_only and include_xattrs:
+        raise RequestRefused(Status.EINVAL, "a scan of keys has no extended attributes")
     bounds, sampling = _object(members, "range"), _object(members, "sampling")
-    if (bounds is None) == (sampling is None):
-        raise RequestRefused(Status.EINVAL, "a scan has either a range or a sampling")
+    if bounds is not None and sampling is not None:
+        raise RequestRefused(Status.EINVAL, "a scan has a range or a sampling, not both")
     if sampling is not None:
         documents = _member(sampling, "samples", _number, needed=True)
         if not documents:
             raise RequestRefused(Status.EINVAL, "a sample has one document at least")
         sample = Sample(documents=documents, seed=_member(sampling, "seed", _number, default=0))
-        return ScanWanted(collection=collection, keys_only=keys_only, sample=sample)
-    assert bounds is not None
+        return ScanWanted(collection=collection, keys_only=keys_only, include_xattrs=include_xattrs, sample=sample)
+    if bounds is None:
+        # Recorded of 8.0.2: {} is a scan of the whole default collection.
+        return ScanWanted(collection=collection, keys_only=keys_only, include_xattrs=include_xattrs)
     # The scan takes its bounds as from a key on and below another; no key lies between a key and it with a zero byte.
     low, excludes_low = _bound(bounds, "start")
     high, excludes_high = _bound(bounds, "end")
@@ -182,6 +188,7 @@ def _wanted(members: dict[str, Any]) -> ScanWanted:
         low=low + b"\0" if excludes_low else low,
         high=high if excludes_high else high + b"\0",
         keys_only=keys_only,
+        include_xattrs=include_xattrs,
     )
 
 
@@ -270,11 +277,12 @@ def get_random_key(context: Context, request: GetRandomKey) -> GetResponse:
     if service.ack_when_durable:
         context.wait_for(bucket.commit_of(found.entry))
     document = bucket.read(found.vbucket, found.entry)
+    is_whole = request.include_xattrs and context.session.has(Feature.GET_RANDOM_KEY_INCLUDE_XATTR)
     return context.reply(
         GetResponse,
         cas=document.cas,
         flags=document.flags,
         collection_id=collection if context.session.negotiated.collections else None,
         key=document.key,
-        **shown_value(context, document),
+        **(whole_value(document) if is_whole else shown_value(context, document)),
     )

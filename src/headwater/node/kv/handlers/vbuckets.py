@@ -78,8 +78,14 @@ def _members(request: SetVBucket) -> dict[str, Any]:
         members = json.loads(request.value)
     except (ValueError, RecursionError) as error:
         raise RequestRefused(Status.EINVAL, "the value is not JSON with a topology") from error
-    if not isinstance(members, dict) or "topology" not in members:
+    # kv_engine, DCP docs, "Set VBucket State Value": the last two are newer. The state that a vbucket will have helps
+    # a server with its cache, and makes no difference here.
+    if not isinstance(members, dict) or not members.keys() & {"topology", "next_expected_state", "use_snapshot"}:
         raise RequestRefused(Status.EINVAL, "the value is not JSON with a topology")
+    if "use_snapshot" in members:
+        raise RequestRefused(Status.NOT_SUPPORTED, "a vbucket is not made of files; replicate it")
+    if members.get("next_expected_state", "active") not in ("active", "replica", "pending", "dead"):
+        raise RequestRefused(Status.EINVAL, "next_expected_state is not the state of a vbucket")
     return members
 
 
@@ -91,7 +97,7 @@ def _check_config(service: BucketService, members: dict[str, Any]) -> None:
 
 def _topology(request: SetVBucket, members: dict[str, Any]) -> tuple[Any, ...] | None:
     """The replication topology: chains of node names, the active one first. Only an active vbucket has one."""
-    chains = members["topology"]
+    chains = members.get("topology")
     if chains is None:
         return None
     if request.state != VBucketState.ACTIVE or not _is_topology(chains):

@@ -208,7 +208,7 @@ START = {"start": ""}
     ("members", "status"),
     [
         (between(start=b"x", end=b"y"), Status.KEY_ENOENT),
-        ({}, Status.EINVAL),
+        ({**EVERYTHING, "key_only": True, "include_xattrs": True}, Status.EINVAL),
         ({**EVERYTHING, "sampling": {"samples": 1}}, Status.EINVAL),
         ({"sampling": {}}, Status.EINVAL),
         ({"sampling": {"samples": 0}}, Status.EINVAL),

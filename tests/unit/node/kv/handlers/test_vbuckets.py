@@ -74,6 +74,18 @@ def test_a_topology_that_is_none(client: Client, value: bytes) -> None:
     assert client.refused(SetVBucket(vbucket=VB3, state=VBucketState.ACTIVE, value=value)) == Status.EINVAL
 
 
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        (b'{"next_expected_state":"active"}', Status.SUCCESS),
+        (b'{"next_expected_state":"alive"}', Status.EINVAL),
+        (b'{"use_snapshot":"fbr"}', Status.NOT_SUPPORTED),
+    ],
+)
+def test_what_newer_clusters_say_of_a_vbucket(client: Client, value: bytes, status: Status) -> None:
+    assert client.call(SetVBucket(vbucket=VB3, state=VBucketState.REPLICA, value=value)).status == status
+
+
 def test_only_an_active_vbucket_has_a_topology(client: Client) -> None:
     value = b'{"topology":[["a"]]}'
     assert client.refused(SetVBucket(vbucket=VB3, state=VBucketState.REPLICA, value=value)) == Status.EINVAL
