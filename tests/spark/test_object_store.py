@@ -25,10 +25,11 @@ from pyspark.sql import SparkSession
 from headwater.cli import main
 from headwater.errors import LakeError, LakeTaken
 from headwater.lake import upkeep
+from headwater.lake.dead_files import clean_logs, vacuum
 from headwater.lake.lake_look import LakeWatch
 from headwater.lake.layout import TableKind
 from headwater.lake.location import Location
-from headwater.lake.upkeep import clean_logs, join_files, trim_changes, vacuum
+from headwater.lake.upkeep import join_files, trim_changes
 from headwater.lake.verify import compare
 from headwater.lake_page.state import LakeState
 from headwater.spark import documents, landing_loop

@@ -192,6 +192,8 @@ class CollectionTables:
     """What it is to be clustered by and can't be yet, as far as that is logged."""
     ids: set[int] = field(default_factory=set)
     """Every collection that has or had this name."""
+    merge_bytes: int = 0
+    """What its last merge here has written: the next one is expected to write as much."""
 
     def open(self, asked: ColumnChoice | None) -> None:
         """Open what is there. `asked` are the typed columns that are wanted, if anything is said of them."""

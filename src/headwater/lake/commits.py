@@ -323,6 +323,8 @@ def commit_merges(
     finally:
         for name in [name for name, commit in commits.items() if commit.exception() is None]:
             lake.pending.forget(name)
+            wrote = [part for of_kind in by_table[name].values() for part in of_kind]
+            lake.tables[name].merge_bytes = sum(file.size_bytes for part in wrote for file in part.add)
     for commit in commits.values():
         commit.result()
 

@@ -434,6 +434,8 @@ class Pending:
     """(table, group) where it can't wait: documents may have to go, or to come back."""
     since_s: dict[str, float | None] = field(default_factory=dict)
     """By table: nothing that was written before this time is pending, as far as that is known."""
+    size_bytes: int = 0
+    """Of the files of `changes` that have come since everything was merged."""
 
     @property
     def names(self) -> set[str]:
@@ -444,6 +446,7 @@ class Pending:
         """Count what a batch has brought. `names` has the tables by collection id, those of the batch among them;
         `since_s` is the time that the tables held everything of before the batch."""
         before = self.names
+        self.size_bytes += sum(file.size_bytes for file in report.files)
         for (id_, group), count in report.document_rows.items():
             self.rows[names[id_], group] += count
         self.urgent |= {(names[id_], group) for id_, group in report.collections_gone}
@@ -461,6 +464,8 @@ class Pending:
             del self.rows[counted]
         self.urgent = {key for key in self.urgent if key[0] != name}
         self.since_s.pop(name, None)
+        if not self.names:
+            self.size_bytes = 0
 
 
 def count_pending(
@@ -471,9 +476,9 @@ def count_pending(
     merged_at: Callable[[str, int], int],
 ) -> Pending:
     """Count what lies behind the batch that each table and group was merged at."""
-    pending = Pending()
     least = min((merged_at(name, group) for name in set(names.values()) for group in range(facts.groups)), default=-1)
     waiting = [file for file in files if file.may_hold("batch", low=least + 1)]
+    pending = Pending(size_bytes=sum(file.size_bytes for file in waiting))
     for rows in read_files(location, waiting, _COLUMNS):
         for id_, group, op, batch, count in _counts(rows, facts):
             tables = set(names.values()) if id_ == _EVERY_TABLE else {names[id_]} if id_ in names else set()

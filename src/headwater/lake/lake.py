@@ -373,6 +373,11 @@ class Lake:
         planner, groups = self.planner(), range(self.facts.groups)
         return any(planner.history_lags(table, group) for table in self.tables.values() for group in groups)
 
+    @property
+    def merge_bytes(self) -> int:
+        """What a merge of all that is pending is expected to write: as much as the last one of each table did."""
+        return sum(self.tables[name].merge_bytes for name in self.pending.names)
+
     def documents_as_of_s(self, name: str) -> float | None:
         """Everything that was written to the bucket before this time is in the table of a collection; None where that
         is not known. For a table that has something pending."""

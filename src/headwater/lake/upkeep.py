@@ -1,5 +1,5 @@
-"""Upkeep of the tables: joining small files, cutting tables into more groups, trimming `changes`, and deleting what no
-table needs any more.
+"""Upkeep of the tables: joining small files, cutting tables into more groups, and trimming `changes`. `dead_files`
+deletes what no table needs any more.
 
 Every batch brings some small files, and a table of many small files is slow to read. Files of one partition are joined
 when there are several of about one size. So every row is written again once for each size that its files go through,
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.errors import InvalidInput
 from headwater.lake.change_files import row_groups, sort_rows
 from headwater.lake.change_rows import (
     COLLECTION_CREATED,
@@ -50,12 +48,11 @@ from headwater.lake.data_files import (
     numbers,
     read_files,
 )
-from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableCommit
+from headwater.lake.delta_log import TableCommit
 from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
 from headwater.lake.layout import CHANGE_RANGES, FORMAT_PROPERTY, GROUP, GROWN_FORMAT, LakeFacts, changes_schema
 from headwater.lake.location import Location
 from headwater.lake.row_order import in_order, placed_row_groups, sort_columns
-from headwater.lake.table_state import TableState
 from headwater.log_fields import LogEvent, fields
 
 logger = logging.getLogger(__name__)
@@ -404,43 +401,3 @@ def _merged_batches(lake: Lake) -> Iterator[int]:
         yield min(table.merged_at(group) for group in range(lake.facts.groups))
         if lake.settings.merging.history:
             yield NOT_MERGED if table.history is None else min(table.history.merged.values())
-
-
-# --- deleting ---------------------------------------------------------------------------------------------------------
-#
-# What no table needs any more: files that were removed or never committed, and old entries of the logs.
-# A file is deleted only if it is not live, no version within the retention time needs it, and it is older than that
-# time itself: what an executor has written and the driver has not committed yet looks just like what never will be.
-#
-# Cleaning a log takes the commit metadata of its old entries away. So it ends with an entry that says again what the
-# table holds, and that one stays.
-
-
-VACUUM_HOURS_MIN = 1
-"""Longer than any batch takes from its first file to its commit."""
-VACUUM_HOURS_DEFAULT = 7 * 24
-
-
-def vacuum(lake: Lake, *, retention_hours: int = VACUUM_HOURS_DEFAULT) -> int:
-    """Delete the files that no table needs. Returns how many."""
-    if retention_hours < VACUUM_HOURS_MIN:
-        raise InvalidInput(
-            f"files of the last {retention_hours} hours can't be deleted safely",
-            hint=f"Give a retention of at least {VACUUM_HOURS_MIN} hours",
-        )
-    return sum(log.vacuum(state, retention_hours=retention_hours) for log, state in _logs(lake))
-
-
-def clean_logs(lake: Lake, *, retention_days: int = LOG_RETENTION_DAYS) -> None:
-    """Delete entries of the logs that are older than so many days. Versions before them can't be read any more."""
-    oldest_s = time.time() - retention_days * 24 * 3600
-    for log, state in _logs(lake):
-        if log.has_entries_before(oldest_s):
-            log.clean(state, retention_days=retention_days)
-
-
-def _logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState]]:
-    yield lake.changes, lake.state
-    for tables in lake.tables.values():
-        for table, _ in tables.with_ranges():
-            yield table.log, table.state
