@@ -280,7 +280,8 @@ class Lake:
     def set_groups(self, groups: int) -> None:
         """Say that all tables have so many groups."""
         self.commit_changes(TableCommit(transactions={GROUPS_TRANSACTION: groups}, state=self.state))
-        self.facts, self.tables = replace(self.facts, groups=groups, format=GROWN_FORMAT), {}
+        self.facts = replace(self.facts, groups=groups, format=max(self.facts.format, GROWN_FORMAT))
+        self.tables = {}
         self._load()
 
     def _know_collections(self) -> None:
@@ -406,8 +407,10 @@ class Lake:
         """The work of reading a collection as it is now, one task a group, for `merged_rows` in any process."""
         planner, table = self.planner(), self.tables[name]
         return [
-            planner.merge_task(group, (planner.documents_target(table, group),), with_whole=True)
-            for group in range(self.facts.groups)
+            planner.merge_task(
+                group, of=table.groups, documents=(planner.documents_target(table, group),), with_whole=True
+            )
+            for group in range(table.groups)
         ]
 
     def documents_now(self, name: str) -> Iterator[pa.Table]:

@@ -37,7 +37,7 @@ from headwater.lake.change_rows import (
     key_spaces,
     read_changes,
 )
-from headwater.lake.collection_tables import NOT_MERGED
+from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.data_files import (
     FILE_BYTES_DEFAULT,
     DataFile,
@@ -209,8 +209,12 @@ def _joined(tasks: Sequence[JoinTask], run: Runner) -> list[DataFile]:
 # more groups. Their number is doubled, for then each of them becomes two: the vbuckets of group 3 are those of 6 and 7.
 #
 # Each table is cut in one commit, which says into how many groups, and `changes` says it last. So a table may have more
-# groups than the lake, and never fewer: a reader takes those together that its group has become
-# (`MergedTable.files_of`), and a landing that finds such tables first completes what was begun.
+# groups than the lake: a reader takes those together that its group has become (`MergedTable.files_of`), and a landing
+# that finds such tables first completes what was begun.
+#
+# A table has fewer groups than the lake as long as it is small: it has one at first, and is cut before a merge that
+# makes it larger. Then `changes` has nothing to say: the tables of a collection are read and merged by the least number
+# of groups that one of them has, and a merge first makes it the same for all of them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,18 +251,38 @@ class RegroupTask:
 
 
 def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
-    """Cut the tables into as many groups as their documents need, or as was begun."""
+    """Cut large tables into as many groups as the documents of the lake need, or as was begun."""
     for collection in lake.tables.values():
         collection.refresh()
-    tables = [(it, table, ranges) for it in lake.tables.values() for table, ranges in it.with_ranges()]
-    groups = max(table.groups for _, table, _ in tables) if lake.is_growing else lake.facts.grown(lake.documents)
+    most = max((table.groups for it in lake.tables.values() for table, _ in it.with_ranges()), default=1)
+    groups = most if lake.is_growing else lake.facts.grown(lake.documents)
     if groups == lake.facts.groups:
         return
     if lake.facts.format < GROWN_FORMAT:
         lake.step("set the format")
         lake.changes.set_properties({FORMAT_PROPERTY: str(GROWN_FORMAT)}, lake.state)
-    for collection, table, ranges in tables:
-        if table.groups == groups:
+    for collection in lake.tables.values():
+        _regroup(lake, collection, groups, run, least=lake.facts.groups, file_bytes=file_bytes)
+    lake.step("regroup the lake")
+    lake.set_groups(groups)
+    logger.info("the tables have %d groups now", groups, extra=fields(event=LogEvent.GROUPS_GROWN))
+
+
+def grow_small_tables(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
+    """Cut tables with fewer groups than the lake into as many as they need for what is pending, or as was begun."""
+    for name in sorted(lake.pending.names):
+        collection = lake.tables[name]
+        if collection.documents is not None and collection.groups < lake.facts.groups:
+            groups = collection.groups_for(collection.documents.rows + lake.pending.documents(name))
+            _regroup(lake, collection, groups, run, file_bytes=file_bytes)
+
+
+def _regroup(
+    lake: Lake, collection: CollectionTables, groups: int, run: Runner, *, least: int = 1, file_bytes: int
+) -> None:
+    """Cut the tables of a collection that have at least `least` groups into so many, each in one commit."""
+    for table, ranges in collection.with_ranges():
+        if not least <= table.groups < groups:
             continue
         parts: dict[object, list[DataFile]] = {}
         for file in table.log.files():
@@ -277,9 +301,6 @@ def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BY
         added = [file for files in (run(tasks) if tasks else []) for file in files]
         lake.step(f"regroup {collection.name}")
         table.regroup(groups, add=added, remove=table.log.files())
-    lake.step("regroup the lake")
-    lake.set_groups(groups)
-    logger.info("the tables have %d groups now", groups, extra=fields(event=LogEvent.GROUPS_GROWN))
 
 
 # --- trimming `changes` -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ are its hashes, so a task's memory is that of the group's rows, some sixty bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -85,6 +85,11 @@ class TableCheck:
     standing: Standing
     merged: int
     """The last batch that is in it."""
+    around: range = range(0)
+    """The vbuckets that its files have rows of. Those of a table with fewer groups than the lake have rows of other
+    groups as well, which are judged with these."""
+    odd: frozenset[str] = frozenset()
+    """Paths of files in groups that the table does not have: all of their rows are judged here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -354,6 +359,19 @@ class _Judging:
         files = () if table is None else table.files
         return TableScan(location, table_label(kind, name), schema, files, self._report.findings, frozenset(added))
 
+    def _rows_of(self, scan: TableScan, table: TableCheck | None) -> Iterator[ScannedRows]:
+        """What is judged here of a table. Rows that are in no place of their own are judged with the first group."""
+        own = self._vbuckets
+        for part in scan.read():
+            if table is None or table.around == own or part.file.path in table.odd:
+                yield part
+                continue
+            homes = int64s(part.rows, "vbucket", null=-1)
+            marks = is_inside(homes, own)
+            if own.start == table.around.start:
+                marks |= ~is_inside(homes, table.around)
+            yield ScannedRows(part.file, filtered(part.rows, marks), part.locators[marks])
+
     # --- each table ---------------------------------------------------------------------------------------------------
 
     def _check_seqnos(self, rows: TableRows) -> None:
@@ -405,7 +423,7 @@ class _Judging:
         scan = self._scan(TableKind.DOCUMENTS, collection.name, schema, table, added=added)
         typed = TypedCheck(columns)
         parts: list[TableRows] = []
-        for part in scan.read():
+        for part in self._rows_of(scan, table):
             rows = TableRows(scan=scan, rows=hash_documents(part.rows, xattrs=xattrs), locators=part.locators)
             wrong = rows.of(typed.take(part.rows, part.locators))
             says = "has other values in its typed columns than in its document"
@@ -432,7 +450,8 @@ class _Judging:
     def _judge_rejects(self, collection: CollectionCheck, documents: TableScan, expected: Rejected) -> None:
         schema = rejects_schema(with_field=collection.columns is None or not collection.columns.is_whole_row)
         scan = self._scan(TableKind.REJECTS, collection.name, schema, collection.rejects, added={FIELD.name})
-        stored = Rejected.joined([stored_misfits(part.rows, part.locators) for part in scan.read()])
+        parts = self._rows_of(scan, collection.rejects)
+        stored = Rejected.joined([stored_misfits(part.rows, part.locators) for part in parts])
         judged = judge_rejects(expected, stored)
         there = TableRows(scan=scan, rows=stored.rows, locators=stored.locators)
         for kind, rows, says in (
@@ -454,7 +473,7 @@ class _Judging:
     ) -> None:
         xattrs = self._check.facts.xattrs
         scan = self._scan(TableKind.HISTORY, collection.name, history_schema(xattrs=xattrs), table)
-        versions = Versions.joined([self._versions(part) for part in scan.read()])
+        versions = Versions.joined([self._versions(part) for part in self._rows_of(scan, table)])
         rows = TableRows(scan=scan, rows=versions.rows, locators=versions.locators)
         current = rows.of(versions.is_current)
         judged = judge(bucket, current.rows, table.standing, ids=collection.ids, landed_ends=self._ends)

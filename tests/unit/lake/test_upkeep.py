@@ -215,6 +215,7 @@ def test_a_table_that_was_brought_back_from_long_ago_is_told(tmp_path: Path) -> 
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
 
 
+@pytest.mark.usefixtures("large_tables")
 def test_the_largest_group_is_merged_first(tmp_path: Path) -> None:
     small = SmallLake(tmp_path, groups=4)
     for vbucket, count in enumerate((1, 300, 30, 900)):
