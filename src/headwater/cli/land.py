@@ -205,7 +205,7 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     show_default=True,
     metavar="Nx|SIZE",
     help="Delete such files earlier, the oldest first, where those of a table are more than this: a multiple of the "
-    "live table, or a size such as 10GB. Files of the last five minutes are kept.",
+    "live table, or a size such as 10GB. Files of the last two minutes are kept.",
 )
 @click.option(
     "--keep-log",

@@ -36,7 +36,7 @@ from headwater.lake.table_state import TableState
 VACUUM_HOURS_MIN = 1
 """Longer than any batch takes from its first file to its commit."""
 VACUUM_HOURS_DEFAULT = 7 * 24
-READERS_S_MIN = 300.0
+READERS_S_MIN = 120.0
 """A removed file is kept for so long, whatever its bytes: readers of the versions of this time have it open, or are
 about to open it."""
 DEAD_BYTES_DEFAULT = "4x"

@@ -138,14 +138,14 @@ def test_dead_files_of_a_table_have_a_bound_in_bytes(small: SmallLake) -> None:
         now_s += MERGE_S
         dead.keep_within_bound(small.lake, now_s=now_s)
         seen.append(file_bytes(table) / live_bytes(table))
-    # The versions of five minutes are five times the table; without a bound there would be twenty.
-    assert max(seen) < 7
+    # Without a bound there would be twenty.
+    assert max(seen) < 6.5
     assert seen[-1] < 1.1 * seen[8], "it is flat after the bound"
     assert dead.live_bytes + dead.dead_bytes == sum(
         file_bytes(folder) for folder in (small.directory / "changes", table)
     )
     newest = DeltaTable(table).version()
-    for version in range(newest - 4, newest + 1):
+    for version in range(newest - 2, newest + 1):
         assert DeltaTable(table, version=version).to_pyarrow_table().num_rows == 300, "readers may have opened it"
     with pytest.raises(FileNotFoundError):
         DeltaTable(table, version=newest - 10).to_pyarrow_table()
