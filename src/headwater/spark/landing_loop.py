@@ -292,6 +292,7 @@ class LandingLoop:
                         self._wait(began_s + self._every_s)
                     elif not has_read or self._is_at_cut:
                         self._merge()
+                        self._bound_dead_files()
                         return
                 except (HeadwaterError, *_OF_LIBRARIES) as error:
                     if self._stopping.is_set():
