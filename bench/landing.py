@@ -32,6 +32,7 @@ from bench.measure import SCALE, in_new_process, in_turns, load_now, scaled
 from bench.processes import LOGIN, NodeProcess, data_folder, load, memory_bytes, node
 from bench.report import Section
 from headwater.lake.lake import LakeSettings
+from headwater.spark.freshness import Freshness
 from headwater.spark.landing import Landing
 from headwater.spark.landing_loop import LandedBatch, LandingStatus
 from headwater.spark.session import start_session
@@ -52,6 +53,7 @@ AGE_S = max(3.0, 30.0 * SCALE)
 SETTLE_S = max(3.0, 15.0 * SCALE)
 """The writer begins so long before ages are looked at: by then the first merges under load are through."""
 SAMPLE_EVERY_S = 0.1
+FRESH_S = 5.0
 EVERY = "1 second"
 """How often the landings that go on look for changes."""
 BATCH_S_MAX = 120.0
@@ -284,7 +286,8 @@ class _Running:
         self._bucket = bucket
         self._documents = documents
         self._landed: queue.Queue[LandedBatch] = queue.Queue()
-        self._query = bench.landing(bucket, name).start(bench.spark, every=EVERY, on_batch=self._landed.put)
+        landing = replace(bench.landing(bucket, name), fresh=Freshness(wait_s_max=FRESH_S))
+        self._query = landing.start(bench.spark, every=EVERY, on_batch=self._landed.put)
 
     def __enter__(self) -> _Running:
         return self
@@ -406,7 +409,8 @@ def measure_ages(bench: LandingBench) -> Section:
         title="How old the documents are",
         text=(
             f"Random documents of {millions(DOCUMENTS)} are written by a process of its own, at a steady rate, while "
-            "a landing with its defaults looks for changes every second. All that was written to the bucket longer ago "
+            f"a landing with `--fresh {FRESH_S:.0f}s` looks for changes every second: by default the bytes that merges "
+            "write have a bound, and a change may wait a minute. All that was written to the bucket longer ago "
             "than the age of a table is in that table. Ages are looked at every "
             f"{SAMPLE_EVERY_S} s for {AGE_S:.0f} s, when the load has lasted for {SETTLE_S:.0f} s. Node, writer and "
             f"Spark share {CORES} cores. Batches and merges are medians; load of the machine before: {load_before}."

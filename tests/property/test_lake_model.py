@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,6 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from headwater.client.offsets import Offsets
 from headwater.lake import change_files, change_rows, data_files, layout, upkeep
 from headwater.lake.commits import begin_batch, commit_batch, merge
+from headwater.lake.dead_files import DeadBytes, DeadFiles
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
@@ -103,7 +105,8 @@ class LakeMachine(RuleBasedStateMachine):
         self.patches = ExitStack()
 
     @initialize(
-        groups=st.sampled_from([1, 2, 5]),
+        groups=st.sampled_from([1, 2, 4, 5]),
+        small_group_documents=st.sampled_from([-1, 1, 4]),
         keep_bytes=st.sampled_from([0, 300, 2**40]),
         row_group_rows=st.sampled_from([2, 128]),
         buffer_bytes=st.sampled_from([200, 1000, 2**27]),
@@ -113,6 +116,7 @@ class LakeMachine(RuleBasedStateMachine):
     def begin(
         self,
         groups: int,
+        small_group_documents: int,
         keep_bytes: int,
         row_group_rows: int,
         buffer_bytes: int,
@@ -130,6 +134,7 @@ class LakeMachine(RuleBasedStateMachine):
             (upkeep, "JOIN_BYTES_A_TIME", 2000),
             (upkeep, "TRIM_ROWS_PER_DOCUMENT", 0),
             (layout, "GROUP_DOCUMENTS", 1),
+            (layout, "SMALL_GROUP_DOCUMENTS", small_group_documents),
         ):
             self.patches.enter_context(patch.object(module, name, value))
         fixed = {"*": TypedColumns.from_ddl("n BIGINT")} if columns == "fixed" else {}
@@ -248,6 +253,13 @@ class LakeMachine(RuleBasedStateMachine):
             if merges:
                 merge(lake)
             trim_changes(lake, datetime.now(UTC))
+
+    @precondition(lambda self: self.batches)
+    @rule()
+    def delete_dead_files(self) -> None:
+        """As if all of them were old: no table needs any."""
+        dead = DeadFiles(DeadBytes(0.0, 0), keep_hours=168)
+        dead.keep_within_bound(self.open(CrashAt(None)), now_s=time.time() + 1e6)
 
     @precondition(lambda self: self.batches)
     @rule(crash=crash_steps)

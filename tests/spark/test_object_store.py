@@ -24,11 +24,12 @@ from pyspark.sql import SparkSession
 
 from headwater.cli import main
 from headwater.errors import LakeError, LakeTaken
-from headwater.lake import upkeep
+from headwater.lake import dead_files, upkeep
+from headwater.lake.dead_files import DeadBytes, DeadFiles, clean_logs, vacuum
 from headwater.lake.lake_look import LakeWatch
 from headwater.lake.layout import TableKind
 from headwater.lake.location import Location
-from headwater.lake.upkeep import clean_logs, join_files, trim_changes, vacuum
+from headwater.lake.upkeep import join_files, trim_changes
 from headwater.lake.verify import compare
 from headwater.lake_page.state import LakeState
 from headwater.spark import documents, landing_loop
@@ -125,7 +126,7 @@ def test_a_rollback_upkeep_and_verify(lake_anywhere: StoredLake, monkeypatch: py
     lake.check_equal()
     assert any(row["void"] for row in lake.rows("changes"))
 
-    monkeypatch.setattr(upkeep, "VACUUM_HOURS_MIN", 0)
+    monkeypatch.setattr(dead_files, "VACUUM_HOURS_MIN", 0)
     monkeypatch.setattr(upkeep, "TRIM_ROWS_PER_DOCUMENT", 0)
     tables = lake.landing.prepare()
     before = set(lake.data_files())
@@ -136,6 +137,11 @@ def test_a_rollback_upkeep_and_verify(lake_anywhere: StoredLake, monkeypatch: py
     assert not before & set(lake.data_files())
     lake.bucket.put([b"e"], b'{"n":4}')
     lake.land()
+    lake.bucket.put([b"e"], b'{"n":5}')
+    lake.land()
+    dead = DeadFiles(DeadBytes(0.0, 0), keep_hours=168)
+    assert dead.keep_within_bound(lake.landing.prepare(), now_s=time.time() + 1e6) > 0
+    assert dead.dead_bytes == 0
     lake.check_equal()
     words = [word for pair in lake.store.options.items() for word in ("--storage-option", "=".join(pair))]
     login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.lake import layout
+from headwater.lake import dead_files, layout
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake
 from support.driven_source import SimulatedLanding, without_spark
@@ -43,6 +43,26 @@ def test_old_files_are_deleted_when_it_is_due(
     monkeypatch.setattr("headwater.spark.landing_loop.TIDY_EVERY_S", 0.0)
     land(b"third")
     assert not left.exists()
+    landing.check_equal()
+
+
+def test_dead_files_are_deleted_by_bytes_also_where_each_run_ends_soon(
+    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_spark(monkeypatch)
+    for name in ("READERS_S_MIN", "DEAD_BYTES_MIN"):
+        monkeypatch.setattr(dead_files, name, 0)
+    landing = SimulatedLanding(bucket, tmp_path / "lake")
+    for turn in range(12):
+        bucket.put([b"key-%d" % number for number in range(8)], b'{"turn": %d}' % turn)
+        query = landing.start()
+        query.awaitTermination()
+    files = [path for path in landing.folder.rglob("*.parquet") if "_delta_log" not in path.parts]
+    status, on_disk = query.landing_status, sum(path.stat().st_size for path in files)
+    assert status.live_bytes is not None
+    assert status.dead_bytes == on_disk - status.live_bytes
+    assert 0 < status.dead_bytes <= 4 * status.live_bytes
+    assert len([path for path in files if "documents" in path.parts]) == 5, "the newest, and four times as much"
     landing.check_equal()
 
 

@@ -35,16 +35,17 @@ class DocumentWriter(threading.Thread):
         self._connection = node.connect()
         self._random = random.Random(seed)
         self._writes_per_s = writes_per_s
+        self._batch_writes = BATCH
         self._keys = [key_of(number) for number in range(documents)]
         self._vbuckets = [vbucket_of(key, vbuckets) for key in self._keys]
         self._stopping = threading.Event()
 
     def run(self) -> None:
         try:
-            began_s = time.monotonic()
+            began_s, first = time.monotonic(), self.writes
             while not self._stopping.is_set():
                 self._write_batch()
-                self._stopping.wait(max(0.0, began_s + self.writes / self._writes_per_s - time.monotonic()))
+                self._stopping.wait(max(0.0, began_s + (self.writes - first) / self._writes_per_s - time.monotonic()))
         except BaseException as error:
             self.failure = error
 
@@ -55,8 +56,8 @@ class DocumentWriter(threading.Thread):
             raise self.failure
 
     def _write_batch(self) -> None:
-        self._connection.sock.sendall(b"".join(self._next_write() for _ in range(BATCH)))
-        answers = self._receive(BATCH * ANSWER_BYTES)
+        self._connection.sock.sendall(b"".join(self._next_write() for _ in range(self._batch_writes)))
+        answers = self._receive(self._batch_writes * ANSWER_BYTES)
         for at in range(0, len(answers), ANSWER_BYTES):
             assert answers[at : at + 12] in _SUCCESSES, f"a write was refused: {answers[at : at + ANSWER_BYTES]!r}"
 

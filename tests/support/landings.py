@@ -227,7 +227,7 @@ class SourceBucket:
 
 GROUPS = 2
 """Fewer tasks of Spark than by default: here they hold a few rows each."""
-ALWAYS_FRESH = Freshness(merge_share=1)
+ALWAYS_FRESH = Freshness(merge_share=1, write_ratio=1e9)
 NEVER_FRESH = Freshness(merge_share=0, wait_s_max=1e9)
 """Merges are left to the end of a landing, and to what is urgent."""
 

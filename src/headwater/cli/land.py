@@ -40,6 +40,7 @@ from headwater.cli.ui import token_option
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
+from headwater.lake.dead_files import DEAD_BYTES_DEFAULT, VACUUM_HOURS_DEFAULT
 from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
@@ -88,6 +89,8 @@ METRICS = (
         "Tables with a fault of their own, which miss changes that the others have.",
         lambda status: status.tables_set_aside,
     ),
+    _kind("live_bytes", "Bytes of the files that the tables have now.", lambda status: status.live_bytes),
+    _kind("dead_bytes", "Bytes of files that are kept for earlier versions.", lambda status: status.dead_bytes),
 )
 """What `LandingStatus` says at the moment of the scrape."""
 PAGE_DOCUMENTATION = "1, with the address of the landing's own page, if --ui serves one."
@@ -187,12 +190,20 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
 @click.option("--keep-changes", "changes_days", type=click.IntRange(min=1), metavar="DAYS", help="Fold older changes.")
 @click.option(
     "--keep-files",
-    "vacuum_hours",
-    type=click.IntRange(min=1),
-    default=7 * 24,
+    "files_s",
+    default=f"{VACUUM_HOURS_DEFAULT}h",
     show_default=True,
-    metavar="HOURS",
-    help="Delete files that no version of a table within this time needs.",
+    metavar="TIME",
+    callback=parse_time,
+    help="Delete files that no version of a table within this time needs: whole hours, such as 168h.",
+)
+@click.option(
+    "--dead-bytes",
+    default=DEAD_BYTES_DEFAULT,
+    show_default=True,
+    metavar="Nx|SIZE",
+    help="Delete such files earlier, the oldest first, where those of a table are more than this: a multiple of the "
+    "live table, or a size such as 10GB. Files of the last two minutes are kept.",
 )
 @click.option(
     "--keep-log",
@@ -292,7 +303,10 @@ def land(
         lake=_lake_settings(options),
         fresh=Freshness(wait_s_max=options["wait_s_max"], merge_share=options["merge_share"]),
         upkeep=Upkeep(
-            vacuum_hours=options["vacuum_hours"], changes_days=options["changes_days"], log_days=options["log_days"]
+            files_hours=int(options["files_s"] // 3600),
+            dead_bytes=options["dead_bytes"],
+            changes_days=options["changes_days"],
+            log_days=options["log_days"],
         ),
         groups=options["groups"],
         iceberg=_iceberg_settings(options),
@@ -538,9 +552,14 @@ def status_line(status: LandingStatus) -> Text:
     return Text(
         f"{status.doing}  batch {status.batch:,}  {counted(status.documents, 'document')}  "
         f"lag {lag}, {_age(status.lag_s)}  documents {_age(status.documents_age_s)} behind"
+        + (f"  {_megabytes(status.live_bytes)} live, {_megabytes(status.dead_bytes)} dead" if status.dead_bytes else "")
         + (f"  {counted(status.rollbacks, 'rollback')}" if status.rollbacks else "")
         + (f"  {counted(status.tables_set_aside, 'table')} set aside" if status.tables_set_aside else "")
     )
+
+
+def _megabytes(size: int | None) -> str:
+    return "unknown" if size is None else f"{size / 1e6:,.1f} MB"
 
 
 def _age(seconds: float | None) -> str:

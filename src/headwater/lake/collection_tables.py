@@ -11,7 +11,7 @@ so of the rejects, too. The history has numbers of its own, since it may be aske
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -34,6 +34,7 @@ from headwater.lake.layout import (
     document_ranges,
     documents_schema,
     folder_name,
+    groups_within,
     history_schema,
     rejects_schema,
 )
@@ -80,16 +81,20 @@ class MergedTable:
         self.log.refresh()
         made_with = LakeFacts.from_properties(self.log.properties, where=self.log.location.uri).groups
         self.groups = self.log.transaction(GROUPS_TRANSACTION) or made_with
-        """Of the table. While the number of groups is doubled, it is ahead of that of the lake, never behind it."""
-        if self.groups % self._facts.groups:
+        """Of the table: fewer than the lake's while it is small, and more while these are being doubled."""
+        if max(self.groups, self._facts.groups) % min(self.groups, self._facts.groups):
             raise LakeDamaged(
                 f"the table at {self.log.location.uri} has {self.groups} groups, and the lake {self._facts.groups}",
                 hint="Remove its directory: the next run builds it again",
             )
         found = [self.log.transaction(_merged_transaction(group)) for group in range(self.groups)]
         merged = [NOT_MERGED if at is None else at for at in found]
-        self.merged = {group: min(merged[part] for part in self._parts(group)) for group in range(self._facts.groups)}
-        """By group: the last batch that is merged."""
+        lake_groups = self._facts.groups
+        self.merged = {
+            group: min(merged[part] for part in groups_within(group, of=lake_groups, groups=self.groups))
+            for group in range(lake_groups)
+        }
+        """By group of the lake: the last batch that is merged."""
         self.state = self.log.state()
         self._seen_version = self.log.version
 
@@ -97,7 +102,7 @@ class MergedTable:
     def has_to_be_rebuilt(self) -> bool:
         """Its columns have changed, and its documents have not been parsed again since."""
         asked = int(self.log.properties.get(_REBUILD_PROPERTY) or 0)
-        return asked > (self.log.transaction(_REBUILT_TRANSACTION) or 0)
+        return asked > 0 and asked > (self.log.transaction(_REBUILT_TRANSACTION) or 0)
 
     def refresh(self) -> None:
         """Look again if the log has gone on without us: another tool has tidied the table up, or a commit of ours was
@@ -106,14 +111,15 @@ class MergedTable:
         if self.log.version != self._seen_version:
             self.reload()
 
-    def _parts(self, group: int) -> range:
-        """The groups of the table that a group of the lake is."""
-        parts = self.groups // self._facts.groups
-        return range(group * parts, (group + 1) * parts)
-
-    def files_of(self, group: int) -> tuple[DataFile, ...]:
-        parts = {*map(str, self._parts(group))}
+    def files_of(self, group: int, *, of: int) -> tuple[DataFile, ...]:
+        """The files that may hold rows of a group, where there are so many. A table with fewer has rows of others in
+        them as well."""
+        parts = {*map(str, groups_within(group, of=of, groups=self.groups))}
         return tuple(file for file in self.log.files() if dict(file.partition)[GROUP.name] in parts)
+
+    def merged_at(self, group: int, *, of: int) -> int:
+        """The last batch that is merged in a group, where there are so many."""
+        return min(self.merged[part] for part in groups_within(group, of=of, groups=self._facts.groups))
 
     @property
     def rows(self) -> int:
@@ -150,7 +156,7 @@ class MergedTable:
 
     def regroup(self, groups: int, *, add: Sequence[DataFile], remove: Sequence[DataFile]) -> None:
         """Commit that the same rows lie in more groups. These are merged as far as the one that they were."""
-        merged = {group: self.merged[group * self._facts.groups // groups] for group in range(groups)}
+        merged = {group: self.merged_at(group, of=groups) for group in range(groups)}
         transactions = {_merged_transaction(group): at for group, at in merged.items() if at != NOT_MERGED}
         self.log.commit(
             TableCommit(
@@ -197,6 +203,8 @@ class CollectionTables:
     """Every collection that has or had this name."""
     _folder: str = ""
     """Once it is known; see `location_of`."""
+    merge_bytes: int = 0
+    """What its last merge here has written: the next one is expected to write as much."""
 
     def open(self, asked: ColumnChoice | None) -> None:
         """Open what is there. `asked` are the typed columns that are wanted, if anything is said of them."""
@@ -295,13 +303,28 @@ class CollectionTables:
         return self.location.join(kind, self._folder)
 
     def merged_at(self, group: int) -> int:
+        """The last batch that the documents of a group of the lake are merged up to."""
         return NOT_MERGED if self.documents is None else self.documents.merged[group]
+
+    @property
+    def groups(self) -> int:
+        """The number of tasks that read or merge the tables. While they are cut into more groups, some have more."""
+        tables = (self.documents, self.history, self.rejects)
+        return min([self.facts.groups, *(table.groups for table in tables if table is not None)])
+
+    def groups_for(self, documents: int) -> int:
+        """How many groups its tables should have for so many documents. Their number never goes down."""
+        tables = (self.documents, self.history, self.rejects)
+        least = max((table.groups for table in tables if table is not None), default=1)
+        return self.facts.groups_of_table(documents, least=least)
 
     # --- making them --------------------------------------------------------------------------------------------------
 
-    def create_documents(self, columns: ColumnChoice, cluster_by: Sequence[str], *, merged: int) -> MergedTable:
-        """Make the table of documents, which holds all there was up to a batch: nothing. Columns that are inferred are
-        added by the merges that find them."""
+    def create_documents(
+        self, columns: ColumnChoice, cluster_by: Sequence[str], *, merged: int, expected: int
+    ) -> MergedTable:
+        """Make the table of documents, which holds all there was up to a batch: nothing. So many documents are expected
+        to come next. Columns that are inferred are added by the merges that find them."""
         fixed = columns if isinstance(columns, TypedColumns) else None
         schema = documents_schema(xattrs=self.facts.xattrs, typed=None if fixed is None else fixed.schema)
         properties = {_COLUMNS_PROPERTY: str(columns) if fixed is None else fixed.ddl, _MISFITS_PROPERTY: _ONE_COLUMN}
@@ -309,19 +332,20 @@ class CollectionTables:
             properties = {}
         if cluster_by:
             properties[_CLUSTER_PROPERTY] = ",".join(cluster_by)
-        self.documents = self._create(TableKind.DOCUMENTS, schema, document_ranges(schema), properties, merged)
+        ranges, groups = document_ranges(schema), self.groups_for(expected)
+        self.documents = self._create(TableKind.DOCUMENTS, schema, ranges, properties, groups=groups, merged=merged)
         return self.documents
 
     def create_history(self) -> MergedTable:
         schema = history_schema(xattrs=self.facts.xattrs)
-        self.history = self._create(TableKind.HISTORY, schema, HISTORY_RANGES, {}, NOT_MERGED)
+        self.history = self._create(TableKind.HISTORY, schema, HISTORY_RANGES, {}, groups=self.groups)
         return self.history
 
     def create_rejects(self) -> MergedTable:
         columns = self.columns
         assert columns is not None, "without typed columns everything fits"
         schema = rejects_schema(with_field=not columns.is_whole_row)
-        self.rejects = self._create(TableKind.REJECTS, schema, DOCUMENT_RANGES, {}, NOT_MERGED)
+        self.rejects = self._create(TableKind.REJECTS, schema, DOCUMENT_RANGES, {}, groups=self.groups)
         return self.rejects
 
     # --- columns that come later --------------------------------------------------------------------------------------
@@ -355,12 +379,18 @@ class CollectionTables:
         )
 
     def _create(
-        self, kind: TableKind, schema: pa.Schema, ranges: Sequence[str], properties: Mapping[str, str], merged: int
+        self,
+        kind: TableKind,
+        schema: pa.Schema,
+        ranges: Sequence[str],
+        properties: Mapping[str, str],
+        *,
+        groups: int,
+        merged: int = NOT_MERGED,
     ) -> MergedTable:
         partition = [GROUP, IS_CURRENT] if kind == TableKind.HISTORY else [GROUP]
         for field_ in partition:
             schema = schema.append(field_)
-        groups = range(self.facts.groups) if merged != NOT_MERGED else ()
         # delta-rs makes all folders that are missing.
         self.location.identity()
         location = self.location_of(kind)
@@ -370,8 +400,8 @@ class CollectionTables:
             schema,
             partition_by=[field_.name for field_ in partition],
             ranges=ranges,
-            properties={**self.facts.to_properties(), **named, **properties},
-            transactions={_merged_transaction(group): merged for group in groups},
+            properties={**replace(self.facts, groups=groups).to_properties(), **named, **properties},
+            transactions={_merged_transaction(group): merged for group in range(groups) if merged != NOT_MERGED},
             state=TableState(offsets=Offsets(self.facts.bucket_uuid)),
         )
         return MergedTable(log, self.facts)

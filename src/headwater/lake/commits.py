@@ -33,7 +33,7 @@ from headwater.lake.rollbacks import Rollbacks, VoidedFiles, add_rollback, out_o
 from headwater.lake.row_order import sort_columns
 from headwater.lake.table_state import LandedTotals, TableState
 from headwater.lake.typed_columns import INFERRED_MAX, ColumnMode, FieldTypes, joined_fields
-from headwater.lake.upkeep import grow_groups
+from headwater.lake.upkeep import grow_groups, grow_small_tables
 from headwater.log_fields import LogEvent, fields
 
 logger = logging.getLogger(__name__)
@@ -129,13 +129,14 @@ def commit_batch(
         lake.commit_changes(
             TableCommit(add=added, remove=removed, transactions={BATCH_TRANSACTION: batch.number}, state=state)
         )
-        for name in sorted({*state.collections.values()} - {*known.values()}):
-            with lake.containing(name):
-                _create_documents(lake, lake.tables[name], merged=batch.number - 1)
         rows_by_table: Counter[str] = Counter()
         for report in reports:
             for (id_, _), count in report.document_rows.items():
                 rows_by_table[state.collections[id_]] += count
+        for name in sorted({*state.collections.values()} - {*known.values()}):
+            with lake.containing(name):
+                _create_documents(lake, lake.tables[name], merged=batch.number - 1, expected=rows_by_table[name])
+        for report in reports:
             pending.add(report, state.collections, lake.facts, since_s=before_s)
     return CommittedBatch(
         number=batch.number,
@@ -216,24 +217,28 @@ def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) ->
     lake.refresh()
     if lake.is_growing:
         grow_groups(lake, run)
+    grow_small_tables(lake, run)
     tasks = plan_merges(lake)
-    found = {(part.name, part.group) for part in written if part.kind == TableKind.DOCUMENTS}
+    found = {(part.name, part.group) for part in written if lake.tables[part.name].groups == lake.facts.groups}
     left = [task for task in tasks if not {(target.name, task.group) for target in task.documents} <= found]
-    groups = {task.group for task in left}
+    found -= {(target.name, task.group) for task in left for target in task.documents}
     lake.step("run merges")
-    results = [[part for part in written if part.group not in groups], *(run(left) if left else [])]
+    results = [[part for part in written if (part.name, part.group) in found], *(run(left) if left else [])]
     commit_merges(lake, tasks, results, run)
     _note_idle_tables(lake)
     lake.aside.settle()
     return len(tasks)
 
 
-def _create_documents(lake: Lake, table: CollectionTables, *, merged: int) -> None:
+def _create_documents(lake: Lake, table: CollectionTables, *, merged: int, expected: int) -> None:
     """Make a table that holds all there was up to a batch: nothing."""
     lake.step(f"create documents {table.name}")
     settings, name = lake.settings, table.name
     table.create_documents(
-        settings.columns_of(name) or ColumnMode.INFER, settings.cluster_by_of(name) or (), merged=merged
+        settings.columns_of(name) or ColumnMode.INFER,
+        settings.cluster_by_of(name) or (),
+        merged=merged,
+        expected=expected,
     )
 
 
@@ -247,7 +252,7 @@ def plan_merges(lake: Lake) -> list[MergeTask]:
                 table.keep_statistics()
             # Its collection is known, and it is not there: it was lost, or a crash came before it was made.
             if table.documents is None:
-                _create_documents(lake, table, merged=NOT_MERGED)
+                _create_documents(lake, table, merged=NOT_MERGED, expected=lake.pending.documents(table.name))
             elif lake.is_switched(table):
                 lake.step(f"switch columns {table.name}")
                 table.switch_to_inferred()
@@ -342,6 +347,8 @@ def commit_merges(
     finally:
         for name in [name for name, commit in commits.items() if commit.exception() is None]:
             lake.pending.forget(name)
+            wrote = [part for of_kind in by_table[name].values() for part in of_kind]
+            lake.tables[name].merge_bytes = sum(file.size_bytes for part in wrote for file in part.add)
     for name, commit in commits.items():
         with lake.containing(name):
             commit.result()

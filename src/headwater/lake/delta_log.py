@@ -18,17 +18,19 @@ date.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Self
 from zlib import error as ZlibError  # noqa: N812
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -47,6 +49,11 @@ WHOLE_STATE_COMMITS = 64
 _STATISTICS = "delta.dataSkippingStatsColumns"
 """The columns that the log has statistics of. Readers look at no others."""
 _LOG_RETENTION = "delta.logRetentionDuration"
+_TOMBSTONE_RETENTION = "delta.deletedFileRetentionDuration"
+_TOMBSTONE_HOURS_DEFAULT = 7 * 24
+"""Delta's own."""
+_CHECKPOINT_ENTRIES_MAX = 1000
+"""More entries than this are not read to find what was removed: a checkpoint comes after 100."""
 LOG_RETENTION_DAYS = 30
 _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
@@ -274,7 +281,7 @@ class DeltaLog:
         """The entry of a version. Raises `FileNotFoundError` where it is gone."""
         return self.location.read(f"_delta_log/{version:020}.json").splitlines()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:
         try:
             yield
@@ -351,7 +358,7 @@ class DeltaLog:
             )
         self.refresh()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _committing(self) -> Iterator[None]:
         self.check_there()
         try:
@@ -386,16 +393,35 @@ class DeltaLog:
         self.refresh()
         return len(deleted)
 
-    def has_entries_before(self, time_s: float) -> bool:
-        """Whether the log has entries that are older than a time."""
-        return any(
-            entry.name.endswith(".json") and entry.changed_at is not None and entry.changed_at.timestamp() < time_s
-            for entry in self.location.entries("_delta_log")
-        )
+    def removed_s(self) -> dict[str, float]:
+        """When files were removed, by path, as far as the newest checkpoint and the entries since then say it."""
+        found: dict[str, float] = {}
+        checkpoint = -1
+        with contextlib.suppress(FileNotFoundError):
+            checkpoint = int(json.loads(self.location.read("_delta_log/_last_checkpoint"))["version"])
+            with self.location.open_input(f"_delta_log/{checkpoint:020}.checkpoint.parquet") as file:
+                removed = pq.ParquetFile(file).read(["remove.path", "remove.deletionTimestamp"]).column("remove")
+            found = {it["path"]: it["deletionTimestamp"] / 1000 for it in removed.drop_null().to_pylist()}
+        for entry in islice(self.entries(), _CHECKPOINT_ENTRIES_MAX):
+            if entry.version <= checkpoint:
+                break
+            for action in entry.actions("remove"):
+                found.setdefault(action["path"], action["deletionTimestamp"] / 1000)
+        return found
 
-    def clean(self, state: TableState, *, retention_days: int) -> None:
-        """Delete entries of the log that are older than so many days, after one that says what the table holds."""
-        kept = f"interval {retention_days} days"
+    @property
+    def tombstone_hours(self) -> int:
+        """For how long checkpoints name files that were removed."""
+        text = self.properties.get(_TOMBSTONE_RETENTION)
+        match = re.fullmatch(r"interval (\d+) hours", text or "")
+        return int(match[1]) if match else _TOMBSTONE_HOURS_DEFAULT
+
+    def set_tombstone_hours(self, hours: int, state: TableState) -> None:
+        self.set_properties({_TOMBSTONE_RETENTION: f"interval {hours} hours"}, state)
+
+    def clean(self, state: TableState, *, retention_hours: int) -> None:
+        """Delete entries of the log that are older than so many hours, after one that says what the table holds."""
+        kept = f"interval {retention_hours} hours"
         if self.properties.get(_LOG_RETENTION) != kept:
             self.set_properties({_LOG_RETENTION: kept}, state)
         self._whole = None

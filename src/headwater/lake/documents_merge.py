@@ -47,6 +47,7 @@ from headwater.lake.layout import (
     document_ranges,
     documents_schema,
     folder_name,
+    groups_within,
     raw_keys,
     rejects_schema,
     table_name,
@@ -304,9 +305,14 @@ class FirstDocuments:
         if report.rollbacks or held.is_full or any(None in names for names in report.names.values()):
             return []
         names = {id_: table_name(*parts, id_) for id_, parts in report.names.items()}
+        rows: Counter[tuple[str, int]] = Counter()
+        for (id_, group), count in report.document_rows.items():
+            rows[names[id_], group] += count
         due: dict[int, set[str]] = {}
-        for id_, group in {*report.document_rows, *report.collections_gone}:
-            due.setdefault(group, set()).add(names[id_])
+        for (name, group), count in rows.items():
+            # A table that may be small gets fewer groups, which a merge writes.
+            if self.facts.groups_of_table(count * self.facts.groups) == self.facts.groups:
+                due.setdefault(group, set()).add(name)
         return [part for group in sorted(due) for part in self._task(group, names, due[group]).merge(held.of(group))]
 
     def _task(self, group: int, names: Mapping[int, str], due: Iterable[str]) -> MergeTask:
@@ -455,6 +461,8 @@ class Pending:
     """(table, group) where it can't wait: documents may have to go, or to come back."""
     since_s: dict[str, float | None] = field(default_factory=dict)
     """By table: nothing that was written before this time is pending, as far as that is known."""
+    size_bytes: int = 0
+    """Of the files of `changes` that have come since everything was merged."""
 
     @property
     def names(self) -> set[str]:
@@ -465,6 +473,7 @@ class Pending:
         """Count what a batch has brought. `names` has the tables by collection id, those of the batch among them;
         `since_s` is the time that the tables held everything of before the batch."""
         before = self.names
+        self.size_bytes += sum(file.size_bytes for file in report.files)
         for (id_, group), count in report.document_rows.items():
             self.rows[names[id_], group] += count
         self.urgent |= {(names[id_], group) for id_, group in report.collections_gone}
@@ -472,6 +481,10 @@ class Pending:
         self.urgent |= {(name, group) for name in set(names.values()) for group in rolled}
         for name in self.names - before:
             self.since_s.setdefault(name, since_s)
+
+    def documents(self, name: str) -> int:
+        """How many changes of documents wait for a table."""
+        return sum(count for (table, _), count in self.rows.items() if table == name)
 
     def has(self, name: str, group: int) -> bool:
         return self.rows[name, group] > 0 or (name, group) in self.urgent
@@ -482,6 +495,8 @@ class Pending:
             del self.rows[counted]
         self.urgent = {key for key in self.urgent if key[0] != name}
         self.since_s.pop(name, None)
+        if not self.names:
+            self.size_bytes = 0
 
 
 def count_pending(
@@ -492,9 +507,9 @@ def count_pending(
     merged_at: Callable[[str, int], int],
 ) -> Pending:
     """Count what lies behind the batch that each table and group was merged at."""
-    pending = Pending()
     least = min((merged_at(name, group) for name in set(names.values()) for group in range(facts.groups)), default=-1)
     waiting = [file for file in files if file.may_hold("batch", low=least + 1)]
+    pending = Pending(size_bytes=sum(file.size_bytes for file in waiting))
     for rows in read_files(location, waiting, _COLUMNS):
         for id_, group, op, batch, count in _counts(rows, facts):
             tables = set(names.values()) if id_ == _EVERY_TABLE else {names[id_]} if id_ in names else set()
@@ -525,9 +540,13 @@ def _counts(rows: pa.Table, facts: LakeFacts) -> Iterator[tuple[int, int, str, i
 
 # --- the tasks of a merge ---------------------------------------------------------------------------------------------
 #
-# One for each group of vbuckets that has something pending, for all tables together. When to merge is decided by the
-# pipeline (`headwater.spark.freshness`). A merge takes everything that is pending, so after it all vbuckets of a table
-# are at the same batch.
+# One for each group of vbuckets that has something pending, for all tables together that have as many groups. When to
+# merge is decided by the pipeline (`headwater.spark.freshness`). A merge takes everything that is pending, so after it
+# all vbuckets of a table are at the same batch.
+
+
+TASK_TABLES_MAX = 32
+"""More tables are the work of several tasks, for several cores."""
 
 
 @names_keywords
@@ -550,13 +569,21 @@ class Planner:
     upto_batch: int
 
     def plan(self, tables: Iterable[CollectionTables], pending: Pending) -> list[MergeTask]:
-        due: dict[int, list[CollectionTables]] = {}
+        due: dict[tuple[int, int], list[CollectionTables]] = {}
         for table in tables:
-            for group in range(self.facts.groups):
-                is_rebuilt = table.documents is not None and table.documents.has_to_be_rebuilt
-                if is_rebuilt or pending.has(table.name, group) or self.history_lags(table, group):
-                    due.setdefault(group, []).append(table)
-        tasks = [self._task(group, due[group], pending) for group in sorted(due)]
+            is_rebuilt = table.documents is not None and table.documents.has_to_be_rebuilt
+            waiting = {
+                group * table.groups // self.facts.groups
+                for group in range(self.facts.groups)
+                if is_rebuilt or pending.has(table.name, group) or self.history_lags(table, group)
+            }
+            for group in waiting:
+                due.setdefault((table.groups, group), []).append(table)
+        tasks = [
+            self._task(group, groups, due[groups, group][first : first + TASK_TABLES_MAX], pending)
+            for groups, group in sorted(due)
+            for first in range(0, len(due[groups, group]), TASK_TABLES_MAX)
+        ]
         # The largest first: cores that are free take the next task, and none is left alone with a large one at the end.
         return sorted(tasks, key=_bytes_to_read, reverse=True)
 
@@ -568,26 +595,33 @@ class Planner:
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 
-    def _task(self, group: int, tables: Sequence[CollectionTables], pending: Pending) -> MergeTask:
-        documents = tuple(self.documents_target(table, group) for table in tables)
-        history = tuple(self._history_target(table, group) for table in tables) if self.rules.history else ()
-        is_rolled = any((table.name, group) in pending.urgent for table in tables)
-        return self.merge_task(group, documents, history, with_whole=is_rolled)
+    def _task(self, group: int, groups: int, tables: Sequence[CollectionTables], pending: Pending) -> MergeTask:
+        within = groups_within(group, of=groups, groups=self.facts.groups)
+        return self.merge_task(
+            group,
+            of=groups,
+            documents=tuple(self.documents_target(table, group) for table in tables),
+            history=tuple(self._history_target(table, group) for table in tables) if self.rules.history else (),
+            with_whole=any((table.name, part) in pending.urgent for table in tables for part in within),
+        )
 
     def merge_task(
         self,
         group: int,
+        *,
+        of: int,
         documents: tuple[DocumentsTarget, ...],
         history: tuple[HistoryTarget, ...] = (),
-        *,
         with_whole: bool,
     ) -> MergeTask:
-        vbuckets = self.facts.vbuckets_of(group)
+        """The work of one group of tables that have so many."""
+        facts = replace(self.facts, groups=of)
+        vbuckets = facts.vbuckets_of(group)
         targets: list[DocumentsTarget | HistoryTarget] = [*documents, *history]
         after = min(target.after_batch for target in targets)
         whole = tuple(pending_files(self.change_files, after_batch=NOT_MERGED, vbuckets=vbuckets))
         return MergeTask(
-            facts=self.facts,
+            facts=facts,
             group=group,
             changes=self.location.join(TableKind.CHANGES),
             pending=tuple(pending_files(self.change_files, after_batch=after, vbuckets=vbuckets)),
@@ -604,29 +638,37 @@ class Planner:
             self.documents_target(table, group), files=(), rejects_files=(), after_batch=NOT_MERGED, is_rebuilt=False
         )
         history = replace(self._history_target(table, group), files=(), after_batch=NOT_MERGED)
-        return self.merge_task(group, (documents,), (history,) if with_history else (), with_whole=True)
+        return self.merge_task(
+            group,
+            of=table.groups,
+            documents=(documents,),
+            history=(history,) if with_history else (),
+            with_whole=True,
+        )
 
     def documents_target(self, table: CollectionTables, group: int) -> DocumentsTarget:
+        of = table.groups
         return DocumentsTarget(
             name=table.name,
             ids=frozenset(table.ids),
             location=table.location_of(TableKind.DOCUMENTS),
-            files=() if table.documents is None else table.documents.files_of(group),
-            after_batch=table.merged_at(group),
+            files=() if table.documents is None else table.documents.files_of(group, of=of),
+            after_batch=NOT_MERGED if table.documents is None else table.documents.merged_at(group, of=of),
             columns=table.columns,
             cluster_by=table.cluster_by,
             is_rebuilt=table.documents is not None and table.documents.has_to_be_rebuilt,
             rejects_location=table.location_of(TableKind.REJECTS),
-            rejects_files=() if table.rejects is None else table.rejects.files_of(group),
+            rejects_files=() if table.rejects is None else table.rejects.files_of(group, of=of),
         )
 
     def _history_target(self, table: CollectionTables, group: int) -> HistoryTarget:
+        of = table.groups
         return HistoryTarget(
             name=table.name,
             ids=frozenset(table.ids),
             location=table.location_of(TableKind.HISTORY),
-            files=() if table.history is None else table.history.files_of(group),
-            after_batch=NOT_MERGED if table.history is None else table.history.merged[group],
+            files=() if table.history is None else table.history.files_of(group, of=of),
+            after_batch=NOT_MERGED if table.history is None else table.history.merged_at(group, of=of),
         )
 
 

@@ -339,7 +339,8 @@ class Lake:
     def set_groups(self, groups: int) -> None:
         """Say that all tables have so many groups."""
         self.commit_changes(TableCommit(transactions={GROUPS_TRANSACTION: groups}, state=self.state))
-        self.facts, self.tables = replace(self.facts, groups=groups, format=GROWN_FORMAT), {}
+        self.facts = replace(self.facts, groups=groups, format=max(self.facts.format, GROWN_FORMAT))
+        self.tables = {}
         self._load()
 
     def _know_collections(self) -> None:
@@ -432,6 +433,11 @@ class Lake:
         planner, groups = self.planner(), range(self.facts.groups)
         return any(planner.history_lags(table, group) for table in self.in_service for group in groups)
 
+    @property
+    def merge_bytes(self) -> int:
+        """What a merge of all that is pending is expected to write: as much as the last one of each table did."""
+        return sum(self.tables[name].merge_bytes for name in self.pending.names)
+
     def documents_as_of_s(self, name: str) -> float | None:
         """Everything that was written to the bucket before this time is in the table of a collection; None where that
         is not known. For a table that has something pending."""
@@ -463,8 +469,10 @@ class Lake:
         """The work of reading a collection as it is now, one task a group, for `merged_rows` in any process."""
         planner, table = self.planner(), self.tables[name]
         return [
-            planner.merge_task(group, (planner.documents_target(table, group),), with_whole=True)
-            for group in range(self.facts.groups)
+            planner.merge_task(
+                group, of=table.groups, documents=(planner.documents_target(table, group),), with_whole=True
+            )
+            for group in range(table.groups)
         ]
 
     def documents_now(self, name: str) -> Iterator[pa.Table]:

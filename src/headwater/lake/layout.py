@@ -27,16 +27,19 @@ from headwater.client.changes import split_keys
 from headwater.errors import LakeDamaged, LakeTooNew
 from headwater.protocol.values import Datatype
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 4
 """Of the tables. In format 1 every commit has the whole state; since format 2 most have what is different from that of
-an earlier commit (`delta_log`), which earlier versions would pass over. A lake keeps the format that it was made
-with."""
+an earlier commit (`delta_log`), which earlier versions would pass over. Since format 4 small tables have fewer groups
+than the lake. A lake keeps the format that it was made with, but for the next."""
 GROWN_FORMAT = 3
-"""Of lakes whose tables have been cut into more groups than they were made with: earlier versions would look for rows
-in the groups of before."""
+"""Of earlier lakes whose tables have been cut into more groups than they were made with: earlier versions would look
+for rows in the groups of before."""
 FORMAT_PROPERTY = "headwater.format"
 GROUPS_TRANSACTION = "headwater.groups"
 """Of any table that has been cut into more groups: how many. It is in the commit that has done it."""
+SMALL_GROUP_DOCUMENTS = 4096
+"""A table has fewer groups than the lake while they would have fewer documents than this: each group is a file more to
+write, and a small table is merged in no time."""
 GROUPS_MIN = 16
 GROUP_DOCUMENTS = 500_000
 """Of so many documents a merge holds the keys in memory, and writes some hundred megabytes if all have changed."""
@@ -62,7 +65,7 @@ class LakeFacts:
     vbuckets: int
     """Of the bucket."""
     groups: int = GROUPS_MIN
-    """Into how many parts the tables of documents are cut. A key is always in the same vbucket, and a vbucket always
+    """Into how many parts large tables of documents are cut. A key is always in the same vbucket, and a vbucket always
     in the same group, so every group is merged by itself. Where that number is doubled, each is cut in two."""
     xattrs: bool = False
     """The tables have a column for extended attributes."""
@@ -91,6 +94,15 @@ class LakeFacts:
             groups *= 2
         return groups
 
+    def groups_of_table(self, documents: int, *, least: int = 1) -> int:
+        """How many groups a table of so many documents should have that has `least` by now: a multiple of that, and a
+        divisor of the lake's number, so that a group of one is always a number of groups of the other."""
+        if self.format >= FORMAT_VERSION:
+            for groups in range(least, self.groups, least):
+                if self.groups % groups == 0 and documents <= groups * SMALL_GROUP_DOCUMENTS:
+                    return groups
+        return max(least, self.groups)
+
     def to_properties(self) -> dict[str, str]:
         properties = {
             FORMAT_PROPERTY: str(self.format),
@@ -105,9 +117,9 @@ class LakeFacts:
     def from_properties(cls, properties: Mapping[str, str | None], *, where: str) -> Self:
         try:
             version = int(properties[FORMAT_PROPERTY] or "")
-            if version > GROWN_FORMAT:
+            if version > FORMAT_VERSION:
                 raise LakeTooNew(
-                    f"{where} has format {version}, and this program knows formats up to {GROWN_FORMAT}",
+                    f"{where} has format {version}, and this program knows formats up to {FORMAT_VERSION}",
                     hint="Use the version of Headwater that made it, or a newer one",
                 )
             return cls(
@@ -123,6 +135,13 @@ class LakeFacts:
                 f"the table at {where} was not made by Headwater, or its properties were changed",
                 hint="Give another directory, or bring the table's log back from a backup",
             ) from error
+
+
+def groups_within(group: int, *, of: int, groups: int) -> range:
+    """Those of so many `groups` that have the vbuckets of one group, where there are `of`; or the one that has them
+    among others, where there are fewer."""
+    first = group * groups // of
+    return range(first, max(first + 1, (group + 1) * groups // of))
 
 
 def groups_for(documents: int) -> int:

@@ -11,11 +11,12 @@ try again by the same rules. A file appears in a store when it is complete, or n
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -105,6 +106,7 @@ class Entry:
     name: str
     changed_at: datetime | None = None
     """None for a folder."""
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +189,16 @@ class Location:
             found = fs.LocalFileSystem().get_file_info(
                 fs.FileSelector(f"{self.uri}/{folder}".rstrip("/") or "/", allow_not_found=True)
             )
-            made = [Entry(one.base_name, one.mtime if one.type == fs.FileType.File else None) for one in found]
+            made = [
+                Entry(one.base_name, one.mtime, one.size) if one.type == fs.FileType.File else Entry(one.base_name)
+                for one in found
+            ]
         else:
             with self.answering():
                 listed = self._store().list_with_delimiter(folder or None)
-            made = [Entry(one["path"].rpartition("/")[2], one["last_modified"]) for one in listed["objects"]]
+            made = [
+                Entry(one["path"].rpartition("/")[2], one["last_modified"], one["size"]) for one in listed["objects"]
+            ]
             made += [Entry(one.rstrip("/").rpartition("/")[2]) for one in listed["common_prefixes"]]
         return sorted(made, key=lambda entry: entry.name)
 
@@ -241,6 +248,18 @@ class Location:
 
             with self.answering():
                 obstore.put(self._store(), path, data)
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Delete files. One that is gone already is as good."""
+        if self.is_local:
+            with self.answering():
+                for path in paths:
+                    Path(self.uri, path).unlink(missing_ok=True)
+        elif paths:
+            import obstore
+
+            with self.answering(), contextlib.suppress(FileNotFoundError):
+                obstore.delete(self._store(), [*paths])
 
     def check(self) -> None:
         """Raise `LakeError`, in one sentence, if an object store can't be read and written, each object by one writer.

@@ -328,7 +328,7 @@ def _build_again(lake: Lake, report: Repair, read: ReadVBuckets, run: Runner) ->
 def _build_tables(lake: Lake, tables: CollectionTables, run: Runner, *, with_history: bool) -> None:
     """Build the documents, the rejects and perhaps the history of a collection, with all that is pending."""
     planner = lake.planner()
-    tasks = [planner.new_table_task(tables, group, with_history=with_history) for group in range(lake.facts.groups)]
+    tasks = [planner.new_table_task(tables, group, with_history=with_history) for group in range(tables.groups)]
 
     def run_and_replace(tasks: Sequence[MergeTask]) -> list[list[Merged]]:
         """What was there goes, also what is in no group of the table."""
@@ -343,4 +343,4 @@ def _replaced(tables: CollectionTables, part: Merged) -> list[DataFile]:
         return []
     known = {*map(str, range(table.groups))}
     strays = [file for file in table.log.files() if dict(file.partition)[GROUP.name] not in known]
-    return [*table.files_of(part.group), *(strays if part.group == 0 else [])]
+    return [*table.files_of(part.group, of=tables.groups), *(strays if part.group == 0 else [])]

@@ -91,7 +91,7 @@ class TableState:
     def encode_since(self, earlier: TableState, version: int) -> str | None:
         """What is different from an earlier state, which the commit of a version has as a whole. None where that is
         nearly everything."""
-        difference = _difference(earlier.offsets, self.offsets)
+        difference = _last_difference.of(earlier.offsets, self.offsets)
         if difference is None:
             return None
         before = earlier._members()
@@ -162,6 +162,22 @@ def _difference(earlier: Offsets, now: Offsets) -> dict[str, Any] | None:
         return None
     gone = [vbucket for vbucket in earlier if vbucket not in now]
     return {"steps": steps, "grown": grown, "others": Offsets(now.bucket_uuid, others).to_json(), "gone": gone}
+
+
+class _LastDifference:
+    """Keeps the last one: all tables that a merge commits say the same, and there may be hundreds of them."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Offsets, Offsets, dict[str, Any] | None] | None = None
+
+    def of(self, earlier: Offsets, now: Offsets) -> dict[str, Any] | None:
+        kept = self._kept
+        if kept is None or kept[0] != earlier or kept[1] != now:
+            self._kept = kept = earlier, now, _difference(earlier, now)
+        return kept[2]
+
+
+_last_difference = _LastDifference()
 
 
 def _changed(earlier: Offsets, difference: Mapping[str, Any]) -> Offsets:

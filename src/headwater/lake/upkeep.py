@@ -1,5 +1,5 @@
-"""Upkeep of the tables: joining small files, cutting tables into more groups, trimming `changes`, and deleting what no
-table needs any more.
+"""Upkeep of the tables: joining small files, cutting tables into more groups, and trimming `changes`. `dead_files`
+deletes what no table needs any more.
 
 Every batch brings some small files, and a table of many small files is slow to read. Files of one partition are joined
 when there are several of about one size. So every row is written again once for each size that its files go through,
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -24,7 +23,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.errors import InvalidInput
 from headwater.lake.change_files import row_groups, sort_rows
 from headwater.lake.change_rows import (
     COLLECTION_CREATED,
@@ -39,7 +37,7 @@ from headwater.lake.change_rows import (
     key_spaces,
     read_changes,
 )
-from headwater.lake.collection_tables import NOT_MERGED
+from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.data_files import (
     FILE_BYTES_DEFAULT,
     DataFile,
@@ -50,12 +48,11 @@ from headwater.lake.data_files import (
     numbers,
     read_files,
 )
-from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableCommit
+from headwater.lake.delta_log import TableCommit
 from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
 from headwater.lake.layout import CHANGE_RANGES, FORMAT_PROPERTY, GROUP, GROWN_FORMAT, LakeFacts, changes_schema
 from headwater.lake.location import Location
 from headwater.lake.row_order import in_order, placed_row_groups, sort_columns
-from headwater.lake.table_state import TableState
 from headwater.log_fields import LogEvent, fields
 
 logger = logging.getLogger(__name__)
@@ -213,8 +210,12 @@ def _joined(tasks: Sequence[JoinTask], run: Runner) -> list[DataFile]:
 # more groups. Their number is doubled, for then each of them becomes two: the vbuckets of group 3 are those of 6 and 7.
 #
 # Each table is cut in one commit, which says into how many groups, and `changes` says it last. So a table may have more
-# groups than the lake, and never fewer: a reader takes those together that its group has become
-# (`MergedTable.files_of`), and a landing that finds such tables first completes what was begun.
+# groups than the lake: a reader takes those together that its group has become (`MergedTable.files_of`), and a landing
+# that finds such tables first completes what was begun.
+#
+# A table has fewer groups than the lake as long as it is small: it has one at first, and is cut before a merge that
+# makes it larger. Then `changes` has nothing to say: the tables of a collection are read and merged by the least number
+# of groups that one of them has, and a merge first makes it the same for all of them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +252,7 @@ class RegroupTask:
 
 
 def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
-    """Cut the tables into as many groups as their documents need, or as was begun.
+    """Cut large tables into as many groups as the documents of the lake need, or as was begun.
 
     It is not begun while a table is set aside: that one would have to be built again. One that fails meanwhile has to.
     """
@@ -260,15 +261,37 @@ def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BY
             collection.refresh()
     if len(lake.aside) and not lake.is_growing:
         return
-    tables = [(it, table, ranges) for it in lake.in_service for table, ranges in it.with_ranges()]
-    groups = max(table.groups for _, table, _ in tables) if lake.is_growing else lake.facts.grown(lake.documents)
+    most = max((table.groups for it in lake.in_service for table, _ in it.with_ranges()), default=1)
+    groups = most if lake.is_growing else lake.facts.grown(lake.documents)
     if groups == lake.facts.groups:
         return
     if lake.facts.format < GROWN_FORMAT:
         lake.step("set the format")
         lake.changes.set_properties({FORMAT_PROPERTY: str(GROWN_FORMAT)}, lake.state)
-    for collection, table, ranges in tables:
-        if table.groups == groups:
+    for collection in lake.in_service:
+        with lake.containing(collection.name):
+            _regroup(lake, collection, groups, run, least=lake.facts.groups, file_bytes=file_bytes)
+    lake.step("regroup the lake")
+    lake.set_groups(groups)
+    logger.info("the tables have %d groups now", groups, extra=fields(event=LogEvent.GROUPS_GROWN))
+
+
+def grow_small_tables(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
+    """Cut tables with fewer groups than the lake into as many as they need for what is pending, or as was begun."""
+    for name in sorted(lake.pending.names):
+        collection = lake.tables[name]
+        if collection.documents is not None and collection.groups < lake.facts.groups:
+            groups = collection.groups_for(collection.documents.rows + lake.pending.documents(name))
+            with lake.containing(name):
+                _regroup(lake, collection, groups, run, file_bytes=file_bytes)
+
+
+def _regroup(
+    lake: Lake, collection: CollectionTables, groups: int, run: Runner, *, least: int = 1, file_bytes: int
+) -> None:
+    """Cut the tables of a collection that have at least `least` groups into so many, each in one commit."""
+    for table, ranges in collection.with_ranges():
+        if not least <= table.groups < groups:
             continue
         parts: dict[object, list[DataFile]] = {}
         for file in table.log.files():
@@ -284,13 +307,9 @@ def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BY
             )
             for files in parts.values()
         ]
-        with lake.containing(collection.name):
-            added = [file for files in (run(tasks) if tasks else []) for file in files]
-            lake.step(f"regroup {collection.name}")
-            table.regroup(groups, add=added, remove=table.log.files())
-    lake.step("regroup the lake")
-    lake.set_groups(groups)
-    logger.info("the tables have %d groups now", groups, extra=fields(event=LogEvent.GROUPS_GROWN))
+        added = [file for files in (run(tasks) if tasks else []) for file in files]
+        lake.step(f"regroup {collection.name}")
+        table.regroup(groups, add=added, remove=table.log.files())
 
 
 # --- trimming `changes` -----------------------------------------------------------------------------------------------
@@ -412,49 +431,3 @@ def _merged_batches(lake: Lake) -> Iterator[int]:
         yield min(table.merged_at(group) for group in range(lake.facts.groups))
         if lake.settings.merging.history:
             yield NOT_MERGED if table.history is None else min(table.history.merged.values())
-
-
-# --- deleting ---------------------------------------------------------------------------------------------------------
-#
-# What no table needs any more: files that were removed or never committed, and old entries of the logs.
-# A file is deleted only if it is not live, no version within the retention time needs it, and it is older than that
-# time itself: what an executor has written and the driver has not committed yet looks just like what never will be.
-#
-# Cleaning a log takes the commit metadata of its old entries away. So it ends with an entry that says again what the
-# table holds, and that one stays.
-
-
-VACUUM_HOURS_MIN = 1
-"""Longer than any batch takes from its first file to its commit."""
-VACUUM_HOURS_DEFAULT = 7 * 24
-
-
-def vacuum(lake: Lake, *, retention_hours: int = VACUUM_HOURS_DEFAULT) -> int:
-    """Delete the files that no table needs. Returns how many."""
-    if retention_hours < VACUUM_HOURS_MIN:
-        raise InvalidInput(
-            f"files of the last {retention_hours} hours can't be deleted safely",
-            hint=f"Give a retention of at least {VACUUM_HOURS_MIN} hours",
-        )
-    deleted = 0
-    for log, state, contained in _logs(lake):
-        with contained:
-            deleted += log.vacuum(state, retention_hours=retention_hours)
-    return deleted
-
-
-def clean_logs(lake: Lake, *, retention_days: int = LOG_RETENTION_DAYS) -> None:
-    """Delete entries of the logs that are older than so many days. Versions before them can't be read any more."""
-    oldest_s = time.time() - retention_days * 24 * 3600
-    for log, state, contained in _logs(lake):
-        with contained:
-            if log.has_entries_before(oldest_s):
-                log.clean(state, retention_days=retention_days)
-
-
-def _logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState, AbstractContextManager[None]]]:
-    """The logs of all tables, what they say, and what contains a fault of that table."""
-    yield lake.changes, lake.state, nullcontext()
-    for tables in lake.in_service:
-        for table, _ in tables.with_ranges():
-            yield table.log, table.state, lake.containing(tables.name)

@@ -578,9 +578,15 @@ class LakeChecks:
         def check(merged: MergedTable | None) -> TableCheck | None:
             if merged is None:
                 return None
+            files, odd = self._files_of(merged, group)
+            around = self._around(merged, group)
+            is_first = around.start == self._lake.facts.vbuckets_of(group).start
             return TableCheck(
                 location=merged.log.location,
-                files=self._files_of(merged, group),
+                files=(*files, *odd),
+                around=around,
+                owned=None if is_first else frozenset(),
+                odd=frozenset(file.path for file in odd),
                 standing=self._standing(merged.offsets, group, is_rolled_back),
                 merged=merged.merged[group],
                 groups=merged.groups,
@@ -597,13 +603,18 @@ class LakeChecks:
             rejects=check(table.rejects),
         )
 
-    def _files_of(self, table: MergedTable, group: int) -> tuple[DataFile, ...]:
-        """Files that another program has put into a group that the lake does not have are read with the first."""
-        found = table.files_of(group)
-        if group > 0:
-            return found
-        groups = {*map(str, range(table.groups))}
-        return (*found, *(file for file in table.log.files() if dict(file.partition)[GROUP.name] not in groups))
+    def _files_of(self, table: MergedTable, group: int) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]]:
+        """The files of a group, and with the first one those that another program has put into a group that the table
+        does not have."""
+        found = table.files_of(group, of=self._lake.facts.groups)
+        groups = {*map(str, range(table.groups))} if group == 0 else None
+        odd = (file for file in table.log.files() if groups and dict(file.partition)[GROUP.name] not in groups)
+        return found, tuple(odd)
+
+    def _around(self, table: MergedTable, group: int) -> range:
+        """The vbuckets that files of a group have rows of: of several groups, where the table has fewer."""
+        facts, groups = self._lake.facts, min(table.groups, self._lake.facts.groups)
+        return replace(facts, groups=groups).vbuckets_of(group * groups // facts.groups)
 
     def _standing(self, held: Offsets, group: int, is_rolled_back: IsRolledBack) -> Standing:
         vbuckets = [VBucketId(vbucket) for vbucket in self._lake.facts.vbuckets_of(group)]

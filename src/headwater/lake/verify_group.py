@@ -16,7 +16,7 @@ are its hashes, so a task's memory is that of the group's rows, some sixty bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.lake.change_rows import MUTATION, ROLLBACK
-from headwater.lake.data_files import DataFile
+from headwater.lake.data_files import DataFile, filtered
 from headwater.lake.layout import (
     FIELD,
     GROUP,
@@ -86,6 +86,11 @@ class TableCheck:
     """Of the table, by which it is partitioned."""
     owned: frozenset[str] | None = None
     """The paths of files whose statistics are judged with this group; None for all."""
+    around: range = range(0)
+    """The vbuckets that its files have rows of. Those of a table with fewer groups than the lake have rows of other
+    groups as well, which are judged with these."""
+    odd: frozenset[str] = frozenset()
+    """Paths of files in groups that the table does not have: all of their rows are judged here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -317,7 +322,28 @@ class _Judging:
     ) -> TableScan:
         location = Location("") if table is None else table.location
         files = () if table is None else table.files
-        return TableScan(location, table_label(kind, name), schema, files, self._report.findings, frozenset(added))
+        return TableScan(
+            location,
+            table_label(kind, name),
+            schema,
+            files,
+            self._report.findings,
+            frozenset(added),
+            owned=None if table is None else table.owned,
+        )
+
+    def _rows_of(self, scan: TableScan, table: TableCheck | None) -> Iterator[ScannedRows]:
+        """What is judged here of a table. Rows that are in no place of their own are judged with the first group."""
+        own = self._vbuckets
+        for part in scan.read():
+            if table is None or table.around == own or part.file.path in table.odd:
+                yield part
+                continue
+            homes = int64s(part.rows, "vbucket", null=-1)
+            marks = is_inside(homes, own)
+            if own.start == table.around.start:
+                marks |= ~is_inside(homes, table.around)
+            yield ScannedRows(part.file, filtered(part.rows, marks), part.locators[marks])
 
     # --- each table ---------------------------------------------------------------------------------------------------
 
@@ -377,7 +403,7 @@ class _Judging:
         scan = self._scan(TableKind.DOCUMENTS, collection.name, schema, table, added=added)
         typed = TypedCheck(columns)
         parts: list[TableRows] = []
-        for part in scan.read():
+        for part in self._rows_of(scan, table):
             rows = TableRows(scan=scan, rows=hash_documents(part.rows, xattrs=xattrs), locators=part.locators)
             wrong = rows.of(typed.take(part.rows, part.locators))
             says = "has other values in its typed columns than in its document"
@@ -456,7 +482,7 @@ class _Judging:
         schema = rejects_schema(with_field=collection.columns is None or not collection.columns.is_whole_row)
         scan = self._scan(TableKind.REJECTS, collection.name, schema, collection.rejects, added={FIELD.name})
         parts: list[Rejected] = []
-        for part in scan.read():
+        for part in self._rows_of(scan, collection.rejects):
             parts.append(stored_misfits(part.rows, part.locators))
             if collection.rejects is not None:
                 rows = TableRows(scan=scan, rows=parts[-1].rows, locators=part.locators)
@@ -484,7 +510,7 @@ class _Judging:
         xattrs = self._check.facts.xattrs
         scan = self._scan(TableKind.HISTORY, collection.name, history_schema(xattrs=xattrs), table)
         parts: list[Versions] = []
-        for part in scan.read():
+        for part in self._rows_of(scan, table):
             parts.append(self._versions(part))
             rows = TableRows(scan=scan, rows=parts[-1].rows, locators=part.locators)
             self._check_partition(collection.name, table, part, rows)

@@ -6,7 +6,7 @@ everything of: whatever was written before it is in the tables. A batch that nev
 
 `documents` is behind `changes` by what is not merged yet. Merging every batch would be best, and costs most where a few
 changes touch many files. So a merge waits until the machine has done something else for as long as the last one took,
-unless a change would wait for longer than it may.
+and until it writes at most a multiple of what has changed, unless a change would wait for longer than it may.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from headwater.spark.planning import Survey, high_offsets
 
 WAIT_S_MAX = 60.0
 MERGE_SHARE = 0.5
+WRITE_RATIO = 8.0
+WRITE_BYTES_S = 64 * 1024
 _SURVEYS_MAX = 256
 
 
@@ -35,6 +37,10 @@ class Freshness:
     """A change waits at most so long to be merged, where the machine can keep up."""
     merge_share: float = MERGE_SHARE
     """The part of the time that merging may take while no change waits for longer than that: from 0 to 1."""
+    write_ratio: float = WRITE_RATIO
+    """While no change waits for longer than that, merges write at most so many times the bytes that changed…"""
+    write_bytes_s: float = WRITE_BYTES_S
+    """…and so many bytes a second more, so that small tables are merged at once."""
 
 
 class MergeClock:
@@ -48,12 +54,18 @@ class MergeClock:
     def on_merged(self, *, began_s: float, ended_s: float) -> None:
         self._ended_s, self._took_s = ended_s, ended_s - began_s
 
-    def is_due(self, *, now_s: float, waited_s: float) -> bool:
-        """Whether to merge now, when the oldest change has waited for `waited_s`."""
-        if waited_s + self._took_s >= self._rules.wait_s_max:
+    def is_due(self, *, now_s: float, waited_s: float, changed_bytes: float = 0, expected_bytes: float = 0) -> bool:
+        """Whether to merge now, when the oldest change has waited for `waited_s`.
+
+        `changed_bytes` wait in `changes`, and the merge is expected to write `expected_bytes`.
+        """
+        rules, rested_s = self._rules, now_s - self._ended_s
+        if waited_s + self._took_s >= rules.wait_s_max:
             return True
-        share = self._rules.merge_share
-        return share > 0 and now_s - self._ended_s >= self._took_s * (1 - share) / share
+        share = rules.merge_share
+        if not share or rested_s < self._took_s * (1 - share) / share:
+            return False
+        return expected_bytes <= rules.write_ratio * changed_bytes + rules.write_bytes_s * rested_s
 
 
 class LandingLag:

@@ -289,6 +289,7 @@ class LandingQuery:
             ("lag", f"{_or_unknown(status.lag_s)} s, {_or_unknown(status.lag_seqnos)} seqnos"),
             ("documents are behind", f"{_or_unknown(status.documents_age_s)} s"),
             ("rollbacks", _or_unknown(status.rollbacks)),
+            ("bytes", f"{_or_unknown(status.live_bytes)} live, {_or_unknown(status.dead_bytes)} dead"),
         ]
         return html_facts(self.name, facts)
 

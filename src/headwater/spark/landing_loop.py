@@ -38,6 +38,15 @@ from headwater.errors import (
     QueryFailed,
 )
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, first_documents, merge
+from headwater.lake.dead_files import (
+    DEAD_BYTES_DEFAULT,
+    VACUUM_HOURS_DEFAULT,
+    DeadBytes,
+    DeadFiles,
+    check_retention,
+    clean_logs,
+    vacuum,
+)
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, TableCommit
 from headwater.lake.documents_merge import Merged
 from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings
@@ -46,7 +55,7 @@ from headwater.lake.lake import Lake
 from headwater.lake.location import lake_error
 from headwater.lake.set_aside import SHOWN_MAX, SetAside, set_aside_error
 from headwater.lake.transform import Transform
-from headwater.lake.upkeep import clean_logs, grow_groups, join_files, trim_changes, vacuum
+from headwater.lake.upkeep import grow_groups, join_files, trim_changes
 from headwater.log_fields import LogEvent, fields
 from headwater.phrases import counted
 from headwater.protocol.numbers import Seqno, VBucketId
@@ -77,14 +86,20 @@ logger = logging.getLogger(__name__)
 @names_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep:
-    """How long old things are kept."""
+    """How long old things are kept, and how many bytes of them."""
 
-    vacuum_hours: int = 7 * 24
+    files_hours: int = VACUUM_HOURS_DEFAULT
     """Files that no table needs any more."""
+    dead_bytes: str = DEAD_BYTES_DEFAULT
+    """The same files of each table, in all: `4x` for a multiple of the live table, or a size such as `10GB`."""
     changes_days: int | None = None
     """`changes` older than this are folded to the newest version of each document; None keeps them all."""
     log_days: int = LOG_RETENTION_DAYS
     """Entries of the tables' logs: so far back versions can be read."""
+
+    def __post_init__(self) -> None:
+        check_retention(self.files_hours)
+        DeadBytes.parse(self.dead_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +139,10 @@ class LandingStatus:
     """Tables with a fault of their own, which miss changes that the others have."""
     set_aside: tuple[SetAside, ...] = ()
     """The first of them."""
+    live_bytes: int | None = None
+    """Of the files that the tables have now; None before the first turn."""
+    dead_bytes: int | None = None
+    """Of files that are kept for earlier versions, or that no commit has named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +201,9 @@ class LandingLoop:
         self._runner = runner
         self._every_s = every_s
         self._upkeep = upkeep
+        self._dead_files = DeadFiles(DeadBytes.parse(upkeep.dead_bytes), keep_hours=upkeep.files_hours)
+        self._file_bytes: tuple[int | None, int | None] = None, None
+        """Live and dead, as of the last turn."""
         self._transform = transform
         self._grows = grows
         self._is_consistent = is_consistent
@@ -253,6 +275,8 @@ class LandingLoop:
             failure=None if self._failure is None else str(self._failure),
             tables_set_aside=len(numbers.set_aside),
             set_aside=numbers.set_aside[:SHOWN_MAX],
+            live_bytes=self._file_bytes[0],
+            dead_bytes=self._file_bytes[1],
         )
 
     def check_set_aside(self) -> None:
@@ -273,6 +297,7 @@ class LandingLoop:
                     if self._failed is not None:
                         self._reopen()
                     has_read = self._turn()
+                    self._bound_dead_files()
                     if not self._lake.has_pending:
                         # A merge that fails again and again is a failure as well, whatever batches come in between.
                         self._failures, self._failure = 0, None
@@ -280,6 +305,7 @@ class LandingLoop:
                         self._wait(began_s + self._every_s)
                     elif not has_read or self._is_at_cut:
                         self._merge()
+                        self._bound_dead_files()
                         break
                 except (HeadwaterError, *_OF_LIBRARIES) as error:
                     if self._stopping.is_set():
@@ -358,6 +384,8 @@ class LandingLoop:
             lake.check_writer(before.last_batch)
         self._lake, self._failed, self._is_at_cut = lake, None, False
         self._numbers = _TableNumbers.of(lake)
+        # What has failed may have left files.
+        self._dead_files.forget()
         self.lag.on_offsets(lake.held_offsets())
         self._open_iceberg(lake)
 
@@ -516,7 +544,12 @@ class LandingLoop:
             return 0
         # What an earlier run has left has waited for long enough.
         waited_s = float("inf") if self._waiting_since_s is None else time.monotonic() - self._waiting_since_s
-        is_due = self._clock.is_due(now_s=time.monotonic(), waited_s=waited_s)
+        is_due = self._clock.is_due(
+            now_s=time.monotonic(),
+            waited_s=waited_s,
+            changed_bytes=lake.pending.size_bytes,
+            expected_bytes=lake.merge_bytes,
+        )
         if is_due or lake.pending.urgent or self._merge_is_asked:
             return self._merge()
         return 0
@@ -550,9 +583,14 @@ class LandingLoop:
         upkeep = self._upkeep
         if upkeep.changes_days is not None:
             trim_changes(lake, datetime.now(UTC) - timedelta(days=upkeep.changes_days), self._jobs)
-        vacuum(lake, retention_hours=upkeep.vacuum_hours)
-        clean_logs(lake, retention_days=upkeep.log_days)
+        vacuum(lake, retention_hours=upkeep.files_hours)
+        clean_logs(lake, retention_days=upkeep.log_days, bound=DeadBytes.parse(upkeep.dead_bytes))
+        self._dead_files.forget()
         lake.commit_changes(TableCommit(state=replace(lake.state, tidied_s=time.time())))
+
+    def _bound_dead_files(self) -> None:
+        self._dead_files.keep_within_bound(self._lake)
+        self._file_bytes = self._dead_files.live_bytes, self._dead_files.dead_bytes
 
     def _report(self, committed: CommittedBatch, merges: int) -> None:
         assert self._last_batch_s is not None, "a batch has just been landed"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.lake import layout
 from headwater.lake.iceberg_changes import IcebergSettings
 from support.lake_model import SmallLake
 
@@ -13,6 +14,12 @@ from support.lake_model import SmallLake
 @pytest.fixture
 def small(tmp_path: Path) -> SmallLake:
     return SmallLake(tmp_path / "lake")
+
+
+@pytest.fixture
+def large_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables have as many groups as the lake, though they hold few documents."""
+    monkeypatch.setattr(layout, "SMALL_GROUP_DOCUMENTS", -1)
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ def keys(rows: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(row["key"] for row in rows)
 
 
+@pytest.mark.usefixtures("large_tables")
 def test_a_batch_is_landed_and_merged(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a", "b")
@@ -371,6 +372,7 @@ def test_a_merge_can_not_be_committed_over_a_newer_batch(tmp_path: Path) -> None
         commit_merges(small.lake, tasks, results)
 
 
+@pytest.mark.usefixtures("large_tables")
 @pytest.mark.parametrize(
     ("held_bytes_max", "merged_groups"), [(1 << 20, []), (1, [0, 1])], ids=["in memory", "too much of it"]
 )
@@ -393,6 +395,7 @@ def test_the_first_documents_are_not_read_back(tmp_path: Path, held_bytes_max: i
     assert verify_model(small.lake, small.bucket).findings.first() == ()
 
 
+@pytest.mark.usefixtures("large_tables")
 def test_first_documents_with_columns_that_others_do_not_agree_with_are_merged(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a", value=b'{"n": 1}')

@@ -52,8 +52,8 @@ def test_a_table_that_is_not_ours_is_told() -> None:
 
 
 def test_a_newer_format_is_refused() -> None:
-    properties = {**LakeFacts(bucket_uuid="u", vbuckets=64).to_properties(), "headwater.format": "4"}
-    with pytest.raises(LakeTooNew, match="format 4, and this program knows formats up to 3"):
+    properties = {**LakeFacts(bucket_uuid="u", vbuckets=64).to_properties(), "headwater.format": "5"}
+    with pytest.raises(LakeTooNew, match="format 5, and this program knows formats up to 4"):
         LakeFacts.from_properties(properties, where="here")
 
 

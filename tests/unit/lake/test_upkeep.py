@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 
-from headwater.errors import InvalidInput, LakeDamaged
+from headwater.errors import LakeDamaged
 from headwater.lake import upkeep
 from headwater.lake.commits import merge, plan_merges
 from headwater.lake.data_files import DataFile
-from headwater.lake.upkeep import clean_logs, files_to_join, join_files, trim_changes, vacuum
+from headwater.lake.upkeep import files_to_join, join_files, trim_changes
 from headwater.protocol.numbers import VBucketId
-from support.lake_model import SmallLake, batches, check_documents, check_no_duplicates, merging
+from support.lake_model import SmallLake, check_documents, check_no_duplicates, merging
 
 DEFAULT = "_default._default"
 LONG_AGO = datetime.now(UTC) - timedelta(days=10)
@@ -220,94 +217,7 @@ def test_a_table_that_was_brought_back_from_long_ago_is_told(tmp_path: Path) -> 
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
 
 
-# --- deleting -----------------------------------------------------------------------------------------------------
-
-
-def make_old(directory: Path, days: int = 30) -> None:
-    at = time.time() - days * 24 * 3600
-    for file in directory.rglob("*.parquet"):
-        os.utime(file, (at, at))
-
-
-def test_only_what_nobody_needs_is_deleted(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    small.write(0, "a")
-    small.land()
-    batch = small.begin()
-    small.write(1, "never committed")
-    (orphan,) = batch.writer.write(batches(small.bucket.rows(1), 10)).files
-    # As young as this, it may be somebody's who has not committed it yet.
-    assert vacuum(small.lake) == 0
-    make_old(tmp_path)
-    assert vacuum(small.lake) == 1
-    assert not (tmp_path / "changes" / orphan.path).exists()
-    assert len(small.rows("changes")) == 1
-    assert len(small.rows(f"documents/{DEFAULT}")) == 1
-    assert small.reopen().held_offsets() == small.bucket.offsets()
-
-
-def test_a_file_that_was_removed_lately_stays_for_its_readers(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    small.write(0, "a")
-    small.land()
-    small.write(0, "a", value=b"{}")
-    small.land()
-    make_old(tmp_path)
-    assert vacuum(small.lake, retention_hours=1) == 0
-
-
-def test_a_retention_that_is_not_safe_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="safely"):
-        vacuum(SmallLake(tmp_path).lake, retention_hours=0)
-
-
-def test_nothing_to_delete_makes_no_entry_in_a_log(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    small.write(0, "a")
-    small.land()
-    version = small.lake.changes.version
-    vacuum(small.lake)
-    clean_logs(small.lake)
-    small.lake.changes.refresh()
-    assert small.lake.changes.version == version
-
-
-def test_landing_goes_on_after_all_of_it(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    for number in range(10):
-        small.write(0, f"key-{number}")
-        small.land()
-    join_files(small.lake)
-    make_old(tmp_path)
-    old = time.time() - 60 * 24 * 3600
-    for entry in tmp_path.rglob("_delta_log/*"):
-        os.utime(entry, (old, old))
-    vacuum(small.lake)
-    clean_logs(small.lake)
-    small.write(0, "last")
-    small.land()
-    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
-    assert small.reopen().held_offsets() == small.bucket.offsets()
-
-
-def test_logs_are_kept_for_as_long_as_it_is_wanted(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    for key in ("a", "b"):
-        small.write(0, key)
-        small.land()
-    # What is old goes up to a checkpoint that is old as well: all that is younger can still be read.
-    DeltaTable(tmp_path / "changes").create_checkpoint()
-    old = time.time() - 3 * 24 * 3600
-    for entry in (tmp_path / "changes/_delta_log").iterdir():
-        os.utime(entry, (old, old))
-    clean_logs(small.lake, retention_days=4)
-    first = tmp_path / "changes/_delta_log" / f"{0:020}.json"
-    assert first.exists()
-    clean_logs(small.lake, retention_days=2)
-    assert not first.exists()
-    assert small.reopen().held_offsets() == small.bucket.offsets()
-
-
+@pytest.mark.usefixtures("large_tables")
 def test_the_largest_group_is_merged_first(tmp_path: Path) -> None:
     small = SmallLake(tmp_path, groups=4)
     for vbucket, count in enumerate((1, 300, 30, 900)):

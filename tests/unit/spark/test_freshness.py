@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,17 @@ def test_a_change_does_not_wait_for_longer_than_it_may() -> None:
     assert merged.is_due(now_s=101, waited_s=40)
     assert not merged.is_due(now_s=101, waited_s=39)
     assert not clock(took_s=1, share=0, wait_s_max=1e9).is_due(now_s=1e6, waited_s=1e6), "both can be turned off"
+
+
+def test_a_merge_waits_until_enough_has_changed_for_what_it_writes() -> None:
+    merged = clock(took_s=1)
+    table = 6 * 2**20
+    due = partial(merged.is_due, waited_s=1, expected_bytes=table)
+    assert not due(now_s=110, changed_bytes=10_000)
+    assert due(now_s=110, changed_bytes=table / 8), "it writes eight times what has changed"
+    assert due(now_s=100 + table / 2**16, changed_bytes=1), "a machine that has nothing else to do may write a little"
+    assert merged.is_due(now_s=102, waited_s=1, changed_bytes=1, expected_bytes=100_000), "small tables need not wait"
+    assert merged.is_due(now_s=101, waited_s=59, changed_bytes=1, expected_bytes=table), "no change waits for longer"
 
 
 # --- the lag ------------------------------------------------------------------------------------------------------
