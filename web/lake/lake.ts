@@ -117,6 +117,9 @@ export interface Landing {
     failures: number;
     last_merge_s: number | null;
     /** Landings of earlier versions do not say these. */
+    failure?: string | null;
+    live_bytes?: number | null;
+    dead_bytes?: number | null;
     tables_set_aside?: number;
     set_aside?: { name: string; reason: string; hint: string }[];
   };

@@ -1,7 +1,7 @@
 /** How the landing stands: one sentence on top of every view, and the numbers below it. */
 
 import { Chart } from "../src/chart";
-import { many, moment, short, whole } from "../src/format";
+import { bytes, many, moment, short, whole } from "../src/format";
 import { Empty, Section, Tile } from "../src/pieces";
 import { type BatchEvent, type Heard, type Lake, type Landing, type State, span } from "./lake";
 import { EventList } from "./timeline";
@@ -20,7 +20,8 @@ function health(state: State, heard: Heard): [Tone, string][] {
   const lines = [LANDINGS[landing.state](landing)];
   const failures = landing.state === "running" ? (landing.status?.failures ?? 0) : 0;
   if (failures > 0) {
-    lines.push(["warn", `${many(failures, "failure")} in a row: the landing tries again, and its log says why.`]);
+    const why = landing.status?.failure ?? "its log says why";
+    lines.push(["warn", `${many(failures, "failure")} in a row, and the landing tries again: ${why}`]);
   }
   const aside = landing.status?.set_aside ?? [];
   for (const { name, reason, hint } of aside) {
@@ -89,6 +90,7 @@ export function Overview(props: { state: State; lake: Lake }) {
           <Tile label="Documents" value={whole(lake.documents)} note={`in ${many(lake.collections, "table")}; ${pendingNote(pending)}`} />
           <Tile label="Rows landed" value={lake.rows === null ? "unknown" : short(lake.rows)} note={many(lake.batch + 1, "batch", "batches")} />
           <Tile label="Rollbacks undone" value={lake.rollbacks === null ? "unknown" : whole(lake.rollbacks)} note="of vbuckets, since the beginning" />
+          <Tile label="Files" value={size(landing.status?.live_bytes)} note={`${size(landing.status?.dead_bytes)} kept for earlier versions`} />
           <Tile label="Rejects" value={whole(rejects)} note={rejectsNote(lake, rejects)} tone={rejects ? "warn" : undefined} />
         </dl>
         <div class="charts">
@@ -119,6 +121,10 @@ export function Overview(props: { state: State; lake: Lake }) {
       </Section>
     </>
   );
+}
+
+function size(value: number | null | undefined): string {
+  return value === null || value === undefined ? "unknown" : bytes(value);
 }
 
 function rate(rows_per_s: number | null): string {
