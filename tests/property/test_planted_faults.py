@@ -23,7 +23,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.lake import layout, upkeep
@@ -459,11 +459,18 @@ def check_found_and_repaired(fault: Fault, seed: int) -> None:
         assert after.done
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault",
+    # A quarter of them in every run: each takes most of a second.
+    [pytest.param(fault, marks=[pytest.mark.soak] if at % 4 else []) for at, fault in enumerate(FAULTS)],
+    ids=lambda fault: fault.name,
+)
 def test_each_kind_of_fault_is_found_and_repaired(fault: Fault) -> None:
     check_found_and_repaired(fault, 1)
 
 
+@pytest.mark.soak
+@settings(max_examples=100)
 @given(fault=st.sampled_from(FAULTS), seed=st.integers(0, 2**32))
 def test_a_fault_is_found_wherever_it_is(fault: Fault, seed: int) -> None:
     check_found_and_repaired(fault, seed)
