@@ -238,6 +238,8 @@ def test_the_table_names_the_servers_of_whose_recordings_it_is(table: Table) -> 
     claimed = re.match(r"recorded ((?:\d+\.\d+\.\d+(?:, )?)+)", table.checked)
     named = set(claimed[1].split(", ")) & VERSIONS if claimed else set()
     assert named == {version for version, frame in RECORDED if _is_of(frame, table)}
+    if (oldest := table.since.removeprefix("by ")) in VERSIONS:
+        assert oldest == min(named), "what no document says, the oldest recording does"
 
 
 def test_the_documentation_says_how_each_form_was_checked() -> None:

@@ -73,6 +73,14 @@ def test_hello_agrees_to_what_is_served(node: Node) -> None:
     assert client.session.agent == "agent"
 
 
+@pytest.mark.parametrize("feature", [Feature.VATTR, Feature.SUBDOC_DOCUMENT_MACROS], ids=lambda feature: feature.name)
+def test_hello_refuses_a_feature_without_the_one_it_needs(node: Node, feature: Feature) -> None:
+    """As kv_engine has it (`feature.h`); what 8.0.2 refused so is in its recordings."""
+    client = Client(node)
+    assert client.refused(Hello(key=b"agent", features=(feature,))) is Status.EINVAL
+    assert client.succeed(Hello(key=b"agent", features=(feature, Feature.XATTR))).features == (Feature.XATTR, feature)
+
+
 def test_with_tracing_responses_say_how_long_the_node_took(node: Node) -> None:
     client = node.client(features=(*FEATURES, Feature.TRACING))
     client.send(
