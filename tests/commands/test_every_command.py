@@ -54,6 +54,7 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater kernels": [(["now"], 2, "Got unexpected extra argument (now)")],
     "headwater land": [(["localhost", "--into", "lake"], 1, "is no URL")],
     "headwater load": [([URL, "--generate", "1"], 1, NOWHERE), ([URL], 2, "Give either FILE or --generate N")],
+    "headwater repair": [(["localhost", "lake"], 1, "is no URL"), ([], 2, "Missing argument")],
     "headwater replicate": [
         (["--from", URL, "--to", URL.replace(":1/", ":2/")], 1, "can't be reached"),
         (["--from", URL, "--to", URL], 1, "are the same bucket of the same node"),

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 import headwater.spark
 from headwater.cli import land as land_module
 from headwater.cli.land import METRICS, LandingMetrics, _run, _View, land, status_line
+from headwater.cli.options import parse_time
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
 from headwater.lake.lake import LakeSettings
@@ -178,13 +179,13 @@ def test_the_line_says_what_is_known() -> None:
 
 @pytest.mark.parametrize(("text", "read"), [("500ms", 0.5), ("5s", 5.0), ("1h", 3600.0)])
 def test_times(text: str, read: float) -> None:
-    assert land_module._parse_time(click.Context(land), land.params[0], text) == read
+    assert parse_time(click.Context(land), land.params[0], text) == read
 
 
 @pytest.mark.parametrize("text", ["5", "s", "5 s", "-1s", "1d", ""])
 def test_times_that_are_none(text: str) -> None:
     with pytest.raises(click.BadParameter, match="write 500ms, 5s, 1m or 1h"):
-        land_module._parse_time(click.Context(land), land.params[0], text)
+        parse_time(click.Context(land), land.params[0], text)
 
 
 @pytest.fixture
