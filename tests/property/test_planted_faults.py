@@ -367,7 +367,7 @@ FAULTS = [
         fabricated,
     ), kinds=("extra",)) for table in TABLES),
     *(Fault(f"{table}: a row behind the offset", table, lambda it, table=table: it.add(  # type: ignore[misc]
-        table, is_steady, lambda row: {**row, "key": "later", "seqno": 500},
+        table, is_steady, lambda row: {**row, "key": "later", "key_bytes": None, "seqno": 500},
     ), kinds=("extra",)) for table in TABLES),
     *(Fault(f"{table}: a row less", table, lambda it, table=table: it.change(  # type: ignore[misc]
         table, is_steady, lambda row: None,
@@ -386,7 +386,7 @@ FAULTS = [
     in_table(HISTORY, "valid_to", lambda row: row["valid_to"] is not None and is_steady(row)),
     in_table(HISTORY, "valid_to", lambda row: row["valid_to"] is None and is_steady(row), valid_to=TIME),
     in_table(HISTORY, "valid_to_seqno", lambda row: row["valid_to_seqno"] is not None and is_steady(row)),
-    *(in_table(REJECTS, column, lambda row: True, *ROWS, "column", **STRANGE) for column in (
+    *(in_table(REJECTS, column, is_text, *ROWS, "column", **STRANGE) for column in (
         "vbucket", "seqno", "rev", "collection_id", "key", "key_bytes", "document", "datatype", "flags", "expiry",
         "cas", "changed_at", "field", "reason",
     )),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from pyspark.sql import SparkSession
 
-from headwater.spark.executors import SparkRunner, keep_loaded
+from headwater.spark import executors
+from headwater.spark.executors import SparkRunner, keep_loaded, ship_kernels
 
 TASKS = 8
 
@@ -25,3 +28,12 @@ def test_a_process_that_is_no_worker_is_left_alone() -> None:
     frozen = gc.get_freeze_count()
     keep_loaded("test")
     assert gc.get_freeze_count() == frozen
+
+
+def test_another_session_of_the_context_can_be_used_after_more_was_compiled(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "code_folder", lambda: tmp_path)
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.o").write_bytes(b"compiled")
+        ship_kernels(spark.newSession())

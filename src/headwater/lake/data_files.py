@@ -637,13 +637,13 @@ def filtered(rows: pa.Table, keep: Column) -> pa.Table:
 
 def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """The columns of a schema, in its order; null where the rows were written before a column was added."""
-    if rows.schema.names == schema.names:
+    if rows.schema.equals(schema):
         return rows
     there = {*rows.schema.names}
     columns = [
         rows.column(field.name) if field.name in there else pa.nulls(rows.num_rows, field.type) for field in schema
     ]
-    return pa.table(columns, names=schema.names)
+    return pa.table(columns, schema=schema)
 
 
 def read_files(

@@ -254,7 +254,7 @@ class RegroupTask:
 def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
     """Cut large tables into as many groups as the documents of the lake need, or as was begun.
 
-    It is not begun while a table is set aside: that one would have to be built again. One that fails meanwhile has to.
+    It is not begun while a table is set aside. One that fails meanwhile is cut when it is merged again.
     """
     for collection in lake.in_service:
         with lake.containing(collection.name):

@@ -3,7 +3,8 @@
 The bucket has the newest version of a document only, and nothing of a landing. So the columns that a landing adds, and
 all columns of superseded rows, are judged by what must be true of any record:
 
-* `scope` and `collection` are those of the collection's id, and `changed_at` is the time in the CAS.
+* `scope` and `collection` are those of the collection's id; where it was dropped, they may be unknown. `changed_at` is
+  the time in the CAS.
 * The rows of a vbucket that are not void, in the order of their seqnos, are the stream as it came. So batches and the
   bounds of snapshots never fall, and a branch that was left does not come again.
 * A row lies in its snapshot, and no row that is not void lies behind the offset that the table is at.
@@ -223,19 +224,16 @@ def _other_names(rows: pa.Table, record: ChangesRecord) -> Iterator[tuple[str, M
     wrong = {"scope": np.zeros(len(found), dtype=np.bool_), "collection": np.zeros(len(found), dtype=np.bool_)}
     # There are few of them: a row for each collection.
     for number, row in enumerate(named.take(pa.array(first)).to_pylist()):
-        id_, scope, collection = row["collection_id"], row["scope"], row["collection"]
+        id_ = row["collection_id"]
         if id_ is None:
-            wrong["collection"][number] = collection is not None
+            wrong["collection"][number] = row["collection"] is not None
         elif id_ not in record.names or record.names[id_] == table_name(None, None, id_):
             continue
-        elif scope is None and collection is None:
-            # A collection that was dropped may be read of by one that never knew its name.
-            is_known = record.live_ids is None or id_ in record.live_ids
-            wrong["scope"][number] = wrong["collection"][number] = is_known
         else:
-            wrong["scope"][number], wrong["collection"][number] = (
-                said != known for said, known in zip((scope, collection), record.names[id_].split(".", 1), strict=True)
-            )
+            # Of a collection that was dropped, a reader may not know its name, or that of its scope, or both.
+            may_be_unknown = record.live_ids is not None and id_ not in record.live_ids
+            for column, name in zip(wrong, record.names[id_].split(".", 1), strict=True):
+                wrong[column][number] = row[column] != name and not (may_be_unknown and row[column] is None)
     for name, marks in wrong.items():
         if marks.any():
             yield name, marks[at.reshape(-1)]

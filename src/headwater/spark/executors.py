@@ -165,16 +165,19 @@ def _archive_name() -> str:
     return f"headwater-kernels-{sources_digest()}.zip"
 
 
-_SHIPPED: set[tuple[int, str]] = set()
-"""The sessions that have them. A file can be given to a session once."""
+_SHIPPED: set[tuple[str, str]] = set()
+"""Remote sessions that have them, by their ids. A file of one name can be given to a session once."""
 
 
 def ship_kernels(spark: SparkSession) -> None:
     """Compile what is not compiled yet, and let all executors of a session have it."""
-    shipped = (id(spark), _archive_name())
-    if shipped in _SHIPPED:
-        return
-    _SHIPPED.add(shipped)
+    if is_remote(spark):
+        shipped = (spark.session_id, _archive_name())  # type: ignore[attr-defined]
+        if shipped in _SHIPPED:
+            return
+        _SHIPPED.add(shipped)
+    elif Path(SparkFiles.get(_archive_name())).exists():
+        return  # Another session of the context may have shipped them. What was compiled since can't replace them.
     compile_kernels("headwater.protocol", "headwater.client")
     folder = Path(mkdtemp(prefix="headwater-kernels-"))
     atexit.register(rmtree, folder, ignore_errors=True)
