@@ -177,7 +177,14 @@ def test_without_open(replica: World) -> None:
     assert not receiver.is_closed
 
 
-def test_to_a_producer_closes_the_connection(world: World) -> None:
+def test_to_a_producer_is_refused(world: World) -> None:
+    consumer = world.consumer()
+    assert consumer.refused(AddStream(vbucket=VBUCKET)) == Status.EINVAL
+    assert not consumer.is_closed
+
+
+def test_to_a_producer_of_7_0_closes_the_connection(world: World) -> None:
+    world.speak_as("7.0")
     consumer = world.consumer()
     consumer.send(AddStream(vbucket=VBUCKET))
     assert consumer.is_closed

@@ -163,7 +163,9 @@ def _statuses_of_7_0_5() -> dict[str, int]:
 
 STATUS = frozenset({"status or vbucket", "value", "datatype"})
 SESSION_OTHER = {
-    **dict.fromkeys((188, 208, 213, 218, 223), frozenset({"value"})),  # HELLO 0x0c, 0x0d, 0x19 to 0x21: not served
+    188: frozenset({"value", "magic"}),  # HELLO 0x0f: served, where the server had tracing off; others as below
+    **dict.fromkeys((195, 203), frozenset({"magic"})),  # so these say how long the node took
+    **dict.fromkeys((208, 213, 218, 223), frozenset({"value"})),  # HELLO 0x0c, 0x0d, 0x19, 0x1f, 0x20: not served
     250: frozenset({"value"}),  # VERSION: the node has a build of its own
     719: STATUS,  # change_streams: NOT_SUPPORTED by couchstore, and the node keeps every version
     841: STATUS,  # `enable` is taken for enable_noop, which looks like a fault
@@ -176,7 +178,7 @@ SESSION_SKIPPED = {
 }
 FLUSHED_LATER = (b"\x09o1", b"\x09o2", b"\x09o3")
 KV_OTHER = {62: frozenset({"value"})}
-"""HELLO 0x20 and 0x21: not served."""
+"""HELLO 0x20: not served."""
 
 
 @dataclass(slots=True)

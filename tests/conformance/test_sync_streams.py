@@ -24,7 +24,6 @@ from support.dcp_world import (
     VBUCKET,
     Consumer,
     World,
-    brief,
     changes,
     of_type,
     resume,
@@ -120,15 +119,6 @@ def test_the_bytes_of_prepare_commit_and_abort(world: World) -> None:
         + bytes.fromhex("0000000000000003 0000000000000004")
         + b"\x00cd",
     ]
-
-
-def test_a_stream_id_goes_with_all_of_them(world: World) -> None:
-    write_all_kinds(world)
-    replica = PlayedReplica(world, enable_stream_id="true")
-    replica.consumer.open(value=b'{"sid":5}')
-    messages = replica.consumer.received()
-    assert brief(messages) == ["marker 0..4", *ALL_KINDS]
-    assert {message.stream_id for message in messages} == {5}  # type: ignore[attr-defined]
 
 
 def test_no_durable_write_is_left_out_of_memory_for_a_newer_one(world: World) -> None:
@@ -234,6 +224,7 @@ def test_markers_of_disk_snapshots_name_what_is_visible_prepared_and_completed(w
     marker = _marker(world, "2.2")
     assert (marker.end_seqno, marker.max_visible_seqno, marker.high_completed_seqno) == (6, 3, 4)
     assert marker.high_prepared_seqno == 6
+    world.speak_as("7.0")
     assert _marker(world, "2.0").max_visible_seqno == 3
 
 

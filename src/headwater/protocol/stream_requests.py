@@ -51,7 +51,7 @@ class CacheTransferOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequestValue:
-    """What a stream request's value may say. The sid may be out of its range, which has its own status."""
+    """What a stream request's value may say. A sid out of its range, and no collections, are left to admission."""
 
     uid: ManifestUid | None = None
     sid: int | None = None
@@ -86,8 +86,8 @@ class StreamRequestValue:
         return json.dumps(members, separators=(",", ":")).encode() if members else b""
 
     @classmethod
-    def decode(cls, value: bytes, dialect: Dialect = NEWEST) -> StreamRequestValue:
-        """Every fault is a `MalformedJson`, whose status is EINVAL."""
+    def decode(cls, value: bytes, dialect: Dialect | None = None) -> StreamRequestValue:
+        """Every fault is a `MalformedJson`, whose status is EINVAL. Without a dialect the specification decides."""
         if not value:
             return cls()
         if len(value) > STREAM_REQUEST_VALUE_BYTES_MAX:
@@ -98,13 +98,14 @@ class StreamRequestValue:
             raise MalformedJson(f"the stream request value is not JSON: {error}") from error
         if not isinstance(members, dict):
             raise MalformedJson("the stream request value is not a JSON object")
-        if dialect.value_keys is not None and not members.keys() & dialect.value_keys:
-            raise MalformedJson(f"the stream request value has none of {', '.join(sorted(dialect.value_keys))}")
+        keys = dialect.value_keys if dialect is not None else None
+        if keys is not None and not members.keys() & keys:
+            raise MalformedJson(f"the stream request value has none of {', '.join(sorted(keys))}")
         # Stream Request Value, "Validation": it fails with `Invalid` if both are defined.
         if "collections" in members and "scope" in members:
             raise MalformedJson("collections and scope exclude each other")
         return cls(
-            uid=_take(members, "uid", _uid) if dialect.judges_uid else None,
+            uid=_take(members, "uid", _uid) if dialect is None or dialect.judges_uid else None,
             sid=_take(members, "sid", _sid),
             collections=_take(members, "collections", _collections),
             scope=_take(members, "scope", _scope),

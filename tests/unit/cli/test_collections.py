@@ -23,6 +23,7 @@ from headwater.client.connection_string import Address, ConnectionString
 from headwater.errors import InvalidConnectionString
 from headwater.node.auth.login_checks import LoginChecks
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
+from headwater.node.bucket_settings import BucketSettings
 from headwater.node.http.server import HttpServer
 from headwater.node.node_state import BucketUsage, ChangeSignal
 from headwater.protocol.cluster_config import BucketMap, ClusterNodes, NodeAddress, bucket_config, node_config
@@ -90,6 +91,9 @@ class Node:
 
     def usage(self, bucket: str) -> BucketUsage:
         return BucketUsage(items=0, disk_bytes=0, memory_bytes=0, memory_quota_bytes=0)
+
+    def settings(self, bucket: str) -> BucketSettings:
+        return BucketSettings()
 
     def cluster_config(self, bucket: str | None) -> bytes:
         if bucket is None:

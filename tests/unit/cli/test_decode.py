@@ -400,7 +400,7 @@ def test_compressed_values_with_attributes() -> None:
     ("frame", "error"),
     [
         (Frame(magic=Magic.REQUEST, opcode=0x57, extras=bytes(31)), "Mutation must have a key (at byte 24)"),
-        (Frame(magic=Magic.REQUEST, opcode=0x77), "unknown opcode 0x77 (at byte 1)"),
+        (Frame(magic=Magic.REQUEST, opcode=0x79), "unknown opcode 0x79 (at byte 1)"),
         (
             Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0x5C, framing_extras=b"\x25"),
             "frame info 2 claims 5 bytes (at byte 0)",
@@ -522,7 +522,7 @@ def test_no_frames_at_all() -> None:
 
 
 def test_many_problems_are_counted_but_not_all_told() -> None:
-    unknown = Frame(magic=Magic.REQUEST, opcode=0x77).encode()
+    unknown = Frame(magic=Magic.REQUEST, opcode=0x79).encode()
     result = run("-", "--json", stdin=unknown * 30)
     lines = result.stderr.splitlines()
     assert len(result.stdout.splitlines()) == 30
