@@ -196,6 +196,8 @@ class ProducerConnection:
             start_seqno=accepted.start_seqno,
             end_seqno=accepted.end_seqno,
             snapshot_start_seqno=accepted.snapshot_start_seqno,
+            snapshot_end_seqno=request.snapshot_end_seqno,
+            hides_completed_prepares=self.dialect.hides_completed_prepares,
             is_takeover=StreamFlags.TAKEOVER in request.flags,
             is_disk_only=StreamFlags.DISK_ONLY in request.flags,
             ignores_purges=StreamFlags.IGNORE_PURGED_TOMBSTONES in request.flags,
