@@ -232,6 +232,9 @@ class ProducerConnection:
         """Whether the vbucket has, or had, a stream on this connection."""
         return vbucket in self._open_ids
 
+    def is_streaming(self, vbucket: VBucketId) -> bool:
+        return bool(self._open_ids.get(vbucket))
+
     def on_rolled_back(self, vbucket: VBucketId) -> None:
         """The vbucket was taken back: its streams end, whatever they have sent."""
         for key, stream in self.streams.items():

@@ -168,10 +168,12 @@ def snapshot_marker(
     marker = SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(snapshot.end_seqno), flags=flags)
     # As recorded from an 8.0.2 server: what version 2.2 adds is about disk snapshots, so those in memory have 2.0 with
     # sync writes and 1.0 without. Before 2.2 only consumers with sync writes had another version than 1.0.
+    # A consumer with sync writes and without a name is no replica: it gets 1.0.
     is_2_2 = controls.marker_version == "2.2" and not snapshot.in_memory
-    if not (is_2_2 or controls.sync_writes or controls.marker_version == "2.0"):
+    is_replica = controls.sync_writes and bool(controls.consumer_name)
+    if not (is_2_2 or is_replica or controls.marker_version == "2.0"):
         return marker
-    if controls.sync_writes or not is_2_2:
+    if is_replica or not is_2_2:
         visible, prepared, completed = _stream_sync_seqnos(snapshot, bucket, vbucket)
     else:
         # As recorded from 8.0.2: a consumer that gets no prepares gets none of these either.
