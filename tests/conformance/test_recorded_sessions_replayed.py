@@ -163,7 +163,9 @@ def _statuses_of_7_0_5() -> dict[str, int]:
 
 STATUS = frozenset({"status or vbucket", "value", "datatype"})
 SESSION_OTHER = {
-    **dict.fromkeys((188, 208, 213, 218, 223), frozenset({"value"})),  # HELLO 0x0c, 0x0d, 0x19 to 0x21: not served
+    188: frozenset({"value", "magic"}),  # HELLO 0x0f: granted, so that answers have the server's time
+    **dict.fromkeys((195, 203), frozenset({"magic"})),
+    **dict.fromkeys((208, 213, 218, 223), frozenset({"value"})),  # HELLO 0x0c, 0x0d, 0x19 to 0x21: not served
     250: frozenset({"value"}),  # VERSION: the node has a build of its own
     719: STATUS,  # change_streams: NOT_SUPPORTED by couchstore, and the node keeps every version
     841: STATUS,  # `enable` is taken for enable_noop, which looks like a fault
