@@ -16,7 +16,7 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosR
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno
 from headwater.protocol.values import Datatype, ValueParts, decompress, encode_xattrs
 from headwater.store.prepares import PendingPrepare
-from support.dcp_world import (
+from support.dcp_world import (, brief
     COLLECTIONS,
     KEEP_NOTHING,
     OPAQUE,
@@ -55,7 +55,7 @@ def write_all_kinds(world: World) -> None:
 
 
 ALL_KINDS = ["prepare a@1", "set x@2", "commit a@3 of 1", "prepare b@4", "marker 5..6", "abort b@5 of 4", "prepare c@6"]
-FROM_DISK = ["prepare a@1", "set x@2", "set a@3", "abort b@5 of 4", "prepare c@6"]
+FROM_DISK = ["set x@2", "set a@3", "abort b@5 of 4", "prepare c@6"]
 
 
 # --- replicas -----------------------------------------------------------------------------------------------------
@@ -67,11 +67,13 @@ def test_from_memory_a_replica_gets_everything_as_it_happened(world: World) -> N
     assert PlayedReplica(world).open() == ["marker 0..4", *ALL_KINDS]
 
 
-def test_from_disk_a_replica_gets_what_was_committed_as_it_is(world: World) -> None:
-    """As recorded from a 7.0.5 server: no commits, and of each key the newest prepare or abort."""
+@pytest.mark.parametrize(("version", "completed"), [("7.0", ["prepare a@1"]), ("8.0", [])])
+def test_from_disk_a_replica_gets_what_was_committed_as_it_is(world: World, version: str, completed: list[str]) -> None:
+    """As recorded: no commits, and of each key the newest prepare or abort; as 8.0, no prepare that is completed."""
+    world.speak_as(version)
     write_all_kinds(world)
     world.settle()
-    assert PlayedReplica(world).open() == ["marker 0..6", *FROM_DISK]
+    assert PlayedReplica(world).open() == ["marker 0..6", *completed, *FROM_DISK]
     world.bucket.commit_prepare(prepare(world, "a", b"2"))
     world.bucket.abort_prepare(prepare(world, "a", b"3"))
     world.commit()
@@ -79,6 +81,36 @@ def test_from_disk_a_replica_gets_what_was_committed_as_it_is(world: World) -> N
     assert PlayedReplica(world).open() == [
         "marker 0..10", "set x@2", "abort b@5 of 4", "prepare c@6", "set a@8", "abort a@10 of 9"
     ]  # fmt: skip
+
+
+def test_a_prepare_that_is_completed_behind_a_disk_snapshot_is_in_it(world: World) -> None:
+    prepared = prepare(world, "a")
+    world.write("x")
+    world.settle()
+    replica = PlayedReplica(world)
+    replica.consumer.open()
+    assert brief(replica.consumer.step()) == ["marker 0..2"]
+    world.bucket.commit_prepare(prepared)
+    assert replica.brief() == ["prepare a@1", "set x@2", "marker 3..3", "commit a@3 of 1"]
+
+
+def test_a_disk_snapshot_with_history_holds_every_prepare(world: World) -> None:
+    """A replica may be rolled back to any seqno of it, where the prepare is undecided again."""
+    write_all_kinds(world)
+    world.settle()
+    assert PlayedReplica(world, change_streams="true").open() == [
+        "marker 0..6", "prepare a@1", "set x@2", "set a@3", "prepare b@4", "abort b@5 of 4", "prepare c@6"
+    ]  # fmt: skip
+
+
+def test_a_replica_that_resumes_inside_a_snapshot_needs_no_prepare_of_it(world: World) -> None:
+    """It may have come from disk without the prepare, while the rest is still in memory."""
+    write_all_kinds(world)
+    inside = resume(world, 2, snapshot_start_seqno=Seqno(0), snapshot_end_seqno=Seqno(6))
+    replica = PlayedReplica(world)
+    assert replica.open(**inside) == ["marker 0..6", "set a@3", "abort b@5 of 4", "prepare c@6"]
+    world.bucket.commit_prepare(world.bucket.prepares.of(VBUCKET)[0])
+    assert replica.brief() == ["marker 7..7", "commit c@7 of 6"]
 
 
 def test_the_bytes_of_prepare_commit_and_abort(world: World) -> None:
@@ -247,6 +279,7 @@ def test_the_high_completed_seqno_outlives_what_shows_it(world: World) -> None:
     world.node.reopen()
     (marker,) = of_type(_received(world), SnapshotMarker)
     assert (marker.flags, marker.max_visible_seqno, marker.high_completed_seqno) == (0x06, 4, 1)
+    assert _marker(world, "2.2").high_prepared_seqno == 1
 
 
 def _received(world: World) -> list[Message]:

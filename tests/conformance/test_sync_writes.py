@@ -292,7 +292,7 @@ def test_an_acknowledgement_of_what_is_not_durable_here_does_not_count(chained: 
     replica, client = PlayedReplica(chained), writer(chained)
     replica.open()
     client.send(durable_set())
-    replica.acknowledge(99)
+    replica.acknowledge(1)
     assert chained.high_seqno() == 1
     chained.commit()
     tick(chained)
@@ -339,6 +339,20 @@ def test_an_acknowledgement_for_a_vbucket_that_was_never_streamed_closes_the_con
     replica.acknowledge(1)
     assert replica.brief() == []
     replica.acknowledge(1, vbucket=1)
+    assert replica.consumer.is_closed
+
+
+def test_an_acknowledgement_of_what_was_never_written_closes_the_connection(chained: World) -> None:
+    """As recorded from an 8.0.2 server. Where the stream has ended meanwhile, it does nothing, now or later."""
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    replica.consumer.close_stream()
+    replica.acknowledge(99)
+    assert replica.open() == []
+    client.send(durable_set())
+    replica.brief()
+    assert answers(client) == []
+    replica.acknowledge(2)
     assert replica.consumer.is_closed
 
 

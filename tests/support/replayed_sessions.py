@@ -124,6 +124,10 @@ class Replay:
     """The fields that differ in the frame of this line."""
     skipped: Mapping[int, str] = field(default_factory=dict)
     """The lines of requests and answers that are not played, each with the reason."""
+    interleaved: frozenset[str] = frozenset()
+    """The connections on which streams cross with one another and with requests: only each opaque has an order."""
+    early: dict[str, list[Frame]] = field(default_factory=dict)
+    """By connection: frames of other opaques that came before the one that was expected."""
     closes_as_recorded: bool = True
     """Whether the node closes connections where the server did."""
     connections: dict[str, RawConnection] = field(default_factory=dict)
@@ -150,6 +154,7 @@ class Replay:
                 # The recorder has looked no further, so what comes of streams that are still open is not compared.
                 self.finish_request(frame.connection)
                 self.connections[frame.connection].assert_quiet()
+                assert not self.early.get(frame.connection), self.early
 
     # --- what a transcript leaves out -----------------------------------------------------------------------------
 
@@ -213,7 +218,8 @@ class Replay:
         assert not frame.is_cut, f"{frame} can't be played"
         connection = self._connection(frame)
         self.finish_request(frame.connection)
-        connection.assert_quiet()
+        if frame.connection not in self.interleaved:
+            connection.assert_quiet()
         self.before_sending(frame)
         connection.send(self.as_sent(frame))
         self.request[frame.connection] = frame
@@ -223,8 +229,7 @@ class Replay:
         if recorded.opcode == "DCP_NOOP" or recorded.line in self.missing:
             return
         expected = decode(bytes(recorded.data))
-        connection = self.connections[recorded.connection]
-        while self.is_beside(got := connection.frame(), expected):
+        while self.is_beside(got := self._frame(recorded.connection, expected.opaque), expected):
             pass
         request = self.request.pop(recorded.connection) if recorded.is_response else None
         expected = self.as_expected(expected, recorded, request)
@@ -243,6 +248,20 @@ class Replay:
         if request is not None:
             self.answered(request)
         self._take_more(recorded)
+
+    def _frame(self, name: str, opaque: int) -> Frame:
+        """The next frame, or the next of this opaque."""
+        connection = self.connections[name]
+        if name not in self.interleaved:
+            return connection.frame()
+        early = self.early.setdefault(name, [])
+        known = next((frame for frame in early if frame.opaque == opaque), None)
+        if known is not None:
+            early.remove(known)
+            return known
+        while (frame := connection.frame()).opaque != opaque:
+            early.append(frame)
+        return frame
 
     def _take_more(self, recorded: RecordedFrame) -> None:
         for opcode in self.more.get(recorded.line, ()):

@@ -62,6 +62,8 @@ def _held_seqno(chain: Chain, acknowledged: Mapping[str, int], active_seqno: int
 
 
 TIMEOUT_S_DEFAULT = 30.0
+TIMEOUT_MS_INFINITE = 0xFFFF
+"""What a request would say for a write that waits for ever."""
 WRITES_MAX = 10_000
 """Durable writes of a bucket at a time."""
 

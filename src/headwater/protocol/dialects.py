@@ -57,6 +57,11 @@ class Dialect:
     from_latest_checks_vbuuid: bool
     """FROM_LATEST with a vbuuid that is not in the failover log is a rollback to 0."""
 
+    # What is streamed.
+    hides_completed_prepares: bool
+    """Prepares that are committed or aborted are left out of disk snapshots (durability, section 2; kv_engine,
+    backfill_disk.cc, `BySeqnoDiskCallback::skipItem`). 7.0.5 sends them."""
+
     # Other messages.
     answers_misplaced: bool
     """A message for a consumer that is sent to a producer is answered with EINVAL. 7.0.5 closes the connection."""
@@ -80,6 +85,7 @@ _7_0 = Dialect(
     filters_with_sync_writes=True,
     streams_pending=True,
     from_latest_checks_vbuuid=False,
+    hides_completed_prepares=False,
     answers_misplaced=False,
     refuses_older_manifest_as_unappliable=False,
 )
@@ -117,6 +123,7 @@ _8_0 = Dialect(
     filters_with_sync_writes=False,
     streams_pending=False,
     from_latest_checks_vbuuid=True,
+    hides_completed_prepares=True,
     answers_misplaced=True,
     refuses_older_manifest_as_unappliable=True,
 )

@@ -32,6 +32,7 @@ from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
     Int64s,
+    UInt64,
     UInt64s,
     i64,
     kernel,
@@ -43,7 +44,7 @@ from headwater.protocol.kernels.memory import (
 from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Prepare
-from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, encode_collection_id
+from headwater.protocol.numbers import SEQNO_MAX, Cas, CollectionId, Seqno, VBucketId, encode_collection_id
 from headwater.store.runs import as_run
 
 PENDING_BYTES_MAX = 256 * 1024 * 1024
@@ -231,11 +232,11 @@ def _change_starts(run: Bytes) -> list[int]:
 # --- the frames of durable writes in a run ------------------------------------------------------------------------
 
 
-def sync_frames(run: Bytes) -> tuple[Column, Column]:
-    """Where the prepares of a run start, and the seqnos of the prepares that it commits or aborts."""
+def sync_frames(run: Bytes, *, end_seqno: int = SEQNO_MAX) -> tuple[Column, Column]:
+    """Where the prepares of a run start, and the seqnos of the prepares that it commits or aborts, up to a seqno."""
     frames_max = len(run) // _FRAME_BYTES_MIN + 1
     starts, completed = np.empty(frames_max, dtype=np.int64), np.empty(frames_max, dtype=np.uint64)
-    started, ended = _sync_frames(run, starts, completed)
+    started, ended = _sync_frames(run, u64(end_seqno), starts, completed)
     return starts[:started], completed[:ended]
 
 
@@ -248,11 +249,11 @@ def changes_of(run: Bytes, keys: list[bytes], secret: Column) -> list[int]:
 
 
 @kernel
-def _sync_frames(run: AnyBytes, starts: Int64s, completed: UInt64s) -> tuple[int, int]:
+def _sync_frames(run: AnyBytes, end_seqno: UInt64, starts: Int64s, completed: UInt64s) -> tuple[int, int]:
     at = i64(0)
     started = i64(0)
     ended = i64(0)
-    while at < len(run):
+    while at < len(run) and load_u64(run, at + 24) <= end_seqno:
         opcode = run[at + 1]
         if opcode == PREPARE:
             starts[started] = at

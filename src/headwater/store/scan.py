@@ -1,7 +1,8 @@
 """Scans over the durable changes of a vbucket: what a producer has to know of a snapshot before it sends it.
 
-The producer calls `scan_snapshot` and `sync_seqnos` before a snapshot's marker, and the handler of GET_ALL_VB_SEQNOS
-calls `collection_high_seqnos`. Each is one walk over runs by a kernel; nothing is kept, and nothing is changed.
+The producer calls `scan_snapshot`, `completed_prepares` and `sync_seqnos` before a snapshot's marker, and the handler
+of GET_ALL_VB_SEQNOS calls `collection_high_seqnos`. Each is one walk over runs by a kernel, which keeps and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from headwater.store.bucket import Bucket
 from headwater.store.checked_engine import CheckedView
 from headwater.store.data_format import blocks_of
 from headwater.store.engine import Table
+from headwater.store.prepares import sync_frames
 from headwater.store.runs import as_run
 
 _FRAME_BYTES_MIN = 24 + 18 + 2
@@ -141,6 +143,13 @@ def sync_seqnos(bucket: Bucket, vbucket: int, *, after_seqno: int, end_seqno: in
         first, visible = first or found[0], found[1] or visible
         prepared, completed = found[2] or prepared, max(found[3], completed)
     return SyncSeqnos(first_visible=first, max_visible=visible, high_prepared=prepared, high_completed=completed)
+
+
+def completed_prepares(bucket: Bucket, vbucket: int, *, after_seqno: int, end_seqno: int) -> Column:
+    """The seqnos of the prepares that a snapshot commits or aborts, ascending. They may lie before the snapshot."""
+    runs = bucket.runs(vbucket, after_seqno=after_seqno)
+    found = [sync_frames(run, end_seqno=end_seqno)[1] for run in runs]
+    return np.sort(np.concatenate(found)) if found else NO_SEQNOS
 
 
 def collection_high_seqnos(bucket: Bucket, vbuckets: Sequence[int], collection: CollectionId) -> list[int]:

@@ -335,7 +335,9 @@ class ConsumerConnection:
             if stream is None or stream.state in (ConsumerStream.REQUESTED, ConsumerStream.ROLLING_BACK):
                 raise self._no_stream(message.vbucket)
             if isinstance(message, _UNASKED):
-                raise RequestRefused(Status.NOT_SUPPORTED)
+                # As recorded from an 8.0.2 server. The stream goes on: it has lost no change.
+                self._dcp.send_refusal(message.opcode, message.opaque, Status.UNKNOWN_COMMAND)
+                return
             if isinstance(message, StreamEnd):
                 stream.move(StreamEnd)
                 self._drop(stream)

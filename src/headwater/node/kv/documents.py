@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from headwater.errors import MalformedFrameInfo, MalformedSnappy, MalformedXattrs
-from headwater.node.durability import TIMEOUT_S_DEFAULT, is_possible
+from headwater.node.durability import TIMEOUT_MS_INFINITE, TIMEOUT_S_DEFAULT, is_possible
 from headwater.node.kv.context import Context
 from headwater.node.service import BucketService, Lock, RequestRefused
 from headwater.protocol.features import Feature
@@ -346,6 +346,9 @@ def _asked(context: Context) -> _Asked | None:
     level, timeout_ms = asked
     if not level.is_known:
         raise RequestRefused(Status.DURABILITY_INVALID_LEVEL)
+    if timeout_ms == TIMEOUT_MS_INFINITE:
+        # As noted with the recorded durability session of 8.0.2.
+        raise RequestRefused(Status.DURABILITY_INVALID_LEVEL, "a durable write can't have an infinite time-out")
     timeout_s = timeout_ms / 1000 if timeout_ms else TIMEOUT_S_DEFAULT
     return _Asked(level=DurabilityLevel(max(level, least)), timeout_s=timeout_s)
 

@@ -196,6 +196,8 @@ class ProducerConnection:
             start_seqno=accepted.start_seqno,
             end_seqno=accepted.end_seqno,
             snapshot_start_seqno=accepted.snapshot_start_seqno,
+            snapshot_end_seqno=request.snapshot_end_seqno,
+            hides_completed_prepares=self.dialect.hides_completed_prepares,
             is_takeover=StreamFlags.TAKEOVER in request.flags,
             is_disk_only=StreamFlags.DISK_ONLY in request.flags,
             ignores_purges=StreamFlags.IGNORE_PURGED_TOMBSTONES in request.flags,
@@ -229,6 +231,9 @@ class ProducerConnection:
     def has_streamed(self, vbucket: VBucketId) -> bool:
         """Whether the vbucket has, or had, a stream on this connection."""
         return vbucket in self._open_ids
+
+    def is_streaming(self, vbucket: VBucketId) -> bool:
+        return bool(self._open_ids.get(vbucket))
 
     def on_rolled_back(self, vbucket: VBucketId) -> None:
         """The vbucket was taken back: its streams end, whatever they have sent."""

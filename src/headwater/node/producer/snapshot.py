@@ -9,7 +9,7 @@ Durable writes, as recorded from a 7.0.5 server:
 - A consumer with sync writes gets a prepare, and its commit or abort as such, while the snapshot is in memory. There
   a key has one prepare or abort and one version, and neither is left out for another, so that a second one begins the
   next snapshot: a replica of a real server refuses a snapshot with both. From disk it gets the newest prepare or abort
-  of a key, and what was committed as the whole change.
+  of a key, and what was committed as the whole change. As 8.0, it does not get prepares that the snapshot completes.
 - Any other consumer gets what was committed. A snapshot of prepares and aborts alone is passed in silence by a stream
   that has come to the end before. One that begins later gets a marker and a seqno-advanced for it.
 """
@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from headwater.node.producer.controls import Controls
 from headwater.node.producer.outbound import Listing
 from headwater.node.producer.stream_filter import StreamFilter
@@ -25,7 +27,14 @@ from headwater.protocol.kernels.memory import Column
 from headwater.protocol.messages.dcp_changes import SnapshotFlags, SnapshotMarker
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.store.bucket import Bucket
-from headwater.store.scan import NO_SEQNOS, SnapshotScan, newest_in_snapshot, scan_snapshot, sync_seqnos
+from headwater.store.scan import (
+    NO_SEQNOS,
+    SnapshotScan,
+    completed_prepares,
+    newest_in_snapshot,
+    scan_snapshot,
+    sync_seqnos,
+)
 
 _FROM_DISK = SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT
 _BEGINS_CHECKPOINT = SnapshotFlags.MEMORY | SnapshotFlags.CHECKPOINT
@@ -64,12 +73,14 @@ def take_snapshot(
     stream_filter: StreamFilter,
     wants_history: bool,
     with_prepares: bool,
+    hides_completed: bool,
     from_disk: bool,
     is_live: bool,
 ) -> Snapshot:
     """The snapshot of what is durable behind a seqno, with what has to be known before its marker is sent.
 
-    With `from_disk` it counts as one from disk, be it in memory. `is_live` says that the stream has been at the end of
+    With `hides_completed` one from disk has no prepares that it commits or aborts itself. With `from_disk` it counts as
+    one from disk, be it in memory. `is_live` says that the stream has been at the end of
     the vbucket before, and will not end with this snapshot.
     """
     numbers = bucket.vbuckets
@@ -99,6 +110,11 @@ def take_snapshot(
         newest = newest_in_snapshot(bucket, vbucket, after_seqno=after_seqno, end_seqno=end)
     if newest is None:
         _look_through(snapshot, bucket, vbucket, stream_filter, with_prepares=with_prepares)
+        if hides_completed and with_prepares and snapshot.listing is Listing.SUPERSEDED and not snapshot.in_memory:
+            completed = completed_prepares(
+                bucket, vbucket, after_seqno=snapshot.after_seqno, end_seqno=snapshot.end_seqno
+            )
+            snapshot.listed = np.union1d(snapshot.listed, completed)
     else:
         snapshot.listed, snapshot.listing = newest, Listing.NEWEST
     return snapshot
@@ -152,10 +168,12 @@ def snapshot_marker(
     marker = SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(snapshot.end_seqno), flags=flags)
     # As recorded from an 8.0.2 server: what version 2.2 adds is about disk snapshots, so those in memory have 2.0 with
     # sync writes and 1.0 without. Before 2.2 only consumers with sync writes had another version than 1.0.
+    # A consumer with sync writes and without a name is no replica: it gets 1.0.
     is_2_2 = controls.marker_version == "2.2" and not snapshot.in_memory
-    if not (is_2_2 or controls.sync_writes or controls.marker_version == "2.0"):
+    is_replica = controls.sync_writes and bool(controls.consumer_name)
+    if not (is_2_2 or is_replica or controls.marker_version == "2.0"):
         return marker
-    if controls.sync_writes or not is_2_2:
+    if is_replica or not is_2_2:
         visible, prepared, completed = _stream_sync_seqnos(snapshot, bucket, vbucket)
     else:
         # As recorded from 8.0.2: a consumer that gets no prepares gets none of these either.
@@ -199,7 +217,9 @@ def _stream_sync_seqnos(snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId) 
     completed = found.high_completed or (known_completed if known_completed <= after else 0)
     if snapshot.end_seqno == numbers.durable_seqnos[vbucket]:
         completed = known_completed
-    return Seqno(visible), Seqno(found.high_prepared), Seqno(completed)
+    # Whatever was completed was prepared, though the prepare may be gone, or may never have come to this copy.
+    prepared = max(found.high_prepared, completed if completed > after else 0)
+    return Seqno(visible), Seqno(prepared), Seqno(completed)
 
 
 def _later_start(snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId, controls: Controls) -> int:

@@ -65,6 +65,8 @@ class Stream:
         start_seqno: Seqno,
         end_seqno: Seqno,
         snapshot_start_seqno: Seqno,
+        snapshot_end_seqno: Seqno,
+        hides_completed_prepares: bool = False,
         is_takeover: bool = False,
         is_disk_only: bool = False,
         ignores_purges: bool = False,
@@ -79,6 +81,11 @@ class Stream:
         """For what the vbucket held when the stream began, where it began with nothing."""
         self._filter = stream_filter
         self._first_marker_start: int | None = snapshot_start_seqno
+        self._hides_completed_prepares = hides_completed_prepares
+        is_inside_snapshot = snapshot_start_seqno < start_seqno < snapshot_end_seqno
+        self._from_disk_until = snapshot_end_seqno if is_inside_snapshot and shape.sync_writes else Seqno(0)
+        """Where the consumer had come inside a snapshot, that may have been one from disk, which has left out prepares
+        that it completes further on. So their commits have to come as whole changes, as they do from disk."""
         self.is_takeover = is_takeover
         self._is_disk_only = is_disk_only
         self._dead_commit: int | None = None
@@ -273,7 +280,8 @@ class Stream:
             stream_filter=self._filter,
             wants_history=self._controls.change_streams,
             with_prepares=self._shape.sync_writes,
-            from_disk=self._is_disk_only,
+            hides_completed=self._hides_completed_prepares,
+            from_disk=self._is_disk_only or self.passed_seqno < self._from_disk_until,
             is_live=self._high_seqno_at_start <= self.passed_seqno
             and high_seqno < self.end_seqno
             and not self.is_takeover,

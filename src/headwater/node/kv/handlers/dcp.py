@@ -202,6 +202,11 @@ def _seqno_acknowledged(context: Context, request: SeqnoAcknowledged) -> None:
         raise RequestRefused(
             Status.EINVAL, "sync writes are not enabled on this connection, or its consumer has no name"
         )
+    if request.prepared_seqno > context.bucket_service.bucket.vbuckets.high_seqnos[request.vbucket]:
+        # As recorded from an 8.0.2 server: no stream has sent it. Believed, it would commit what is written later.
+        if connection.is_streaming(request.vbucket):
+            raise CloseSession
+        return
     context.bucket_service.sync_writes.acknowledge(request.vbucket, controls.consumer_name, request.prepared_seqno)
 
 
