@@ -16,7 +16,7 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosR
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno
 from headwater.protocol.values import Datatype, ValueParts, decompress, encode_xattrs
 from headwater.store.prepares import PendingPrepare
-from support.dcp_world import (, brief
+from support.dcp_world import (
     COLLECTIONS,
     KEEP_NOTHING,
     OPAQUE,
@@ -24,6 +24,7 @@ from support.dcp_world import (, brief
     VBUCKET,
     Consumer,
     World,
+    brief,
     changes,
     of_type,
     resume,
