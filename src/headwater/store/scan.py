@@ -146,10 +146,9 @@ def sync_seqnos(bucket: Bucket, vbucket: int, *, after_seqno: int, end_seqno: in
 
 
 def completed_prepares(bucket: Bucket, vbucket: int, *, after_seqno: int, end_seqno: int) -> Column:
-    """The seqnos of the prepares that a snapshot commits or aborts, ascending. They may lie before the snapshot."""
+    """The seqnos of the prepares that a snapshot commits or aborts, in no order. They may lie before the snapshot."""
     runs = bucket.runs(vbucket, after_seqno=after_seqno)
-    found = [sync_frames(run, end_seqno=end_seqno)[1] for run in runs]
-    return np.sort(np.concatenate(found)) if found else NO_SEQNOS
+    return np.concatenate([NO_SEQNOS, *(sync_frames(run, end_seqno=end_seqno)[1] for run in runs)])
 
 
 def collection_high_seqnos(bucket: Bucket, vbuckets: Sequence[int], collection: CollectionId) -> list[int]:

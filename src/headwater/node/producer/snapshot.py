@@ -80,8 +80,8 @@ def take_snapshot(
     """The snapshot of what is durable behind a seqno, with what has to be known before its marker is sent.
 
     With `hides_completed` one from disk has no prepares that it commits or aborts itself. With `from_disk` it counts as
-    one from disk, be it in memory. `is_live` says that the stream has been at the end of
-    the vbucket before, and will not end with this snapshot.
+    one from disk, be it in memory. `is_live` says that the stream has been at the end of the vbucket before, and will
+    not end with this snapshot.
     """
     numbers = bucket.vbuckets
     end = int(numbers.durable_seqnos[vbucket])

@@ -84,8 +84,8 @@ class Stream:
         self._hides_completed_prepares = hides_completed_prepares
         is_inside_snapshot = snapshot_start_seqno < start_seqno < snapshot_end_seqno
         self._from_disk_until = snapshot_end_seqno if is_inside_snapshot and shape.sync_writes else Seqno(0)
-        """Where the consumer had come inside a snapshot, that may have been one from disk, which has left out prepares
-        that it completes further on. So their commits have to come as whole changes, as they do from disk."""
+        """A consumer that resumes inside a snapshot may have got its first part from disk, without the prepares that
+        the rest completes. Until the end of that snapshot, commits come as whole changes, as from disk."""
         self.is_takeover = is_takeover
         self._is_disk_only = is_disk_only
         self._dead_commit: int | None = None
