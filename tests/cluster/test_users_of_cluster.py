@@ -35,6 +35,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProce
                 await coordinator.init(replicas=1)
 
         asyncio.run(form())
+        assert done(processes, "put-group", "readers", "--role", "data_reader[default]") == "stored readers\n"
         yield processes
 
 
@@ -54,7 +55,6 @@ def log_in(node: NodeProcess, password: str) -> None:
 
 
 def test_a_user_is_on_all_nodes(processes: ClusterProcesses) -> None:
-    assert done(processes, "put-group", "readers", "--role", "data_reader[default]") == "stored readers\n"
     assert done(processes, "add", *ADD) == "added kim\n"
     for node in processes.nodes:
         log_in(node, "violets")
