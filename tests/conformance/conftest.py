@@ -9,6 +9,8 @@ import pytest
 
 # The node in a process without sockets, which the tests of the key-value front end use as well.
 from support.dcp_world import World
+from support.node_process import NodeProcess
+from support.replayed_sessions import PASSWORD, USER
 from support.replication_world import Link, make_replica
 from support.strict_server import V7_0_5, V8_0_2
 
@@ -28,3 +30,11 @@ def replica(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     make_replica(replica)
     yield replica
     replica.close()
+
+
+@pytest.fixture
+def node_of_8(tmp_path: Path) -> Iterator[NodeProcess]:
+    """A node with no bucket that speaks as 8.0, for recorded sessions to be played against."""
+    with NodeProcess(tmp_path / "data", "--bare", "--speaks-as", "8.0", user=USER, password=PASSWORD) as node:
+        yield node.start()
+    assert "Traceback" not in node.log(), node.log()

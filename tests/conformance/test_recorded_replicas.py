@@ -302,13 +302,6 @@ def test_the_consumer_of_7_0_5(bare_node: NodeProcess) -> None:
 # --- 8.0.2 --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def node_of_8(tmp_path: Path) -> Iterator[NodeProcess]:
-    with NodeProcess(tmp_path / "data", "--bare", "--speaks-as", "8.0", user=USER, password=PASSWORD) as node:
-        yield node.start()
-    assert "Traceback" not in node.log(), node.log()
-
-
 DURABLE_WRITES_OF_8_SKIPPED = {
     **dict.fromkeys((61, 64), "the one durable copy is enough here, unless the bucket was made for more over REST"),
     539: "sent on a connection that the server has closed",

@@ -213,13 +213,6 @@ class ReplayOf8(Replay):
         return bool(is_rare and int.from_bytes(got.extras[:8]) < next_seqno)
 
 
-@pytest.fixture
-def node_of_8(tmp_path: Path) -> Iterator[NodeProcess]:
-    with NodeProcess(tmp_path / "data", "--bare", "--speaks-as", "8.0", user=USER, password=PASSWORD) as node:
-        yield node.start()
-    assert "Traceback" not in node.log(), node.log()
-
-
 def test_the_session_of_8_0_2_gets_the_same_answers(node_of_8: NodeProcess) -> None:
     with ExitStack() as stack:
         replay = ReplayOf8(

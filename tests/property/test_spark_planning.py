@@ -24,7 +24,7 @@ from headwater.client.vbucket_stream import resume_point
 from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, decide_rollback
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import NOWHERE, StreamPlans, VBucketRange, plan_ranges, whole_offset
+from headwater.spark.planning import NOWHERE, StreamPlans, VBucketRange, plan_ranges
 
 VBUCKET = VBucketId(0)
 KEYS = "abcdef"
@@ -79,7 +79,7 @@ class Bucket:
             if reached < end:
                 rows += snapshot
                 reached = snapshot_end
-        return rows, whole_offset(self.log.newest.vbuuid, Seqno(reached))
+        return rows, StreamOffset.whole(self.log.newest.vbuuid, Seqno(reached))
 
 
 def _point(offset: StreamOffset) -> ConsumerPoint:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
 from headwater.sim.checkers import Row
 from headwater.sim.landing_judge import BOUNDARIES_MAX, LandedTable, ReadBatch
-from headwater.spark.planning import whole_offset
 
 VBUCKET = VBucketId(3)
 
@@ -24,7 +24,7 @@ def change(seqno: int, *, snapshot_start: int, op: str = "mutation") -> Row:
 
 
 def land(table: LandedTable, *rows: Row, reached: int) -> None:
-    place = whole_offset(Vbuuid(1), Seqno(reached))
+    place = StreamOffset.whole(Vbuuid(1), Seqno(reached))
     table.commit(ReadBatch(rows=list(rows), reached={VBUCKET: place}, boundaries={VBUCKET: place.seqno}))
 
 
@@ -37,7 +37,7 @@ def test_a_batch_adds_its_rows_and_its_place() -> None:
     table = LandedTable()
     land(table, change(1, snapshot_start=0), change(3, snapshot_start=0), reached=4)
     assert alive(table) == [(0, 1), (0, 3)]
-    assert table.offsets[VBUCKET] == whole_offset(Vbuuid(1), Seqno(4))
+    assert table.offsets[VBUCKET] == StreamOffset.whole(Vbuuid(1), Seqno(4))
     assert table.boundaries[VBUCKET] == [4]
 
 

@@ -23,9 +23,9 @@ from pyspark.sql import SparkSession
 
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.layout import folder_name
+from headwater.protocol.snapshots import StreamOffset
 from headwater.spark import executors, landing
 from headwater.spark.executors import SparkRunner
-from headwater.spark.planning import whole_offset
 from headwater.spark.task_read import LandedShare, LandShare
 from support.landings import DEFAULT, LandedBucket, SourceBucket, key_of
 from support.node_process import PASSWORD, USER
@@ -176,7 +176,7 @@ class Credulous:
     share: LandShare
 
     def run(self) -> LandedShare:
-        ranges = [replace(it, start=whole_offset(it.branch, it.start.seqno)) for it in self.share.ranges]
+        ranges = [replace(it, start=StreamOffset.whole(it.branch, it.start.seqno)) for it in self.share.ranges]
         return replace(self.share, ranges=tuple(ranges)).run()
 
 

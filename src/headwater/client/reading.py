@@ -331,8 +331,7 @@ class Changes:
 
 def _offset_after(change: Change) -> StreamOffset:
     if isinstance(change, Rollback):
-        seqno = Seqno(change.seqno)
-        return StreamOffset(vbuuid=Vbuuid(change.new_vbuuid), seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
+        return StreamOffset.whole(Vbuuid(change.new_vbuuid), Seqno(change.seqno))
     return StreamOffset(
         vbuuid=Vbuuid(change.vbuuid),
         seqno=Seqno(change.seqno),

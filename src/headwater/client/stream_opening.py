@@ -262,7 +262,7 @@ class StreamOpening:
             self._outcomes.refused(stream, refusal(answer, "the failover log can't be read"), now_s)
         elif demanded is None:
             high = self._from_now[stream.vbucket]
-            offset = StreamOffset(vbuuid=log.newest.vbuuid, seqno=high, snapshot_start=high, snapshot_end=high)
+            offset = StreamOffset.whole(log.newest.vbuuid, high)
             stream.start_from(offset)
             self._outcomes.started(stream.vbucket, offset)
             self._request(slot, stream)

@@ -78,7 +78,7 @@ def resume_point(
     seqno = max((boundary for boundary in boundaries if boundary <= below), default=Seqno(0))
     if not seqno:
         return StreamOffset()
-    return StreamOffset(vbuuid=vbuuid, seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
+    return StreamOffset.whole(vbuuid, seqno)
 
 
 def _common_branch(own_log: FailoverLog | None, server_log: FailoverLog) -> tuple[Vbuuid, Seqno]:

@@ -71,8 +71,9 @@ def _merged_transaction(group: int) -> str:
 class MergedTable:
     """A table that changes are merged into."""
 
-    def __init__(self, log: DeltaLog, facts: LakeFacts) -> None:
+    def __init__(self, log: DeltaLog, facts: LakeFacts, kind: TableKind) -> None:
         self.log = log
+        self.kind = kind
         self._facts = facts
         self.reload()
 
@@ -290,7 +291,7 @@ class CollectionTables:
         log = DeltaLog.open(self.location_of(kind))
         if log is not None and self.as_of_batch is not None:
             log = log.as_of(self.as_of_batch)
-        return None if log is None else MergedTable(log, self.facts)
+        return None if log is None else MergedTable(log, self.facts, kind)
 
     def location_of(self, kind: TableKind) -> Location:
         """Where a table lies, or will. Earlier versions called the folder as the table, also one with a percent sign;
@@ -404,7 +405,7 @@ class CollectionTables:
             transactions={_merged_transaction(group): merged for group in range(groups) if merged != NOT_MERGED},
             state=TableState(offsets=Offsets(self.facts.bucket_uuid)),
         )
-        return MergedTable(log, self.facts)
+        return MergedTable(log, self.facts, kind)
 
 
 def _to_field(column: ColumnDef) -> pa.Field:

@@ -167,7 +167,7 @@ class DeadFiles:
     """The dead files of all tables of a lake. For the one driver that lands into it."""
 
     def __init__(self, bound: DeadBytes, *, keep_hours: int) -> None:
-        self._bound = bound
+        self.bound = bound
         self._keep_hours = keep_hours
         self._tables: dict[str, _TableFiles] = {}
 
@@ -196,7 +196,7 @@ class DeadFiles:
                 table.look(now_s)
                 if is_new:
                     table.list()
-                gone = table.delete(self._bound.of(sum(table.live.values())), now_s)
+                gone = table.delete(self.bound.of(sum(table.live.values())), now_s)
                 table.keep_tombstones(state, keep_hours=self._keep_hours, has_deleted=gone > 0, now_s=now_s)
                 deleted += gone
         return deleted

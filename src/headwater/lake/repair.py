@@ -44,7 +44,6 @@ from headwater.lake.verify import Verification, what_is_left
 from headwater.lake.verify_scan import UNREADABLE_FILE, UNREADABLE_LOG, FindingKind, table_label
 from headwater.phrases import counted
 from headwater.protocol.numbers import VBucketId
-from headwater.protocol.snapshots import StreamOffset
 
 AGENT = "headwater-repair"
 _CHANGES = table_label(TableKind.CHANGES)
@@ -141,9 +140,8 @@ def _restated(log: DeltaLog, ranges: Sequence[str]) -> list[DataFile]:
 
 def _merged_tables(lake: Lake) -> Iterator[tuple[str, MergedTable, tuple[str, ...]]]:
     for name, tables in sorted(lake.tables.items()):
-        kinds = {id(tables.documents): TableKind.DOCUMENTS, id(tables.history): TableKind.HISTORY}
         for table, ranges in tables.with_ranges():
-            yield table_label(kinds.get(id(table), TableKind.REJECTS), name), table, ranges
+            yield table_label(table.kind, name), table, ranges
 
 
 # --- `changes`, from the bucket ---------------------------------------------------------------------------------------
@@ -289,9 +287,7 @@ def read_from_bucket(settings: ClientSettings, transform: Transform | None = Non
                     raise LakeOutOfStep(
                         f"the read of vbucket {vbucket} has ended inside a snapshot", hint="Repair again"
                     )
-                report.reached[vbucket] = StreamOffset(
-                    vbuuid=at.vbuuid, seqno=at.seqno, snapshot_start=at.seqno, snapshot_end=at.seqno
-                )
+                report.reached[vbucket] = at.as_whole()
         return report
 
     return read

@@ -187,10 +187,7 @@ def _changed(earlier: Offsets, difference: Mapping[str, Any]) -> Offsets:
         del offsets[gone]
     for vbucket, grown in zip(accumulate(difference["steps"]), difference["grown"], strict=True):
         before = offsets[VBucketId(vbucket)]
-        seqno = Seqno(before.seqno + grown)
-        offsets[VBucketId(vbucket)] = StreamOffset(
-            vbuuid=before.vbuuid, seqno=seqno, snapshot_start=seqno, snapshot_end=seqno
-        )
+        offsets[VBucketId(vbucket)] = StreamOffset.whole(before.vbuuid, Seqno(before.seqno + grown))
     others = Offsets.from_json(difference["others"])
     return Offsets(others.bucket_uuid, {**offsets, **others.offsets})
 

@@ -35,6 +35,11 @@ class StreamOffset:
     has seen this purge seqno (kv_engine, docs/dcp/documentation/commands/stream-request-value.md, `purge_seqno`).
     """
 
+    @classmethod
+    def whole(cls, vbuuid: Vbuuid, seqno: Seqno) -> StreamOffset:
+        """Everything up to here is there, and nothing beyond."""
+        return cls(vbuuid=vbuuid, seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
+
     def __post_init__(self) -> None:
         if self.purge_seqno and self.purge_seqno <= self.seqno:
             object.__setattr__(self, "purge_seqno", Seqno(0))

@@ -44,7 +44,6 @@ from headwater.spark.planning import (
     limit_ranges,
     plan_ranges,
     share_out,
-    whole_offset,
 )
 
 COMMIT_S_MAX = 0.02
@@ -259,7 +258,9 @@ class LandingConsumer(AnyConsumer):
         if self._mutant is LandingMutant.DROPS_ROWS_BEHIND_PLAN:
             rows = [row for row in rows if row["op"] == ROLLBACK or row["seqno"] <= planned[row["vbucket"]]]
         if self._mutant in (LandingMutant.DROPS_ROWS_BEHIND_PLAN, LandingMutant.REPEATS_ROWS_BEHIND_PLAN):
-            reached = {vbucket: whole_offset(offset.vbuuid, planned[vbucket]) for vbucket, offset in reached.items()}
+            reached = {
+                vbucket: StreamOffset.whole(offset.vbuuid, planned[vbucket]) for vbucket, offset in reached.items()
+            }
         if self._mutant is not None:
             boundaries = planned
         return ReadBatch(rows=rows, reached=reached, boundaries=boundaries)

@@ -34,10 +34,10 @@ from headwater.lake.layout import documents_schema
 from headwater.lake.location import Location
 from headwater.lake.rollbacks import add_rollback
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
 from headwater.spark import register
 from headwater.spark.conditions import Conditions
 from headwater.spark.executors import prepare_workers, use_shipped_kernels
-from headwater.spark.planning import whole_offset
 from headwater.spark.query_errors import in_one_sentence, is_ours, query_error
 from headwater.spark.source_options import DOCUMENT_COLUMNS, FrameKeywords, Mode, source_texts
 
@@ -209,7 +209,7 @@ class _Applying:
             rows = frame.mapInArrow(_summarize, _SUMMARY_DDL).collect()
             rollbacks = {row.vbucket: row.rolled_back_to for row in rows if row.rolled_back_to is not None}
             reached = {
-                VBucketId(row.vbucket): whole_offset(Vbuuid(row.vbuuid & _U64), Seqno(row.seqno)) for row in rows
+                VBucketId(row.vbucket): StreamOffset.whole(Vbuuid(row.vbuuid & _U64), Seqno(row.seqno)) for row in rows
             }
             floors = {} if held is None else {int(vbucket): int(at.seqno) for vbucket, at in held.offsets.items()}
             for row in rows:

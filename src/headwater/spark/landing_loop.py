@@ -584,7 +584,7 @@ class LandingLoop:
         if upkeep.changes_days is not None:
             trim_changes(lake, datetime.now(UTC) - timedelta(days=upkeep.changes_days), self._jobs)
         vacuum(lake, retention_hours=upkeep.files_hours)
-        clean_logs(lake, retention_days=upkeep.log_days, bound=DeadBytes.parse(upkeep.dead_bytes))
+        clean_logs(lake, retention_days=upkeep.log_days, bound=self._dead_files.bound)
         self._dead_files.forget()
         lake.commit_changes(TableCommit(state=replace(lake.state, tidied_s=time.time())))
 

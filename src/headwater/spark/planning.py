@@ -59,11 +59,6 @@ class VBucketRange:
 # --- offsets ----------------------------------------------------------------------------------------------------------
 
 
-def whole_offset(vbuuid: Vbuuid, seqno: Seqno) -> StreamOffset:
-    """Everything up to here has been read, and nothing beyond."""
-    return StreamOffset(vbuuid=vbuuid, seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
-
-
 def given_offsets(offsets: Offsets) -> Offsets:
     """Offsets as a user gives them: where their snapshot is complete, how it began does not matter."""
     whole = {vbucket: at.as_whole() for vbucket, at in offsets.offsets.items() if at.is_complete}
@@ -73,7 +68,7 @@ def given_offsets(offsets: Offsets) -> Offsets:
 def high_offsets(bucket_uuid: str, survey: Survey) -> Offsets:
     """The newest offset of every vbucket."""
     newest = {
-        vbucket: whole_offset(status.failover_log.newest.vbuuid, status.high_seqno)
+        vbucket: StreamOffset.whole(status.failover_log.newest.vbuuid, status.high_seqno)
         for vbucket, status in survey.items()
     }
     return Offsets(bucket_uuid, newest)
@@ -310,7 +305,7 @@ def _repeated_start(began: StreamOffset, end: StreamOffset) -> StreamOffset:
     """Where the batch between two offsets begins: where the first attempt began, if the end says so."""
     if began.is_whole or end.snapshot_start < began.seqno:
         return began
-    return whole_offset(began.vbuuid, end.snapshot_start)
+    return StreamOffset.whole(began.vbuuid, end.snapshot_start)
 
 
 # --- a read that is no stream -----------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.values import Datatype
 from headwater.spark.conditions import TEXT_COLUMNS, Conditions, may_be_escaped
 from headwater.spark.executors import use_shipped_kernels
-from headwater.spark.planning import VBucketRange, whole_offset
+from headwater.spark.planning import VBucketRange
 from headwater.spark.selection_watch import Filtering, PlannedBucket
 from headwater.spark.source_options import SourceOptions, ValueForm
 from headwater.spark.variants import parse_variants
@@ -100,7 +100,7 @@ class ShareReading:
             offset = self.reached[it.vbucket]
             if offset.vbuuid != it.branch:
                 self.missed = f"vbucket {it.vbucket} has begun another branch of its history"
-            self.reached[it.vbucket] = whole_offset(offset.vbuuid, min(offset.seqno, self._end_of(it)))
+            self.reached[it.vbucket] = StreamOffset.whole(offset.vbuuid, min(offset.seqno, self._end_of(it)))
 
     @staticmethod
     def _end_of(it: VBucketRange) -> Seqno:
@@ -124,7 +124,7 @@ class ShareReading:
         parted = [it for it in self.ranges if it.start.seqno and it.branch != it.start.vbuuid]
         for it in self.ranges:
             if it not in parted:
-                self.reached[it.vbucket] = whole_offset(it.branch, it.end_seqno)
+                self.reached[it.vbucket] = StreamOffset.whole(it.branch, it.end_seqno)
         if parted:
             yield from self._read(replace(self.bucket, filtering=Filtering.BY_TASK, ids=frozenset()), parted)
 

@@ -28,8 +28,8 @@ from headwater.lake.documents_merge import MergeRules, MergeTask, merged_rows
 from headwater.lake.lake import Lake, LakeSettings, run_here
 from headwater.lake.upkeep import grow_groups, join_files
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.executors import result_batch, results_of
-from headwater.spark.planning import whole_offset
 from support.lake_model import (
     BUCKET_UUID,
     HOTEL,
@@ -95,7 +95,7 @@ def test_a_batch_without_rows_moves_the_offsets(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a")
     small.land()
-    moved = whole_offset(Vbuuid(7), Seqno(5))
+    moved = StreamOffset.whole(Vbuuid(7), Seqno(5))
     commit_batch(small.lake, small.begin(), [ChangeReport(reached={VBucketId(2): moved})])
     assert small.reopen().held_offsets() == small.bucket.offsets().updated({VBucketId(2): moved})
     assert small.lake.last_batch == 1

@@ -15,7 +15,6 @@ from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.freshness import _SURVEYS_MAX, Freshness, LandingLag, MergeClock
-from headwater.spark.planning import whole_offset
 from headwater.spark.source import LagListener, lag_seqnos, progress_lag
 from support.cases import each
 
@@ -62,7 +61,8 @@ def test_a_merge_waits_until_enough_has_changed_for_what_it_writes() -> None:
 
 def places(*seqnos: int, branch: int = 1) -> Offsets:
     return Offsets(
-        "uuid", {VBucketId(number): whole_offset(Vbuuid(branch), Seqno(seqno)) for number, seqno in enumerate(seqnos)}
+        "uuid",
+        {VBucketId(number): StreamOffset.whole(Vbuuid(branch), Seqno(seqno)) for number, seqno in enumerate(seqnos)},
     )
 
 

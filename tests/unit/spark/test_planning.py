@@ -21,7 +21,6 @@ from headwater.spark.planning import (
     limit_ranges,
     plan_ranges,
     share_out,
-    whole_offset,
 )
 
 A, B = Vbuuid(0xA), Vbuuid(0xB)
@@ -215,7 +214,7 @@ def test_vbuckets_of_a_group_are_read_by_one_task() -> None:
 def test_an_offset_holds_the_planned_end_and_where_its_batch_began() -> None:
     plans = StreamPlans()
     began = places(at(A, 50, start=0))
-    end = plans.plan(began, {VBUCKET: status(100)}, {VBUCKET: whole_offset(A, Seqno(60))})
+    end = plans.plan(began, {VBUCKET: status(100)}, {VBUCKET: StreamOffset.whole(A, Seqno(60))})
     assert end[VBUCKET] == at(A, 100, start=60)
     assert plans.ranges(began, end, dict)[0].start == at(A, 60)
 
