@@ -11,7 +11,8 @@ import dpkt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.cli.frame_view import annotate, json_line, view_dcp_frame, view_upr_frame
+from headwater.cli.decode import annotate, json_line
+from headwater.cli.frame_view import view_dcp_frame, view_upr_frame
 from headwater.errors import CaptureError
 from headwater.protocol.capture import (
     CapturedFrame,
@@ -22,7 +23,7 @@ from headwater.protocol.capture import (
     read_capture,
     read_frames,
 )
-from headwater.protocol.capture.events import Segment, SocketAddress, reassemble
+from headwater.protocol.capture.files import Segment, SocketAddress, reassemble
 from headwater.protocol.messages.dcp_changes import Mutation
 from support.cases import each
 from support.message_strategies import any_message

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import MalformedMessage, MalformedSnappy, RemoteProtocolError
+from headwater.kernels.compiling import part_for_python
 from headwater.protocol import frames
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Opcode
 from headwater.protocol.frames import FrameBuffer, decode_frame
@@ -18,7 +19,6 @@ from headwater.protocol.kernels import (
     other_message_frame,
     snappy,
 )
-from headwater.protocol.kernels.compiling import part_for_python
 from headwater.protocol.kernels.snappy import HASH_BITS, compressed_bytes_max
 from headwater.protocol.messages import PlainResponse, decode_message
 from headwater.protocol.messages.dcp_changes import (

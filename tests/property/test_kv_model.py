@@ -47,8 +47,9 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
-from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction
+from headwater.store.compaction import compact_vbucket, expire_documents, finish_compaction
 from headwater.store.settling import settle_now
+from headwater.store.vbuckets import Retention
 from support.kv_harness import WITH_COLLECTIONS, Client, Node
 
 VBUCKETS = 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -11,12 +12,15 @@ import pyarrow as pa
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from headwater.lake.change_rows import KeyIndex
-from headwater.lake.column_ddl import is_column_name
+from headwater.lake.column_values import is_column_name
 from headwater.lake.json_fields import Form, JsonKind, find_fields, integers
+from headwater.lake.key_index import KeyIndex, KeyPlaces, key_hashes, new_secret, packed_places
 from headwater.lake.typed_columns import ColumnGrowth, Misfits, TypedColumns, UnsettledColumns
 
-rows = st.lists(st.tuples(st.binary(max_size=3), st.integers(0, 20), st.integers(0, 2)), max_size=60)
+rows = st.lists(
+    st.tuples(st.binary(max_size=3).map(lambda it: it * len(it) ** 2), st.integers(0, 20), st.integers(0, 2)),
+    max_size=60,
+)
 
 
 @given(rows, rows)
@@ -33,8 +37,48 @@ def test_the_newest_row_of_every_key_is_found(
             newest[place] = row
     assert np.flatnonzero(index.newest).tolist() == sorted(newest.values())
     assert index.documents.tolist() == [first[key, beside] for key, _, beside in inserted]
-    keys, _, beside = columns_of(asked)
-    assert index.find(keys, beside).tolist() == [newest.get((key, it), -1) for key, _, it in asked]
+    wanted, _, beside = columns_of(asked)
+    assert index.find(wanted, beside).tolist() == [newest.get((key, it), -1) for key, _, it in asked]
+    held = {key for key, _, _ in inserted}
+    assert {*index.maybe(wanted).tolist()} >= {row for row, (key, _, _) in enumerate(asked) if key in held}
+
+
+def test_many_keys_of_a_slice() -> None:
+    keys = pa.array([b"key-%d" % (number % 5000) for number in range(20_001)]).slice(1)
+    index = KeyIndex(keys, np.arange(20_000))
+    assert np.flatnonzero(index.newest).tolist() == list(range(15_000, 20_000))
+    others = pa.array([b"key-%d" % number for number in range(5000, 15_000)])
+    assert len(index.maybe(others)) < 500, "nearly all keys that are not there are passed over"
+
+
+@given(rows, rows)
+@example([(b"", 1, 0)] * 300, [(b"", 1, 0)])
+def test_a_file_finds_the_rows_of_every_key(
+    held: list[tuple[bytes, int, int]], asked: list[tuple[bytes, int, int]]
+) -> None:
+    keys, _, beside = columns_of(held)
+    secret = new_secret()
+    data = packed_places(key_hashes(keys, beside, secret), secret)
+    found = KeyPlaces(len(held), lambda ranges: [data[start:end] for start, end in ranges]).find(
+        KeyIndex(*columns_of(asked))
+    )
+    wanted = {(key, space) for key, _, space in asked}
+    assert found.tolist() == [row for row, (key, _, space) in enumerate(held) if (key, space) in wanted]
+
+
+def test_a_few_keys_of_many_are_found_in_a_few_blocks() -> None:
+    keys, secret, read_bytes = pa.array([b"key-%d" % number for number in range(200_000)]), new_secret(), 0
+    data = packed_places(key_hashes(keys, np.zeros(len(keys)), secret), secret)
+
+    def read(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        nonlocal read_bytes
+        read_bytes += sum(end - start for start, end in ranges)
+        return [data[start:end] for start, end in ranges]
+
+    wanted = [7, 77_777, 123_456, 199_999]
+    asked = pa.array([b"other", *(b"key-%d" % number for number in wanted)])
+    assert KeyPlaces(len(keys), read).find(KeyIndex(asked, np.arange(len(asked)))).tolist() == wanted
+    assert read_bytes < len(data) / 50
 
 
 def columns_of(inserted: list[tuple[bytes, int, int]]) -> tuple[Any, Any, Any]:

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from headwater.client.offsets import Offsets
-from headwater.lake import change_files, change_rows, data_files, layout, upkeep
+from headwater.lake import change_feed, change_files, change_rows, data_files, layout, upkeep
 from headwater.lake.commits import begin_batch, commit_batch, merge
 from headwater.lake.dead_files import DeadBytes, DeadFiles
 from headwater.lake.documents_merge import MergeRules
@@ -35,6 +36,7 @@ from headwater.protocol.numbers import VBucketId
 from support.lake_model import (
     BUCKET_UUID,
     Change,
+    Follower,
     ModelBucket,
     Place,
     Row,
@@ -103,6 +105,7 @@ class LakeMachine(RuleBasedStateMachine):
         self.delivered: list[list[Change]] = [[] for _ in range(VBUCKETS)]
         self.batches = 0
         self.patches = ExitStack()
+        self.followers: dict[str, Follower] = {}
 
     @initialize(
         groups=st.sampled_from([1, 2, 4, 5]),
@@ -112,6 +115,8 @@ class LakeMachine(RuleBasedStateMachine):
         buffer_bytes=st.sampled_from([200, 1000, 2**27]),
         columns=st.sampled_from(["fixed", "none", "inferred", "switched"]),
         is_clustered=st.booleans(),
+        modes=st.sampled_from([(False,), (True,), (True, None, False)]),
+        has_feed=st.booleans(),
     )
     def begin(
         self,
@@ -122,10 +127,13 @@ class LakeMachine(RuleBasedStateMachine):
         buffer_bytes: int,
         columns: str,
         is_clustered: bool,
+        modes: tuple[bool | None, ...],
+        has_feed: bool,
     ) -> None:
-        self.groups, self.buffer_bytes, self.columns = groups, buffer_bytes, columns
+        self.groups, self.buffer_bytes, self.columns, self.modes = groups, buffer_bytes, columns, modes
         for module, name, value in (
             (change_rows, "KEEP_BYTES", keep_bytes),
+            (change_feed, "FEED_HELD_BYTES", keep_bytes),
             (change_files, "ROW_GROUP_ROWS", row_group_rows),
             (change_files, "_GROUP_ROWS_MIN", row_group_rows),
             (data_files, "ROW_GROUP_ROWS", row_group_rows),
@@ -138,7 +146,7 @@ class LakeMachine(RuleBasedStateMachine):
         ):
             self.patches.enter_context(patch.object(module, name, value))
         fixed = {"*": TypedColumns.from_ddl("n BIGINT")} if columns == "fixed" else {}
-        rules = MergeRules(history=True, file_bytes=4000)
+        rules = MergeRules(history=True, file_bytes=4000, change_feed=has_feed)
         infer = columns not in ("none", "switched")
         self.cluster_by = CLUSTER_BY[columns] if is_clustered else ()
         self.settings = LakeSettings(merging=rules, columns=fixed, infer=infer, cluster_by={"*": self.cluster_by})
@@ -190,6 +198,7 @@ class LakeMachine(RuleBasedStateMachine):
         size=st.sampled_from([1, 2, 100]),
         goes_on=st.booleans(),
         careless=st.sampled_from([False, False, False, True]),
+        follows=st.booleans(),
         parting=st.none() | st.tuples(vbuckets, st.floats(0, 1), st.lists(st.sampled_from(KEYS), max_size=3)),
     )
     def land(
@@ -203,6 +212,7 @@ class LakeMachine(RuleBasedStateMachine):
         size: int,
         goes_on: bool,
         careless: bool,
+        follows: bool,
         parting: tuple[int, float, list[bytes]] | None,
     ) -> None:
         # What has parted must be looked at, or the model can't say what the tables should have.
@@ -232,11 +242,23 @@ class LakeMachine(RuleBasedStateMachine):
             except Crash:
                 continue
         self.batches += 1
-        if self.columns == "switched" and self.batches == 2:
-            self.settings = replace(self.settings, columns={"*": ColumnMode.INFER})
+        if self.batches == 2:
+            self.settings = replace(self.settings, merging=replace(self.settings.merging, change_feed=True))
+            if self.columns == "switched":
+                self.settings = replace(self.settings, columns={"*": ColumnMode.INFER})
         self.bucket.mark_sent(sending)
         self.begin_again_where_wiped(lake, sending)
         self.check(merges=merges)
+        if follows:
+            self.follow()
+
+    def follow(self) -> None:
+        """Copies that know the change feed alone hold what the tables hold."""
+        for follower in self.followers.values():
+            follower.follow()
+        for directory in (self.directory / "documents").glob("*"):
+            if DeltaTable(directory).metadata().configuration.get(layout.FEED_PROPERTY) == "true":
+                self.followers.setdefault(directory.name, Follower(directory))
 
     def begin_again_where_wiped(self, lake: Lake, sending: Sequence[int]) -> None:
         """A vbucket with a rollback that `changes` does not reach back to is read from 0 by the next batch."""
@@ -258,6 +280,7 @@ class LakeMachine(RuleBasedStateMachine):
     @rule()
     def delete_dead_files(self) -> None:
         """As if all of them were old: no table needs any."""
+        self.follow()
         dead = DeadFiles(DeadBytes(0.0, 0), keep_hours=168)
         dead.keep_within_bound(self.open(CrashAt(None)), now_s=time.time() + 1e6)
 
@@ -284,12 +307,13 @@ class LakeMachine(RuleBasedStateMachine):
         return rows
 
     def open(self, step: CrashAt) -> Lake:
+        rules = replace(self.settings.merging, on_read=self.modes[self.batches % len(self.modes)])
         return Lake.create(
             str(self.directory),
             bucket_uuid=BUCKET_UUID,
             vbuckets=VBUCKETS,
             groups=self.groups,
-            settings=self.settings,
+            settings=replace(self.settings, merging=rules),
             step=step,
         )
 

@@ -50,7 +50,7 @@ def test_how_they_came_about_does_not_show(offsets: Offsets, random: Any) -> Non
     random.shuffle(rows)
     made = Offsets(offsets.bucket_uuid, dict(rows[::2]))
     for vbucket, offset in rows[1::2]:
-        made = made.with_offset(vbucket, offset)
+        made = made.updated({vbucket: offset})
     assert made == offsets
     assert made.to_json() == offsets.to_json()
 
@@ -92,7 +92,7 @@ def test_any_json(value: Any) -> None:
 
 @given(JSON, st.sampled_from(["version", "bucket_uuid", "offsets", "row", "cell"]), OFFSETS)
 def test_any_json_in_any_place(value: Any, place: str, offsets: Offsets) -> None:
-    root = json.loads(offsets.with_offset(VBucketId(5), StreamOffset()).to_json())
+    root = json.loads(offsets.updated({VBucketId(5): StreamOffset()}).to_json())
     if place == "row":
         root["offsets"][0] = value
     elif place == "cell":

@@ -36,7 +36,7 @@ from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.upkeep import grow_groups, join_files, trim_changes
 from headwater.lake.verify import Verification
 from headwater.protocol.numbers import VBucketId
-from support.lake_model import HOTEL, ModelBucket, SmallLake, batches, compare_model
+from support.lake_model import HOTEL, ModelBucket, SmallLake, batches, compare_model, use_vectors
 
 VBUCKETS = 4
 STEADY, ROLLED, EMPTY = (0, 1), 2, 3
@@ -86,10 +86,16 @@ def built(directory: Path, *, columns: str | None = "n BIGINT, name STRING", his
     return small
 
 
+def with_vectors(directory: Path) -> SmallLake:
+    small = built(directory)
+    use_vectors(small.lake)
+    return small
+
+
 @cache
-def sound() -> tuple[ModelBucket, Path]:
+def sound(make: Callable[[Path], SmallLake] = built) -> tuple[ModelBucket, Path]:
     """Made once; every fault gets a copy."""
-    small = built(Path(tempfile.mkdtemp(prefix="sound-lake-")))
+    small = make(Path(tempfile.mkdtemp(prefix="sound-lake-")))
     return small.bucket, small.directory
 
 
@@ -218,6 +224,8 @@ class Fault:
     column: str | None = None
     """That the finding has to name."""
     kinds: tuple[str, ...] = ()
+    with_vectors: bool = False
+    """The files of the lake have dead rows."""
 
 
 def other(value: Any) -> Any:
@@ -324,6 +332,29 @@ def remove_file(planter: Planter, table: str) -> None:
     (planter.folder / table / planter.random.choice(planter.live(table))["path"]).unlink()
 
 
+def damage_vectors(planter: Planter, table: str) -> None:
+    (path,) = (planter.folder / table).glob("*.bin")
+    data = bytearray(path.read_bytes())
+    data[planter.random.randrange(len(data))] ^= 1 << planter.random.randrange(8)
+    path.write_bytes(data)
+
+
+def edit_vectors(table: str, name: str, edit: Callable[[list[dict[str, Any]]], object], *kinds: str) -> Fault:
+    """Change what the log says of the vectors of a table's files."""
+
+    def plant(planter: Planter) -> None:
+        adds = planter.live(table)
+        edit(adds)
+        for add in adds:
+            planter.edit_add(table, add["path"], lambda it, add=add: (it.clear(), it.update(add)))  # type: ignore[misc]
+
+    return Fault(f"{table}: {name}", table, plant, kinds=kinds, with_vectors=True)
+
+
+def swap_vectors(adds: list[dict[str, Any]]) -> None:
+    adds[0]["deletionVector"], adds[1]["deletionVector"] = adds[1]["deletionVector"], adds[0]["deletionVector"]
+
+
 def fabricated(row: Row) -> Row:
     return {**row, "key": "fabricated", "seqno": 1, "vbucket": EMPTY}
 
@@ -417,6 +448,20 @@ FAULTS = [
     *(Fault(f"{table}: another offset", table, lambda it, table=table: it.edit_state(table, move_offset), kinds=(  # type: ignore[misc]
         "damaged log",
     )) for table in (DOCUMENTS, HISTORY)),
+    # Deletion vectors. Those of rejects lie in the log.
+    *(fault for table in (DOCUMENTS, HISTORY, REJECTS) for fault in (
+        edit_vectors(table, "the vector of another file", swap_vectors, *ROWS, "validity", "damaged file"),
+        edit_vectors(table, "no vector", lambda adds: adds[-1].pop("deletionVector"), "twice", "validity"),
+        edit_vectors(table, "more dead rows in the log", lambda adds: adds[0]["deletionVector"].update(
+            cardinality=adds[0]["deletionVector"]["cardinality"] + 1), "damaged file"),
+    )),
+    *(Fault(f"{table}: a bit of the vectors is flipped", table, lambda it, table=table: damage_vectors(it, table),  # type: ignore[misc]
+            kinds=("damaged file",), with_vectors=True) for table in (DOCUMENTS, HISTORY)),
+    *(Fault(f"{table}: the vectors are missing", table, lambda it, table=table: [  # type: ignore[misc]
+        path.unlink() for path in (it.folder / table).glob("*.bin")
+    ], kinds=("damaged file",), with_vectors=True) for table in (DOCUMENTS, HISTORY)),
+    edit_vectors(REJECTS, "another vector in the log", lambda adds: adds[0]["deletionVector"].update(
+        pathOrInlineDv="0" * len(adds[0]["deletionVector"]["pathOrInlineDv"])), "damaged file"),
 ]  # fmt: skip
 
 
@@ -442,7 +487,7 @@ def sentences(found: Verification) -> list[str]:
 
 
 def check_found_and_repaired(fault: Fault, seed: int) -> None:
-    bucket, directory = sound()
+    bucket, directory = sound(with_vectors if fault.with_vectors else built)
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy = Path(folder) / "lake"
         shutil.copytree(directory, copy)
@@ -495,8 +540,8 @@ def trimmed(folder: Path) -> SmallLake:
     return small
 
 
-def joined_and_grown(folder: Path) -> SmallLake:
-    small = built(folder)
+def joined_and_grown(folder: Path, make: Callable[[Path], SmallLake] = built) -> SmallLake:
+    small = make(folder)
     with patch.object(upkeep, "JOIN_FILES_MIN", 2), patch.object(layout, "GROUP_DOCUMENTS", 1):
         assert join_files(small.lake) > 0
         grow_groups(small.lake)
@@ -510,6 +555,8 @@ SOUND: dict[str, Callable[[Path], SmallLake]] = {
     "no history": lambda folder: built(folder, history=False),
     "trimmed": trimmed,
     "joined, and cut into more groups": joined_and_grown,
+    "deletion vectors": with_vectors,
+    "joined, of files with deletion vectors": lambda folder: joined_and_grown(folder, with_vectors),
 }
 
 

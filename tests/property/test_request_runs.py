@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.node.kv.session import KvSession, Outgoing
+from headwater.node.kv.answers import Outgoing
+from headwater.node.kv.session import KvSession
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import Request

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headwater.errors import AuthenticationFailed, MalformedMessage
+from headwater.client.handshake import ClientHandshake
+from headwater.errors import AuthenticationFailed, MalformedMessage, RemoteProtocolError, StatusError, TlsFailed
+from headwater.protocol.features import Opcode
+from headwater.protocol.messages import PlainResponse
+from headwater.protocol.messages.session import ClustermapChangeNotification, HelloResponse
 from headwater.protocol.sasl import (
     SCRAM_ITERATIONS_MIN,
     SCRAM_MECHANISMS,
+    Credentials,
     Mechanism,
     PlainLogin,
     ScramClient,
@@ -20,6 +26,7 @@ from headwater.protocol.sasl import (
     ScramServer,
     best_mechanism,
     derive_credentials,
+    encode_nonce,
 )
 from support.message_strategies import only
 
@@ -148,3 +155,48 @@ def test_junk_plain_messages(message: bytes) -> None:
 def test_any_list_of_mechanisms_gives_an_offered_one_or_none(offered: bytes) -> None:
     with contextlib.suppress(AuthenticationFailed):
         assert best_mechanism(offered, plain_allowed=True).encode() in offered
+
+
+# --- the client's handshake: cut anywhere, its outcome is the same; and junk raises only what is documented -----------
+
+NONCE = encode_nonce(b"client" * 3)
+CONFIG = b'{"rev": 1}'
+HELLO = HelloResponse(opaque=0).encode()
+SELECTED = PlainResponse(opcode=Opcode.SELECT_BUCKET, opaque=1).encode()
+CONFIGURED = PlainResponse(opcode=Opcode.GET_CLUSTER_CONFIG, opaque=2, value=CONFIG).encode()
+PUSHED = ClustermapChangeNotification(epoch=1, revision=7, value=b"{}").encode()
+
+
+def handshake(credentials: Credentials | None = None) -> ClientHandshake:
+    return ClientHandshake(credentials=credentials, bucket="travel", nonce=NONCE)
+
+
+@given(
+    pushes=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    trailing=st.binary(max_size=60),
+    cuts=st.lists(st.integers(0, 400), max_size=8),
+)
+def test_cut_anywhere_the_outcome_is_the_same(pushes: tuple[int, int], trailing: bytes, cuts: list[int]) -> None:
+    data = HELLO + PUSHED * pushes[0] + SELECTED + PUSHED * pushes[1] + CONFIGURED + trailing
+    ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
+    client, at = handshake(), 0
+    for end in ends:
+        if client.outcome is not None:
+            break
+        client.receive_data(data[at:end])
+        at = end
+    assert client.outcome is not None
+    assert client.outcome.cluster_config == CONFIG
+    assert client.trailing_data + data[at:] == trailing
+
+
+@given(st.lists(st.binary(max_size=80), max_size=5), st.booleans(), st.sampled_from([b"", HELLO, HELLO + SELECTED]))
+def test_junk_raises_only_what_is_documented(junk: list[bytes], logs_in: bool, good: bytes) -> None:
+    client = handshake(Credentials("ann", "pencil") if logs_in else None)
+    with suppress(RemoteProtocolError, StatusError, TlsFailed):
+        for data in (good, *junk):
+            client.receive_data(data)
+            if client.outcome is not None:
+                break
+        return
+    assert client.has_failed

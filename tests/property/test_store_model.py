@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
@@ -21,27 +20,34 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headwater.errors import StoreFull
-from headwater.protocol.features import WITH_COLLECTIONS
-from headwater.protocol.frames import decode_frames
-from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import DEFAULT_COLLECTION, FAILOVER_LOG_ENTRIES_MAX, Seqno, Vbuuid
+from headwater.protocol.numbers import FAILOVER_LOG_ENTRIES_MAX, Seqno
 from headwater.protocol.values import Datatype
 from headwater.store import compaction, settling
-from headwater.store.bucket import Bucket, StoreEnvironment
 from headwater.store.commits import GroupCommit
-from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction
-from headwater.store.data_format import BucketFacts, Document, VBucketFacts
-from headwater.store.engine import Change, Engine, MemoryEngine, View
+from headwater.store.compaction import expire_documents
+from headwater.store.data_format import Document, VBucketFacts
+from headwater.store.engine import Engine, MemoryEngine
 from headwater.store.lmdb_engine import LmdbEngine
-from headwater.store.opening import close_bucket, create_bucket, open_bucket
+from headwater.store.opening import close_bucket
 from headwater.store.settling import abandon, flush, roll_back, settle_now
+from headwater.store.vbuckets import Retention
+from support.store_harness import (
+    Clock,
+    FailingEngine,
+    changes_of,
+    compaction_steps,
+    facts_of,
+    get,
+    new_bucket,
+    put,
+    remove,
+    reopened,
+)
 
 VBUCKETS = 2
 KEYS = [b"a", b"b", b"c", b"d"]
-SECRET = (3, 5)
-START_S = 1_800_000_000
 
 vbuckets = st.sampled_from([0, 0, 0, 1])
 keys = st.sampled_from(KEYS)
@@ -90,31 +96,6 @@ class Model:
         self.log = [len(self.versions), *self.log][:FAILOVER_LOG_ENTRIES_MAX]
 
 
-class StoppingEngine:
-    """Fails on writes when a test wants it."""
-
-    def __init__(self, inner: Engine) -> None:
-        self.inner = inner
-        self.writes_left: int | None = None
-
-    @property
-    def was_left_alone(self) -> bool:
-        return self.inner.was_left_alone
-
-    def view(self) -> AbstractContextManager[View]:
-        return self.inner.view()
-
-    def write(self, changes: Sequence[Change]) -> None:
-        if self.writes_left == 0:
-            raise StoreFull("no room is left")
-        if self.writes_left is not None:
-            self.writes_left -= 1
-        self.inner.write(changes)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
 class StoreMachine(RuleBasedStateMachine):
     """On an engine in memory, which outlives the bucket."""
 
@@ -123,16 +104,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.patches = ExitStack()
         self.patches.enter_context(patch.multiple(settling, BLOCK_BYTES_TARGET=300, STEP_BYTES=200))
         self.patches.enter_context(patch.multiple(compaction, STEP_BYTES=500))
-        self.now_s = START_S
-        self.vbuuids = 0
+        self.clock = Clock()
         self.sealed: GroupCommit | None = None
         self.models = [Model() for _ in range(VBUCKETS)]
-        self.engine = StoppingEngine(self.first_engine())
-        facts = BucketFacts(name="model", uuid="0", vbuckets=VBUCKETS)
-        self.bucket = create_bucket(self.engine, facts, environment=self.environment(), secret=SECRET)
-        for vbucket in range(VBUCKETS):
-            self.bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
-        self.bucket.commit_now()
+        self.engine = FailingEngine(self.first_engine())
+        self.bucket = new_bucket(self.engine, self.clock, vbuckets=VBUCKETS)
 
     def first_engine(self) -> Engine:
         return MemoryEngine()
@@ -141,25 +117,19 @@ class StoreMachine(RuleBasedStateMachine):
         """What another process would open."""
         return engine
 
-    def environment(self) -> StoreEnvironment:
-        return StoreEnvironment(now_ns=lambda: self.now_s * 1_000_000_000, new_vbuuid=self.new_vbuuid)
-
-    def new_vbuuid(self) -> Vbuuid:
-        self.vbuuids += 1
-        return Vbuuid(self.vbuuids)
-
     def teardown(self) -> None:
         self.engine.close()
         self.patches.close()
 
+    @property
+    def now_s(self) -> int:
+        return self.clock.now_s()
+
     def get(self, vbucket: int, key: bytes) -> Document | None:
-        entry = self.bucket.find(vbucket, DEFAULT_COLLECTION, key)
-        return None if entry is None else self.bucket.read(vbucket, entry)
+        return get(self.bucket, vbucket, key)
 
     def facts(self, vbucket: int) -> VBucketFacts:
-        facts = self.bucket.vbuckets.facts[vbucket]
-        assert facts is not None
-        return facts
+        return facts_of(self.bucket, vbucket)
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -208,16 +178,14 @@ class StoreMachine(RuleBasedStateMachine):
     def put(self, vbucket: int, key: bytes, value: bytes, ttl_s: int) -> None:
         before = self.get(vbucket, key)
         expiry = self.now_s + ttl_s if ttl_s else 0
-        self.bucket.put_mutation(
-            vbucket, collection_id=DEFAULT_COLLECTION, key=key, value=value, datatype=Datatype.RAW, expiry=expiry
-        )
+        put(self.bucket, vbucket, key, value, datatype=Datatype.RAW, expiry=expiry)
         document = self.entered(vbucket, key, before)
         assert (document.value, document.expiry, document.is_deleted) == (value, expiry, False)
 
     def remove(self, vbucket: int, key: bytes) -> None:
         before = self.get(vbucket, key)
         if before is not None and not before.is_deleted:
-            self.bucket.put_removal(vbucket, collection_id=DEFAULT_COLLECTION, key=key)
+            remove(self.bucket, vbucket, key)
             document = self.entered(vbucket, key, before)
             assert (document.value, document.is_deleted, document.delete_time) == (b"", True, self.now_s)
 
@@ -239,7 +207,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 4, 10, 40]))
     def wait(self, seconds: int) -> None:
-        self.now_s += seconds
+        self.clock.advance(seconds)
 
     @rule(vbucket=vbuckets, state=st.sampled_from([VBucketState.ACTIVE, VBucketState.REPLICA]))
     def set_state(self, vbucket: int, state: VBucketState) -> None:
@@ -303,11 +271,9 @@ class StoreMachine(RuleBasedStateMachine):
     def settle(self, writes_left: int | None) -> None:
         """Which may fail in the middle."""
         self.engine.writes_left = writes_left
-        try:
+        with suppress(StoreFull):
             settle_now(self.bucket)
             assert not self.bucket.young
-        except StoreFull:
-            pass
         self.engine.writes_left = None
 
     @precondition(lambda self: self.sealed is None)
@@ -321,16 +287,9 @@ class StoreMachine(RuleBasedStateMachine):
                 version.may_be_purged = True
         before = self.facts(vbucket)
         self.engine.writes_left = writes_left
-        after: Seqno | None = Seqno(0)
-        try:
-            while after is not None:
-                compacted = compact_vbucket(self.bucket, vbucket, retention, after_seqno=after)
-                self.bucket.engine.write(compacted.changes)
-                finish_compaction(self.bucket, vbucket, compacted)
-                after = compacted.reached_seqno
-                self.now_s += after is not None
-        except StoreFull:
-            pass
+        with suppress(StoreFull):
+            for step in compaction_steps(self.bucket, vbucket, retention):
+                self.clock.advance(step.reached_seqno is not None)
         self.engine.writes_left = None
         facts = self.facts(vbucket)
         assert facts.history_start_seqno >= max(before.history_start_seqno, facts.purge_seqno)
@@ -357,9 +316,9 @@ class StoreMachine(RuleBasedStateMachine):
     # --- stops ----------------------------------------------------------------------------------------------------
 
     def open_again(self) -> None:
-        self.engine = StoppingEngine(self.next_engine(self.engine.inner))
+        self.engine = FailingEngine(self.next_engine(self.engine.inner))
         facts = [self.facts(vbucket) for vbucket in range(VBUCKETS)]
-        self.bucket: Bucket = open_bucket(self.engine, environment=self.environment(), secret=SECRET)
+        self.bucket = reopened(self.bucket, self.engine)
         self.sealed = None
         for vbucket, before in enumerate(facts):
             after = self.facts(vbucket)
@@ -438,10 +397,8 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def changes_are_those_of_the_model(self) -> None:
         for vbucket, model in enumerate(self.models):
-            runs = b"".join(run.tobytes() for run in self.bucket.runs(vbucket))
-            changes = [decode_message(frame, WITH_COLLECTIONS) for frame in decode_frames(runs)]
             seqnos = []
-            for change in changes:
+            for change in changes_of(self.bucket, vbucket):
                 assert isinstance(change, Mutation | Deletion | Expiration)
                 expected = model.versions[change.seqno - 1].document
                 assert (change.key, change.value, change.cas) == (expected.key, expected.value, expected.cas)
@@ -466,8 +423,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def superseded_changes_are_counted(self) -> None:
         for vbucket, model in enumerate(self.models):
-            runs = b"".join(run.tobytes() for run in self.bucket.runs(vbucket))
-            changes = len(decode_frames(runs)) + len(model.versions) - model.durable
+            changes = len(changes_of(self.bucket, vbucket)) + len(model.versions) - model.durable
             documents = sum(self.get(vbucket, key) is not None for key in KEYS)
             assert int(self.bucket.vbuckets.superseded[vbucket]) == changes - documents
 
@@ -490,7 +446,10 @@ class LmdbStoreMachine(StoreMachine):
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 TestStoreModel = StoreMachine.TestCase
-TestStoreModel.settings = settings(stateful_step_count=40, suppress_health_check=_SLOW)
+# Few unit tests repeat what the model proves, so it has more examples than other properties.
+TestStoreModel.settings = settings(
+    max_examples=3 * settings().max_examples, stateful_step_count=40, suppress_health_check=_SLOW
+)
 TestLmdbStoreModel = LmdbStoreMachine.TestCase
 TestLmdbStoreModel.settings = settings(
     TestStoreModel.settings, max_examples=settings().max_examples // 4, stateful_step_count=30

@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.errors import HeadwaterError
-from headwater.node.kv.documents import expiry_time, join_value
+from headwater.node.kv.documents import expiry_time
+from headwater.node.kv.subdocument.json_text import is_json
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import HEADER_BYTES, decode_frame, decode_frames
 from headwater.protocol.manifest import Manifest
@@ -33,13 +34,11 @@ from headwater.protocol.numbers import (
     Vbuuid,
 )
 from headwater.protocol.values import Datatype
-from headwater.store.bucket import Bucket, StoreEnvironment
+from headwater.store.bucket import Bucket
 from headwater.store.compaction import is_expired
-from headwater.store.data_format import BucketFacts
-from headwater.store.engine import MemoryEngine
-from headwater.store.opening import create_bucket
 from headwater.store.set_run import SetRun, apply_set_run
 from support.cases import each
+from support.store_harness import Clock, new_bucket
 
 NOW_NS = 1_800_000_000_123_456_789
 KEYS = [b"a", b"b", b"key-3", b"x" * KEY_BYTES_MAX, b"locked", b"xattrs", b"deleted", b"tombstone", b"live"]
@@ -56,10 +55,9 @@ def manifest(*, default: bool) -> Manifest:
 
 def made(now_ns: int, *, default: bool = True) -> Bucket:
     """Vbuckets 0 and 1 are active, 2 is a replica, 3 is not there. The others hold something under the last keys."""
-    vbuuids = iter(range(0xB0_0001, 0xB0_1000))
-    environment = StoreEnvironment(now_ns=lambda: now_ns, new_vbuuid=lambda: Vbuuid(next(vbuuids)))
-    facts = BucketFacts(name="b", uuid="0", vbuckets=4)
-    bucket = create_bucket(MemoryEngine(), facts, environment=environment, secret=(1, 2))
+    clock = Clock()
+    clock.ns = now_ns
+    bucket = new_bucket(clock=clock, state=None)
     bucket.set_manifest(manifest(default=default))
     for vbucket in (0, 1, 2):
         bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
@@ -116,16 +114,12 @@ def one_by_one(bucket: Bucket, data: bytes, *, collections: bool, mutation_token
         collection_id = DEFAULT_COLLECTION if request.collection_id is None else request.collection_id
         found = bucket.manifest.collection_by_id(collection_id)
         assert found is not None
-        value, datatype = join_value(b"", request.value)
+        value, datatype = request.value, Datatype.JSON if is_json(request.value) else Datatype.RAW
         written = bucket.put_mutation(
-            request.vbucket,
-            collection_id=collection_id,
-            key=request.key,
-            value=value,
-            datatype=datatype,
+            request.vbucket, collection_id=collection_id, key=request.key, value=value, datatype=datatype,
             flags=request.flags,
             expiry=expiry_time(request.expiry, now_s=now_ns // 10**9, max_ttl_s=found[1].max_ttl_s),
-        )
+        )  # fmt: skip
         if request.opcode == Opcode.SET:
             token = {"vbuuid": Vbuuid(int(bucket.vbuckets.vbuuids[request.vbucket])), "seqno": written.seqno}
             responses += StoreResponse(
@@ -258,12 +252,9 @@ requests = clients.flatmap(lambda client: st.tuples(st.just(client), buffers(col
 
 
 def run_kernel(bucket: Bucket, data: bytes, client: Client, now_ns: int) -> SetRun:
+    buffer = np.frombuffer(bytearray(data), dtype=np.uint8)
     return apply_set_run(
-        bucket,
-        np.frombuffer(bytearray(data), dtype=np.uint8),
-        collections=client.collections,
-        mutation_tokens=client.mutation_tokens,
-        now_ns=now_ns,
+        bucket, buffer, collections=client.collections, mutation_tokens=client.mutation_tokens, now_ns=now_ns
     )
 
 
@@ -361,7 +352,3 @@ def test_new_documents_make_the_index_grow() -> None:
         place = (number % 2, DEFAULT_COLLECTION, b"%d" % number)
         assert kernel.find(*place) == oracle.find(*place)
     assert len(decode_frames(kernel.pending.seal().data.tobytes())) == 5000
-
-
-def test_nothing_is_nothing() -> None:
-    assert check(b"", Client(collections=True, mutation_tokens=True)) == SetRun(consumed_bytes=0, sets=0, responses=b"")

@@ -74,14 +74,6 @@ def test_round_trip(packet: upr.UprPacket) -> None:
     assert decoded.encode() == packet.encode()
 
 
-@given(packets)
-def test_wire_fields_are_the_bytes(packet: upr.UprPacket) -> None:
-    assert packet.encode() == b"".join(
-        field.value if isinstance(field.value, bytes) else field.value.to_bytes(field.width_bytes, "big")
-        for field in upr.wire_fields(packet)
-    )
-
-
 @given(st.lists(packets, max_size=6), st.data())
 def test_any_split_gives_the_same_packets(sent: list[upr.UprPacket], data: st.DataObject) -> None:
     wire = b"".join(packet.encode() for packet in sent)

@@ -78,90 +78,20 @@ if TYPE_CHECKING:
     from headwater.protocol.snapshots import SnapshotTracker, StreamOffset
     from headwater.protocol.status import Status
 
-_HOMES = {
-    "headwater.errors": ("RemoteProtocolError",),
-    "headwater.protocol.failover_log": ("ConsumerPoint", "FailoverEntry", "FailoverLog", "decide_rollback"),
-    "headwater.protocol.features": (
-        "Feature",
-        "Magic",
-        "NOTHING_NEGOTIATED",
-        "Negotiated",
-        "Opcode",
-        "WITH_COLLECTIONS",
-    ),
-    "headwater.protocol.frames": ("Frame", "FrameBuffer", "decode_frames"),
-    "headwater.protocol.messages": (
-        "ErrorResponse",
-        "Message",
-        "PlainResponse",
-        "Request",
-        "Response",
-        "decode_message",
-    ),
-    "headwater.protocol.messages.dcp_changes": (
-        "Abort",
-        "CacheItem",
-        "CacheTransfer",
-        "CacheTransferEnd",
-        "Commit",
-        "DcpFlush",
-        "Deletion",
-        "Expiration",
-        "Mutation",
-        "OsoFlags",
-        "OsoSnapshot",
-        "Prepare",
-        "SeqnoAcknowledged",
-        "SeqnoAdvanced",
-        "SnapshotFlags",
-        "SnapshotMarker",
-        "SystemEvent",
-        "SystemEventId",
-    ),
-    "headwater.protocol.messages.dcp_streams": (
-        "AddStream",
-        "AddStreamResponse",
-        "BufferAck",
-        "CloseStream",
-        "Control",
-        "DcpNoop",
-        "GetFailoverLog",
-        "GetFailoverLogResponse",
-        "Open",
-        "OpenFlags",
-        "SetVBucketState",
-        "StreamEnd",
-        "StreamEndReason",
-        "StreamFlags",
-        "StreamRequest",
-        "StreamRequestResponse",
-        "VBucketState",
-    ),
-    "headwater.protocol.messages.session": (
-        "ClustermapChangeNotification",
-        "Flush",
-        "FlushQuiet",
-        "GetClusterConfig",
-        "GetErrorMap",
-        "Hello",
-        "HelloResponse",
-        "Noop",
-        "Quit",
-        "QuitQuiet",
-        "SaslAuth",
-        "SaslListMechanisms",
-        "SaslStep",
-        "SelectBucket",
-        "SetClusterConfig",
-        "Stat",
-        "Verbosity",
-        "Version",
-    ),
-    "headwater.protocol.numbers": ("CollectionId", "ScopeId", "Seqno", "VBucketId", "Vbuuid"),
-    "headwater.protocol.snapshots": ("SnapshotTracker", "StreamOffset"),
-    "headwater.protocol.status": ("Status",),
-}
-"""By module, what is loaded from it when it is first used."""
+_HOMES = (
+    "headwater.errors",
+    "headwater.protocol.numbers",
+    "headwater.protocol.features",
+    "headwater.protocol.status",
+    "headwater.protocol.frames",
+    "headwater.protocol.failover_log",
+    "headwater.protocol.messages",
+    "headwater.protocol.messages.dcp_changes",
+    "headwater.protocol.messages.dcp_streams",
+    "headwater.protocol.messages.session",
+    "headwater.protocol.snapshots",
+)
+"""The modules that define the public names, each after those that it imports."""
 
 __all__ = [
     "NOTHING_NEGOTIATED",
@@ -249,9 +179,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(home), name)
+    # Most names asked for here are modules of this package, which the import system asks for first.
+    for home in _HOMES if name in __all__ else ():
+        module = import_module(home)
+        if hasattr(module, name):
+            return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

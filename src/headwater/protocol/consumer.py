@@ -28,11 +28,11 @@ from headwater.errors import (
     UnknownOpcode,
     status_error,
 )
+from headwater.kernels.memory import Bytes
 from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated, Opcode
 from headwater.protocol.flow_control import ReceiveWindow, counted_bytes
 from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame
 from headwater.protocol.kernels.frame_runs import FrameRun, cut_runs
-from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, Message, PlainResponse, Request, Response
 from headwater.protocol.messages.dcp_streams import BufferAck, Control, Open
@@ -396,7 +396,7 @@ class DcpConsumer(Generic[S]):
         if silence_s_max is not None and now_s - self._heard_s > silence_s_max:
             raise ConnectionFailed(
                 f"the server has been silent for {now_s - self._heard_s:.0f} seconds",
-                hint="Look at the server's load and log, and at the network",
+                hint="Check the server's load and log, and the network",
             )
         if answer_s_max is None or not self._asked:
             return
@@ -404,7 +404,7 @@ class DcpConsumer(Generic[S]):
         if now_s - max(asked_s, self._heard_s) > answer_s_max:
             raise ConnectionFailed(
                 f"{type(request).__name__} has not been answered for {answer_s_max:g} seconds",
-                hint="Look at the server's load and log",
+                hint="Check the server's load and log",
             )
 
     # --- in -------------------------------------------------------------------------------------------------------

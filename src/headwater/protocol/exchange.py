@@ -193,5 +193,5 @@ class Exchange:
         if deadline_s is not None and now_s >= deadline_s:
             raise NoAnswer(
                 f"{self.peer} has not answered for {self.answer_s_max:g} seconds",
-                hint="Look at the server's load and log, and check that it is the right port",
+                hint="Check the server's load and log, and that the port is right",
             )

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from struct import Struct
 
@@ -30,10 +31,11 @@ from headwater.errors import (
     LengthMismatch,
     LocalProtocolError,
     MalformedFrameInfo,
+    MalformedLeb128,
     TruncatedFrame,
 )
-from headwater.protocol.features import Magic, Opcode, ServerOpcode
-from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX, STREAM_ID_MAX, OpenIntEnum
+from headwater.protocol.features import Magic, Opcode, OpenIntEnum, ServerOpcode
+from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX, LEB128_BYTES_MAX, STREAM_ID_MAX, CollectionId
 
 HEADER = struct.Struct(">BBHBBHIIQ")
 HEADER_BYTES = HEADER.size
@@ -186,14 +188,22 @@ class FrameBuffer:
         """Bytes received that no frame has taken yet."""
         return len(self._data) - self._start
 
+    @property
+    def held_bytes(self) -> int:
+        """The memory that the buffer takes."""
+        return self._data.__alloc__()
+
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         if self._error is not None:
             return  # What follows a bad header is never looked at, so it must not pile up either.
-        # Taken frames are cut off here, once a call, and not once a frame: that would be quadratic.
+        self.free_taken()
+        self._data += data
+
+    def free_taken(self) -> None:
+        """Free the memory of taken frames: once a turn, and not once a frame, which would be quadratic."""
         if self._start:
             del self._data[: self._start]
             self._start = 0
-        self._data += data
 
     def frames(self) -> Iterator[Frame]:
         """The frames that are complete by now."""
@@ -202,13 +212,13 @@ class FrameBuffer:
 
     def next_frame(self) -> Frame | None:
         if self._error is not None:
-            raise self._error
+            raise copy(self._error)
         try:
             decoded = decode_frame(
                 self._data, self._start, body_bytes_max=self._body_bytes_max, position=self._position
             )
         except (BadMagic, FrameTooLarge, LengthMismatch) as error:
-            self._error = error
+            self._error = copy(error)  # The one that is raised refers to this buffer, by its traceback.
             self._data.clear()
             self._start = 0
             raise
@@ -311,12 +321,7 @@ def find(infos: tuple[FrameInfo, ...], wanted: int) -> FrameInfo | None:
 
 def decode_stream_id(infos: tuple[FrameInfo, ...]) -> int | None:
     """The `sid` a request carries, or None."""
-    info = find(infos, RequestInfo.STREAM_ID)
-    if info is None:
-        return None
-    if len(info.data) != _U16.size:
-        raise MalformedFrameInfo(f"a stream id of {len(info.data)} bytes, not 2")
-    return int(_U16.unpack(info.data)[0])
+    return _find_u16(infos, RequestInfo.STREAM_ID, "a stream id")
 
 
 def decode_durability(infos: tuple[FrameInfo, ...]) -> tuple[DurabilityLevel, int | None] | None:
@@ -332,12 +337,17 @@ def decode_durability(infos: tuple[FrameInfo, ...]) -> tuple[DurabilityLevel, in
 
 def decode_server_duration(infos: tuple[FrameInfo, ...]) -> float | None:
     """The microseconds a server took, or None where the response does not say."""
-    info = find(infos, ResponseInfo.SERVER_DURATION)
+    encoded = _find_u16(infos, ResponseInfo.SERVER_DURATION, "a server duration")
+    return None if encoded is None else encoded**1.74 / 2
+
+
+def _find_u16(infos: tuple[FrameInfo, ...], wanted: int, what: str) -> int | None:
+    info = find(infos, wanted)
     if info is None:
         return None
     if len(info.data) != _U16.size:
-        raise MalformedFrameInfo(f"a server duration of {len(info.data)} bytes, not 2")
-    return float(_U16.unpack(info.data)[0] ** 1.74 / 2)
+        raise MalformedFrameInfo(f"{what} of {len(info.data)} bytes, not 2")
+    return int.from_bytes(info.data)
 
 
 # --- the section --------------------------------------------------------------------------------------------------
@@ -380,3 +390,51 @@ def _escaped(data: bytes, at: int) -> tuple[int, int]:
     if at >= len(data):
         raise MalformedFrameInfo("a frame info ends in the middle of its header", offset=at)
     return data[at] + _ESCAPE, at + 1
+
+
+# --- collection ids as unsigned LEB128, the prefix of every key on a collection-aware connection ----------------------
+#
+# kv_engine, docs/Collections.md. Seven bits to a byte, least significant first; the top bit says
+# that another byte follows. Ids have 32 bits, so at most five bytes. Only the shortest form is taken: two spellings of
+# one id would make two keys of one document.
+
+
+_U32_MAX = 2**32 - 1
+
+
+def encode_collection_id(collection_id: int) -> bytes:
+    if not 0 <= collection_id <= _U32_MAX:
+        raise LocalProtocolError(f"{collection_id} is not a 32-bit collection id")
+    return encode_leb128(collection_id)
+
+
+def decode_collection_id(data: bytes, offset: int = 0) -> tuple[CollectionId, int]:
+    """The id that starts at `offset`, and the offset of what follows it."""
+    value, end = decode_leb128(data, offset, "the collection id")
+    return CollectionId(value), end
+
+
+def encode_leb128(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def decode_leb128(data: bytes, offset: int, what: str) -> tuple[int, int]:
+    """The number of 32 bits that starts at `offset`, and the offset of what follows it. `what` names it in errors."""
+    value = 0
+    for index in range(LEB128_BYTES_MAX):
+        if offset + index >= len(data):
+            raise MalformedLeb128(f"{what} is cut off", offset=offset + index)
+        byte = data[offset + index]
+        value |= (byte & 0x7F) << (7 * index)
+        if not byte & 0x80:
+            if byte == 0 and index > 0:
+                raise MalformedLeb128(f"{what} is not in its shortest form", offset=offset)
+            if value > _U32_MAX:
+                raise MalformedLeb128(f"{what} exceeds 32 bits", offset=offset)
+            return value, offset + index + 1
+    raise MalformedLeb128(f"{what} exceeds {LEB128_BYTES_MAX} bytes", offset=offset)

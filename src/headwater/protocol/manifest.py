@@ -102,7 +102,7 @@ class Manifest:
     def with_scope(self, name: str) -> Manifest:
         _check_name(name)
         if self.scope(name):
-            raise LocalProtocolError(f'scope "{name}" exists already')
+            raise LocalProtocolError(f'scope "{name}" already exists')
         scope = Scope(id=ScopeId(self.ids_used + 1), name=name)
         return self._next(scopes=(*self.scopes, scope), ids_used=self.ids_used + 1)
 
@@ -117,7 +117,7 @@ class Manifest:
         _check_name(name)
         scope = self._scope_or_raise(scope_name)
         if scope.collection(name):
-            raise LocalProtocolError(f'collection "{scope_name}.{name}" exists already')
+            raise LocalProtocolError(f'collection "{scope_name}.{name}" already exists')
         collection = Collection(id=CollectionId(self.ids_used + 1), name=name, max_ttl_s=max_ttl_s, history=history)
         changed = replace(scope, collections=(*scope.collections, collection))
         return self._next(scopes=self._replaced(changed), ids_used=self.ids_used + 1)

@@ -94,6 +94,7 @@ class Mechanism(StrEnum):
 _BY_NAME = {mechanism.encode(): mechanism for mechanism in Mechanism}
 _HASHES = {Mechanism.SCRAM_SHA512: "sha512", Mechanism.SCRAM_SHA256: "sha256", Mechanism.SCRAM_SHA1: "sha1"}
 SCRAM_MECHANISMS = tuple(_HASHES)
+_CLIENT_KEY, _SERVER_KEY = b"Client Key", b"Server Key"
 
 
 def is_loopback_address(host: str) -> bool:
@@ -150,12 +151,8 @@ def _check_authzid(authzid: str, user: str) -> None:
 # --- PLAIN --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PlainLogin:
-    """A user name and a password as PLAIN carries them: in clear, and shown in no repr."""
-
-    user: str
-    password: str = field(repr=False)
+class PlainLogin(Credentials):
+    """A user name and a password as PLAIN carries them: in clear."""
 
     def encode(self) -> bytes:
         _check_user(self.user)
@@ -211,8 +208,8 @@ def derive_credentials(mechanism: Mechanism, password: str, *, salt: bytes, iter
     return ScramCredentials(
         salt=salt,
         iterations=iterations,
-        stored_key=_digest(mechanism, _client_key(mechanism, salted)),
-        server_key=_server_key(mechanism, salted),
+        stored_key=_digest(mechanism, _hmac(mechanism, salted, _CLIENT_KEY)),
+        server_key=_hmac(mechanism, salted, _SERVER_KEY),
     )
 
 
@@ -263,25 +260,33 @@ _remembered_salted_password = lru_cache(maxsize=_SALTED_PASSWORDS_MAX)(_salted_p
 """For clients, as RFC 5802 advises in section 5.1: with the same salt they need not work it out for each connection."""
 
 
-def _client_key(mechanism: Mechanism, salted_password: bytes) -> bytes:
-    return _hmac(mechanism, salted_password, b"Client Key")
-
-
-def _server_key(mechanism: Mechanism, salted_password: bytes) -> bytes:
-    return _hmac(mechanism, salted_password, b"Server Key")
-
-
 def _xor(left: bytes, right: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(left, right, strict=True))
 
 
-# --- SCRAM: messages ----------------------------------------------------------------------------------------------
+# --- SCRAM: messages (RFC 5802, section 7) ------------------------------------------------------------------------
 
-_NONCE = re.compile(rb"[\x20-\x2b\x2d-\x7e]+")
-"""Printable, no comma. RFC 5802 has no space either, but the Python SDK does."""
+_NONCE = rb"[\x20-\x2b\x2d-\x7e]+"
+"""Printable, no comma. The RFC has no space either, but the Python SDK does."""
+_NAME = rb"(?:[^\0,=]|=2C|=3D)+"
+"""With the only two escapes that "=" may begin (section 5.1)."""
+_LATER = rb"(?:,.*)?"
+"""Extensions, which are ignored. One that must not be would stand before all attributes, where none is taken."""
 
-_ESCAPED_NAME = re.compile(rb"(?:[^\0,=]|=2C|=3D)+")
-_ITERATIONS = re.compile(rb"[1-9][0-9]{0,9}")
+# "y" is a client that could bind the channel and sees that we cannot, which is true.
+_CLIENT_FIRST = re.compile(
+    rb"(?P<header>[ny],(?:a=(?P<authzid>%b))?,)(?P<bare>n=(?P<user>%b),r=(?P<nonce>%b)%b)"
+    % (_NAME, _NAME, _NONCE, _LATER),
+    re.DOTALL,
+)
+_SERVER_FIRST = re.compile(
+    rb"r=(?P<nonce>%b),s=(?P<salt>[^,]+),i=(?P<iterations>[1-9][0-9]{0,9})%b" % (_NONCE, _LATER), re.DOTALL
+)
+# The proof is the last attribute, and what stands before it is what it proves.
+_CLIENT_FINAL = re.compile(
+    rb"(?P<proven>c=(?P<binding>[^,]*),r=(?P<nonce>%b)(?:,(?!p=)[^,]*)*),p=(?P<proof>[^,]+)" % _NONCE
+)
+_SERVER_FINAL = re.compile(rb"(?:v=(?P<signature>[^,]+)|e=(?P<error>[^,]*))%b" % _LATER, re.DOTALL)
 _SERVER_MESSAGE_HINT = "Close the connection, and check that the server speaks Couchbase's SCRAM"
 
 
@@ -293,98 +298,38 @@ def encode_nonce(random: bytes) -> bytes:
 
 
 def _check_nonce(nonce: bytes) -> bytes:
-    if not _NONCE.fullmatch(nonce):
+    if not re.fullmatch(_NONCE, nonce):
         raise LocalProtocolError("a nonce is printable ASCII with no comma, and not empty")
     return nonce
 
 
-def _escape(user: str) -> bytes:
-    return _utf8(user, "the user name").replace(b"=", b"=3D").replace(b",", b"=2C")
+def _read(form: re.Pattern[bytes], message: bytes, *, hint: str = "") -> re.Match[bytes]:
+    if len(message) > SASL_MESSAGE_BYTES_MAX:
+        raise MalformedMessage(f"a SCRAM message of more than {SASL_MESSAGE_BYTES_MAX} bytes", hint=hint)
+    found = form.fullmatch(message)
+    if found is None:
+        raise MalformedMessage("a SCRAM message without the attributes that it must have, in their order", hint=hint)
+    return found
 
 
-class _Reader:
-    """Reads a SCRAM message field by field; the commas are between the fields."""
+def _decode_name(value: bytes) -> str:
+    try:
+        name = value.replace(b"=2C", b",").replace(b"=3D", b"=").decode()
+    except UnicodeDecodeError as error:
+        raise MalformedMessage("a user name that is not UTF-8") from error
+    if len(name) > USER_CHARS_MAX:
+        raise MalformedMessage(f"a user name of more than {USER_CHARS_MAX} characters")
+    return name
 
-    def __init__(self, message: bytes, *, hint: str = "") -> None:
-        self.message = message
-        self.offset = 0
-        """Where the field last read begins."""
-        self.end = -1
-        """Where it ends: at its comma, or at the end of the message."""
-        self._hint = hint
-        if len(message) > SASL_MESSAGE_BYTES_MAX:
-            raise self.malformed(f"a SCRAM message of more than {SASL_MESSAGE_BYTES_MAX} bytes")
 
-    def malformed(self, reason: str) -> MalformedMessage:
-        return MalformedMessage(reason, offset=self.offset, hint=self._hint)
-
-    @property
-    def at_end(self) -> bool:
-        return self.end == len(self.message)
-
-    def field(self) -> bytes:
-        if self.at_end:
-            raise self.malformed("a SCRAM message that ends too soon")
-        self.offset = self.end + 1
-        comma = self.message.find(b",", self.offset)
-        self.end = len(self.message) if comma < 0 else comma
-        return self.message[self.offset : self.end]
-
-    def attribute(self, name: str) -> bytes:
-        """The value of the next field, which must be this attribute: the order is fixed (RFC 5802, section 5)."""
-        field = self.field()
-        if not field.startswith(name.encode() + b"="):
-            raise self.malformed(f"a SCRAM message without {name}= where it belongs")
-        return field[2:]
-
-    def gs2_header(self) -> str:
-        """Reads over the header of a client's first message, and gives the authorization id in it."""
-        # "y" is a client that could bind the channel and sees that we cannot, which is true.
-        if self.field() not in (b"n", b"y"):
-            raise self.malformed("channel binding is not supported")
-        authzid = self.field()
-        if not authzid:
-            return ""
-        if not authzid.startswith(b"a="):
-            raise self.malformed("an authorization id without a=")
-        return self.name(authzid[2:])
-
-    def nonce(self) -> bytes:
-        nonce = self.attribute("r")
-        if not _NONCE.fullmatch(nonce):
-            raise self.malformed("a nonce that is empty or not printable")
-        return nonce
-
-    def name(self, value: bytes) -> str:
-        """A name without its escapes. "=" must be the start of one (RFC 5802, section 5.1)."""
-        if not _ESCAPED_NAME.fullmatch(value):
-            raise self.malformed("a user name that is empty, or has = other than in =2C and =3D")
-        try:
-            name = value.replace(b"=2C", b",").replace(b"=3D", b"=").decode()
-        except UnicodeDecodeError as error:
-            raise self.malformed("a user name that is not UTF-8") from error
-        if len(name) > USER_CHARS_MAX:
-            raise self.malformed(f"a user name of more than {USER_CHARS_MAX} characters")
-        return name
-
-    def base64(self, value: bytes) -> bytes:
-        try:
-            decoded = base64.b64decode(value, validate=True)
-        except binascii.Error as error:
-            raise self.malformed("an attribute that is not base64") from error
-        if not decoded:
-            raise self.malformed("an attribute that is empty")
-        return decoded
-
-    def proof(self, proof_bytes: int) -> bytes:
-        """The proof, which is the last attribute; there may be extensions before it, to be ignored."""
-        field = self.field()
-        while not field.startswith(b"p="):
-            field = self.field()
-        proof = self.base64(field[2:])
-        if not self.at_end or len(proof) != proof_bytes:
-            raise self.malformed(f"a proof that is not {proof_bytes} bytes at the end of the message")
-        return proof
+def _decode_base64(value: bytes, *, hint: str = "") -> bytes:
+    try:
+        decoded = base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise MalformedMessage("an attribute of a SCRAM message that is not base64", hint=hint) from error
+    if not decoded:
+        raise MalformedMessage("an attribute of a SCRAM message that is empty", hint=hint)
+    return decoded
 
 
 class _Turns:
@@ -405,18 +350,6 @@ class _Turns:
 # --- SCRAM: the two ends ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Challenge:
-    """What the server must remember from its first message to the client's proof."""
-
-    credentials: ScramCredentials
-    binding: bytes
-    """What the client must repeat of its first message's header, in base64."""
-    nonce: bytes
-    messages: bytes
-    """The first two messages, of which the proof is made, too."""
-
-
 class ScramServer:
     """The server's end of one log-in: `start`, then `finish`."""
 
@@ -427,49 +360,39 @@ class ScramServer:
         """Who the client says it is, from `start` on. It is true once `finish` has returned."""
         self._lookup_credentials = lookup_credentials
         self._server_nonce = _check_nonce(server_nonce)
-        self._challenge: _Challenge | None = None
         self._turns = _Turns("start", "finish")
 
     def start(self, client_first: bytes) -> bytes:
         """Takes the client's first message and gives the server's."""
         self._turns.take("start")
-        reader = _Reader(client_first)
-        authzid = reader.gs2_header()
-        bare_offset = reader.end + 1
-        self.user = reader.name(reader.attribute("n"))
-        nonce = reader.nonce() + self._server_nonce
-        _check_authzid(authzid, self.user)
-
-        credentials = self._lookup_credentials(self.mechanism, self.user)
-        server_first = b"r=%b,s=%b,i=%d" % (nonce, base64.b64encode(credentials.salt), credentials.iterations)
-        self._challenge = _Challenge(
-            credentials=credentials,
-            binding=base64.b64encode(client_first[:bare_offset]),
-            nonce=nonce,
-            messages=client_first[bare_offset:] + b"," + server_first,
-        )
+        read = _read(_CLIENT_FIRST, client_first)
+        self.user = _decode_name(read["user"])
+        _check_authzid(_decode_name(read["authzid"] or b""), self.user)
+        self._nonce = read["nonce"] + self._server_nonce
+        self._credentials = kept = self._lookup_credentials(self.mechanism, self.user)
+        server_first = b"r=%b,s=%b,i=%d" % (self._nonce, base64.b64encode(kept.salt), kept.iterations)
+        # What the client must repeat of its first message, and the messages of which the proof is made, too.
+        self._binding = base64.b64encode(read["header"])
+        self._messages = read["bare"] + b"," + server_first
         return server_first
 
     def finish(self, client_final: bytes) -> bytes:
         """Takes the client's proof and gives the server's signature, or raises `AuthenticationFailed`."""
         self._turns.take("finish")
-        challenge = self._challenge
-        assert challenge is not None
-        reader = _Reader(client_final)
-        binding = reader.attribute("c")
-        nonce = reader.nonce()
-        proof = reader.proof(digest_bytes(self.mechanism))
-
-        auth_message = challenge.messages + b"," + client_final[: reader.offset - 1]
-        signature = _hmac(self.mechanism, challenge.credentials.stored_key, auth_message)
+        read = _read(_CLIENT_FINAL, client_final)
+        proof = _decode_base64(read["proof"])
+        if len(proof) != digest_bytes(self.mechanism):
+            raise MalformedMessage(f"a proof of {len(proof)} bytes, not {digest_bytes(self.mechanism)}")
+        auth_message = self._messages + b"," + read["proven"]
+        signature = _hmac(self.mechanism, self._credentials.stored_key, auth_message)
         proven_key = _digest(self.mechanism, _xor(proof, signature))
         # All three are compared whatever the others say, so that the time reveals nothing.
-        matches = hmac.compare_digest(proven_key, challenge.credentials.stored_key)
-        matches &= hmac.compare_digest(nonce, challenge.nonce)
-        matches &= hmac.compare_digest(binding, challenge.binding)
+        matches = hmac.compare_digest(proven_key, self._credentials.stored_key)
+        matches &= hmac.compare_digest(read["nonce"], self._nonce)
+        matches &= hmac.compare_digest(read["binding"], self._binding)
         if not matches:
             raise _failed("the user name or the password is wrong")
-        return b"v=" + base64.b64encode(_hmac(self.mechanism, challenge.credentials.server_key, auth_message))
+        return b"v=" + base64.b64encode(_hmac(self.mechanism, self._credentials.server_key, auth_message))
 
 
 class ScramClient:
@@ -490,7 +413,8 @@ class ScramClient:
         self._password = password
         self._client_nonce = _check_nonce(client_nonce)
         self._iterations_min = iterations_min
-        self._first_bare = b"n=%b,r=%b" % (_escape(user), client_nonce)
+        name = _utf8(user, "the user name").replace(b"=", b"=3D").replace(b",", b"=2C")
+        self._first_bare = b"n=%b,r=%b" % (name, client_nonce)
         self._turns = _Turns("first", "final", "verify")
 
     def first(self) -> bytes:
@@ -501,42 +425,34 @@ class ScramClient:
     def final(self, server_first: bytes) -> bytes:
         """Takes the server's first message and gives the client's proof."""
         self._turns.take("final")
-        reader = _Reader(server_first, hint=_SERVER_MESSAGE_HINT)
-        nonce = reader.nonce()
+        read = _read(_SERVER_FIRST, server_first, hint=_SERVER_MESSAGE_HINT)
+        nonce, iterations = read["nonce"], int(read["iterations"])
         if not nonce.startswith(self._client_nonce) or nonce == self._client_nonce:
             raise _failed("the server's nonce does not continue ours", hint=_SERVER_MESSAGE_HINT)
-        salt = reader.base64(reader.attribute("s"))
-        iterations = self._iterations(reader)
-
-        salted = _remembered_salted_password(self.mechanism, self._password, salt=salt, iterations=iterations)
-        client_key = _client_key(self.mechanism, salted)
-        # "biws" is "n,,", the header of the first message, which shows that it was not changed on its way.
-        without_proof = b"c=biws,r=" + nonce
-        auth_message = b",".join((self._first_bare, server_first, without_proof))
-        signature = _hmac(self.mechanism, _digest(self.mechanism, client_key), auth_message)
-        self._server_signature = _hmac(self.mechanism, _server_key(self.mechanism, salted), auth_message)
-        return without_proof + b",p=" + base64.b64encode(_xor(client_key, signature))
-
-    def verify(self, server_final: bytes) -> None:
-        """Takes the server's last message, which shows that the server, too, knows the password."""
-        self._turns.take("verify")
-        reader = _Reader(server_final, hint=_SERVER_MESSAGE_HINT)
-        if server_final.startswith(b"e="):
-            raise _failed(f"the server refused the log-in: {reader.field()[2:].decode(errors='replace')!r}")
-        signature = reader.base64(reader.attribute("v"))
-        if not hmac.compare_digest(signature, self._server_signature):
-            raise _failed(
-                "the server could not show that it knows the password", hint="Check the address: it may be a false one"
-            )
-
-    def _iterations(self, reader: _Reader) -> int:
-        text = reader.attribute("i")
-        if not _ITERATIONS.fullmatch(text):
-            raise reader.malformed("an iteration count that is not a number")
-        iterations = int(text)
         if not self._iterations_min <= iterations <= SCRAM_ITERATIONS_MAX:
             raise _failed(
                 f"the server asks for {iterations} iterations, not {self._iterations_min} to {SCRAM_ITERATIONS_MAX}",
                 hint="Raise scramShaIterations on the server if it is yours, else do not trust it",
             )
-        return iterations
+        salt = _decode_base64(read["salt"], hint=_SERVER_MESSAGE_HINT)
+
+        salted = _remembered_salted_password(self.mechanism, self._password, salt=salt, iterations=iterations)
+        client_key = _hmac(self.mechanism, salted, _CLIENT_KEY)
+        # "biws" is "n,,", the header of the first message, which shows that it was not changed on its way.
+        without_proof = b"c=biws,r=" + nonce
+        auth_message = b",".join((self._first_bare, server_first, without_proof))
+        signature = _hmac(self.mechanism, _digest(self.mechanism, client_key), auth_message)
+        self._server_signature = _hmac(self.mechanism, _hmac(self.mechanism, salted, _SERVER_KEY), auth_message)
+        return without_proof + b",p=" + base64.b64encode(_xor(client_key, signature))
+
+    def verify(self, server_final: bytes) -> None:
+        """Takes the server's last message, which shows that the server, too, knows the password."""
+        self._turns.take("verify")
+        read = _read(_SERVER_FINAL, server_final, hint=_SERVER_MESSAGE_HINT)
+        if read["error"] is not None:
+            raise _failed(f"the server refused the log-in: {read['error'].decode(errors='replace')!r}")
+        signature = _decode_base64(read["signature"], hint=_SERVER_MESSAGE_HINT)
+        if not hmac.compare_digest(signature, self._server_signature):
+            raise _failed(
+                "the server could not show that it knows the password", hint="Check the address: it may be a false one"
+            )

@@ -84,7 +84,7 @@ class EndpointState(Enum):
 
 
 class ConnectionLost:
-    """The socket is gone, or a connection of the same name has taken its place."""
+    """The connection was lost, or another connection of the same name has replaced it."""
 
 
 TO_A_PRODUCER = (Control, StreamRequest, BufferAck, SeqnoAcknowledged)
@@ -173,7 +173,7 @@ class HandOverAcknowledged:
 
 
 class EndReached:
-    """The seqno at which the stream was to end has been sent."""
+    """The stream has sent its last requested seqno."""
 
 
 class CloseRequested:
@@ -181,11 +181,11 @@ class CloseRequested:
 
 
 class VBucketStateChanged:
-    """The vbucket is no longer in a state that may be streamed, or is gone."""
+    """The vbucket can no longer be streamed in its state, or was deleted."""
 
 
 class ConsumerTooSlow:
-    """The consumer has not taken anything for longer than is allowed."""
+    """The consumer has not read anything for too long."""
 
 
 class BackfillFailed:
@@ -193,7 +193,7 @@ class BackfillFailed:
 
 
 class VBucketRolledBack:
-    """What was sent is no longer the vbucket's history."""
+    """The changes sent are no longer the vbucket's history."""
 
 
 class FilterEmptied:
@@ -201,7 +201,7 @@ class FilterEmptied:
 
 
 class PrivilegesLost:
-    """The user may no longer read what the stream holds."""
+    """The user may no longer read what the stream contains."""
 
 
 END_REASONS: dict[type[Any], StreamEndReason] = {

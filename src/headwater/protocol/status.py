@@ -6,9 +6,10 @@ An unknown status is kept as a number. The errors that statuses raise in a clien
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from headwater.errors import STATUS_ERRORS
-from headwater.protocol.numbers import OpenIntEnum
+from headwater.protocol.features import OpenIntEnum
 
 
 class Status(OpenIntEnum):
@@ -168,3 +169,16 @@ def _attributes(status: Status) -> list[str]:
     if error is not None and error.retriable and not error.stale_topology:
         attributes += ["temp", "retry-later"]
     return attributes or ["invalid-input"]
+
+
+class RequestRefused(Exception):
+    """A request, or a message of a stream, is answered with an error status."""
+
+    def __init__(self, status: Status, context: str = "", *, body: bytes | None = None, **members: Any) -> None:
+        super().__init__(status.name)
+        self.status = status
+        self.context = context
+        self.body = body
+        """The JSON body, where one is ready; the others are made of what follows."""
+        self.members = members
+        """More members of the JSON body, beside `error`."""

@@ -364,7 +364,7 @@ def _decide_start(case: _Case) -> Accepted | RollbackDemand:
     request, vbucket = case.request, case.vbucket
     if StreamFlags.FROM_LATEST in request.flags:
         # DCP docs, Add Stream, flag 0x40: the consumer wants what comes from now on, whatever it may have had before.
-        is_known = request.vbuuid in (0, *(entry.vbuuid for entry in vbucket.failover_log.entries))
+        is_known = request.vbuuid == 0 or vbucket.failover_log.knows(request.vbuuid)
         if case.dialect.from_latest_checks_vbuuid and not is_known:
             return RollbackDemand(to_seqno=Seqno(0), reason="the vbuuid is not in the failover log")
         return _accept(case, start=vbucket.high_seqno, snapshot_start=vbucket.high_seqno)

@@ -43,18 +43,18 @@ classes, behind a prefix that keeps them apart from DCP's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from headwater.errors import LengthMismatch, LocalProtocolError, MalformedMessage, RemoteProtocolError, UnknownOpcode
 from headwater.protocol.failover_log import FailoverEntry
-from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated
-from headwater.protocol.frames import HEADER_BYTES, Frame
-from headwater.protocol.messages.base import NO_FIELDS, Layout, WireMessage, u8, u16, u32, u64
+from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated, OpenIntEnum
+from headwater.protocol.frames import Frame
+from headwater.protocol.messages.base import Layout, WireMessage, u8, u16, u32, u64
 from headwater.protocol.messages.dcp_streams import decode_failover_log, encode_failover_log
-from headwater.protocol.numbers import KEY_BYTES_MAX, SEQNO_MAX, Cas, OpenIntEnum, Seqno, VBucketId, Vbuuid
+from headwater.protocol.numbers import KEY_BYTES_MAX, SEQNO_MAX, Cas, Seqno, VBucketId, Vbuuid
 
 # --- the numbers of the draft: opcodes (byte 1) and what byte 5 says under each of them -------------------------------
 
@@ -114,12 +114,23 @@ _REQUEST_TYPE_AT = 5
 P = TypeVar("P", bound="UprPacket")
 
 
+PACKETS: dict[tuple[UprOpcode, int], type[UprPacket]] = {}
+"""The packets by opcode and byte 5. `decode_packet` knows two that these numbers do not name: a stream end, where
+byte 5 is the reason, and the failover log response, which has those of `UprNotMyVBucket`."""
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def packet(cls: type[P]) -> type[P]:
-    """Make a class a packet. `PACKETS` says under which numbers it is found."""
-    made: type[P] = dataclass(frozen=True, slots=True, kw_only=True)(cls)
-    made.learn_shape()
-    return made
+def packet(opcode: UprOpcode, subtype: int = 0) -> Callable[[type[P]], type[P]]:
+    """Make a class a packet and enter it under its numbers, unless another one has them."""
+
+    def make(cls: type[P]) -> type[P]:
+        made: type[P] = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        made.learn_shape()
+        made.opcode, made.subtype = opcode, subtype
+        PACKETS.setdefault((opcode, subtype), made)
+        return made
+
+    return make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +138,7 @@ class UprPacket(WireMessage):
     """What all packets share: the header, and lengths that must be those of the layout."""
 
     opcode: ClassVar[UprOpcode]
-    subtype: ClassVar[int] = 0
-    value_layout: ClassVar[Layout] = NO_FIELDS
-    """Of a value that is a structure, as often as it repeats."""
+    subtype: ClassVar[int]
 
     vbucket: VBucketId = VBucketId(0)
     """In requests and responses alike: where memcached has a response's status, UPR has the vbucket."""
@@ -194,12 +203,10 @@ class UprPacket(WireMessage):
 # --- requests -----------------------------------------------------------------------------------------------
 
 
-@packet
+@packet(UprOpcode.REQUEST, UprRequestType.STREAM_REQUEST)
 class UprStreamRequest(UprPacket):
     """Ask for the changes of one vbucket."""
 
-    opcode = UprOpcode.REQUEST
-    subtype = UprRequestType.STREAM_REQUEST
     layouts = (Layout(u64("start_by_seqno"), u64("end_by_seqno"), u64("vbucket_uuid"), u64("high_seqno")),)
     key_field = "group_id"
 
@@ -213,39 +220,28 @@ class UprStreamRequest(UprPacket):
     """A name for the stream; it may have none."""
 
 
-@packet
+@packet(UprOpcode.REQUEST, UprRequestType.FAILOVER_LOG_REQUEST)
 class UprFailoverLogRequest(UprPacket):
     """Ask for the failover log of one vbucket."""
-
-    opcode = UprOpcode.REQUEST
-    subtype = UprRequestType.FAILOVER_LOG_REQUEST
 
 
 # --- responses ----------------------------------------------------------------------------------------------
 
 
-@packet
+@packet(UprOpcode.RESPONSE, UprResponseType.OK)
 class UprStreamOk(UprPacket):
     """The stream is granted, and begins."""
 
-    opcode = UprOpcode.RESPONSE
-    subtype = UprResponseType.OK
 
-
-@packet
+@packet(UprOpcode.RESPONSE, UprResponseType.NOT_MY_VBUCKET)
 class UprNotMyVBucket(UprPacket):
     """The vbucket is not here: the answer to either request."""
 
-    opcode = UprOpcode.RESPONSE
-    subtype = UprResponseType.NOT_MY_VBUCKET
 
-
-@packet
+@packet(UprOpcode.RESPONSE, UprResponseType.NOT_MY_VBUCKET)
 class UprFailoverLogResponse(UprPacket):
     """The branches of the vbucket's history, at least one."""
 
-    opcode = UprOpcode.RESPONSE
-    subtype = UprResponseType.NOT_MY_VBUCKET
     value_layout = Layout(u64("vbucket_uuid"), u64("high_seqno"))
 
     failover_log: tuple[FailoverEntry, ...]
@@ -272,55 +268,36 @@ class UprFailoverLogResponse(UprPacket):
         return {"failover_log": decode_failover_log(value)}
 
 
-@packet
+@packet(UprOpcode.RESPONSE, UprResponseType.ROLLBACK)
 class UprRollback(UprPacket):
     """The consumer must drop what it has after `rollback_seqno` and ask again."""
 
-    opcode = UprOpcode.RESPONSE
-    subtype = UprResponseType.ROLLBACK
     value_layout = Layout(u64("rollback_seqno"))
 
     rollback_seqno: Seqno
-
-    def encode_value(self) -> bytes:
-        return self.value_layout.pack(self)
-
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        if len(value) != cls.value_layout.size_bytes:
-            raise cls.malformed("value", f"a rollback seqno of {len(value)} bytes, not 8")
-        return dict(cls.value_layout.unpack(value))
 
 
 # --- the stream ---------------------------------------------------------------------------------------------
 
 
-@packet
+@packet(UprOpcode.STREAM_BEGIN)
 class UprStreamBegin(UprPacket):
     """The first packet of a stream. Its byte 5 is 0."""
 
-    opcode = UprOpcode.STREAM_BEGIN
 
-
-@packet
+@packet(UprOpcode.STREAM_MESSAGE, UprStreamMessageType.SNAPSHOT_START)
 class UprSnapshotStart(UprPacket):
     """No key occurs twice from here to the snapshot's end."""
 
-    opcode = UprOpcode.STREAM_MESSAGE
-    subtype = UprStreamMessageType.SNAPSHOT_START
+
+@packet(UprOpcode.STREAM_MESSAGE, UprStreamMessageType.SNAPSHOT_END)
+class UprSnapshotEnd(UprPacket): ...
 
 
-@packet
-class UprSnapshotEnd(UprPacket):
-    opcode = UprOpcode.STREAM_MESSAGE
-    subtype = UprStreamMessageType.SNAPSHOT_END
-
-
-@packet
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UprChange(UprPacket):
     """What mutation, deletion and expiration share."""
 
-    opcode = UprOpcode.STREAM_MESSAGE
     layouts = (Layout(u64("by_seqno"), u64("rev_seqno"), u32("item_flags"), u32("item_exp"), u32("lock_time")),)
 
     by_seqno: Seqno
@@ -331,36 +308,27 @@ class UprChange(UprPacket):
     key: bytes
 
 
-@packet
+@packet(UprOpcode.STREAM_MESSAGE, UprStreamMessageType.MUTATION)
 class UprMutation(UprChange):
-    subtype = UprStreamMessageType.MUTATION
-
     value: bytes = b""
 
 
-@packet
-class UprDeletion(UprChange):
-    subtype = UprStreamMessageType.DELETION
+@packet(UprOpcode.STREAM_MESSAGE, UprStreamMessageType.DELETION)
+class UprDeletion(UprChange): ...
 
 
-@packet
-class UprExpiration(UprChange):
-    subtype = UprStreamMessageType.EXPIRATION
+@packet(UprOpcode.STREAM_MESSAGE, UprStreamMessageType.EXPIRATION)
+class UprExpiration(UprChange): ...
 
 
-@packet
+@packet(UprOpcode.STREAM_MESSAGE, UprStreamMessageType.FLUSH)
 class UprFlush(UprPacket):
     """All documents of the vbucket are gone."""
 
-    opcode = UprOpcode.STREAM_MESSAGE
-    subtype = UprStreamMessageType.FLUSH
 
-
-@packet
+@packet(UprOpcode.STREAM_CLOSE)
 class UprStreamEnd(UprPacket):
     """The last packet of a stream. Byte 5 says why."""
-
-    opcode = UprOpcode.STREAM_CLOSE
 
     reason: UprStreamEndReason = UprStreamEndReason.OK
 
@@ -374,26 +342,6 @@ class UprStreamEnd(UprPacket):
 
 
 # --- which packet a frame is --------------------------------------------------------------------------------
-
-PACKETS: dict[tuple[UprOpcode, int], type[UprPacket]] = {
-    (cls.opcode, cls.subtype): cls
-    for cls in (
-        UprStreamRequest,
-        UprFailoverLogRequest,
-        UprStreamOk,
-        UprNotMyVBucket,
-        UprRollback,
-        UprStreamBegin,
-        UprSnapshotStart,
-        UprSnapshotEnd,
-        UprMutation,
-        UprDeletion,
-        UprExpiration,
-        UprFlush,
-    )
-}
-"""The packets that opcode and byte 5 name. Apart from them: a stream end, where byte 5 is the reason, and the
-failover log response, which shares its numbers with `UprNotMyVBucket`."""
 
 
 def decode_packet(frame: Frame) -> UprPacket:
@@ -419,60 +367,3 @@ def decode_packet(frame: Frame) -> UprPacket:
         # One number for two responses: the one that has a body is the failover log.
         return UprFailoverLogResponse.from_frame(frame)
     return cls.from_frame(frame)
-
-
-# --- a packet's fields as they lie on the wire, to be compared with the draft's tables --------------------------------
-
-
-HEADER_LAYOUT = Layout(
-    u8("magic"),
-    u8("opcode"),
-    u16("key_length"),
-    u8("extra_length"),
-    u8("request_type"),
-    u16("vbucket"),
-    u32("total_body"),
-    u32("request_id"),
-    u64("cas"),
-)
-"""The header in the draft's words. Frames read it in memcached's: datatype, vbucket or status, opaque."""
-
-
-@dataclass(frozen=True, slots=True)
-class WireField:
-    """One field of one packet. `offset` counts from the packet's first byte."""
-
-    name: str
-    offset: int
-    width_bytes: int
-    value: int | bytes
-
-
-def wire_fields(packet: UprPacket) -> tuple[WireField, ...]:
-    """All fields in wire order, which cover every byte of the packet. An empty key or value has no field."""
-    frame = packet.to_frame()
-    key_at = HEADER_BYTES + len(frame.extras)
-    value_at = key_at + len(frame.key)
-    return (
-        *_of_layout(HEADER_LAYOUT, frame.encode()[:HEADER_BYTES], 0),
-        *_of_layout(packet.layout(), frame.extras, HEADER_BYTES),
-        *_of_bytes(packet.key_field, frame.key, key_at),
-        *_of_layout(packet.value_layout, frame.value, value_at),
-        *_of_bytes("value" if hasattr(packet, "value") else None, frame.value, value_at),
-    )
-
-
-def _of_layout(layout: Layout, data: bytes, offset: int) -> Iterator[WireField]:
-    """The layout as often as `data` holds it."""
-    if not layout.fields:
-        return
-    for at in range(0, len(data), layout.size_bytes):
-        numbers = layout.unpack(data, at)
-        for field in layout.fields:
-            yield WireField(field.name, offset, field.width_bytes, numbers[field.name])
-            offset += field.width_bytes
-
-
-def _of_bytes(name: str | None, data: bytes, offset: int) -> Iterator[WireField]:
-    if name is not None and data:
-        yield WireField(name, offset, len(data), data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import LocalProtocolError, MalformedLeb128
-from headwater.protocol.numbers import decode_collection_id, encode_collection_id
+from headwater.protocol.frames import decode_collection_id, encode_collection_id
 from support.cases import each
 
 GOLDEN = [
@@ -29,10 +29,6 @@ GOLDEN = [
 def test_golden_bytes(collection_id: int, encoded: str) -> None:
     assert encode_collection_id(collection_id).hex() == encoded
     assert decode_collection_id(bytes.fromhex(encoded)) == (collection_id, len(encoded) // 2)
-
-
-def test_what_follows_the_id_is_left_alone() -> None:
-    assert decode_collection_id(b"xx\x80\x01key", 2) == (0x80, 4)
 
 
 @each(

@@ -130,22 +130,6 @@ def test_sha512_keys_come_from_the_published_salted_password() -> None:
 # --- log-ins ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
-def test_the_two_ends_agree(mechanism: Mechanism) -> None:
-    client, server = new_client(mechanism), new_server(mechanism)
-    client.verify(server.finish(client.final(server.start(client.first()))))
-    assert server.user == "user"
-
-
-@pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
-def test_a_wrong_password_fails_at_the_proof(mechanism: Mechanism) -> None:
-    client, server = new_client(mechanism, password="crayon"), new_server(mechanism)
-    final = client.final(server.start(client.first()))
-    with pytest.raises(AuthenticationFailed) as failure:
-        server.finish(final)
-    assert failure.value.status == Status.AUTH_ERROR
-
-
 def test_an_unknown_user_fails_as_a_wrong_password_does() -> None:
     failures = []
     for user in ("user", "stranger"):
@@ -154,6 +138,7 @@ def test_an_unknown_user_fails_as_a_wrong_password_does() -> None:
         assert server_first.endswith(b",i=4096")
         with pytest.raises(AuthenticationFailed) as failure:
             server.finish(client.final(server_first))
+        assert failure.value.status == Status.AUTH_ERROR
         failures.append(str(failure.value))
     assert failures[0] == failures[1]
 
@@ -224,22 +209,28 @@ def test_the_password_does_not_make_up_for_another_nonce_or_header(without_proof
 # --- tampered with on the way -------------------------------------------------------------------------------------
 
 
-def test_a_changed_header_fails() -> None:
-    """The client said "n", another made it "y": the final message shows it."""
-    client, server = new_client(), new_server()
-    final = client.final(server.start(client.first().replace(b"n,,", b"y,,", 1)))
-    with pytest.raises(AuthenticationFailed):
-        server.finish(final)
-
-
 @pytest.mark.parametrize(
-    ("old", "new"), [(b"server-nonce", b"server-nonsense"), (b"c=biws", b"c=eSws"), (b",p=", b",x=y,p=")]
+    ("step", "old", "new"),
+    [
+        # The client said "n", another made it "y": the final message shows it.
+        ("client first", b"n,,", b"y,,"),
+        ("server first", b",i=4096", b",i=4097"),
+        ("server first", b",s=", b",s=AAAA"),
+        ("client final", b"server-nonce", b"server-nonsense"),
+        ("client final", b"c=biws", b"c=eSws"),
+        ("client final", b",p=", b",x=y,p="),
+    ],
 )
-def test_a_changed_final_message_fails(old: bytes, new: bytes) -> None:
+def test_a_message_that_was_changed_on_its_way_fails(step: str, old: bytes, new: bytes) -> None:
     client, server = new_client(), new_server()
-    final = client.final(server.start(client.first()))
+
+    def sent(which: str, message: bytes) -> bytes:
+        assert which != step or old in message
+        return message.replace(old, new, 1) if which == step else message
+
+    final = client.final(sent("server first", server.start(sent("client first", client.first()))))
     with pytest.raises(AuthenticationFailed):
-        server.finish(final.replace(old, new))
+        server.finish(sent("client final", final))
 
 
 def test_a_proof_serves_one_challenge_only() -> None:
@@ -252,26 +243,15 @@ def test_a_proof_serves_one_challenge_only() -> None:
         other.finish(final)
 
 
-def test_a_changed_salt_or_count_fails() -> None:
-    for old, new in ((b",i=4096", b",i=4097"), (b",s=", b",s=AAAA")):
-        client, server = new_client(), new_server()
-        final = client.final(server.start(client.first()).replace(old, new))
-        with pytest.raises(AuthenticationFailed):
-            server.finish(final)
-
-
-def test_a_server_that_does_not_know_the_password_is_found_out() -> None:
+@pytest.mark.parametrize(
+    ("server_final", "reason"),
+    [(b"v=" + base64.b64encode(bytes(32)), "could not show that it knows"), (b"e=invalid-proof", "'invalid-proof'")],
+)
+def test_a_client_takes_no_other_last_message(server_final: bytes, reason: str) -> None:
     client, server = new_client(), new_server()
     client.final(server.start(client.first()))
-    with pytest.raises(AuthenticationFailed, match="could not show that it knows the password"):
-        client.verify(b"v=" + base64.b64encode(bytes(32)))
-
-
-def test_the_server_says_why() -> None:
-    client, server = new_client(), new_server()
-    client.final(server.start(client.first()))
-    with pytest.raises(AuthenticationFailed, match="'invalid-proof'"):
-        client.verify(b"e=invalid-proof")
+    with pytest.raises(AuthenticationFailed, match=reason):
+        client.verify(server_final)
 
 
 @pytest.mark.parametrize("nonce", [b"client nonce", b"another nonce and more", b"client"])
@@ -371,6 +351,7 @@ def test_a_malformed_final_message_is_refused(client_final: bytes) -> None:
         b"r=client nonce and more,i=4096,s=QSXCR+Q6sek8bf92",
         b"r=client nonce and more,s=,i=4096",
         b"r=client nonce and more,s=?,i=4096",
+        b"r=client nonce and more,s===,i=4096",
         b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=",
         b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=0",
         b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=-4096",

@@ -95,26 +95,6 @@ def test_the_sound_request_is_accepted() -> None:
     )
 
 
-def test_by_default_nothing_is_negotiated_and_only_the_default_collection_exists() -> None:
-    assert ConnectionFacts() == ConnectionFacts(
-        collections=False,
-        include_xattrs=False,
-        noop_enabled=False,
-        stream_id_enabled=False,
-        open_stream_ids=frozenset(),
-    )
-    facts = RequestedVBucket(state=VBucketState.ACTIVE, high_seqno=30, failover_log=LOG)
-    assert facts == RequestedVBucket(
-        state=VBucketState.ACTIVE,
-        high_seqno=30,
-        failover_log=LOG,
-        purge_seqno=0,
-        manifest_uid=0,
-        collections={0: 0},
-        scopes=frozenset({0}),
-    )
-
-
 # --- dialects -----------------------------------------------------------------------------------------------------
 
 
@@ -446,13 +426,6 @@ FAULTS: dict[Callable[[Scenario], None], Status] = {
 }
 
 
-@each("fault", FAULTS)
-def test_each_fault_alone(fault: Callable[[Scenario], None]) -> None:
-    scenario = Scenario()
-    fault(scenario)
-    assert status_of(scenario.admit()) == FAULTS[fault]
-
-
 @each(("first", "second"), list(combinations(FAULTS, 2)))
 def test_of_two_faults_the_earlier_check_decides(
     first: Callable[[Scenario], None], second: Callable[[Scenario], None]
@@ -462,15 +435,6 @@ def test_of_two_faults_the_earlier_check_decides(
         for fault in faults:
             fault(scenario)
         assert status_of(scenario.admit()) == FAULTS[first]
-
-
-def test_with_all_faults_each_takes_its_turn() -> None:
-    faults = list(FAULTS)
-    for at, expected in enumerate(FAULTS.values()):
-        scenario = Scenario()
-        for fault in faults[at:]:
-            fault(scenario)
-        assert status_of(scenario.admit()) == expected
 
 
 # --- accepted -----------------------------------------------------------------------------------------------------

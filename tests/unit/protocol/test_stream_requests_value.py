@@ -131,7 +131,7 @@ def test_what_is_refused(text: str, reason: str) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"\xff", b"[" * 100_000, b'{"sid":' + b"1" * 5000 + b"}"],
+    [b"\xff", b"[" * 60_000, b'{"sid":' + b"1" * 5000 + b"}"],
     ids=["not UTF-8", "too deep", "a number too long for Python"],
 )
 def test_junk_is_refused_as_malformed_json(value: bytes) -> None:

@@ -1,15 +1,23 @@
-"""Captures: hex text, raw bytes, pcap and pcapng files, each as the same events, and the frames in them.
+"""Captures: hex text, raw bytes, pcap and pcapng files, each as the same events, and the frames in them, with what
+their connection had negotiated by then.
 
 `read_capture` turns the bytes of a file into who sent what; `read_frames` cuts that into frames. Neither opens a file.
+
+A flow is in step while its frames follow each other. Bytes that are no frame stop it: nothing behind them can be
+trusted. Where bytes are missing it searches for the next thing that looks like a frame. Every such point is reported as
+a `CaptureFault`; frames of other flows go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import Enum
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
 
-from headwater.protocol.capture.captured_frames import CapturedFrame, CaptureFault, read_frames
-from headwater.protocol.capture.events import (
+from headwater.errors import RemoteProtocolError, TruncatedFrame
+from headwater.protocol.capture.files import (
     UNKNOWN_FLOW,
     CaptureEvent,
     Chunk,
@@ -17,10 +25,281 @@ from headwater.protocol.capture.events import (
     Direction,
     Flow,
     Gap,
+    is_packet_capture,
+    read_hex_text,
+    read_segments,
     reassemble,
 )
-from headwater.protocol.capture.files import is_packet_capture, read_hex_text, read_segments
-from headwater.protocol.features import Magic
+from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Magic, Negotiated, Opcode, ServerOpcode
+from headwater.protocol.frames import HEADER, HEADER_BYTES, Frame, decode_frame
+from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.session import HelloResponse
+from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX
+
+# Where a frame may begin in bytes whose beginning is lost.
+#
+# A header gives itself away: a known magic and opcode, a datatype of three bits, a vbucket or status below 1024, and
+# lengths that fit each other and the limit. Random bytes look so about once in fifty megabytes. Where the frame's end
+# is there to be seen, another such header must follow.
+
+
+_MAGICS = re.compile(b"[" + b"".join(re.escape(bytes([magic])) for magic in Magic) + b"]")
+_SERVER_MAGICS = frozenset({Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE})
+_DATATYPE_MAX = 0x07
+_SPECIFIC_MAX = 1023
+
+
+def find_frame(data: bytes | bytearray) -> int | None:
+    """The offset of the first thing that looks like a frame, or None while there is none."""
+    for candidate in _MAGICS.finditer(data):
+        at = candidate.start()
+        if at + HEADER_BYTES > len(data):
+            return None
+        if _looks_like_frame(data, at):
+            return at
+    return None
+
+
+def _looks_like_frame(data: bytes | bytearray, at: int) -> bool:
+    if not _looks_like_header(data, at):
+        return False
+    end: int = at + HEADER_BYTES + HEADER.unpack_from(data, at)[6]
+    return end + HEADER_BYTES > len(data) or _looks_like_header(data, end)
+
+
+def _looks_like_header(data: bytes | bytearray, at: int) -> bool:
+    magic, opcode, _, _, datatype, specific, *_ = HEADER.unpack_from(data, at)
+    try:
+        # A header alone is enough to be refused.
+        decode_frame(data[at : at + HEADER_BYTES])
+    except RemoteProtocolError:
+        return False
+    names = ServerOpcode if magic in _SERVER_MAGICS else Opcode
+    return names(opcode).is_known and datatype <= _DATATYPE_MAX and specific <= _SPECIFIC_MAX
+
+
+SEARCH_BYTES_MAX = HEADER_BYTES + FRAME_BODY_BYTES_MAX
+"""No frame is longer, so one that is there begins within as many bytes."""
+
+_RESPONSES = frozenset({Magic.RESPONSE, Magic.FLEXIBLE_RESPONSE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedFrame:
+    """A frame, and where in the capture it lies."""
+
+    number: int
+    """Counts all frames of the capture from 1."""
+    flow: Flow
+    offset: int
+    """Of the first byte, in the flow."""
+    where: str
+    frame: Frame
+    negotiated: Negotiated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureFault:
+    """Bytes of a flow that no frame could be made of."""
+
+    flow: Flow
+    where: str
+    error: RemoteProtocolError
+
+
+def read_frames(
+    events: Iterable[CaptureEvent], *, collections: bool | None = None
+) -> Iterator[CapturedFrame | CaptureFault]:
+    """All frames, in the order in which they were completed.
+
+    Whether keys have collection ids is learnt from the HELLO responses, unless `collections` says so.
+    """
+    reader = _FrameReader(collections)
+    for event in events:
+        yield from reader.receive(event)
+    yield from reader.end()
+
+
+class _FrameReader:
+    def __init__(self, collections: bool | None) -> None:
+        self._forced = {None: None, True: WITH_COLLECTIONS, False: NOTHING_NEGOTIATED}[collections]
+        self._connections: dict[str, _ConnectionState] = {}
+        self._frames = 0
+
+    def receive(self, event: CaptureEvent) -> Iterator[CapturedFrame | CaptureFault]:
+        if isinstance(event, ConnectionOpened):
+            previous = self._connections.pop(event.connection, None)
+            if previous is not None:
+                yield from previous.end()
+            return
+        connection = self._connections.setdefault(event.flow.connection, _ConnectionState())
+        reader = connection.flows.setdefault(event.flow, _FlowReader(event.flow))
+        if isinstance(event, Gap):
+            yield from reader.skip(event.missing_bytes)
+            return
+        for found in reader.receive(event):
+            if isinstance(found, CaptureFault):
+                yield found
+                continue
+            offset, where, frame = found
+            connection.learn(frame)
+            self._frames += 1
+            yield CapturedFrame(
+                number=self._frames,
+                flow=event.flow,
+                offset=offset,
+                where=where,
+                frame=frame,
+                negotiated=self._forced or connection.negotiated,
+            )
+
+    def end(self) -> Iterator[CaptureFault]:
+        for connection in self._connections.values():
+            yield from connection.end()
+
+
+@dataclass(slots=True)
+class _ConnectionState:
+    negotiated: Negotiated = NOTHING_NEGOTIATED
+    flows: dict[Flow, _FlowReader] = field(default_factory=dict)
+
+    def learn(self, frame: Frame) -> None:
+        if frame.opcode != Opcode.HELLO or frame.magic not in _RESPONSES:
+            return
+        try:
+            message = decode_message(frame)
+        except RemoteProtocolError:
+            return  # what shows the frame decodes it again, and reports the error
+        if isinstance(message, HelloResponse):
+            self.negotiated = Negotiated(frozenset(message.features))
+
+    def end(self) -> Iterator[CaptureFault]:
+        for reader in self.flows.values():
+            yield from reader.end()
+
+
+class _FlowState(Enum):
+    IN_STEP = auto()
+    SEARCHING = auto()
+    STOPPED = auto()
+
+
+class _FlowReader:
+    """One flow's bytes, and how far frames have been made of them."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._state = _FlowState.IN_STEP
+        self._data = bytearray()
+        self._position = 0
+        """The flow's offset of the first byte of `_data`."""
+        self._chunks: deque[tuple[int, str]] = deque()
+        """Offsets at which chunks began, and where that was."""
+        self._gap_at = 0
+        self._missing_bytes: int | None = 0
+        self._skipped_bytes = 0
+
+    def receive(self, chunk: Chunk) -> Iterator[tuple[int, str, Frame] | CaptureFault]:
+        if chunk.starts_frame:
+            yield from self.end()
+            self._forget_data()
+            self._state = _FlowState.IN_STEP
+        self._chunks.append((self._position + len(self._data), chunk.where))
+        if self._state is _FlowState.STOPPED:
+            self._position += len(chunk.data)
+            self._chunks.clear()
+            return
+        self._data += chunk.data
+        if self._state is _FlowState.SEARCHING:
+            yield from self._search()
+        if self._state is _FlowState.IN_STEP:
+            yield from self._cut()
+
+    def skip(self, missing_bytes: int | None) -> Iterator[CaptureFault]:
+        """Bytes are missing here: None where it is not known how many."""
+        if self._state is _FlowState.SEARCHING:
+            yield from self.end()
+        self._gap_at = self._position
+        self._missing_bytes = missing_bytes
+        self._skipped_bytes = len(self._data)
+        self._forget_data()
+        self._position += missing_bytes or 0
+        self._state = _FlowState.SEARCHING
+
+    def end(self) -> Iterator[CaptureFault]:
+        """No more bytes will come: report what is left over."""
+        if self._state is _FlowState.SEARCHING:
+            self._skipped_bytes += len(self._data)
+            yield from self._report_gap("no frame was found after that")
+        elif self._state is _FlowState.IN_STEP and self._data:
+            error = TruncatedFrame(f"the bytes end {len(self._data)} bytes into a frame", offset=self._position)
+            yield self._fault(error)
+
+    def _cut(self) -> Iterator[tuple[int, str, Frame] | CaptureFault]:
+        """The frames that are complete by now."""
+        start = 0
+        try:
+            while (decoded := decode_frame(self._data, start, position=self._position + start)) is not None:
+                frame, end = decoded
+                offset = self._position + start
+                yield offset, self._where_of(offset), frame
+                start = end
+        except RemoteProtocolError as error:
+            # A frame may have been cut before: the position is that of the frame that fails.
+            self._drop(start)
+            yield self._fault(error)
+            self._forget_data()
+            self._state = _FlowState.STOPPED
+            return
+        self._drop(start)
+
+    def _search(self) -> Iterator[CaptureFault]:
+        found = find_frame(self._data)
+        # A header may begin in the last bytes and go on in the next chunk.
+        passed = max(0, len(self._data) - HEADER_BYTES + 1) if found is None else found
+        self._skipped_bytes += passed
+        self._drop(passed)
+        if found is not None:
+            self._state = _FlowState.IN_STEP
+            yield from self._report_gap("decoding goes on at the next frame")
+        elif self._skipped_bytes > SEARCH_BYTES_MAX:
+            self._state = _FlowState.STOPPED
+            yield from self._report_gap("no frame was found in as many bytes as a frame can have")
+            self._forget_data()
+
+    def _report_gap(self, outcome: str) -> Iterator[CaptureFault]:
+        if self._missing_bytes is None:
+            if not self._skipped_bytes:
+                return
+            reason = f"the capture does not begin at a frame: {self._skipped_bytes} bytes were skipped; {outcome}"
+            hint = "Capture from the connection's start, and check that the port speaks the protocol without TLS"
+        else:
+            reason = (
+                f"{self._missing_bytes} bytes are missing from the capture and {self._skipped_bytes} around them "
+                f"were skipped; {outcome}"
+            )
+            hint = "Capture again with whole packets and a larger buffer (`tcpdump -s 0 -B 65536`)"
+        yield self._fault(TruncatedFrame(reason, offset=self._gap_at, hint=hint))
+
+    def _fault(self, error: RemoteProtocolError) -> CaptureFault:
+        return CaptureFault(flow=self._flow, where=self._where_of(self._position), error=error)
+
+    def _where_of(self, offset: int) -> str:
+        """Where in the input the flow's byte `offset` was. Asked for rising offsets only."""
+        while len(self._chunks) > 1 and self._chunks[1][0] <= offset:
+            self._chunks.popleft()
+        return self._chunks[0][1] if self._chunks else ""
+
+    def _drop(self, length: int) -> None:
+        del self._data[:length]
+        self._position += length
+
+    def _forget_data(self) -> None:
+        self._drop(len(self._data))
+        self._chunks.clear()
+
+
+# --- captures of any format -------------------------------------------------------------------------------------------
 
 __all__ = [
     "UNKNOWN_FLOW",
@@ -39,7 +318,7 @@ __all__ = [
 ]
 
 _RAW_CHUNK_BYTES = 64 * 1024
-_MAGICS = frozenset(Magic)
+_FIRST_BYTES = frozenset(Magic)
 
 
 class CaptureFormat(Enum):
@@ -53,7 +332,7 @@ def find_format(data: bytes) -> CaptureFormat:
     """The format by the first bytes. No magic of the protocol is a character that text begins with."""
     if is_packet_capture(data):
         return CaptureFormat.PCAP
-    if data and data[0] in _MAGICS:
+    if data and data[0] in _FIRST_BYTES:
         return CaptureFormat.RAW
     return CaptureFormat.HEX
 

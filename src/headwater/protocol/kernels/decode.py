@@ -24,27 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import LocalProtocolError, TruncatedFrame, UnexpectedMessage
-from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
-from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame
-from headwater.protocol.kernels.frame_header import (
-    DELETION,
-    DELETION_EXTRAS_BYTES,
-    EXPIRATION_EXTRAS_BYTES,
-    FLEXIBLE_REQUEST,
-    MUTATION,
-    MUTATION_EXTRAS_BYTES,
-    REQUEST,
-    SNAPPY,
-    STREAM_ID_BYTES,
-    STREAM_ID_KIND,
-    TIMED_DELETION_EXTRAS_BYTES,
-    collection_id,
-    is_document_change,
-    is_magic,
-    prefix_bytes,
-    stated_lengths,
-)
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     Bytes,
     Column,
     Int32s,
@@ -66,6 +46,26 @@ from headwater.protocol.kernels.memory import (
     read_only,
     u16,
     u32,
+)
+from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
+from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame
+from headwater.protocol.kernels.frame_runs import (
+    DELETION,
+    DELETION_EXTRAS_BYTES,
+    EXPIRATION_EXTRAS_BYTES,
+    FLEXIBLE_REQUEST,
+    MUTATION,
+    MUTATION_EXTRAS_BYTES,
+    REQUEST,
+    SNAPPY,
+    STREAM_ID_BYTES,
+    STREAM_ID_KIND,
+    TIMED_DELETION_EXTRAS_BYTES,
+    collection_id,
+    is_document_change,
+    is_magic,
+    prefix_bytes,
+    stated_lengths,
 )
 from headwater.protocol.messages import decode_message
 from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX

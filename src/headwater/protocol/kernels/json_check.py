@@ -6,7 +6,7 @@ counts as not JSON, so that no reader downstream has to follow it.
 
 from __future__ import annotations
 
-from headwater.protocol.kernels.memory import Bytes, borrowed, inlined_part, kernel, kernel_part, load_u8, local_bytes
+from headwater.kernels.memory import Bytes, borrowed, inlined_part, kernel, kernel_part, load_u8, local_bytes
 
 DEPTH_MAX = 512
 
@@ -23,23 +23,39 @@ _A, _B, _E, _F, _L, _N, _R, _S, _T, _U = b"abeflnrstu"
 _UPPER_A, _UPPER_E, _UPPER_F = b"AEF"
 
 
+NOT_JSON, TOO_DEEP = 0, -1
+"""In place of a number of levels."""
+
+
 @kernel
 def is_json(data: Bytes, start: int, end: int) -> bool:
-    data = borrowed(data)
+    return bool(_levels(borrowed(data), start, end) > 0)
+
+
+@kernel
+def count_levels(data: Bytes, start: int, end: int) -> int:
+    """The levels of a JSON value: one for a string or a number, and one more for each container around the innermost
+    value. `NOT_JSON` or `TOO_DEEP` in place of it."""
+    return _levels(borrowed(data), start, end)
+
+
+@kernel_part
+def _levels(data: Bytes, start: int, end: int) -> int:
     stack = local_bytes(DEPTH_MAX)
     depth = 0
+    levels = 0
     expect = _VALUE
     at = start
     while True:
         at = _white_end(data, at, end)
         if at >= end:
-            return bool(expect == _DONE)
+            return levels if expect == _DONE else NOT_JSON
         byte = data[at]
         if expect == _DONE:
-            return False
+            return NOT_JSON
         if expect == _COLON:
             if byte != _COLON_MARK:
-                return False
+                return NOT_JSON
             at += 1
             expect = _VALUE
         elif byte == _RIGHT_BRACE and expect == _FIRST_KEY:
@@ -48,10 +64,10 @@ def is_json(data: Bytes, start: int, end: int) -> bool:
             expect = _after_value(depth)
         elif expect == _FIRST_KEY or expect == _KEY:
             if byte != _QUOTE:
-                return False
+                return NOT_JSON
             at = _string_end(data, at, end)
             if at < 0:
-                return False
+                return NOT_JSON
             expect = _COLON
         elif expect == _COMMA_OR_END:
             inside = stack[depth - 1]
@@ -61,14 +77,15 @@ def is_json(data: Bytes, start: int, end: int) -> bool:
                 depth -= 1
                 expect = _after_value(depth)
             else:
-                return False
+                return NOT_JSON
             at += 1
         # A value, or the end of an empty array.
         elif byte == _LEFT_BRACE or byte == _LEFT_BRACKET:
             if depth == DEPTH_MAX:
-                return False
+                return TOO_DEEP
             stack[depth] = _OBJECT if byte == _LEFT_BRACE else _ARRAY
             depth += 1
+            levels = max(levels, depth)
             at += 1
             expect = _FIRST_KEY if byte == _LEFT_BRACE else _FIRST_VALUE
         elif byte == _RIGHT_BRACKET and expect == _FIRST_VALUE:
@@ -78,7 +95,8 @@ def is_json(data: Bytes, start: int, end: int) -> bool:
         else:
             at = _scalar_end(data, at, end)
             if at < 0:
-                return False
+                return NOT_JSON
+            levels = max(levels, depth + 1)
             expect = _after_value(depth)
 
 

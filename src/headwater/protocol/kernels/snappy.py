@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import LocalProtocolError, MalformedSnappy
-from headwater.protocol.kernels.decode import binary_column
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     Bytes,
     Column,
     Int64s,
@@ -23,6 +22,7 @@ from headwater.protocol.kernels.memory import (
     kernel,
     kernel_part,
 )
+from headwater.protocol.kernels.decode import binary_column
 from headwater.protocol.numbers import VALUE_BYTES_MAX
 from headwater.protocol.values import Datatype, decompress
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from headwater.protocol.kernels.decode import binary_column
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     Bytes,
     Column,
     Int32s,
@@ -25,6 +24,7 @@ from headwater.protocol.kernels.memory import (
     kernel_part,
     load_u32,
 )
+from headwater.protocol.kernels.decode import binary_column
 from headwater.protocol.numbers import XATTR_SECTION_BYTES_MAX
 from headwater.protocol.values import Datatype, decode_xattrs
 

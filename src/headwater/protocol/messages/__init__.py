@@ -18,7 +18,6 @@ from headwater.protocol.messages import (  # noqa: F401  (imported to be entered
     session,
     subdocument,
     vbuckets,
-    with_meta,
 )
 from headwater.protocol.messages.base import (
     REQUESTS,
@@ -51,31 +50,20 @@ __all__ = [
 
 def decode_message(frame: Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) -> Message:
     """The message a frame is. A response with an error status is an `ErrorResponse`, whatever its opcode."""
-    if frame.magic is Magic.SERVER_REQUEST:
-        return _decode_request(SERVER_REQUESTS, frame, negotiated)
     if frame.magic.is_request:
-        return _decode_request(REQUESTS, frame, negotiated)
-    if frame.magic is Magic.SERVER_RESPONSE:
-        # Its opcodes are numbered apart, and no server request that we know is answered.
-        raise UnknownOpcode(frame.opcode)
-    return _response_class(frame).from_frame(frame, negotiated)
-
-
-def _decode_request(table: dict[int, type[Request]], frame: Frame, negotiated: Negotiated) -> Request:
-    cls = table.get(frame.opcode)
-    if cls is None:
-        raise UnknownOpcode(frame.opcode)
-    return cls.from_frame(frame, negotiated)
-
-
-def _response_class(frame: Frame) -> type[Response]:
-    if not Opcode(frame.opcode).is_known:
+        table = SERVER_REQUESTS if frame.magic is Magic.SERVER_REQUEST else REQUESTS
+        request = table.get(frame.opcode)
+        if request is None:
+            raise UnknownOpcode(frame.opcode)
+        return request.from_frame(frame, negotiated)
+    # The opcodes of server responses are numbered apart, and no server request that we know is answered.
+    if frame.magic is Magic.SERVER_RESPONSE or not Opcode(frame.opcode).is_known:
         raise UnknownOpcode(frame.opcode)
     status = Status(frame.specific)
-    cls = RESPONSES.get(frame.opcode)
-    if cls is not None and status in cls.statuses:
-        return cls
-    return PlainResponse if status in SUCCESSFUL else ErrorResponse
+    response = RESPONSES.get(frame.opcode)
+    if response is None or status not in response.statuses:
+        response = PlainResponse if status in SUCCESSFUL else ErrorResponse
+    return response.from_frame(frame, negotiated)
 
 
 # --- refusals in words: which request, of which key, by which status, and what the server says itself -----------------

@@ -6,7 +6,8 @@ A message is a frozen dataclass. Its fields say what it may carry: a field `key`
 must have a key, a `key` with a default that it may have one, and no such field that it must not; the same holds for
 `value`. A field `collection_id` says that the key is a document's, so that on a collection-aware connection it starts
 with a LEB128 collection id. Integers of the extras come from a `Layout`; where versions differ in length, a class
-lists all layouts and picks one in `layout()`.
+lists all layouts, and a message has the one that holds the optional fields that are given. A value with a structure of
+its own has a `value_layout`, or a `value_codec` where things repeat.
 
 `WireMessage` holds that for both wire formats: memcached's (`Message`, with its requests and responses in the modules
 of this package) and that of the UPR draft (`headwater.protocol.upr`).
@@ -18,7 +19,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast, dataclass_transform
 
 from headwater.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
 from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated, Opcode
@@ -26,11 +27,13 @@ from headwater.protocol.frames import (
     HEADER_BYTES,
     Frame,
     FrameInfo,
+    decode_collection_id,
     decode_frame_infos,
     decode_stream_id,
+    encode_collection_id,
     encode_frame_infos,
 )
-from headwater.protocol.numbers import KEY_BYTES_MAX, Cas, VBucketId, decode_collection_id, encode_collection_id
+from headwater.protocol.numbers import KEY_BYTES_MAX, VALUE_BYTES_MAX, Cas, VBucketId
 from headwater.protocol.status import SUCCESSFUL, Status
 from headwater.protocol.values import Datatype
 
@@ -72,34 +75,32 @@ def octets(name: str, count: int) -> LayoutField:
 class Layout:
     """A sequence of fields."""
 
-    __slots__ = ("_converted", "_names", "_struct", "fields", "size_bytes")
+    __slots__ = ("_converted", "_struct", "fields", "names", "size_bytes")
 
     def __init__(self, *fields: LayoutField) -> None:
         self.fields = fields
         self._struct = struct.Struct(">" + "".join(field.code for field in fields))
         self.size_bytes = self._struct.size
-        self._names = tuple(field.name for field in fields)
+        self.names = tuple(field.name for field in fields)
         self._converted = tuple((field.name, field.convert) for field in fields if field.convert is not int)
 
     def pack(self, message: object) -> bytes:
         """The message's attributes of these names, in this order."""
         try:
-            return self._struct.pack(*[getattr(message, field.name) for field in self.fields])
+            return self._struct.pack(*[getattr(message, name) for name in self.names])
         except struct.error as error:
-            names = ", ".join(field.name for field in self.fields)
-            raise LocalProtocolError(f"{type(message).__name__}: {error} (fields: {names})") from error
+            raise LocalProtocolError(f"{type(message).__name__}: {error} (fields: {', '.join(self.names)})") from error
 
     def unpack(self, data: bytes, offset: int = 0) -> dict[str, int]:
-        unpacked = dict(zip(self._names, self._struct.unpack_from(data, offset), strict=True))
+        unpacked = dict(zip(self.names, self._struct.unpack_from(data, offset), strict=True))
         for name, convert in self._converted:
             unpacked[name] = convert(unpacked[name])
         return unpacked
 
-    def unpack_whole(self, data: bytes, what: str) -> dict[str, int]:
-        """The fields of a value that must be this layout and nothing else."""
-        if len(data) != self.size_bytes:
-            raise MalformedMessage(f"{what} of {len(data)} bytes, not {self.size_bytes}", offset=HEADER_BYTES)
-        return self.unpack(data)
+    def take(self, data: bytes, at: int) -> tuple[dict[str, Any], int]:
+        """The fields that start at `at`, and where they end."""
+        head, end = take(data, at, self.size_bytes)
+        return self.unpack(head), end
 
     def repeat(self, data: bytes) -> Iterator[tuple[int, ...]]:
         """The layout over and over, as plain numbers; the caller has checked that the length is a multiple."""
@@ -107,6 +108,52 @@ class Layout:
 
 
 NO_FIELDS = Layout()
+
+
+def take(data: bytes, at: int, length: int) -> tuple[bytes, int]:
+    """The bytes of a value that start at `at`, and where they end."""
+    if at + length > len(data):
+        raise MalformedMessage(
+            f"the value is cut off: it has {len(data) - at} of {length} bytes", offset=HEADER_BYTES + at
+        )
+    return data[at : at + length], at + length
+
+
+class ValueCodec(NamedTuple):
+    """How one field of a message, such as a list, is the whole of its value."""
+
+    field: str
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+def list_codec(
+    field: str,
+    encode: Callable[[Any], bytes],
+    decode: Callable[[bytes, int], tuple[Any, int]],
+    *,
+    count_min: int = 0,
+    count_max: int = VALUE_BYTES_MAX,
+) -> ValueCodec:
+    """A value that is a list of items. `decode` gets the value and where an item starts, and returns where it ends."""
+
+    def encode_list(items: tuple[Any, ...]) -> bytes:
+        if not count_min <= len(items) <= count_max:
+            raise LocalProtocolError(f"{len(items)} {field}, not {count_min} to {count_max}")
+        return b"".join(map(encode, items))
+
+    def decode_list(value: bytes) -> tuple[Any, ...]:
+        items: list[Any] = []
+        at = 0
+        while at < len(value) and len(items) < count_max:
+            item, at = decode(value, at)
+            items.append(item)
+        if at < len(value) or len(items) < count_min:
+            wrong = f"fewer than {count_min}" if len(items) < count_min else f"more than {count_max}"
+            raise MalformedMessage(f"{wrong} {field}", offset=HEADER_BYTES + at)
+        return tuple(items)
+
+    return ValueCodec(field, encode_list, decode_list)
 
 
 # --- what the messages of both wire formats share ---------------------------------------------------------------------
@@ -117,11 +164,16 @@ class WireMessage:
     """A header, which subclasses say, and a body: extras, key and value, and the way to and from a frame."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (NO_FIELDS,)
+    value_layout: ClassVar[Layout] = NO_FIELDS
+    value_codec: ClassVar[ValueCodec | None] = None
     key_field: ClassVar[str | None] = None
     """The field that is sent as the key: `key` where a message has a field of that name."""
     key_bytes_max: ClassVar[int | None] = None
     _may_have: ClassVar[frozenset[str]] = frozenset()
     _must_have: ClassVar[frozenset[str]] = frozenset()
+    _optional: ClassVar[tuple[str, ...]] = ()
+    """The numbers of the extras that may be None."""
+    _layouts_by_given: ClassVar[dict[tuple[str, ...], Layout]] = {}
 
     def __repr__(self) -> str:
         shown = (f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
@@ -146,6 +198,12 @@ class WireMessage:
         cls._must_have = frozenset(field.name for field in parts if field.default is MISSING)
         if "collection_id" in cls._may_have:
             cls.key_bytes_max = KEY_BYTES_MAX
+        always_given = {field.name for field in fields(cls) if field.default is not None}
+        numbers = dict.fromkeys(number.name for layout in cls.layouts for number in layout.fields)
+        cls._optional = tuple(name for name in numbers if name not in always_given)
+        cls._layouts_by_given = {
+            tuple(name for name in cls._optional if name in layout.names): layout for layout in cls.layouts
+        }
 
     @classmethod
     def malformed(cls, part: str, reason: str) -> RemoteProtocolError:
@@ -153,8 +211,14 @@ class WireMessage:
         return MalformedMessage(reason, offset=HEADER_BYTES)
 
     def layout(self) -> Layout:
-        """The layout of this message's extras, by the version its fields ask for."""
-        return self.layouts[0]
+        """The layout of this message's extras: the one with those optional numbers that are not None."""
+        if not self._optional:
+            return self.layouts[0]
+        given = tuple([name for name in self._optional if getattr(self, name) is not None])
+        layout = self._layouts_by_given.get(given)
+        if layout is None:
+            raise LocalProtocolError(f"{type(self).__name__} has no form with just {', '.join(given)}")
+        return layout
 
     def encode_extras(self) -> bytes:
         return self.layout().pack(self)
@@ -165,8 +229,12 @@ class WireMessage:
         return key if collection_id is None else encode_collection_id(collection_id) + key
 
     def encode_value(self) -> bytes:
-        value: bytes = getattr(self, "value", b"")
-        return value
+        if "value" in self._may_have:
+            value: bytes = getattr(self, "value")  # noqa: B009  (a field of subclasses)
+            return value
+        if self.value_codec is not None:
+            return self.value_codec.encode(getattr(self, self.value_codec.field))
+        return self.value_layout.pack(self) if self.value_layout.fields else b""
 
     def to_frame(self) -> Frame:
         raise NotImplementedError  # pragma: no cover  (the subclass knows the header)
@@ -211,6 +279,14 @@ class WireMessage:
             if not value and "value" in cls._must_have:
                 raise cls.malformed("value", f"{cls.__name__} must have a value")
             return {"value": value}
+        if cls.value_codec is not None:
+            return {cls.value_codec.field: cls.value_codec.decode(value)}
+        size_bytes = cls.value_layout.size_bytes
+        if size_bytes:
+            if len(value) != size_bytes:
+                reason = f"{cls.__name__} must have a value of {size_bytes} bytes, not {len(value)}"
+                raise cls.malformed("value", reason)
+            return dict(cls.value_layout.unpack(value))
         if value:
             reason = f"{cls.__name__} must not have a value, but {len(value)} bytes are left of its body"
             raise cls.malformed("value", reason)
@@ -235,25 +311,30 @@ M = TypeVar("M", bound="Message")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def message(cls: type[M]) -> type[M]:
-    """Make a class a message and enter it under its opcode."""
-    # `WireMessage` has what dataclass would write for each class again, a class without a docstring would get its
-    # signature for one, and one with no fields of its own needs nothing new: these take most of the time to import all
-    # messages.
-    cls.__doc__ = cls.__doc__ or f"{cls.__name__}(…)"
-    if "__annotations__" in cls.__dict__:
-        made: type[M] = dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)(cls)
-    else:
-        own = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
-        made = cast("type[M]", type(cls.__name__, cls.__bases__, {"__slots__": (), **own}))
-    made.learn_shape()
-    if issubclass(made, Request):
-        registry = SERVER_REQUESTS if made.magic is Magic.SERVER_REQUEST else REQUESTS
-        registry[made.opcode] = made
-    elif issubclass(made, Response):
-        for opcode in made.opcodes:
-            RESPONSES[opcode] = made
-    return made
+def message(*opcodes: int) -> Callable[[type[M]], type[M]]:
+    """Make a class a message and enter it under its opcode; a response may answer several."""
+
+    def make(cls: type[M]) -> type[M]:
+        # `WireMessage` has what dataclass would write for each class again, a class without a docstring would get its
+        # signature for one, and one with no fields of its own needs nothing new: these take most of the time to import
+        # all messages.
+        cls.__doc__ = cls.__doc__ or f"{cls.__name__}(…)"
+        if "__annotations__" in cls.__dict__:
+            made: type[M] = dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)(cls)
+        else:
+            own = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
+            made = cast("type[M]", type(cls.__name__, cls.__bases__, {"__slots__": (), **own}))
+        made.learn_shape()
+        if issubclass(made, Request):
+            (made.opcode,) = opcodes
+            registry = SERVER_REQUESTS if made.magic is Magic.SERVER_REQUEST else REQUESTS
+            registry[made.opcode] = made
+        elif issubclass(made, Response):
+            made.opcodes = tuple(Opcode(opcode) for opcode in opcodes)
+            RESPONSES.update(dict.fromkeys(opcodes, made))
+        return made
+
+    return make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)

@@ -9,27 +9,17 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from headwater.errors import LocalProtocolError, MalformedMessage
-from headwater.protocol.features import Opcode
-from headwater.protocol.frames import HEADER_BYTES, DurabilityLevel
-from headwater.protocol.messages.base import Layout, Request, message, u8, u16, u32, u64
-from headwater.protocol.numbers import (
-    KEY_BYTES_MAX,
-    Cas,
-    CollectionId,
-    OpenIntEnum,
-    OpenIntFlag,
-    Seqno,
-    decode_collection_id,
-    encode_collection_id,
-)
+from headwater.protocol.features import Opcode, OpenIntEnum, OpenIntFlag
+from headwater.protocol.frames import HEADER_BYTES, DurabilityLevel, decode_collection_id, encode_collection_id
+from headwater.protocol.messages.base import Layout, Request, list_codec, message, take, u8, u16, u32, u64
+from headwater.protocol.numbers import KEY_BYTES_MAX, Cas, CollectionId, Seqno
 from headwater.protocol.values import Datatype
 
 _V1_REMOVAL = Layout(u64("seqno"), u64("rev_seqno"), u16("nmeta"))
 
 
-@message
+@message(Opcode.DCP_MUTATION)
 class Mutation(Request):
-    opcode = Opcode.DCP_MUTATION
     layouts = (
         Layout(
             u64("seqno"),
@@ -55,11 +45,13 @@ class Mutation(Request):
     value: bytes = b""
 
 
-@message
+@message(Opcode.DCP_DELETION)
 class Deletion(Request):
-    """Version 2, with the time of the deletion, where delete times were asked for; else version 1."""
+    """Version 2, with the time of the deletion, where delete times were asked for; else version 1.
 
-    opcode = Opcode.DCP_DELETION
+    As recorded from 7.0.5: version 2 is sent where the open had the delete-times flag, whatever HELLO says.
+    """
+
     layouts = (_V1_REMOVAL, Layout(u64("seqno"), u64("rev_seqno"), u32("delete_time"), u8("unused")))
 
     seqno: Seqno
@@ -72,16 +64,11 @@ class Deletion(Request):
     value: bytes = b""
     """The extended attributes that outlive the document, where there are any."""
 
-    def layout(self) -> Layout:
-        # As recorded from 7.0.5: version 2 is sent where the open had the delete-times flag, whatever HELLO says.
-        return self.layouts[0 if self.delete_time is None else 1]
 
-
-@message
+@message(Opcode.DCP_EXPIRATION)
 class Expiration(Request):
     """Sent to consumers that enabled the expiry opcode; others get a deletion. Before 6.5 it had no delete time."""
 
-    opcode = Opcode.DCP_EXPIRATION
     layouts = (_V1_REMOVAL, Layout(u64("seqno"), u64("rev_seqno"), u32("delete_time")))
 
     seqno: Seqno
@@ -92,22 +79,16 @@ class Expiration(Request):
     key: bytes
     value: bytes = b""
 
-    def layout(self) -> Layout:
-        return self.layouts[0 if self.delete_time is None else 1]
 
-
-@message
+@message(Opcode.DCP_FLUSH)
 class DcpFlush(Request):
     """Drop everything of the vbucket. Newer servers no longer send it."""
 
-    opcode = Opcode.DCP_FLUSH
 
-
-@message
+@message(Opcode.DCP_PREPARE)
 class Prepare(Request):
     """A durable write has begun. Its flow-control size counts two bytes more than are sent."""
 
-    opcode = Opcode.DCP_PREPARE
     layouts = (
         Layout(
             u64("seqno"),
@@ -134,19 +115,17 @@ class Prepare(Request):
     value: bytes = b""
 
 
-@message
+@message(Opcode.DCP_SEQNO_ACKNOWLEDGED)
 class SeqnoAcknowledged(Request):
     """The consumer has prepared everything up to this seqno."""
 
-    opcode = Opcode.DCP_SEQNO_ACKNOWLEDGED
     layouts = (Layout(u64("prepared_seqno")),)
 
     prepared_seqno: Seqno
 
 
-@message
+@message(Opcode.DCP_COMMIT)
 class Commit(Request):
-    opcode = Opcode.DCP_COMMIT
     layouts = (Layout(u64("prepared_seqno"), u64("commit_seqno")),)
 
     prepared_seqno: Seqno
@@ -155,9 +134,8 @@ class Commit(Request):
     key: bytes
 
 
-@message
+@message(Opcode.DCP_ABORT)
 class Abort(Request):
-    opcode = Opcode.DCP_ABORT
     layouts = (Layout(u64("prepared_seqno"), u64("abort_seqno")),)
 
     prepared_seqno: Seqno
@@ -196,7 +174,7 @@ MARKER_V2_VALUES = {
 that has purged sends the purge seqno at offset 36, and the high prepared seqno at 44."""
 
 
-@message
+@message(Opcode.DCP_SNAPSHOT_MARKER)
 class SnapshotMarker(Request):
     """What follows are the changes between these seqnos.
 
@@ -205,7 +183,6 @@ class SnapshotMarker(Request):
     that holds the given fields.
     """
 
-    opcode = Opcode.DCP_SNAPSHOT_MARKER
     layouts = (_V1, _V2_VERSION)
 
     start_seqno: Seqno
@@ -258,21 +235,19 @@ class OsoFlags(OpenIntFlag):
     END = 0x02
 
 
-@message
+@message(Opcode.DCP_OSO_SNAPSHOT)
 class OsoSnapshot(Request):
     """The start or the end of a snapshot whose changes come in any order."""
 
-    opcode = Opcode.DCP_OSO_SNAPSHOT
     layouts = (Layout(u32("flags", OsoFlags)),)
 
     flags: OsoFlags
 
 
-@message
+@message(Opcode.DCP_SEQNO_ADVANCED)
 class SeqnoAdvanced(Request):
     """The snapshot goes on to this seqno, but its last changes are hidden from this stream."""
 
-    opcode = Opcode.DCP_SEQNO_ADVANCED
     layouts = (Layout(u64("seqno")),)
 
     seqno: Seqno
@@ -321,52 +296,29 @@ class CacheItem:
     @classmethod
     def decode(cls, data: bytes, offset: int) -> tuple[Self, int]:
         """The item at `offset` and the offset behind it."""
-        key_at = offset + _CACHE_ITEM.size_bytes
-        if key_at > len(data):
-            raise MalformedMessage("a cache transfer item is cut off", offset=HEADER_BYTES + offset)
-        known: dict[str, Any] = _CACHE_ITEM.unpack(data, offset)
-        value_at = key_at + known.pop("key_bytes")
-        end = value_at + known.pop("value_bytes")
-        if end > len(data):
-            raise MalformedMessage("a cache transfer item is cut off", offset=HEADER_BYTES + offset)
-        if value_at - key_at < _CACHE_KEY_BYTES_MIN:
+        known, at = _CACHE_ITEM.take(data, offset)
+        wire_key, at = take(data, at, known.pop("key_bytes"))
+        value, at = take(data, at, known.pop("value_bytes"))
+        if len(wire_key) < _CACHE_KEY_BYTES_MIN:
             raise MalformedMessage("a cache transfer key needs 2 bytes", offset=HEADER_BYTES + offset)
-        collection_id, name_at = decode_collection_id(data[:value_at], key_at)
-        if value_at - name_at > KEY_BYTES_MAX:
+        collection_id, key_at = decode_collection_id(wire_key)
+        if len(wire_key) - key_at > KEY_BYTES_MAX:
             raise MalformedMessage(f"a cache transfer key exceeds {KEY_BYTES_MAX} bytes", offset=HEADER_BYTES + offset)
-        return cls(collection_id=collection_id, key=data[name_at:value_at], value=data[value_at:end], **known), end
+        return cls(collection_id=collection_id, key=wire_key[key_at:], value=value, **known), at
 
 
-@message
+@message(Opcode.DCP_CACHE_TRANSFER)
 class CacheTransfer(Request):
     """Documents copied from the producer's cache, in no order and outside any snapshot."""
 
-    opcode = Opcode.DCP_CACHE_TRANSFER
+    value_codec = list_codec("items", CacheItem.encode, CacheItem.decode, count_min=1)
 
     items: tuple[CacheItem, ...]
 
-    def encode_value(self) -> bytes:
-        if not self.items:
-            raise LocalProtocolError("a cache transfer carries at least one item")
-        return b"".join(item.encode() for item in self.items)
 
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        items = []
-        at = 0
-        while at < len(value):
-            item, at = CacheItem.decode(value, at)
-            items.append(item)
-        if not items:
-            raise MalformedMessage("a cache transfer carries at least one item", offset=HEADER_BYTES)
-        return {"items": tuple(items)}
-
-
-@message
+@message(Opcode.DCP_CACHE_TRANSFER_END)
 class CacheTransferEnd(Request):
     """The cache transfer is over; what follows is an ordinary stream."""
-
-    opcode = Opcode.DCP_CACHE_TRANSFER_END
 
 
 # --- the system-event message; what its key and value mean is in `headwater.protocol.system_events` -------------------
@@ -380,11 +332,10 @@ class SystemEventId(OpenIntEnum):
     COLLECTION_MODIFIED = 5
 
 
-@message
+@message(Opcode.DCP_SYSTEM_EVENT)
 class SystemEvent(Request):
     """A collection or a scope has come, gone or changed."""
 
-    opcode = Opcode.DCP_SYSTEM_EVENT
     layouts = (Layout(u64("seqno"), u32("event", SystemEventId), u8("version")),)
 
     seqno: Seqno

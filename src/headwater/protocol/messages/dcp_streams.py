@@ -10,10 +10,11 @@ from typing import Any
 
 from headwater.errors import LocalProtocolError, MalformedMessage
 from headwater.protocol.failover_log import FailoverEntry
-from headwater.protocol.features import Opcode
+from headwater.protocol.features import Opcode, OpenIntEnum, OpenIntFlag
+from headwater.protocol.features import VBucketState as VBucketState
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.base import Layout, Request, Response, message, u8, u32, u64
-from headwater.protocol.numbers import SEQNO_MAX, OpenIntEnum, OpenIntFlag, Seqno, Vbuuid
+from headwater.protocol.messages.base import Layout, Request, Response, ValueCodec, message, u8, u32, u64
+from headwater.protocol.numbers import SEQNO_MAX, Seqno, Vbuuid
 from headwater.protocol.status import Status
 
 
@@ -30,11 +31,10 @@ class OpenFlags(OpenIntFlag):
     SKIP_DELETES_IN_INITIAL_BACKFILL = 0x200
 
 
-@message
+@message(Opcode.DCP_OPEN)
 class Open(Request):
     """Make this connection a DCP connection and name it."""
 
-    opcode = Opcode.DCP_OPEN
     layouts = (Layout(u32("seqno"), u32("flags", OpenFlags)),)
 
     seqno: int = 0
@@ -46,28 +46,23 @@ class Open(Request):
     """Optional JSON, such as the consumer's name for durable writes."""
 
 
-@message
+@message(Opcode.DCP_CONTROL)
 class Control(Request):
     """Set one parameter of the connection."""
-
-    opcode = Opcode.DCP_CONTROL
 
     key: bytes
     value: bytes
 
 
-@message
+@message(Opcode.DCP_NOOP)
 class DcpNoop(Request):
     """Are you alive? The response echoes the opaque."""
 
-    opcode = Opcode.DCP_NOOP
 
-
-@message
+@message(Opcode.DCP_BUFFER_ACK)
 class BufferAck(Request):
     """The consumer has taken this many bytes; the producer may send as many more. No response."""
 
-    opcode = Opcode.DCP_BUFFER_ACK
     layouts = (Layout(u32("acked_bytes")),)
 
     acked_bytes: int
@@ -102,26 +97,17 @@ class StreamEndReason(OpenIntEnum):
     LOST_PRIVILEGES = 8
 
 
-class VBucketState(OpenIntEnum):
-    ACTIVE = 1
-    REPLICA = 2
-    PENDING = 3
-    DEAD = 4
-
-
-@message
+@message(Opcode.DCP_ADD_STREAM)
 class AddStream(Request):
     """Have a consumer ask its producer for a stream."""
 
-    opcode = Opcode.DCP_ADD_STREAM
     layouts = (Layout(u32("flags", StreamFlags)),)
 
     flags: StreamFlags = StreamFlags(0)
 
 
-@message
+@message(Opcode.DCP_ADD_STREAM)
 class AddStreamResponse(Response):
-    opcodes = (Opcode.DCP_ADD_STREAM,)
     layouts = (Layout(u32("stream_opaque")),)
 
     opcode: Opcode = Opcode.DCP_ADD_STREAM
@@ -129,16 +115,14 @@ class AddStreamResponse(Response):
     """The opaque of all messages of the new stream."""
 
 
-@message
-class CloseStream(Request):
-    opcode = Opcode.DCP_CLOSE_STREAM
+@message(Opcode.DCP_CLOSE_STREAM)
+class CloseStream(Request): ...
 
 
-@message
+@message(Opcode.DCP_STREAM_REQUEST)
 class StreamRequest(Request):
     """Ask a producer for the changes of one vbucket."""
 
-    opcode = Opcode.DCP_STREAM_REQUEST
     layouts = (
         Layout(
             u32("flags", StreamFlags),
@@ -181,12 +165,15 @@ def decode_failover_log(value: bytes) -> tuple[FailoverEntry, ...]:
     )
 
 
-@message
+_FAILOVER_LOG = ValueCodec("failover_log", encode_failover_log, decode_failover_log)
+
+
+@message(Opcode.DCP_STREAM_REQUEST)
 class StreamRequestResponse(Response):
     """The failover log on success, the seqno to roll back to on ROLLBACK."""
 
-    opcodes = (Opcode.DCP_STREAM_REQUEST,)
     statuses = frozenset({Status.SUCCESS, Status.ROLLBACK})
+    value_layout = ROLLBACK_VALUE
 
     opcode: Opcode = Opcode.DCP_STREAM_REQUEST
     failover_log: tuple[FailoverEntry, ...] = ()
@@ -202,49 +189,37 @@ class StreamRequestResponse(Response):
         # Stream Request: an OK response includes the failover log, a rollback response the seqno to roll back to.
         if known["status"] != Status.ROLLBACK:
             return {"failover_log": decode_failover_log(value)}
-        return dict(ROLLBACK_VALUE.unpack_whole(value, "a rollback seqno"))
+        return super(StreamRequestResponse, cls).decode_value(value, known)
 
 
-@message
-class GetFailoverLog(Request):
-    opcode = Opcode.DCP_GET_FAILOVER_LOG
+@message(Opcode.DCP_GET_FAILOVER_LOG)
+class GetFailoverLog(Request): ...
 
 
-@message
+@message(Opcode.GET_FAILOVER_LOG)
 class GetFailoverLogByKv(GetFailoverLog):
     """The same on a connection that is not a DCP connection."""
 
-    opcode = Opcode.GET_FAILOVER_LOG
 
-
-@message
+@message(Opcode.DCP_GET_FAILOVER_LOG, Opcode.GET_FAILOVER_LOG)
 class GetFailoverLogResponse(Response):
-    opcodes = (Opcode.DCP_GET_FAILOVER_LOG, Opcode.GET_FAILOVER_LOG)
+    value_codec = _FAILOVER_LOG
 
     opcode: Opcode = Opcode.DCP_GET_FAILOVER_LOG
     failover_log: tuple[FailoverEntry, ...] = ()
 
-    def encode_value(self) -> bytes:
-        return encode_failover_log(self.failover_log)
 
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        return {"failover_log": decode_failover_log(value)}
-
-
-@message
+@message(Opcode.DCP_STREAM_END)
 class StreamEnd(Request):
-    opcode = Opcode.DCP_STREAM_END
     layouts = (Layout(u32("reason", StreamEndReason)),)
 
     reason: StreamEndReason = StreamEndReason.OK
 
 
-@message
+@message(Opcode.DCP_SET_VBUCKET_STATE)
 class SetVBucketState(Request):
     """Takeover: the consumer's vbucket takes this state. Answered with an empty response."""
 
-    opcode = Opcode.DCP_SET_VBUCKET_STATE
     layouts = (Layout(u8("state", VBucketState)),)
 
     state: VBucketState

@@ -8,64 +8,53 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwater.protocol.features import Opcode
-from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u8, u32, u64
-from headwater.protocol.numbers import CollectionId, Seqno, Vbuuid
+from headwater.protocol.features import Opcode, OpenIntFlag
+from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u8, u16, u32, u64
+from headwater.protocol.numbers import Cas, CollectionId, Seqno, Vbuuid
 
 _FLAGS = Layout(u32("flags"))
 _STORE = Layout(u32("flags"), u32("expiry"))
 _EXPIRY = Layout(u32("expiry"))
 _COUNTER = Layout(u64("delta"), u64("initial"), u32("expiry"))
 _MUTATION_TOKEN = Layout(u64("vbuuid"), u64("seqno"))
-_COUNT = Layout(u64("count"))
 
 COUNTER_MUST_EXIST = 0xFFFFFFFF
 """As the expiry of a counter request: fail where the document does not exist."""
 
 
-@message
+@message(Opcode.GET)
 class Get(Request):
-    opcode = Opcode.GET
-
     collection_id: CollectionId | None = None
     key: bytes
 
 
-@message
-class GetQuiet(Get):
-    opcode = Opcode.GETQ
+@message(Opcode.GETQ)
+class GetQuiet(Get): ...
 
 
-@message
-class GetWithKey(Get):
-    opcode = Opcode.GETK
+@message(Opcode.GETK)
+class GetWithKey(Get): ...
 
 
-@message
-class GetWithKeyQuiet(Get):
-    opcode = Opcode.GETKQ
+@message(Opcode.GETKQ)
+class GetWithKeyQuiet(Get): ...
 
 
-@message
-class GetReplica(Get):
-    opcode = Opcode.GET_REPLICA
+@message(Opcode.GET_REPLICA)
+class GetReplica(Get): ...
 
 
-@message
+@message(Opcode.GET_EX)
 class GetEx(Get):
     """A document with its extended attributes in one value. The peer has agreed to take all datatypes."""
 
-    opcode = Opcode.GET_EX
+
+@message(Opcode.GET_EX_REPLICA)
+class GetExReplica(GetEx): ...
 
 
-@message
-class GetExReplica(GetEx):
-    opcode = Opcode.GET_EX_REPLICA
-
-
-@message
+@message(Opcode.SET)
 class Set(Request):
-    opcode = Opcode.SET
     layouts = (_STORE,)
 
     flags: int = 0
@@ -75,47 +64,38 @@ class Set(Request):
     value: bytes = b""
 
 
-@message
-class SetQuiet(Set):
-    opcode = Opcode.SETQ
+@message(Opcode.SETQ)
+class SetQuiet(Set): ...
 
 
-@message
-class Add(Set):
-    opcode = Opcode.ADD
+@message(Opcode.ADD)
+class Add(Set): ...
 
 
-@message
-class AddQuiet(Set):
-    opcode = Opcode.ADDQ
+@message(Opcode.ADDQ)
+class AddQuiet(Set): ...
 
 
-@message
-class Replace(Set):
-    opcode = Opcode.REPLACE
+@message(Opcode.REPLACE)
+class Replace(Set): ...
 
 
-@message
-class ReplaceQuiet(Set):
-    opcode = Opcode.REPLACEQ
+@message(Opcode.REPLACEQ)
+class ReplaceQuiet(Set): ...
 
 
-@message
+@message(Opcode.DELETE)
 class Delete(Request):
-    opcode = Opcode.DELETE
-
     collection_id: CollectionId | None = None
     key: bytes
 
 
-@message
-class DeleteQuiet(Delete):
-    opcode = Opcode.DELETEQ
+@message(Opcode.DELETEQ)
+class DeleteQuiet(Delete): ...
 
 
-@message
+@message(Opcode.INCREMENT)
 class Increment(Request):
-    opcode = Opcode.INCREMENT
     layouts = (_COUNTER,)
 
     delta: int = 1
@@ -125,48 +105,39 @@ class Increment(Request):
     key: bytes
 
 
-@message
-class IncrementQuiet(Increment):
-    opcode = Opcode.INCREMENTQ
+@message(Opcode.INCREMENTQ)
+class IncrementQuiet(Increment): ...
 
 
-@message
-class Decrement(Increment):
-    opcode = Opcode.DECREMENT
+@message(Opcode.DECREMENT)
+class Decrement(Increment): ...
 
 
-@message
-class DecrementQuiet(Increment):
-    opcode = Opcode.DECREMENTQ
+@message(Opcode.DECREMENTQ)
+class DecrementQuiet(Increment): ...
 
 
-@message
+@message(Opcode.APPEND)
 class Append(Request):
-    opcode = Opcode.APPEND
-
     collection_id: CollectionId | None = None
     key: bytes
     value: bytes = b""
 
 
-@message
-class AppendQuiet(Append):
-    opcode = Opcode.APPENDQ
+@message(Opcode.APPENDQ)
+class AppendQuiet(Append): ...
 
 
-@message
-class Prepend(Append):
-    opcode = Opcode.PREPEND
+@message(Opcode.PREPEND)
+class Prepend(Append): ...
 
 
-@message
-class PrependQuiet(Append):
-    opcode = Opcode.PREPENDQ
+@message(Opcode.PREPENDQ)
+class PrependQuiet(Append): ...
 
 
-@message
+@message(Opcode.TOUCH)
 class Touch(Request):
-    opcode = Opcode.TOUCH
     layouts = (_EXPIRY,)
 
     expiry: int = 0
@@ -174,94 +145,76 @@ class Touch(Request):
     key: bytes
 
 
-@message
-class GetAndTouch(Touch):
-    opcode = Opcode.GAT
+@message(Opcode.GAT)
+class GetAndTouch(Touch): ...
 
 
-@message
-class GetAndTouchQuiet(Touch):
-    opcode = Opcode.GATQ
+@message(Opcode.GATQ)
+class GetAndTouchQuiet(Touch): ...
 
 
-@message
+@message(Opcode.GET_LOCKED)
 class GetLocked(Request):
     """Get and lock. With no lock time the server takes its default."""
 
-    opcode = Opcode.GET_LOCKED
     layouts = (NO_FIELDS, Layout(u32("lock_time_s")))
 
     lock_time_s: int | None = None
     collection_id: CollectionId | None = None
     key: bytes
 
-    def layout(self) -> Layout:
-        return self.layouts[0 if self.lock_time_s is None else 1]
 
-
-@message
+@message(Opcode.UNLOCK_KEY)
 class Unlock(Request):
-    opcode = Opcode.UNLOCK_KEY
-
     collection_id: CollectionId | None = None
     key: bytes
 
 
-@message
+@message(Opcode.GET_META)
 class GetMeta(Request):
     """The metadata of a document, deleted ones included. Version 2 adds the datatype to the answer."""
 
-    opcode = Opcode.GET_META
     layouts = (NO_FIELDS, Layout(u8("version")))
 
     version: int | None = None
     collection_id: CollectionId | None = None
     key: bytes
 
-    def layout(self) -> Layout:
-        return self.layouts[0 if self.version is None else 1]
+
+@message(Opcode.GETQ_META)
+class GetMetaQuiet(GetMeta): ...
 
 
-@message
-class GetMetaQuiet(GetMeta):
-    opcode = Opcode.GETQ_META
-
-
-@message
+@message(Opcode.GET_RANDOM_KEY)
 class GetRandomKey(Request):
     """Any document of a collection; of the default one where none is named. The answer has its key."""
 
-    opcode = Opcode.GET_RANDOM_KEY
     layouts = (NO_FIELDS, Layout(u32("collection")), Layout(u32("collection"), u8("include_xattrs")))
 
     collection: CollectionId | None = None
     include_xattrs: int | None = None
     """Whether the answer has the extended attributes, where HELLO has negotiated that it may."""
 
-    def layout(self) -> Layout:
-        return self.layouts[0 if self.collection is None else 1 if self.include_xattrs is None else 2]
-
 
 # --- responses ----------------------------------------------------------------------------------------------------
 
 
-@message
+@message(
+    Opcode.GET,
+    Opcode.GETQ,
+    Opcode.GETK,
+    Opcode.GETKQ,
+    Opcode.GET_REPLICA,
+    Opcode.GET_EX,
+    Opcode.GET_EX_REPLICA,
+    Opcode.GAT,
+    Opcode.GATQ,
+    Opcode.GET_LOCKED,
+    Opcode.GET_RANDOM_KEY,
+)
 class GetResponse(Response):
     """A document. The key is there only where the request asked for it (`GETK`), or did not say it (a random one)."""
 
-    opcodes = (
-        Opcode.GET,
-        Opcode.GETQ,
-        Opcode.GETK,
-        Opcode.GETKQ,
-        Opcode.GET_REPLICA,
-        Opcode.GET_EX,
-        Opcode.GET_EX_REPLICA,
-        Opcode.GAT,
-        Opcode.GATQ,
-        Opcode.GET_LOCKED,
-        Opcode.GET_RANDOM_KEY,
-    )
     layouts = (_FLAGS,)
 
     flags: int = 0
@@ -274,65 +227,50 @@ class GetResponse(Response):
         return super(GetResponse, cls).decode_key(key, negotiated) if key else {}
 
 
-@message
+@message(
+    Opcode.SET,
+    Opcode.SETQ,
+    Opcode.ADD,
+    Opcode.ADDQ,
+    Opcode.REPLACE,
+    Opcode.REPLACEQ,
+    Opcode.DELETE,
+    Opcode.DELETEQ,
+    Opcode.APPEND,
+    Opcode.APPENDQ,
+    Opcode.PREPEND,
+    Opcode.PREPENDQ,
+    Opcode.SET_WITH_META,
+    Opcode.SETQ_WITH_META,
+    Opcode.ADD_WITH_META,
+    Opcode.ADDQ_WITH_META,
+    Opcode.DEL_WITH_META,
+    Opcode.DELQ_WITH_META,
+)
 class StoreResponse(Response):
     """A write has been taken. With MUTATION_SEQNO negotiated it says where it stands in the vbucket's history."""
 
-    opcodes = (
-        Opcode.SET,
-        Opcode.SETQ,
-        Opcode.ADD,
-        Opcode.ADDQ,
-        Opcode.REPLACE,
-        Opcode.REPLACEQ,
-        Opcode.DELETE,
-        Opcode.DELETEQ,
-        Opcode.APPEND,
-        Opcode.APPENDQ,
-        Opcode.PREPEND,
-        Opcode.PREPENDQ,
-        Opcode.SET_WITH_META,
-        Opcode.SETQ_WITH_META,
-        Opcode.ADD_WITH_META,
-        Opcode.ADDQ_WITH_META,
-        Opcode.DEL_WITH_META,
-        Opcode.DELQ_WITH_META,
-    )
     layouts = (NO_FIELDS, _MUTATION_TOKEN)
 
     vbuuid: Vbuuid | None = None
     seqno: Seqno | None = None
 
-    def layout(self) -> Layout:
-        return self.layouts[0 if self.vbuuid is None else 1]
 
-
-@message
+@message(Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ)
 class CounterResponse(Response):
-    opcodes = (Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ)
     layouts = (NO_FIELDS, _MUTATION_TOKEN)
+    value_layout = Layout(u64("count"))
 
     vbuuid: Vbuuid | None = None
     seqno: Seqno | None = None
     count: int
 
-    def layout(self) -> Layout:
-        return self.layouts[0 if self.vbuuid is None else 1]
-
-    def encode_value(self) -> bytes:
-        return _COUNT.pack(self)
-
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        return dict(_COUNT.unpack_whole(value, "a counter"))
-
 
 _META = (u32("deleted"), u32("flags"), u32("expiry"), u64("rev_seqno"))
 
 
-@message
+@message(Opcode.GET_META, Opcode.GETQ_META)
 class GetMetaResponse(Response):
-    opcodes = (Opcode.GET_META, Opcode.GETQ_META)
     layouts = (Layout(*_META), Layout(*_META, u8("document_datatype")))
 
     deleted: int = 0
@@ -341,5 +279,91 @@ class GetMetaResponse(Response):
     rev_seqno: int = 0
     document_datatype: int | None = None
 
-    def layout(self) -> Layout:
-        return self.layouts[0 if self.document_datatype is None else 1]
+
+# --- documents with metadata of another cluster --------------------------------------------------------------------
+# The extras have four lengths: options and the length of extended metadata may be there or not. The layouts are those
+# of kv_engine's engines/ep/docs/protocol/set_with_meta.md and del_with_meta.md; the numbers of the options are those of
+# the second, which servers go by (the first one has an older SKIP_CONFLICT_RESOLUTION).
+
+
+class MetaOptions(OpenIntFlag):
+    """What a write with metadata asks for."""
+
+    FORCE = 0x01
+    """No conflict resolution, and copies that are not active take it, too."""
+    FORCE_ACCEPT = 0x02
+    """Needed where the last write wins, and refused where revisions decide."""
+    REGENERATE_CAS = 0x04
+    """The server gives the version a CAS of its own. Only without conflict resolution."""
+    SKIP_CONFLICT_RESOLUTION = 0x08
+    IS_EXPIRATION = 0x10
+    """A deletion is one because the document has expired."""
+
+
+_WITH_META = (u32("flags"), u32("expiry"), u64("rev_seqno"), u64("meta_cas", Cas))
+_OPTIONS = u32("options", MetaOptions)
+_META_BYTES = u16("extended_meta_bytes")
+
+
+@message(Opcode.SET_WITH_META)
+class SetWithMeta(Request):
+    """Store a document with its metadata, unless the one that is there wins."""
+
+    layouts = (
+        Layout(*_WITH_META),
+        Layout(*_WITH_META, _META_BYTES),
+        Layout(*_WITH_META, _OPTIONS),
+        Layout(*_WITH_META, _OPTIONS, _META_BYTES),
+    )
+
+    flags: int = 0
+    expiry: int = 0
+    """A time; of a deletion, when it was deleted."""
+    rev_seqno: int
+    meta_cas: Cas
+    """The CAS that the version has. That of the header is the one of the version to replace, as with other writes."""
+    options: MetaOptions | None = None
+    collection_id: CollectionId | None = None
+    key: bytes
+    value: bytes = b""
+    extended_meta: bytes | None = None
+    """Stands behind the value. Servers ignore it from 4.6 on; None where not even its length is sent."""
+
+    @property
+    def extended_meta_bytes(self) -> int | None:
+        return None if self.extended_meta is None else len(self.extended_meta)
+
+    def encode_value(self) -> bytes:
+        return self.value + (self.extended_meta or b"")
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        extended = known.pop("extended_meta_bytes", None)
+        if extended is None:
+            return {"value": value}
+        if extended > len(value):
+            raise cls.malformed("value", f"extended metadata of {extended} bytes in a value of {len(value)}")
+        cut = len(value) - extended
+        return {"value": value[:cut], "extended_meta": value[cut:]}
+
+
+@message(Opcode.SETQ_WITH_META)
+class SetWithMetaQuiet(SetWithMeta): ...
+
+
+@message(Opcode.ADD_WITH_META)
+class AddWithMeta(SetWithMeta):
+    """The same, only where there is no document."""
+
+
+@message(Opcode.ADDQ_WITH_META)
+class AddWithMetaQuiet(SetWithMeta): ...
+
+
+@message(Opcode.DEL_WITH_META)
+class DeleteWithMeta(SetWithMeta):
+    """Delete a document, leaving a tombstone with this metadata. The value has the attributes that outlive it."""
+
+
+@message(Opcode.DELQ_WITH_META)
+class DeleteWithMetaQuiet(SetWithMeta): ...

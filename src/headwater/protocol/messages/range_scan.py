@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.errors import MalformedMessage
 from headwater.protocol.features import Opcode
-from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.base import Layout, Request, Response, message, octets, u8, u32, u64
+from headwater.protocol.frames import decode_leb128, encode_leb128
+from headwater.protocol.messages.base import Layout, Request, Response, message, octets, take, u8, u32, u64
 from headwater.protocol.numbers import Cas, Seqno
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
@@ -20,46 +19,29 @@ from headwater.protocol.values import Datatype
 SCAN_ID_BYTES = 16
 
 _SCAN_ID = octets("scan_id", SCAN_ID_BYTES)
-_LENGTH_BYTES_MAX = 5
-"""Of a length of 32 bits as LEB128."""
-_CUT_OFF = "what was scanned is cut off"
 
 
-@message
+@message(Opcode.RANGE_SCAN_CREATE)
 class RangeScanCreate(Request):
     """Begin a scan. The value is JSON: the collection, whether keys are enough, the range or the sample."""
-
-    opcode = Opcode.RANGE_SCAN_CREATE
 
     value: bytes
 
 
-@message
+@message(Opcode.RANGE_SCAN_CREATE)
 class RangeScanCreateResponse(Response):
     """The name of the scan, for the requests that follow."""
 
-    opcodes = (Opcode.RANGE_SCAN_CREATE,)
+    value_layout = Layout(_SCAN_ID)
 
     opcode: Opcode = Opcode.RANGE_SCAN_CREATE
     scan_id: bytes
 
-    def encode_value(self) -> bytes:
-        return self.scan_id
 
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        if len(value) != SCAN_ID_BYTES:
-            raise MalformedMessage(
-                f"the name of a scan has {SCAN_ID_BYTES} bytes, not {len(value)}", offset=HEADER_BYTES
-            )
-        return {"scan_id": value}
-
-
-@message
+@message(Opcode.RANGE_SCAN_CONTINUE)
 class RangeScanContinue(Request):
     """The next part of a scan. A bound of 0 is none; a server may give less than asked for."""
 
-    opcode = Opcode.RANGE_SCAN_CONTINUE
     layouts = (Layout(_SCAN_ID, u32("items_max"), u32("time_ms_max"), u32("bytes_max")),)
 
     scan_id: bytes
@@ -68,9 +50,8 @@ class RangeScanContinue(Request):
     bytes_max: int = 0
 
 
-@message
+@message(Opcode.RANGE_SCAN_CANCEL)
 class RangeScanCancel(Request):
-    opcode = Opcode.RANGE_SCAN_CANCEL
     layouts = (Layout(_SCAN_ID),)
 
     scan_id: bytes
@@ -94,11 +75,10 @@ class ScannedDocument:
     value: bytes
 
 
-@message
+@message(Opcode.RANGE_SCAN_CONTINUE)
 class RangeScanContinueResponse(Response):
     """Keys, or documents. The status says whether there is more, in another answer or with the next request."""
 
-    opcodes = (Opcode.RANGE_SCAN_CONTINUE,)
     statuses = frozenset({Status.SUCCESS, Status.RANGE_SCAN_MORE, Status.RANGE_SCAN_COMPLETE})
     layouts = (Layout(u32("has_documents")),)
 
@@ -125,35 +105,18 @@ class RangeScanContinueResponse(Response):
                 key, at = _after_length(value, at)
                 found.append(key)
                 continue
-            if len(value) - at < _DOCUMENT.size_bytes:
-                raise MalformedMessage(_CUT_OFF, offset=HEADER_BYTES)
-            meta: dict[str, Any] = _DOCUMENT.unpack(value, at)
-            key, at = _after_length(value, at + _DOCUMENT.size_bytes)
+            meta, at = _DOCUMENT.take(value, at)
+            key, at = _after_length(value, at)
             body, at = _after_length(value, at)
             found.append(ScannedDocument(**meta, key=key, value=body))
         return {"documents" if known["has_documents"] else "keys": tuple(found)}
 
 
 def _with_length(data: bytes) -> bytes:
-    length, encoded = len(data), bytearray()
-    while length > 0x7F:
-        encoded.append(length & 0x7F | 0x80)
-        length >>= 7
-    encoded.append(length)
-    return bytes(encoded) + data
+    return encode_leb128(len(data)) + data
 
 
 def _after_length(value: bytes, at: int) -> tuple[bytes, int]:
     """What stands behind the length at `at`, and where it ends."""
-    length = 0
-    for index in range(_LENGTH_BYTES_MAX):
-        if at + index >= len(value):
-            break
-        byte = value[at + index]
-        length |= (byte & 0x7F) << (7 * index)
-        if not byte & 0x80:
-            start = at + index + 1
-            if start + length > len(value) or (byte == 0 and index > 0):
-                break
-            return value[start : start + length], start + length
-    raise MalformedMessage(_CUT_OFF, offset=HEADER_BYTES)
+    length, at = decode_leb128(value, at, "the length of a key or value")
+    return take(value, at, length)

@@ -6,23 +6,32 @@ response one result a spec.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntFlag
 from struct import Struct
-from typing import Any, TypeVar
+from typing import Any
 
 from headwater.errors import LocalProtocolError, MalformedMessage
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u8, u16, u32, u64
+from headwater.protocol.messages.base import (
+    NO_FIELDS,
+    Layout,
+    Request,
+    Response,
+    list_codec,
+    message,
+    take,
+    u8,
+    u16,
+    u32,
+    u64,
+)
 from headwater.protocol.numbers import CollectionId, Seqno, Vbuuid
 from headwater.protocol.status import Status
 
 SPECS_MAX = 16
 """Paths in one multi-path request."""
-
-T = TypeVar("T")
 
 
 class PathFlags(IntFlag):
@@ -52,9 +61,8 @@ _PATH_LAYOUTS = (
 )
 
 
-@message
+@message(Opcode.SUBDOC_GET)
 class SubdocGet(Request):
-    opcode = Opcode.SUBDOC_GET
     layouts = _PATH_LAYOUTS
 
     flags: PathFlags = PathFlags(0)
@@ -69,9 +77,6 @@ class SubdocGet(Request):
     def path_bytes(self) -> int:
         return len(self.path)
 
-    def layout(self) -> Layout:
-        return self.layouts[(self.expiry is not None) * 2 + (self.doc_flags is not None)]
-
     def encode_value(self) -> bytes:
         return self.path + self.new_value
 
@@ -83,72 +88,57 @@ class SubdocGet(Request):
         return {"path": value[:path_bytes], "new_value": value[path_bytes:]}
 
 
-@message
-class SubdocExists(SubdocGet):
-    opcode = Opcode.SUBDOC_EXISTS
+@message(Opcode.SUBDOC_EXISTS)
+class SubdocExists(SubdocGet): ...
 
 
-@message
-class SubdocGetCount(SubdocGet):
-    opcode = Opcode.SUBDOC_GET_COUNT
+@message(Opcode.SUBDOC_GET_COUNT)
+class SubdocGetCount(SubdocGet): ...
 
 
-@message
-class SubdocDictAdd(SubdocGet):
-    opcode = Opcode.SUBDOC_DICT_ADD
+@message(Opcode.SUBDOC_DICT_ADD)
+class SubdocDictAdd(SubdocGet): ...
 
 
-@message
-class SubdocDictUpsert(SubdocGet):
-    opcode = Opcode.SUBDOC_DICT_UPSERT
+@message(Opcode.SUBDOC_DICT_UPSERT)
+class SubdocDictUpsert(SubdocGet): ...
 
 
-@message
-class SubdocDelete(SubdocGet):
-    opcode = Opcode.SUBDOC_DELETE
+@message(Opcode.SUBDOC_DELETE)
+class SubdocDelete(SubdocGet): ...
 
 
-@message
-class SubdocReplace(SubdocGet):
-    opcode = Opcode.SUBDOC_REPLACE
+@message(Opcode.SUBDOC_REPLACE)
+class SubdocReplace(SubdocGet): ...
 
 
-@message
-class SubdocArrayPushLast(SubdocGet):
-    opcode = Opcode.SUBDOC_ARRAY_PUSH_LAST
+@message(Opcode.SUBDOC_ARRAY_PUSH_LAST)
+class SubdocArrayPushLast(SubdocGet): ...
 
 
-@message
-class SubdocArrayPushFirst(SubdocGet):
-    opcode = Opcode.SUBDOC_ARRAY_PUSH_FIRST
+@message(Opcode.SUBDOC_ARRAY_PUSH_FIRST)
+class SubdocArrayPushFirst(SubdocGet): ...
 
 
-@message
-class SubdocArrayInsert(SubdocGet):
-    opcode = Opcode.SUBDOC_ARRAY_INSERT
+@message(Opcode.SUBDOC_ARRAY_INSERT)
+class SubdocArrayInsert(SubdocGet): ...
 
 
-@message
-class SubdocArrayAddUnique(SubdocGet):
-    opcode = Opcode.SUBDOC_ARRAY_ADD_UNIQUE
+@message(Opcode.SUBDOC_ARRAY_ADD_UNIQUE)
+class SubdocArrayAddUnique(SubdocGet): ...
 
 
-@message
-class SubdocCounter(SubdocGet):
-    opcode = Opcode.SUBDOC_COUNTER
+@message(Opcode.SUBDOC_COUNTER)
+class SubdocCounter(SubdocGet): ...
 
 
-@message
+@message(*range(Opcode.SUBDOC_GET, Opcode.SUBDOC_COUNTER + 1), Opcode.SUBDOC_GET_COUNT)
 class SubdocResponse(Response):
-    opcodes = tuple(Opcode(number) for number in (*range(0xC5, 0xD0), 0xD2))
     layouts = (NO_FIELDS, Layout(u64("vbuuid"), u64("seqno")))
 
     vbuuid: Vbuuid | None = None
     seqno: Seqno | None = None
     value: bytes = b""
-
-    def layout(self) -> Layout:
-        return self.layouts[0 if self.vbuuid is None else 1]
 
 
 # --- many paths ---------------------------------------------------------------------------------------------------
@@ -206,80 +196,52 @@ class MutationResult:
         return head if self.value is None else head + _LENGTH.pack(len(self.value)) + self.value
 
 
-def _take(data: bytes, at: int, length: int) -> tuple[bytes, int]:
-    if at + length > len(data):
-        raise MalformedMessage("a sub-document spec or result is cut off", offset=HEADER_BYTES + at)
-    return data[at : at + length], at + length
-
-
 def _decode_lookup_spec(data: bytes, at: int) -> tuple[LookupSpec, int]:
-    head, at = _take(data, at, _LOOKUP_SPEC.size)
-    opcode, flags, path_bytes = _LOOKUP_SPEC.unpack(head)
-    path, at = _take(data, at, path_bytes)
+    (opcode, flags, path_bytes), at = _unpack(_LOOKUP_SPEC, data, at)
+    path, at = take(data, at, path_bytes)
     return LookupSpec(opcode=Opcode(opcode), flags=PathFlags(flags), path=path), at
 
 
 def _decode_mutation_spec(data: bytes, at: int) -> tuple[MutationSpec, int]:
-    head, at = _take(data, at, _MUTATION_SPEC.size)
-    opcode, flags, path_bytes, value_bytes = _MUTATION_SPEC.unpack(head)
-    path, at = _take(data, at, path_bytes)
-    value, at = _take(data, at, value_bytes)
+    (opcode, flags, path_bytes, value_bytes), at = _unpack(_MUTATION_SPEC, data, at)
+    path, at = take(data, at, path_bytes)
+    value, at = take(data, at, value_bytes)
     return MutationSpec(opcode=Opcode(opcode), flags=PathFlags(flags), path=path, value=value), at
 
 
 def _decode_lookup_result(data: bytes, at: int) -> tuple[LookupResult, int]:
-    head, at = _take(data, at, _LOOKUP_RESULT.size)
-    status, value_bytes = _LOOKUP_RESULT.unpack(head)
-    value, at = _take(data, at, value_bytes)
+    (status, value_bytes), at = _unpack(_LOOKUP_RESULT, data, at)
+    value, at = take(data, at, value_bytes)
     return LookupResult(status=Status(status), value=value), at
 
 
 def _decode_mutation_result(data: bytes, at: int) -> tuple[MutationResult, int]:
-    head, at = _take(data, at, _MUTATION_STATUS.size)
-    index, number = _MUTATION_STATUS.unpack(head)
-    status = Status(number)
-    if status != Status.SUCCESS:
-        return MutationResult(index=index, status=status), at
-    length, at = _take(data, at, _LENGTH.size)
-    value, at = _take(data, at, _LENGTH.unpack(length)[0])
-    return MutationResult(index=index, status=status, value=value), at
+    (index, status), at = _unpack(_MUTATION_STATUS, data, at)
+    value = None
+    if status == Status.SUCCESS:
+        (value_bytes,), at = _unpack(_LENGTH, data, at)
+        value, at = take(data, at, value_bytes)
+    return MutationResult(index=index, status=Status(status), value=value), at
 
 
-def _decode_all(data: bytes, decode: Callable[[bytes, int], tuple[T, int]]) -> tuple[T, ...]:
-    items: list[T] = []
-    at = 0
-    while at < len(data):
-        if len(items) == SPECS_MAX:
-            raise MalformedMessage(f"more than {SPECS_MAX} sub-document paths", offset=HEADER_BYTES + at)
-        item, at = decode(data, at)
-        items.append(item)
-    return tuple(items)
+def _unpack(head: Struct, data: bytes, at: int) -> tuple[tuple[int, ...], int]:
+    taken, end = take(data, at, head.size)
+    return head.unpack(taken), end
 
 
-@message
+@message(Opcode.SUBDOC_MULTI_LOOKUP)
 class MultiLookup(Request):
-    opcode = Opcode.SUBDOC_MULTI_LOOKUP
     layouts = (NO_FIELDS, Layout(u8("doc_flags", DocFlags)))
+    value_codec = list_codec("specs", LookupSpec.encode, _decode_lookup_spec, count_max=SPECS_MAX)
 
     doc_flags: DocFlags | None = None
     collection_id: CollectionId | None = None
     key: bytes
     specs: tuple[LookupSpec, ...]
 
-    def layout(self) -> Layout:
-        return self.layouts[0 if self.doc_flags is None else 1]
 
-    def encode_value(self) -> bytes:
-        return _encode_specs(self.specs)
-
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        return {"specs": _decode_all(value, _decode_lookup_spec)}
-
-
-@message
+@message(Opcode.SUBDOC_MULTI_MUTATION)
 class MultiMutation(Request):
-    opcode = Opcode.SUBDOC_MULTI_MUTATION
     layouts = (
         NO_FIELDS,
         Layout(u8("doc_flags", DocFlags)),
@@ -288,6 +250,7 @@ class MultiMutation(Request):
         Layout(u32("expiry"), u32("user_flags")),
         Layout(u32("expiry"), u32("user_flags"), u8("doc_flags", DocFlags)),
     )
+    value_codec = list_codec("specs", MutationSpec.encode, _decode_mutation_spec, count_max=SPECS_MAX)
 
     expiry: int | None = None
     user_flags: int | None = None
@@ -298,55 +261,21 @@ class MultiMutation(Request):
     key: bytes
     specs: tuple[MutationSpec, ...]
 
-    def layout(self) -> Layout:
-        fields_before = (self.expiry is not None) + (self.user_flags is not None)
-        return self.layouts[fields_before * 2 + (self.doc_flags is not None)]
 
-    def encode_value(self) -> bytes:
-        return _encode_specs(self.specs)
-
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        return {"specs": _decode_all(value, _decode_mutation_spec)}
-
-
-@message
+@message(Opcode.SUBDOC_MULTI_LOOKUP)
 class MultiLookupResponse(Response):
-    opcodes = (Opcode.SUBDOC_MULTI_LOOKUP,)
+    value_codec = list_codec("results", LookupResult.encode, _decode_lookup_result, count_max=SPECS_MAX)
 
     opcode: Opcode = Opcode.SUBDOC_MULTI_LOOKUP
     results: tuple[LookupResult, ...]
 
-    def encode_value(self) -> bytes:
-        return b"".join(result.encode() for result in self.results)
 
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        return {"results": _decode_all(value, _decode_lookup_result)}
-
-
-@message
+@message(Opcode.SUBDOC_MULTI_MUTATION)
 class MultiMutationResponse(Response):
-    opcodes = (Opcode.SUBDOC_MULTI_MUTATION,)
     layouts = (NO_FIELDS, Layout(u64("vbuuid"), u64("seqno")))
+    value_codec = list_codec("results", MutationResult.encode, _decode_mutation_result, count_max=SPECS_MAX)
 
     opcode: Opcode = Opcode.SUBDOC_MULTI_MUTATION
     vbuuid: Vbuuid | None = None
     seqno: Seqno | None = None
     results: tuple[MutationResult, ...] = ()
-
-    def layout(self) -> Layout:
-        return self.layouts[0 if self.vbuuid is None else 1]
-
-    def encode_value(self) -> bytes:
-        return b"".join(result.encode() for result in self.results)
-
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        return {"results": _decode_all(value, _decode_mutation_result)}
-
-
-def _encode_specs(specs: tuple[LookupSpec, ...] | tuple[MutationSpec, ...]) -> bytes:
-    if len(specs) > SPECS_MAX:
-        raise LocalProtocolError(f"{len(specs)} sub-document paths exceed {SPECS_MAX}")
-    return b"".join(spec.encode() for spec in specs)

@@ -9,20 +9,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.errors import MalformedMessage
-from headwater.protocol.features import Opcode
+from headwater.protocol.features import Opcode, OpenIntEnum, VBucketState
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u8, u16, u32, u64
-from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import Cas, CollectionId, ManifestUid, OpenIntEnum, Seqno, VBucketId, Vbuuid
+from headwater.protocol.messages.base import (
+    NO_FIELDS,
+    Layout,
+    Request,
+    Response,
+    ValueCodec,
+    list_codec,
+    message,
+    take,
+    u8,
+    u16,
+    u32,
+    u64,
+)
+from headwater.protocol.numbers import Cas, CollectionId, ManifestUid, Seqno, VBucketId, Vbuuid
 
 # --- states -------------------------------------------------------------------------------------------------------
 
 
-@message
+@message(Opcode.SET_VBUCKET)
 class SetVBucket(Request):
     """Give a vbucket a state, making it where it does not exist. Servers before 5.0 took the state as 32 bits."""
 
-    opcode = Opcode.SET_VBUCKET
     layouts = (Layout(u8("state", VBucketState)), Layout(u32("state", VBucketState)))
 
     state: VBucketState
@@ -39,33 +50,20 @@ class SetVBucket(Request):
         return {**known, "state_is_wide": len(extras) == cls.layouts[1].size_bytes}
 
 
-@message
-class GetVBucket(Request):
-    opcode = Opcode.GET_VBUCKET
+@message(Opcode.GET_VBUCKET)
+class GetVBucket(Request): ...
 
 
-_STATE = Layout(u32("state", VBucketState))
-
-
-@message
+@message(Opcode.GET_VBUCKET)
 class GetVBucketResponse(Response):
-    opcodes = (Opcode.GET_VBUCKET,)
+    value_layout = Layout(u32("state", VBucketState))
 
     opcode: Opcode = Opcode.GET_VBUCKET
     state: VBucketState
 
-    def encode_value(self) -> bytes:
-        return _STATE.pack(self)
 
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        return dict(_STATE.unpack_whole(value, "a vbucket state"))
-
-
-@message
+@message(Opcode.DEL_VBUCKET)
 class DeleteVBucket(Request):
-    opcode = Opcode.DEL_VBUCKET
-
     value: bytes = b""
     """`async=0` waits until the files are gone."""
 
@@ -73,19 +71,15 @@ class DeleteVBucket(Request):
 # --- seqnos -------------------------------------------------------------------------------------------------------
 
 
-@message
+@message(Opcode.GET_ALL_VB_SEQNOS)
 class GetAllVbSeqnos(Request):
     """The high seqnos of all vbuckets, of those in one state, or of one collection."""
 
-    opcode = Opcode.GET_ALL_VB_SEQNOS
     layouts = (NO_FIELDS, Layout(u32("state")), Layout(u32("state"), u32("collection")))
 
     state: int | None = None
     """A `VBucketState`, or 0 for all that are alive."""
     collection: CollectionId | None = None
-
-    def layout(self) -> Layout:
-        return self.layouts[(self.state is not None) + (self.collection is not None)]
 
 
 _VB_SEQNO = Layout(u16("vbucket"), u64("seqno"))
@@ -97,45 +91,27 @@ class VBucketSeqno:
     seqno: Seqno
 
 
-@message
+def _decode_vb_seqnos(value: bytes) -> tuple[VBucketSeqno, ...]:
+    if len(value) % _VB_SEQNO.size_bytes:
+        raise MalformedMessage("vbucket seqnos are 10 bytes each", offset=HEADER_BYTES)
+    return tuple(VBucketSeqno(vbucket=VBucketId(vb), seqno=Seqno(seqno)) for vb, seqno in _VB_SEQNO.repeat(value))
+
+
+@message(Opcode.GET_ALL_VB_SEQNOS)
 class GetAllVbSeqnosResponse(Response):
-    opcodes = (Opcode.GET_ALL_VB_SEQNOS,)
+    value_codec = ValueCodec("seqnos", lambda seqnos: b"".join(map(_VB_SEQNO.pack, seqnos)), _decode_vb_seqnos)
 
     opcode: Opcode = Opcode.GET_ALL_VB_SEQNOS
     seqnos: tuple[VBucketSeqno, ...] = ()
 
-    def encode_value(self) -> bytes:
-        return b"".join(_VB_SEQNO.pack(entry) for entry in self.seqnos)
 
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        if len(value) % _VB_SEQNO.size_bytes:
-            raise MalformedMessage("vbucket seqnos are 10 bytes each", offset=HEADER_BYTES)
-        return {
-            "seqnos": tuple(
-                VBucketSeqno(vbucket=VBucketId(vbucket), seqno=Seqno(seqno))
-                for vbucket, seqno in _VB_SEQNO.repeat(value)
-            )
-        }
-
-
-_VBUUID = Layout(u64("vbuuid"))
-
-
-@message
+@message(Opcode.OBSERVE_SEQNO)
 class ObserveSeqno(Request):
     """How far has this vbucket persisted, on the branch of history that I know?"""
 
-    opcode = Opcode.OBSERVE_SEQNO
+    value_layout = Layout(u64("vbuuid"))
 
     vbuuid: Vbuuid
-
-    def encode_value(self) -> bytes:
-        return _VBUUID.pack(self)
-
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        return dict(_VBUUID.unpack_whole(value, "a vbuuid"))
 
 
 _OBSERVED = (u8("format"), u16("vbucket"), u64("vbuuid"), u64("persisted_seqno"), u64("current_seqno"))
@@ -145,11 +121,9 @@ _OBSERVED_LAYOUTS = {
 }
 
 
-@message
+@message(Opcode.OBSERVE_SEQNO)
 class ObserveSeqnoResponse(Response):
     """After a failover (format 1) it also names the old branch and how far the new one holds it."""
-
-    opcodes = (Opcode.OBSERVE_SEQNO,)
 
     opcode: Opcode = Opcode.OBSERVE_SEQNO
     vbucket: VBucketId
@@ -178,8 +152,6 @@ class ObserveSeqnoResponse(Response):
 
 # --- documents, and whether they are durable ----------------------------------------------------------------------
 
-_OBSERVED_KEY = Layout(u16("vbucket"), u16("key_bytes"))
-_OBSERVED_STATE = Layout(u8("state"), u64("cas"))
 OBSERVED_KEYS_MAX = 2048
 """In one request. Each is looked up by itself, and others wait meanwhile."""
 
@@ -193,6 +165,10 @@ class KeyState(OpenIntEnum):
     """It was deleted, which is not persisted yet."""
 
 
+_OBSERVED_KEY = Layout(u16("vbucket"), u16("key_bytes"))
+_OBSERVED_STATE = Layout(u8("state", KeyState), u64("cas", Cas))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedKey:
     """A document to ask for. Its key is that of the wire: with its collection id, where collections are negotiated."""
@@ -204,84 +180,54 @@ class ObservedKey:
     def key_bytes(self) -> int:
         return len(self.key)
 
+    def encode(self) -> bytes:
+        return _OBSERVED_KEY.pack(self) + self.key
+
+    @classmethod
+    def decode(cls, value: bytes, at: int) -> tuple[ObservedKey, int]:
+        head, at = _OBSERVED_KEY.take(value, at)
+        key, at = take(value, at, head["key_bytes"])
+        return ObservedKey(vbucket=head["vbucket"], key=key), at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedDocument(ObservedKey):
     state: KeyState
     cas: Cas
 
+    def encode(self) -> bytes:
+        return ObservedKey.encode(self) + _OBSERVED_STATE.pack(self)
 
-@message
+    @classmethod
+    def decode(cls, value: bytes, at: int) -> tuple[ObservedDocument, int]:
+        key, at = ObservedKey.decode(value, at)
+        state, at = _OBSERVED_STATE.take(value, at)
+        return ObservedDocument(vbucket=key.vbucket, key=key.key, **state), at
+
+
+@message(Opcode.OBSERVE)
 class Observe(Request):
     """Are these documents persisted, and which versions of them? The keys are in the value, whatever their vbuckets."""
 
-    opcode = Opcode.OBSERVE
+    value_codec = list_codec("keys", ObservedKey.encode, ObservedKey.decode, count_min=1, count_max=OBSERVED_KEYS_MAX)
 
     keys: tuple[ObservedKey, ...]
 
-    def encode_value(self) -> bytes:
-        return b"".join(_OBSERVED_KEY.pack(key) + key.key for key in self.keys)
 
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        keys: list[ObservedKey] = []
-        at = 0
-        while at < len(value):
-            if len(keys) == OBSERVED_KEYS_MAX:
-                raise MalformedMessage(f"Observe names at most {OBSERVED_KEYS_MAX} keys", offset=HEADER_BYTES)
-            key, at = _observed_key(value, at)
-            keys.append(ObservedKey(**key))
-        if not keys:
-            raise MalformedMessage("Observe must name a key", offset=HEADER_BYTES)
-        return {"keys": tuple(keys)}
-
-
-@message
+@message(Opcode.OBSERVE)
 class ObserveResponse(Response):
     """The documents in the order that they were asked for. The CAS of the header has times, which we leave at 0."""
 
-    opcodes = (Opcode.OBSERVE,)
+    value_codec = list_codec("documents", ObservedDocument.encode, ObservedDocument.decode)
 
     opcode: Opcode = Opcode.OBSERVE
     documents: tuple[ObservedDocument, ...]
 
-    def encode_value(self) -> bytes:
-        return b"".join(
-            _OBSERVED_KEY.pack(document) + document.key + _OBSERVED_STATE.pack(document) for document in self.documents
-        )
 
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        documents = []
-        at = 0
-        while at < len(value):
-            key, at = _observed_key(value, at)
-            if len(value) - at < _OBSERVED_STATE.size_bytes:
-                raise MalformedMessage(f"an observed document ends at {len(value)} bytes", offset=HEADER_BYTES)
-            observed = _OBSERVED_STATE.unpack(value, at)
-            at += _OBSERVED_STATE.size_bytes
-            state, cas = KeyState(observed["state"]), Cas(observed["cas"])
-            documents.append(ObservedDocument(**key, state=state, cas=cas))
-        return {"documents": tuple(documents)}
-
-
-def _observed_key(value: bytes, at: int) -> tuple[dict[str, Any], int]:
-    """A vbucket and a key of it, and where they end."""
-    if len(value) - at < _OBSERVED_KEY.size_bytes:
-        raise MalformedMessage(f"an observed key starts {len(value) - at} bytes before the end", offset=HEADER_BYTES)
-    found = _OBSERVED_KEY.unpack(value, at)
-    at += _OBSERVED_KEY.size_bytes
-    end = at + found["key_bytes"]
-    if end > len(value):
-        raise MalformedMessage(f"an observed key of {found['key_bytes']} bytes is cut off", offset=HEADER_BYTES)
-    return {"vbucket": VBucketId(found["vbucket"]), "key": value[at:end]}, end
-
-
-@message
+@message(Opcode.SEQNO_PERSISTENCE)
 class SeqnoPersistence(Request):
     """Answer once this seqno is on disk."""
 
-    opcode = Opcode.SEQNO_PERSISTENCE
     layouts = (Layout(u64("seqno")),)
 
     seqno: Seqno
@@ -290,37 +236,30 @@ class SeqnoPersistence(Request):
 # --- collections --------------------------------------------------------------------------------------------------
 
 
-@message
+@message(Opcode.COLLECTIONS_SET_MANIFEST)
 class SetCollectionsManifest(Request):
-    opcode = Opcode.COLLECTIONS_SET_MANIFEST
-
     value: bytes
     """The manifest as JSON."""
 
 
-@message
-class GetCollectionsManifest(Request):
-    opcode = Opcode.COLLECTIONS_GET_MANIFEST
+@message(Opcode.COLLECTIONS_GET_MANIFEST)
+class GetCollectionsManifest(Request): ...
 
 
-@message
+@message(Opcode.COLLECTIONS_GET_ID)
 class GetCollectionId(Request):
     """The id of `scope.collection`, named in the value (older clients put it in the key)."""
-
-    opcode = Opcode.COLLECTIONS_GET_ID
 
     key: bytes = b""
     value: bytes = b""
 
 
-@message
-class GetScopeId(GetCollectionId):
-    opcode = Opcode.COLLECTIONS_GET_SCOPE_ID
+@message(Opcode.COLLECTIONS_GET_SCOPE_ID)
+class GetScopeId(GetCollectionId): ...
 
 
-@message
+@message(Opcode.COLLECTIONS_GET_ID, Opcode.COLLECTIONS_GET_SCOPE_ID)
 class GetCollectionIdResponse(Response):
-    opcodes = (Opcode.COLLECTIONS_GET_ID, Opcode.COLLECTIONS_GET_SCOPE_ID)
     layouts = (Layout(u64("manifest_uid"), u32("id")),)
 
     manifest_uid: ManifestUid

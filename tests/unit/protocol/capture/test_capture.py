@@ -24,11 +24,11 @@ from headwater.protocol.capture import (
     Flow,
     Gap,
     find_format,
+    find_frame,
     read_capture,
     read_frames,
 )
-from headwater.protocol.capture.captured_frames import find_frame
-from headwater.protocol.capture.events import WAITING_BYTES_MAX, Segment, SocketAddress, reassemble
+from headwater.protocol.capture.files import WAITING_BYTES_MAX, Segment, SocketAddress, reassemble
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.messages.dcp_streams import DcpNoop, Open
@@ -320,7 +320,7 @@ def test_other_link_types_are_refused() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"no pcap", b"x" * 100, b"\xd4\xc3\xb2\xa1"])
 def test_no_packet_capture(data: bytes) -> None:
-    with pytest.raises(CaptureError, match="no pcap or pcapng"):
+    with pytest.raises(CaptureError, match="not a pcap or pcapng"):
         list(read_capture(data, CaptureFormat.PCAP))
 
 
@@ -419,27 +419,16 @@ def test_a_damaged_pcapng_is_read_up_to_the_damage(damage: bytes) -> None:
 # --- reassembly ---------------------------------------------------------------------------------------------------
 
 
-@each("seed", range(20))
-def test_shuffled_and_overlapping_segments_give_the_bytes_once(seed: int) -> None:
+@each("seed", range(5))
+def test_segments_in_any_order_after_a_syn_give_the_bytes_once(seed: int) -> None:
+    """Without one: `property/test_capture_properties`."""
     chance = random.Random(seed)
     data = mutations(40)
     start = chance.choice([1000, 2**32 - 500])  # sequence numbers wrap around
-    segments = cut(data, 100, start)
-    for _ in range(15):
-        at = chance.randrange(len(data))
-        segments.append((start + at, data[at : at + chance.randrange(1, 300)]))
+    segments = cut(data, 100, start) + cut(data, 130, start)
     chance.shuffle(segments)
     packets = [syn(start - 1), *(from_client(sequence, payload) for sequence, payload in segments)]
     assert by_direction(pcap(packets)) == {TO_SERVER: data}
-
-
-@each("seed", range(10))
-def test_shuffled_segments_with_no_syn(seed: int) -> None:
-    chance = random.Random(seed)
-    segments = cut(mutations(40), 100, 2**32 - 500)
-    chance.shuffle(segments)
-    packets = [from_client(sequence, payload) for sequence, payload in segments]
-    assert by_direction(pcap(packets)) == {TO_SERVER: mutations(40)}
 
 
 def test_a_late_syn_still_tells_the_start_and_the_client() -> None:

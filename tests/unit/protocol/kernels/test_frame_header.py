@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headwater.kernels.compiling import part_for_python
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame, stream_id
-from headwater.protocol.kernels import frame_header
-from headwater.protocol.kernels.compiling import part_for_python
+from headwater.protocol.kernels import frame_runs as frame_header
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare, SystemEvent
 

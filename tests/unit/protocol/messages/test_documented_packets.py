@@ -13,7 +13,14 @@ import pytest
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import Message, decode_message
-from headwater.protocol.messages.documents import GetRandomKey, GetResponse, StoreResponse
+from headwater.protocol.messages.documents import (
+    DeleteWithMeta,
+    GetRandomKey,
+    GetResponse,
+    MetaOptions,
+    SetWithMeta,
+    StoreResponse,
+)
 from headwater.protocol.messages.range_scan import (
     RangeScanCancel,
     RangeScanContinue,
@@ -23,7 +30,6 @@ from headwater.protocol.messages.range_scan import (
     ScannedDocument,
 )
 from headwater.protocol.messages.vbuckets import KeyState, Observe, ObservedDocument, ObservedKey, ObserveResponse
-from headwater.protocol.messages.with_meta import DeleteWithMeta, MetaOptions, SetWithMeta
 from headwater.protocol.numbers import Cas, Seqno, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from enum import IntEnum, IntFlag
 
 import pytest
 
 from headwater.errors import (
+    InvalidArguments,
+    KeyNotFound,
     LocalProtocolError,
     MalformedFrameInfo,
     MalformedLeb128,
     MalformedMessage,
+    StatusError,
     UnknownOpcode,
 )
 from headwater.protocol.features import (
@@ -33,6 +37,8 @@ from headwater.protocol.messages import (
     PlainResponse,
     Request,
     decode_message,
+    refused,
+    refused_request,
 )
 from headwater.protocol.messages.dcp_changes import (
     CacheItem,
@@ -66,6 +72,7 @@ from headwater.protocol.messages.session import (
     GetClusterConfig,
     Hello,
     HelloResponse,
+    Noop,
 )
 from headwater.protocol.messages.subdocument import (
     SPECS_MAX,
@@ -76,6 +83,7 @@ from headwater.protocol.messages.subdocument import (
     SubdocGet,
 )
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, ObserveSeqnoResponse, SetVBucket
+from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
 from support.cases import each
@@ -301,17 +309,6 @@ def test_a_marker_drops_no_field_it_was_given(marker: SnapshotMarker, missing: s
         marker.encode()
 
 
-def test_the_flags_of_a_marker() -> None:
-    assert {flag.name: flag.value for flag in SnapshotFlags} == {
-        "MEMORY": 0x01,
-        "DISK": 0x02,
-        "CHECKPOINT": 0x04,
-        "ACK": 0x08,
-        "HISTORY": 0x10,
-        "MAY_CONTAIN_DUPLICATES": 0x20,
-    }
-
-
 # --- other messages with versions ---------------------------------------------------------------------------------
 
 SEQNOS = "0000000000000008" + "0000000000000002"
@@ -409,7 +406,7 @@ def test_a_cache_transfer_that_is_cut_off_is_refused(kept: int) -> None:
 @each(
     ("value", "reason"),
     [
-        (b"", "at least one item"),
+        (b"", "fewer than 1 items"),
         (item_bytes(key=b""), "needs 2 bytes"),
         (item_bytes(key=b"\x08"), "needs 2 bytes"),
         (item_bytes(key=b"\x08" + b"k" * 251), "exceeds 250 bytes"),
@@ -435,7 +432,7 @@ def test_the_shortest_and_the_longest_key_of_an_item(key: bytes) -> None:
 
 
 def test_an_empty_cache_transfer_is_our_own_fault() -> None:
-    with pytest.raises(LocalProtocolError, match="at least one item"):
+    with pytest.raises(LocalProtocolError, match="0 items, not 1"):
         CacheTransfer(items=()).encode()
 
 
@@ -477,20 +474,6 @@ def test_a_reason_to_end_nobody_knows_is_kept(number: int, name: str | None) -> 
     assert round_trip(message) == message
 
 
-def test_the_reasons_to_end() -> None:
-    assert [reason.name for reason in sorted(StreamEndReason)] == [
-        "OK",
-        "CLOSED",
-        "STATE_CHANGED",
-        "DISCONNECTED",
-        "TOO_SLOW",
-        "BACKFILL_FAILED",
-        "ROLLBACK",
-        "FILTER_EMPTY",
-        "LOST_PRIVILEGES",
-    ]
-
-
 @pytest.mark.parametrize(
     ("build", "flags"),
     [
@@ -514,41 +497,31 @@ def test_flags_nobody_knows_are_kept_and_not_remembered(
     assert len(flags._value2member_map_) <= remembered + 1
 
 
-def test_the_states_of_a_vbucket() -> None:
-    assert {state.name: state.value for state in VBucketState} == {"ACTIVE": 1, "REPLICA": 2, "PENDING": 3, "DEAD": 4}
-    assert VBucketState(0).name == "UNKNOWN_0x00"
+NUMBERS: list[tuple[type[IntEnum | IntFlag], str]] = [
+    (SnapshotFlags, "MEMORY=1 DISK=2 CHECKPOINT=4 ACK=8 HISTORY=16 MAY_CONTAIN_DUPLICATES=32"),
+    (OsoFlags, "START=1 END=2"),
+    (VBucketState, "ACTIVE=1 REPLICA=2 PENDING=3 DEAD=4"),
+    (
+        StreamEndReason,
+        "OK=0 CLOSED=1 STATE_CHANGED=2 DISCONNECTED=3 TOO_SLOW=4 BACKFILL_FAILED=5 ROLLBACK=6 FILTER_EMPTY=7"
+        " LOST_PRIVILEGES=8",
+    ),
+    (
+        OpenFlags,
+        "PRODUCER=1 NOTIFIER=2 INCLUDE_XATTRS=4 NO_VALUE=8 COLLECTIONS=16 INCLUDE_DELETE_TIMES=32"
+        " NO_VALUE_WITH_UNDERLYING_DATATYPE=64 INCLUDE_DELETED_USER_XATTRS=256 SKIP_DELETES_IN_INITIAL_BACKFILL=512",
+    ),
+    (
+        StreamFlags,
+        "TAKEOVER=1 DISK_ONLY=2 LATEST=4 NO_VALUE=8 ACTIVE_ONLY=16 STRICT_VBUUID=32 FROM_LATEST=64"
+        " IGNORE_PURGED_TOMBSTONES=128 CACHE_TRANSFER=256",
+    ),
+]
 
 
-def test_an_oso_snapshot_starts_and_ends() -> None:
-    assert {flag.name: flag.value for flag in OsoFlags} == {"START": 0x01, "END": 0x02}
-
-
-def test_the_flags_of_an_open() -> None:
-    assert {flag.name: flag.value for flag in OpenFlags} == {
-        "PRODUCER": 0x01,
-        "NOTIFIER": 0x02,
-        "INCLUDE_XATTRS": 0x04,
-        "NO_VALUE": 0x08,
-        "COLLECTIONS": 0x10,
-        "INCLUDE_DELETE_TIMES": 0x20,
-        "NO_VALUE_WITH_UNDERLYING_DATATYPE": 0x40,
-        "INCLUDE_DELETED_USER_XATTRS": 0x100,
-        "SKIP_DELETES_IN_INITIAL_BACKFILL": 0x200,
-    }
-
-
-def test_the_flags_of_a_stream_request() -> None:
-    assert {flag.name: flag.value for flag in StreamFlags} == {
-        "TAKEOVER": 0x01,
-        "DISK_ONLY": 0x02,
-        "LATEST": 0x04,
-        "NO_VALUE": 0x08,
-        "ACTIVE_ONLY": 0x10,
-        "STRICT_VBUUID": 0x20,
-        "FROM_LATEST": 0x40,
-        "IGNORE_PURGED_TOMBSTONES": 0x80,
-        "CACHE_TRANSFER": 0x100,
-    }
+@each(("kind", "members"), NUMBERS)
+def test_the_numbers_are_those_of_the_documents(kind: type[IntEnum | IntFlag], members: str) -> None:
+    assert " ".join(f"{member.name}={member.value}" for member in kind) == members
 
 
 # --- responses ----------------------------------------------------------------------------------------------------
@@ -694,7 +667,7 @@ def test_the_paths_of_one_request_have_a_limit() -> None:
     specs = (LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"p"),) * SPECS_MAX
     message = MultiLookup(key=b"k", specs=specs)
     assert round_trip(message) == message
-    with pytest.raises(LocalProtocolError, match="exceed 16"):
+    with pytest.raises(LocalProtocolError, match="17 specs, not 0 to 16"):
         replace(message, specs=(*specs, specs[0])).encode()
     frame = message.to_frame()
     with pytest.raises(MalformedMessage, match="more than 16"):
@@ -761,3 +734,56 @@ def test_messages_cannot_be_changed() -> None:
     message = Set(key=b"k")
     with pytest.raises(AttributeError):
         message.key = b"other"  # type: ignore[misc]
+
+
+# --- refusals in words: the request, the key, the status and what the server says itself ------------------------------
+
+
+def answer(status: Status, value: bytes = b"") -> ErrorResponse:
+    return ErrorResponse(opcode=Opcode.GET, status=status, value=value)
+
+
+def test_the_status_and_the_key_are_named() -> None:
+    error = refused_request(Get(key=b"hotel::1"), answer(Status.KEY_ENOENT))
+    assert type(error) is KeyNotFound
+    assert error.status == Status.KEY_ENOENT
+    assert error.reason == "the server refused Get of 'hotel::1': KEY_ENOENT"
+    assert error.hint == KeyNotFound.default_hint
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "value", "reason"),
+    [
+        (
+            Get(key=b"k"),
+            Status.EINVAL,
+            b'{"error": {"context": "no such thing"}}',
+            "Get of 'k': EINVAL (no such thing)",
+        ),
+        # A cluster map is no words.
+        (Get(key=b"k"), Status.NOT_MY_VBUCKET, b'{"rev": 1}', "Get of 'k': NOT_MY_VBUCKET"),
+        (Noop(), Status.EBUSY, b"", "Noop: EBUSY"),
+        (Get(key=b"k" * 60_000), Status.EINVAL, b"", f"Get of '{'k' * 250}'…: EINVAL"),
+        (Get(key=b"a\xff"), Status.KEY_ENOENT, b"", r"Get of 'a\\xff': KEY_ENOENT"),
+    ],
+)
+def test_the_request_and_the_words_of_the_server_are_kept(
+    request_: Request, status: Status, value: bytes, reason: str
+) -> None:
+    assert refused_request(request_, answer(status, value)).reason == f"the server refused {reason}"
+
+
+@pytest.mark.parametrize("status", [0x7777, 0x25])
+def test_a_status_that_nobody_knows_keeps_its_number(status: int) -> None:
+    error = refused("something", status=status)
+    assert type(error) is StatusError
+    assert error.status == status
+
+
+def test_a_key_that_is_too_long() -> None:
+    longest, too_long = b"k" * KEY_BYTES_MAX, b"k" * (KEY_BYTES_MAX + 1)
+    error = refused_request(Get(key=too_long), answer(Status.EINVAL))
+    assert type(error) is InvalidArguments
+    assert error.hint == "A key has at most 250 bytes, and this one has 251"
+    assert refused_request(Get(key=longest), answer(Status.EINVAL)).hint == InvalidArguments.default_hint
+    assert refused_request(Get(key=too_long), answer(Status.EBUSY)).hint == "Wait and try again"

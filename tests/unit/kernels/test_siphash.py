@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from headwater.protocol.kernels.siphash import siphash128
+from headwater.kernels.siphash import siphash128
 from support.cases import each
 
 MASK = 2**64 - 1

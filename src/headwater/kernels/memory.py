@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.protocol.kernels.machine_code import ArrayType, Intrinsic, Kernel, KernelPart
+from headwater.kernels.machine_code import ArrayType, Intrinsic, Kernel, KernelPart
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=np.generic)
@@ -98,7 +98,7 @@ def inlined_part(function: F) -> F:
 
 
 def _intrinsic(name: str) -> Any:
-    return Intrinsic("headwater.protocol.kernels.intrinsics", name)
+    return Intrinsic("headwater.kernels.compiling", name)
 
 
 load_u8 = _intrinsic("load_u8")

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from headwater.client.offsets import Offsets
 from headwater.client.survey import VBucketStatus
 from headwater.client.vbucket_stream import resume_point
+from headwater.landing.planning import NOWHERE, StreamPlans, VBucketRange, plan_ranges
 from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, decide_rollback
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import NOWHERE, StreamPlans, VBucketRange, plan_ranges
 
 VBUCKET = VBucketId(0)
 KEYS = "abcdef"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import headwater
-from headwater.protocol.kernels import machine_code
-from headwater.protocol.kernels.compiling import compiled_object
-from headwater.protocol.kernels.machine_code import KERNEL_MODULES, KERNELS, Kernel, compile_kernels
-from headwater.protocol.kernels.memory import (
+from headwater.kernels import machine_code
+from headwater.kernels.compiling import compiled_object
+from headwater.kernels.machine_code import KERNEL_MODULES, KERNELS, Kernel, compile_kernels
+from headwater.kernels.memory import (
     AnyBytes,
     Bools,
     Column,

@@ -6,7 +6,7 @@ Under a fixed secret it is a digest that any two processes agree on.
 
 from __future__ import annotations
 
-from headwater.protocol.kernels.memory import Bytes, ReadOnlyBytes, UInt64, i64, kernel, kernel_part, u64
+from headwater.kernels.memory import Bytes, ReadOnlyBytes, UInt64, i64, kernel, kernel_part, u64
 
 _C0 = 0x736F6D6570736575
 _C1 = 0x646F72616E646F6D

@@ -35,9 +35,9 @@ import llvmlite
 import llvmlite.binding as llvm
 import numpy as np
 
-from headwater.phrases import is_compiling
+from headwater.phrases import report_compile
 
-_PACKAGE = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[1]
 _FOLDERS_KEPT = 4
 _IN_USE_S = 24 * 60 * 60.0
 """A folder that was used so lately may be in use, and stays, however many there are."""
@@ -45,25 +45,22 @@ _PRIVATE = 0o700
 
 KERNEL_MODULES = (
     "headwater.client.batches",
-    "headwater.lake.change_rows",
+    "headwater.kernels.siphash",
     "headwater.lake.json_fields",
-    "headwater.lake.json_text",
+    "headwater.lake.key_index",
     "headwater.lake.verify_hashes",
-    "headwater.node.producer.live_frames",
     "headwater.node.producer.outbound",
+    "headwater.node.producer.stream",
     "headwater.protocol.kernels.decode",
-    "headwater.protocol.kernels.frame_header",
     "headwater.protocol.kernels.frame_runs",
     "headwater.protocol.kernels.json_check",
     "headwater.protocol.kernels.json_path",
-    "headwater.protocol.kernels.siphash",
     "headwater.protocol.kernels.snappy",
     "headwater.protocol.kernels.xattr_split",
-    "headwater.spark.variant_scalars",
     "headwater.spark.variants",
     "headwater.store.checksums",
+    "headwater.store.commits",
     "headwater.store.compaction",
-    "headwater.store.frame_places",
     "headwater.store.index",
     "headwater.store.prepares",
     "headwater.store.range_scan",
@@ -83,10 +80,9 @@ KERNEL_MODULES = (
 """Every module of Headwater that has a kernel or a part. (To find them is to read all sources, which takes a command
 longer than to load its kernels. A test compares.)"""
 _COMPILER_MODULES = (
-    "headwater.protocol.kernels.compiling",
-    "headwater.protocol.kernels.intrinsics",
-    "headwater.protocol.kernels.machine_code",
-    "headwater.protocol.kernels.memory",
+    "headwater.kernels.compiling",
+    "headwater.kernels.machine_code",
+    "headwater.kernels.memory",
     "headwater.store.checksum_step",
 )
 """What else decides how a kernel is compiled and called."""
@@ -254,9 +250,9 @@ def _kept_code(kernel: Kernel) -> bytes:
     file = _file_of(kernel)
     with suppress(FileNotFoundError):
         return file.read_bytes()
-    is_compiling()
+    report_compile()
     # numba is for compiling alone, see above.
-    from headwater.protocol.kernels.compiling import compiled_object
+    from headwater.kernels.compiling import compiled_object
 
     code: bytes = compiled_object(kernel)
     if kernel.function.__module__ not in KERNEL_MODULES:
