@@ -1,16 +1,21 @@
-"""Accepting connections: what asyncio's servers leave open.
+"""Accepting connections, and what they may take of a process: places and memory.
 
-They make a protocol when a TLS handshake is complete. Until then no one knows of the connection: handshakes that are
-never finished would count against no limit, and could not be closed when the node stops. Here the connection is
-accepted first, counted, and upgraded then. The key-value listener and the HTTP server use it.
+asyncio's servers make a protocol when a TLS handshake is complete. Until then no one knows of the connection:
+handshakes that are never finished would count against no limit, and could not be closed when the node stops. Here the
+connection is accepted first, counted, and upgraded then.
+
+`Places` shares out a bounded number of places, so that no address and no user takes all of them while others want one.
+`HeldMemory` is the account of what peers make the process hold. The key-value listener and the HTTP server use them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable
-from typing import cast
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from typing import Generic, Protocol, TypeVar, cast
+
+H = TypeVar("H", bound=Hashable)
 
 
 async def close_servers(servers: Iterable[asyncio.Server]) -> None:
@@ -29,27 +34,145 @@ async def close_servers(servers: Iterable[asyncio.Server]) -> None:
         server.close()
 
 
-class TlsDoor:
+def peer_address(transport: asyncio.BaseTransport) -> str:
+    """The address of the other end, without its port."""
+    return str((transport.get_extra_info("peername") or ("",))[0])
+
+
+# --- places -------------------------------------------------------------------------------------------------------
+
+
+class Places(Generic[H]):
+    """Who has a place, by owner: connections by their address, sessions and streams by their user.
+
+    An owner may have any number of places while there is room for all. It is for the caller to ask `owners` or
+    `first_to_go` once there is not: the owner that has the most gives way.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[H, None]] = {}
+        """The holders of each owner, the oldest first."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def count_of(self, owner: str) -> int:
+        return len(self._of.get(owner, ()))
+
+    def add(self, holder: H, *, owner: str) -> None:
+        """Give a place. One who has it already becomes the newest of its owner."""
+        self.discard(holder, owner=owner)
+        self._of.setdefault(owner, {})[holder] = None
+        self._count += 1
+
+    def discard(self, holder: H, *, owner: str) -> None:
+        holders = self._of.get(owner, {})
+        if holder in holders:
+            del holders[holder]
+            self._count -= 1
+            if not holders:
+                del self._of[owner]
+
+    def owners(self) -> Iterator[Collection[H]]:
+        """The holders of each owner, the oldest first; the owner that has the most first."""
+        yield from sorted(self._of.values(), key=len, reverse=True)
+
+    def first_to_go(self, owner: str) -> H | None:
+        """The oldest holder of the owner that has the most; None if this owner would have as many with one more."""
+        holders = max(self._of.values(), key=len, default={})
+        return next(iter(holders)) if len(holders) > self.count_of(owner) + 1 else None
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+_SETTLED_SHARE = 7 / 8
+"""Where the bound is passed, connections are closed until so much of it is left: to look at all of them takes a while,
+and is not to be done for every byte."""
+_LARGE_BYTES = 64 * 1024
+"""What is held at once and less than this, the allocator has at hand."""
+
+
+class MemoryHolder(Protocol):
+    """A connection in the account."""
+
+    moved_s: float
+    """When it last made progress: a request came, or an answer was read."""
+
+    def held_bytes(self) -> int: ...
+
+    def drop(self, reason: str) -> None:
+        """Close it and free what it holds, now."""
+        ...
+
+
+class HeldMemory:
+    """What peers make the process hold: unfinished requests, requests that wait, and answers that are not read.
+
+    Every kind of connection that holds such bytes enters what it holds whenever that may have changed.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.total_bytes = 0
+        self.taken_bytes = 0
+        """All that was ever held, in large pieces: the allocator may still have it (`give_back_freed_memory`)."""
+        self._held: dict[MemoryHolder, int] = {}
+
+    def enter(self, holder: MemoryHolder) -> None:
+        """Count what a connection holds now. If all hold too much, the largest holders are closed, maybe this one."""
+        held_bytes, before_bytes = holder.held_bytes(), self._held.get(holder, 0)
+        self._held[holder] = held_bytes
+        self.total_bytes += held_bytes - before_bytes
+        if held_bytes - before_bytes > _LARGE_BYTES:
+            self.taken_bytes += held_bytes - before_bytes
+        if self.total_bytes > self.bytes_max:
+            self._close_largest()
+
+    def forget(self, holder: MemoryHolder) -> None:
+        self.total_bytes -= self._held.pop(holder, 0)
+
+    def _close_largest(self) -> None:
+        # A peer may have read meanwhile, which no one reports.
+        self._held = {holder: holder.held_bytes() for holder in self._held}
+        self.total_bytes = sum(self._held.values())
+        is_over = self.total_bytes > self.bytes_max
+        while is_over and self.total_bytes > self.bytes_max * _SETTLED_SHARE:
+            half = max(self._held.values()) / 2
+            # Among the large ones, one that still moves is more likely to end by itself.
+            large = [holder for holder, held_bytes in self._held.items() if held_bytes >= half]
+            stuck = min(large, key=lambda holder: holder.moved_s)
+            self.forget(stuck)
+            stuck.drop("the node holds too much for its clients")
+
+
+# --- TLS ----------------------------------------------------------------------------------------------------------
+
+
+class TlsAcceptor:
     """Where connections come in. `open_protocol` is the protocol factory of a server that listens without TLS."""
 
     def __init__(
         self,
         context: ssl.SSLContext,
-        make_protocol: Callable[[], asyncio.Protocol],
+        make_protocol: Callable[[asyncio.Transport], asyncio.Protocol],
         *,
         handshake_s: float,
-        has_room: Callable[[int], bool],
+        admit: Callable[[Handshake], bool],
+        leave: Callable[[Handshake], None],
     ) -> None:
-        """`has_room` gets the number of handshakes under way, and says whether there may be one more."""
+        """`make_protocol` gets the transport below TLS, which may hold bytes as well. `admit` gives a handshake a
+        place, or does not, and `leave` takes it back."""
         self.context = context
         self.make_protocol = make_protocol
         self.handshake_s = handshake_s
-        self.has_room = has_room
-        self.handshakes: dict[_Handshake, None] = {}
+        self.admit = admit
+        self.leave = leave
+        self.handshakes: dict[Handshake, None] = {}
         self.is_closed = False
 
     def open_protocol(self) -> asyncio.Protocol:
-        return _Handshake(self)
+        return Handshake(self)
 
     def close(self) -> None:
         """End the handshakes under way, and let no one in any more."""
@@ -58,11 +181,12 @@ class TlsDoor:
             handshake.abort()
 
 
-class _Handshake(asyncio.Protocol):
+class Handshake(asyncio.Protocol):
     """One connection until its handshake is complete. Then the real protocol takes its place."""
 
-    def __init__(self, door: TlsDoor) -> None:
-        self._door = door
+    def __init__(self, acceptor: TlsAcceptor) -> None:
+        self._acceptor = acceptor
+        self.address = ""
         self._transport: asyncio.Transport
         self._task: asyncio.Task[None] | None = None
         self._received = bytearray()
@@ -71,22 +195,23 @@ class _Handshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are asyncio's in all but their ancestry.
         self._transport = cast(asyncio.Transport, transport)
-        if self._door.is_closed or not self._door.has_room(len(self._door.handshakes)):
+        self.address = peer_address(transport)
+        if self._acceptor.is_closed or not self._acceptor.admit(self):
             self._transport.abort()
             return
-        self._door.handshakes[self] = None
+        self._acceptor.handshakes[self] = None
         self._task = asyncio.get_running_loop().create_task(self._shake_hands())
 
     def data_received(self, data: bytes) -> None:
         self._received += data
 
     async def _shake_hands(self) -> None:
-        door, loop = self._door, asyncio.get_running_loop()
+        acceptor, loop = self._acceptor, asyncio.get_running_loop()
         # uvloop begins to read when `connection_made` returns, whatever was asked there, so a fast client's hello is
         # here already. It is handed on once TLS has taken our place.
         starting = loop.create_task(
             loop.start_tls(
-                self._transport, self, door.context, server_side=True, ssl_handshake_timeout=door.handshake_s
+                self._transport, self, acceptor.context, server_side=True, ssl_handshake_timeout=acceptor.handshake_s
             )
         )
         try:
@@ -104,10 +229,11 @@ class _Handshake(asyncio.Protocol):
             return
         finally:
             starting.cancel()
-            door.handshakes.pop(self, None)
+            acceptor.handshakes.pop(self, None)
+            acceptor.leave(self)
         if encrypted is None or encrypted.is_closing():
             return
-        served = door.make_protocol()
+        served = acceptor.make_protocol(self._transport)
         encrypted.set_protocol(served)
         served.connection_made(encrypted)
         if self._received and not encrypted.is_closing():

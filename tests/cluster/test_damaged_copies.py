@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,26 +13,15 @@ from headwater.errors import TemporaryFailure
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Get
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
-from headwater.store.bucket import Bucket
 from headwater.store.settling import settle_now
-from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process
+from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process, soon
 
 KEYS = [b"document-%03d" % number for number in range(120)]
 
 
-def bucket_of(nodes: InProcessNodes, number: int) -> Bucket:
-    return nodes.running[number].bucket_service("default").bucket
-
-
-async def soon(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not is_so():
-            await asyncio.sleep(0.02)
-
-
 def are_alike(nodes: InProcessNodes) -> bool:
     """Whether both nodes hold the same changes of every vbucket, and none is stopped."""
-    buckets = [bucket_of(nodes, number) for number in nodes.running]
+    buckets = [nodes.bucket(number) for number in nodes.running]
     if any(bucket.vbuckets.damage for bucket in buckets):
         return False
     runs = [[b"".join(map(bytes, bucket.runs(vbucket))) for vbucket in range(VBUCKETS)] for bucket in buckets]
@@ -44,7 +32,7 @@ async def settle(nodes: InProcessNodes, number: int) -> None:
     done = asyncio.Event()
 
     def settle_all() -> None:
-        settle_now(bucket_of(nodes, number))
+        settle_now(nodes.bucket(number))
         done.set()
 
     nodes.running[number].bucket_service("default").when_at_rest(settle_all)
@@ -72,11 +60,11 @@ async def damaged_by_restart(nodes: InProcessNodes, number: int, key: bytes, fol
 
 def a_key(nodes: InProcessNodes, number: int, state: VBucketState) -> bytes:
     """A document whose vbucket has this state on a node."""
-    return next(key for key in KEYS if bucket_of(nodes, number).vbuckets.state(vbucket_of(key, VBUCKETS)) is state)
+    return next(key for key in KEYS if nodes.bucket(number).vbuckets.state(vbucket_of(key, VBUCKETS)) is state)
 
 
-def test_a_damaged_replica_is_fetched_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(nodes: InProcessNodes) -> None:
+async def test_a_damaged_replica_is_fetched_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with in_process(tmp_path, 2) as nodes:
         async with nodes.coordinator(0, 1) as coordinator:
             await coordinator.init(replicas=1)
         await nodes.store(KEYS)
@@ -90,44 +78,55 @@ def test_a_damaged_replica_is_fetched_again(tmp_path: Path, caplog: pytest.LogCa
         damage(tmp_path / "node-1", key)
         vbucket = VBucketId(vbucket_of(key, VBUCKETS))
         with pytest.raises(Exception, match=f"vbucket {vbucket}"):
-            list(bucket_of(nodes, 1).runs(vbucket))
-        assert list(bucket_of(nodes, 1).vbuckets.damage) == [vbucket]
+            list(nodes.bucket(1).runs(vbucket))
+        assert list(nodes.bucket(1).vbuckets.damage) == [vbucket]
         await soon(lambda: are_alike(nodes))
-        assert bucket_of(nodes, 1).vbuckets.state(vbucket) is VBucketState.REPLICA
+        assert nodes.bucket(1).vbuckets.state(vbucket) is VBucketState.REPLICA
 
-    async def run() -> None:
-        async with in_process(tmp_path, 2) as nodes:
-            await story(nodes)
-
-    asyncio.run(asyncio.wait_for(run(), 90))
     messages = [record.getMessage() for record in caplog.records]
     assert sum("was damaged and is fetched from" in message for message in messages) == 2
     assert sum("the vbucket is stopped, the others go on" in message for message in messages) == 2
 
 
-def test_a_replica_takes_the_place_of_a_damaged_active_copy(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with in_process(tmp_path, 2) as nodes:
-            async with nodes.coordinator(0, 1) as coordinator:
-                await coordinator.init(replicas=1)
-            await nodes.store(KEYS)
-            await soon(lambda: are_alike(nodes))
-            key = a_key(nodes, 0, VBucketState.ACTIVE)
-            await damaged_by_restart(nodes, 0, key, tmp_path)
-            vbucket = VBucketId(vbucket_of(key, VBUCKETS))
-            connection = await AsyncKvConnection.open(nodes.address(0), LOGIN)
-            with pytest.raises(TemporaryFailure, match=f"vbucket {vbucket}, .* is not what was written"):
-                await connection.request(Get(vbucket=vbucket, collection_id=DEFAULT_COLLECTION, key=key))
-            connection.close()
-            others = [other for other in KEYS if vbucket_of(other, VBUCKETS) != vbucket]
-            assert await nodes.found(KEYS) == others
-            # The damaged copy is not taken for one: nothing is lost with the node.
-            async with nodes.coordinator(1) as coordinator:
-                assert not (await coordinator.failover([nodes.name(0)])).lost
-                assert await nodes.found(KEYS) == KEYS
-                await coordinator.add(nodes.address(0))
-                await coordinator.rebalance()
+async def test_a_replica_takes_the_place_of_a_damaged_active_copy(tmp_path: Path) -> None:
+    async with in_process(tmp_path, 2) as nodes:
+        async with nodes.coordinator(0, 1) as coordinator:
+            await coordinator.init(replicas=1)
+        await nodes.store(KEYS)
+        await soon(lambda: are_alike(nodes))
+        key = a_key(nodes, 0, VBucketState.ACTIVE)
+        await damaged_by_restart(nodes, 0, key, tmp_path)
+        vbucket = VBucketId(vbucket_of(key, VBUCKETS))
+        connection = await AsyncKvConnection.open(nodes.address(0), LOGIN)
+        with pytest.raises(TemporaryFailure, match=f"vbucket {vbucket}, .* is not what was written"):
+            await connection.request(Get(vbucket=vbucket, collection_id=DEFAULT_COLLECTION, key=key))
+        connection.close()
+        others = [other for other in KEYS if vbucket_of(other, VBUCKETS) != vbucket]
+        assert await nodes.found(KEYS) == others
+        # The damaged copy is not taken for one: nothing is lost with the node.
+        async with nodes.coordinator(1) as coordinator:
+            assert not (await coordinator.failover([nodes.name(0)])).lost
             assert await nodes.found(KEYS) == KEYS
-            await soon(lambda: are_alike(nodes))
+            await coordinator.add(nodes.address(0))
+            await coordinator.rebalance()
+        assert await nodes.found(KEYS) == KEYS
+        await soon(lambda: are_alike(nodes))
 
-    asyncio.run(asyncio.wait_for(run(), 90))
+
+async def test_a_forced_failover_begins_a_damaged_last_copy_again(tmp_path: Path) -> None:
+    async with in_process(tmp_path, 2) as nodes, nodes.coordinator(1) as coordinator:
+        async with nodes.coordinator(0, 1) as both:
+            await both.init(replicas=1)
+        await nodes.store(KEYS)
+        await soon(lambda: are_alike(nodes))
+        key = a_key(nodes, 1, VBucketState.REPLICA)
+        vbucket = vbucket_of(key, VBUCKETS)
+        await nodes.stop(0)
+        await damaged_by_restart(nodes, 1, key, tmp_path)
+        assert list(nodes.bucket(1).vbuckets.damage) == [vbucket]
+        done = await coordinator.failover([nodes.name(0)], force=True)
+        assert done.lost == (vbucket,)
+        assert not nodes.bucket(1).vbuckets.damage
+        assert await nodes.found(KEYS) == [other for other in KEYS if vbucket_of(other, VBUCKETS) != vbucket]
+        await nodes.store(KEYS)
+        assert await nodes.found(KEYS) == KEYS

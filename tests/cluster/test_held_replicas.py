@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -13,26 +12,14 @@ from click.testing import CliRunner
 from headwater.cli import main
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.kv_asyncio import AsyncKvConnection
-from headwater.cluster.coordinator import Coordinator
 from headwater.node.consumer.connection import ConsumerSettings
 from headwater.node.replication import replicator
-from support.clusters import LOGIN, VBUCKETS, ClusterProcesses, InProcessNodes, in_process
+from support.clusters import LOGIN, VBUCKETS, ClusterProcesses, InProcessNodes, in_process, soon
 from support.node_process import PASSWORD, USER
 
 SHARED = [b"shared-%d" % number for number in range(40)]
 LATER = [b"later-%d" % number for number in range(40)]
 WITHIN_S = 20.0
-
-
-def high_seqnos(nodes: InProcessNodes, number: int) -> list[int]:
-    numbers = nodes.running[number].bucket_service("default").bucket.vbuckets.durable_seqnos
-    return [int(seqno) for seqno in numbers]
-
-
-async def replicated(nodes: InProcessNodes) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while high_seqnos(nodes, 0) != high_seqnos(nodes, 1):
-            await asyncio.sleep(0.02)
 
 
 async def replication(nodes: InProcessNodes, number: int) -> dict[str, str]:
@@ -44,20 +31,19 @@ async def replication(nodes: InProcessNodes, number: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("noop_interval_s", [20, 1], ids=["as it is", "with noops unanswered for too long"])
-def test_they_wait_and_catch_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noop_interval_s: int) -> None:
+async def test_they_wait_and_catch_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noop_interval_s: int) -> None:
     monkeypatch.setattr(
         replicator,
         "ConsumerSettings",
         lambda consumer_name: ConsumerSettings(consumer_name=consumer_name, noop_interval_s=noop_interval_s),
     )
-
-    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+    async with in_process(tmp_path, 2) as nodes, nodes.coordinator(0, 1) as coordinator:
         await coordinator.init(replicas=1)
         await nodes.store(SHARED)
-        await replicated(nodes)
+        await soon(nodes.is_even)
         assert (await replication(nodes, 1))["held"] == "false"
-        before = nodes.running[0].producer_connections("default")
-        held = high_seqnos(nodes, 1)
+        before = nodes.running[0].bucket_service("default").producer_connections()
+        held = nodes.durable_seqnos(1)
 
         assert nodes.running[1].hold_replicas("default") == VBUCKETS // 2
         await nodes.store(LATER)
@@ -68,22 +54,20 @@ def test_they_wait_and_catch_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert told[f"{nodes.name(0)}:connected"] == "true"
         assert int(told[f"{nodes.name(0)}:held_bytes"]) > 0
         replicas = [vbucket for vbucket in range(VBUCKETS) if nodes.copies(vbucket)[1] == "replica"]
-        assert [high_seqnos(nodes, 1)[vbucket] for vbucket in replicas] == [held[vbucket] for vbucket in replicas]
-        assert nodes.running[0].producer_connections("default") == before, "the connection stays"
+        assert [nodes.durable_seqnos(1)[vbucket] for vbucket in replicas] == [held[vbucket] for vbucket in replicas]
+        assert nodes.running[0].bucket_service("default").producer_connections() == before, "the connection stays"
 
         assert nodes.running[1].release_replicas("default") == VBUCKETS // 2
-        await replicated(nodes)
-        assert nodes.running[0].producer_connections("default") == before
+        await soon(nodes.is_even)
+        assert nodes.running[0].bucket_service("default").producer_connections() == before
         assert int((await replication(nodes, 1))[f"{nodes.name(0)}:held_bytes"]) == 0
 
-    play(tmp_path, story)
 
-
-def test_a_failover_loses_what_was_held(tmp_path: Path) -> None:
-    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+async def test_a_failover_loses_what_was_held(tmp_path: Path) -> None:
+    async with in_process(tmp_path, 2) as nodes, nodes.coordinator(0, 1) as coordinator:
         await coordinator.init(replicas=1)
         await nodes.store(SHARED)
-        await replicated(nodes)
+        await soon(nodes.is_even)
         nodes.running[1].hold_replicas("default")
         await nodes.store(LATER)
         there = [key for key in LATER if await _is_on(nodes, key, 1)]
@@ -95,27 +79,23 @@ def test_a_failover_loses_what_was_held(tmp_path: Path) -> None:
         assert 0 < len(there) < len(LATER)
         assert await nodes.found(LATER) == there
 
-    play(tmp_path, story)
 
-
-def test_one_that_starts_again_holds_nothing(tmp_path: Path) -> None:
-    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+async def test_one_that_starts_again_holds_nothing(tmp_path: Path) -> None:
+    async with in_process(tmp_path, 2) as nodes, nodes.coordinator(0, 1) as coordinator:
         await coordinator.init(replicas=1)
         nodes.running[1].hold_replicas("default")
         await nodes.store(SHARED)
         await nodes.stop(1)
         await nodes.start(1)
-        await replicated(nodes)
-
-    play(tmp_path, story)
+        await soon(nodes.is_even)
 
 
-def test_a_connection_that_is_made_meanwhile_is_held_too(tmp_path: Path) -> None:
-    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+async def test_a_connection_that_is_made_meanwhile_is_held_too(tmp_path: Path) -> None:
+    async with in_process(tmp_path, 2) as nodes, nodes.coordinator(0, 1) as coordinator:
         await coordinator.init(replicas=1)
         await nodes.store(SHARED)
-        await replicated(nodes)
-        held = high_seqnos(nodes, 1)
+        await soon(nodes.is_even)
+        held = nodes.durable_seqnos(1)
         nodes.running[1].hold_replicas("default")
         await nodes.stop(0)
         await nodes.start(0)
@@ -125,11 +105,9 @@ def test_a_connection_that_is_made_meanwhile_is_held_too(tmp_path: Path) -> None
         await nodes.store(LATER)
         await asyncio.sleep(0.3)
         replicas = [vbucket for vbucket in range(VBUCKETS) if nodes.copies(vbucket)[1] == "replica"]
-        assert [high_seqnos(nodes, 1)[vbucket] for vbucket in replicas] == [held[vbucket] for vbucket in replicas]
+        assert [nodes.durable_seqnos(1)[vbucket] for vbucket in replicas] == [held[vbucket] for vbucket in replicas]
         nodes.running[1].release_replicas("default")
-        await replicated(nodes)
-
-    play(tmp_path, story)
+        await soon(nodes.is_even)
 
 
 def test_the_commands(tmp_path: Path) -> None:
@@ -141,12 +119,8 @@ def test_the_commands(tmp_path: Path) -> None:
         told: dict[str, object] = json.loads(done.output)
         return told
 
-    async def init() -> None:
-        async with cluster.coordinator(0, 1) as coordinator:
-            await coordinator.init(replicas=1)
-
     with ClusterProcesses(tmp_path, 2, vbuckets=8) as cluster:
-        asyncio.run(init())
+        cluster.form()
         assert drill("hold-replicas") == {"held": True, "replicas": 4}
         assert drill("release-replicas") == {"held": False, "replicas": 4}
         assert "'admin' holds 4 replicas of bucket 'default'" in cluster.nodes[1].log()
@@ -154,11 +128,3 @@ def test_the_commands(tmp_path: Path) -> None:
 
 async def _is_on(nodes: InProcessNodes, key: bytes, number: int) -> bool:
     return nodes.copies(vbucket_of(key, VBUCKETS))[number] == "active"
-
-
-def play(folder: Path, story: Callable[[InProcessNodes, Coordinator], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with in_process(folder, 2) as nodes, nodes.coordinator(0, 1) as coordinator:
-            await story(nodes, coordinator)
-
-    asyncio.run(asyncio.wait_for(run(), 60))

@@ -84,7 +84,7 @@ class Pair:
                 await asyncio.sleep(0.01)
 
     def bucket(self, number: int) -> Bucket:
-        return self.nodes.running[number].bucket_service("default").bucket
+        return self.nodes.bucket(number)
 
     async def has_followed(self) -> None:
         async with asyncio.timeout(30):
@@ -113,55 +113,48 @@ async def strict_pair(folder: Path, version: ServerVersion) -> AsyncIterator[Pai
 
 @VERSIONS
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_copies_of_all_that_durable_writes_leave(tmp_path: Path, on_disk: bool, version: ServerVersion) -> None:
+async def test_copies_of_all_that_durable_writes_leave(tmp_path: Path, on_disk: bool, version: ServerVersion) -> None:
     """A copy that follows, and one that begins from nothing when a write is pending; it is committed by that."""
+    async with strict_pair(tmp_path, version) as pair:
+        await pair.set_topology(str(pair.target.address))
+        proxy = await pair.proxy()
+        await proxy.add_stream(VBUCKET, StreamFlags(0))
+        await write_all_kinds(pair)
+        await pair.has_followed()
+        assert documents(pair.bucket(1)) == documents(pair.bucket(0))
+        proxy.close()
 
-    async def run() -> None:
-        async with strict_pair(tmp_path, version) as pair:
-            await pair.set_topology(str(pair.target.address))
-            proxy = await pair.proxy()
-            await proxy.add_stream(VBUCKET, StreamFlags(0))
-            await write_all_kinds(pair)
-            await pair.has_followed()
-            assert documents(pair.bucket(1)) == documents(pair.bucket(0))
-            proxy.close()
-
-            await pair.reader.request(DeleteVBucket(vbucket=VBUCKET))
-            await pair.reader.request(SetVBucket(vbucket=VBUCKET, state=VBucketState.REPLICA))
-            pending = asyncio.create_task(pair.write(b"d", b'{"late":1}', infos=MAJORITY))
-            await pair.is_prepared()
-            if on_disk:
-                settle_now(pair.bucket(0))
-            proxy = await pair.proxy()
-            await proxy.add_stream(VBUCKET, StreamFlags(0))
-            await pending
-            await pair.has_followed()
-            assert pair.bucket(1).prepares.of(VBUCKET) == []
-            assert documents(pair.bucket(1)) == documents(pair.bucket(0))
-            proxy.close()
-
-    asyncio.run(run())
+        await pair.reader.request(DeleteVBucket(vbucket=VBUCKET))
+        await pair.reader.request(SetVBucket(vbucket=VBUCKET, state=VBucketState.REPLICA))
+        pending = asyncio.create_task(pair.write(b"d", b'{"late":1}', infos=MAJORITY))
+        await pair.is_prepared()
+        if on_disk:
+            settle_now(pair.bucket(0))
+        proxy = await pair.proxy()
+        await proxy.add_stream(VBUCKET, StreamFlags(0))
+        await pending
+        await pair.has_followed()
+        assert pair.bucket(1).prepares.of(VBUCKET) == []
+        assert documents(pair.bucket(1)) == documents(pair.bucket(0))
+        proxy.close()
 
 
 @VERSIONS
-def test_a_takeover_with_a_write_that_is_pending(tmp_path: Path, version: ServerVersion) -> None:
-    async def run() -> None:
-        async with strict_pair(tmp_path, version) as pair:
-            await pair.write(b"a")
-            await pair.set_topology("no copy")
-            pending = asyncio.create_task(pair.write(b"d", infos=MAJORITY))
-            await pair.is_prepared()
-            proxy = await pair.proxy()
-            await proxy.add_stream(VBUCKET, StreamFlags.TAKEOVER)
-            assert await proxy.wait_for_end(VBUCKET) == StreamEndReason.OK
-            assert pair.nodes.copies(VBUCKET) == {0: "dead", 1: "active"}
-            with pytest.raises(HeadwaterError, match="AMBIGUOUS"):
-                await pending
-            for key in (b"a", b"d"):
-                await pair.reader.request(Get(key=key, **PLACE))
-            proxy.close()
-
-    asyncio.run(run())
+async def test_a_takeover_with_a_write_that_is_pending(tmp_path: Path, version: ServerVersion) -> None:
+    async with strict_pair(tmp_path, version) as pair:
+        await pair.write(b"a")
+        await pair.set_topology("no copy")
+        pending = asyncio.create_task(pair.write(b"d", infos=MAJORITY))
+        await pair.is_prepared()
+        proxy = await pair.proxy()
+        await proxy.add_stream(VBUCKET, StreamFlags.TAKEOVER)
+        assert await proxy.wait_for_end(VBUCKET) == StreamEndReason.OK
+        assert pair.nodes.copies(VBUCKET) == {0: "dead", 1: "active"}
+        with pytest.raises(HeadwaterError, match="AMBIGUOUS"):
+            await pending
+        for key in (b"a", b"d"):
+            await pair.reader.request(Get(key=key, **PLACE))
+        proxy.close()
 
 
 async def write_all_kinds(pair: Pair) -> None:
@@ -194,22 +187,19 @@ FAULTS: dict[str, tuple[ServerVersion, list[Request], str]] = {
 
 
 @pytest.mark.parametrize(("version", "requests", "fault"), FAULTS.values(), ids=FAULTS)
-def test_what_a_server_refuses_is_found(
+async def test_what_a_server_refuses_is_found(
     tmp_path: Path, version: ServerVersion, requests: list[Request], fault: str
 ) -> None:
-    async def run() -> None:
-        async with in_process(tmp_path, 1) as nodes, StrictServer(nodes.address(0), version) as strict:
-            connection = await AsyncKvConnection.open(strict.address, LOGIN)
-            *good, bad = requests
-            for request in good:
-                await connection.request(request)
-            with pytest.raises(HeadwaterError):
-                await connection.request(bad)
-            assert len(strict.faults) == 1
-            assert fault in strict.faults[0]
-            connection.close()
-
-    asyncio.run(run())
+    async with in_process(tmp_path, 1) as nodes, StrictServer(nodes.address(0), version) as strict:
+        connection = await AsyncKvConnection.open(strict.address, LOGIN)
+        *good, bad = requests
+        for request in good:
+            await connection.request(request)
+        with pytest.raises(HeadwaterError):
+            await connection.request(bad)
+        assert len(strict.faults) == 1
+        assert fault in strict.faults[0]
+        connection.close()
 
 
 def _frame(message: Request) -> Frame:

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headwater.cluster.coordinator import Coordinator
-from headwater.cluster.nodes import NodePort
-from headwater.cluster.publisher import with_handing_over
+from headwater.cluster.nodes import NodePort, with_handing_over
 from headwater.errors import HeadwaterError, NotMyVBucket, Overtaken
 from headwater.node.replication.proxy import Proxy
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.numbers import VBucketId
-from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process
+from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process, soon
 
 KEYS = [b"key-%d" % number for number in range(60)]
 
-Story = Callable[[InProcessNodes, Coordinator, Coordinator], Awaitable[None]]
 
-
-def play(folder: Path, nodes: int, story: Story) -> None:
-    async def run() -> None:
-        async with (
-            in_process(folder, nodes) as cluster,
-            cluster.coordinator(0) as first,
-            cluster.coordinator(nodes - 1) as second,
-        ):
-            await first.init(replicas=1)
-            for node in range(1, nodes):
-                await first.add(cluster.address(node))
-            await cluster.store(KEYS)
-            await story(cluster, first, second)
-
-    asyncio.run(asyncio.wait_for(run(), 90))
+@asynccontextmanager
+async def two_operators(folder: Path, nodes: int) -> AsyncIterator[tuple[InProcessNodes, Coordinator, Coordinator]]:
+    """A cluster whose nodes have not been rebalanced, and two who may do it."""
+    async with (
+        in_process(folder, nodes) as cluster,
+        cluster.coordinator(0) as first,
+        cluster.coordinator(nodes - 1) as second,
+    ):
+        await first.init(replicas=1)
+        for node in range(1, nodes):
+            await first.add(cluster.address(node))
+        await cluster.store(KEYS)
+        yield cluster, first, second
 
 
 def configs(nodes: InProcessNodes) -> list[object]:
@@ -58,9 +54,10 @@ async def is_well(nodes: InProcessNodes, coordinator: Coordinator) -> None:
     assert await nodes.found(KEYS) == KEYS
 
 
-@pytest.mark.parametrize("later_s", [0.0, 0.05, 0.2])
-def test_two_rebalances(tmp_path: Path, later_s: float) -> None:
-    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+@pytest.mark.parametrize("later_s", [0.0, *(pytest.param(later_s, marks=pytest.mark.soak) for later_s in (0.05, 0.2))])
+async def test_two_rebalances(tmp_path: Path, later_s: float) -> None:
+    async with two_operators(tmp_path, 3) as (nodes, first, second):
+
         async def later() -> None:
             await asyncio.sleep(later_s)
             await second.rebalance()
@@ -71,25 +68,18 @@ def test_two_rebalances(tmp_path: Path, later_s: float) -> None:
         async with nodes.coordinator(1) as third:
             await is_well(nodes, third)
 
-    play(tmp_path, 3, story)
 
-
-def test_a_failover_in_the_middle_of_a_rebalance(tmp_path: Path) -> None:
+async def test_a_failover_in_the_middle_of_a_rebalance(tmp_path: Path) -> None:
     """The copies do not come, and the one who rebalances waits for them; somebody else gives the node up."""
-
-    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+    async with two_operators(tmp_path, 3) as (nodes, first, second):
         nodes.running[1].hold_replicas("default")
         rebalance = asyncio.create_task(first.rebalance())
-        async with asyncio.timeout(20):
-            while not nodes.running[0].membership("default").config.building:  # type: ignore[union-attr]
-                await asyncio.sleep(0.02)
+        await soon(lambda: bool(nodes.running[0].membership("default").config.building))  # type: ignore[union-attr]
         await second.failover([nodes.name(1)])
         with pytest.raises(Overtaken):
             await rebalance
         await nodes.stop(1)
         await is_well(nodes, second)
-
-    play(tmp_path, 3, story)
 
 
 async def published_twice(nodes: InProcessNodes) -> bool:
@@ -112,25 +102,19 @@ async def published_twice(nodes: InProcessNodes) -> bool:
             port.close()
 
 
-def test_nodes_with_different_configs_of_one_revision(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+async def test_nodes_with_different_configs_of_one_revision(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with two_operators(tmp_path, 3) as (nodes, first, second):
         await first.rebalance()
         while not await published_twice(nodes):
             pass
         assert len((await second.status()).disagreeing) > 0
-        async with asyncio.timeout(20):
-            while "two commands have changed the cluster at the same time" not in caplog.text:
-                await asyncio.sleep(0.05)
+        await soon(lambda: "two commands have changed the cluster at the same time" in caplog.text)
         await is_well(nodes, second)
 
-    with caplog.at_level(logging.WARNING):
-        play(tmp_path, 3, story)
 
-
-def test_a_takeover_of_one_that_was_overtaken(tmp_path: Path) -> None:
+async def test_a_takeover_of_one_that_was_overtaken(tmp_path: Path) -> None:
     """It has published that a vbucket is on its way, and is slow to begin."""
-
-    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+    async with two_operators(tmp_path, 3) as (nodes, first, second):
         await first.rebalance()
         publisher = await first._publisher()
         source = 0
@@ -149,11 +133,9 @@ def test_a_takeover_of_one_that_was_overtaken(tmp_path: Path) -> None:
             await publisher.publish(lambda config: config)
         await is_well(nodes, second)
 
-    play(tmp_path, 3, story)
 
-
-def test_a_promotion_of_one_that_was_overtaken(tmp_path: Path) -> None:
-    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+async def test_a_promotion_of_one_that_was_overtaken(tmp_path: Path) -> None:
+    async with two_operators(tmp_path, 3) as (nodes, first, second):
         await first.rebalance()
         version = (await first._publisher()).config.version
         await second.failover([nodes.name(0)])
@@ -164,13 +146,10 @@ def test_a_promotion_of_one_that_was_overtaken(tmp_path: Path) -> None:
         port.close()
         assert nodes.copies(vbucket).get(1) != "active"
 
-    play(tmp_path, 3, story)
 
-
-def test_a_vbucket_that_is_active_nowhere_is_found_and_made_active(tmp_path: Path) -> None:
+async def test_a_vbucket_that_is_active_nowhere_is_found_and_made_active(tmp_path: Path) -> None:
     """As a takeover may leave it: neither the map nor a mark says so."""
-
-    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+    async with two_operators(tmp_path, 2) as (nodes, first, second):
         await first.rebalance()
         service = nodes.running[0].bucket_service("default")
         vbucket = next(vb for vb in range(VBUCKETS) if nodes.copies(vb)[0] == "active")
@@ -178,31 +157,25 @@ def test_a_vbucket_that_is_active_nowhere_is_found_and_made_active(tmp_path: Pat
         service.on_change()
         await is_well(nodes, second)
 
-    play(tmp_path, 2, story)
+
+async def test_a_making_that_was_cut_short_is_finished(tmp_path: Path) -> None:
+    async with in_process(tmp_path, 2) as nodes, nodes.coordinator(0, 1) as coordinator:
+        made = await coordinator.init(replicas=1)
+        # As if the second node had never been told.
+        await nodes.stop(1)
+        for file in (tmp_path / "node-1").rglob("*"):
+            if file.is_file():
+                file.unlink()
+        await nodes.start(1)
+        again = await coordinator.init(replicas=1)
+        assert again.revision > made.revision
+        assert replace(again, revision=0) == replace(made, revision=0)
+        assert configs(nodes) == [again, again]
 
 
-def test_a_making_that_was_cut_short_is_finished(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with in_process(tmp_path, 2) as nodes, nodes.coordinator(0, 1) as coordinator:
-            made = await coordinator.init(replicas=1)
-            # As if the second node had never been told.
-            await nodes.stop(1)
-            for file in (tmp_path / "node-1").rglob("*"):
-                if file.is_file():
-                    file.unlink()
-            await nodes.start(1)
-            again = await coordinator.init(replicas=1)
-            assert again.revision > made.revision
-            assert replace(again, revision=0) == replace(made, revision=0)
-            assert configs(nodes) == [again, again]
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-
-
-def test_a_node_on_another_data_folder_is_not_taken_for_a_member(tmp_path: Path) -> None:
+async def test_a_node_on_another_data_folder_is_not_taken_for_a_member(tmp_path: Path) -> None:
     """It is empty, and the copies of what it was active for would be rolled back to nothing."""
-
-    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+    async with two_operators(tmp_path, 2) as (nodes, first, _):
         await first.rebalance()
         await nodes.stop(1)
         for file in (tmp_path / "node-1").rglob("*"):
@@ -214,5 +187,3 @@ def test_a_node_on_another_data_folder_is_not_taken_for_a_member(tmp_path: Path)
         await first.failover([nodes.name(1)])
         await first.add(nodes.address(1))
         await is_well(nodes, first)
-
-    play(tmp_path, 2, story)

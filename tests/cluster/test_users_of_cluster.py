@@ -29,12 +29,7 @@ HEARD_S_MAX = 30.0
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
     with ClusterProcesses(tmp_path_factory.mktemp("cluster"), 3, vbuckets=4) as processes:
-
-        async def form() -> None:
-            async with processes.coordinator(0, 1, 2) as coordinator:
-                await coordinator.init(replicas=1)
-
-        asyncio.run(form())
+        processes.form()
         assert done(processes, "put-group", "readers", "--role", "data_reader[default]") == "stored readers\n"
         yield processes
 
@@ -58,7 +53,7 @@ def test_a_user_is_on_all_nodes(processes: ClusterProcesses) -> None:
     assert done(processes, "add", *ADD) == "added kim\n"
     for node in processes.nodes:
         log_in(node, "violets")
-    assert "exists already" in run(processes, "add", *ADD, seed=1).stderr
+    assert "already exists" in run(processes, "add", *ADD, seed=1).stderr
     assert done(processes, "change", "kim", "--new-password", "daisies", seed=1) == "changed kim\n"
     for node in processes.nodes:
         log_in(node, "daisies")
@@ -118,16 +113,13 @@ def test_a_node_that_joins_later_has_the_users_too(processes: ClusterProcesses, 
     done(processes, "remove", "kim")
 
 
-def test_a_node_of_an_older_version_is_named(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with in_process(tmp_path, 2) as nodes:
-            async with nodes.coordinator(0, 1) as coordinator:
-                await coordinator.init(replicas=0)
-            nodes.running[1].bucket_service("default").node_statistics.clear()
-            missing = await nodes.running[0].change_users(lambda users: users.put_group(node_users.Group(name="lake")))
-            assert missing == {nodes.name(1): "its version does not share users"}
-
-    asyncio.run(asyncio.wait_for(story(), 30))
+async def test_a_node_of_an_older_version_is_named(tmp_path: Path) -> None:
+    async with in_process(tmp_path, 2) as nodes:
+        async with nodes.coordinator(0, 1) as coordinator:
+            await coordinator.init(replicas=0)
+        nodes.running[1].bucket_service("default").node_statistics.clear()
+        missing = await nodes.running[0].change_users(lambda users: users.put_group(node_users.Group(name="lake")))
+        assert missing == {nodes.name(1): "its version does not share users"}
 
 
 def test_the_last_admin_stays(processes: ClusterProcesses) -> None:

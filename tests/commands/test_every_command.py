@@ -15,8 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from handbook.command_sections import all_commands
 
-from headwater.cli import COMMANDS, main
-from headwater.cli.lazy_command import load_command, summary_of
+from headwater.cli import COMMANDS, load_command, main, summary_of
 from support.forked_program import run_program
 
 ALL = dict(all_commands())
@@ -46,15 +45,15 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater collections list": [([URL], 1, NOWHERE), (["http://127.0.0.1"], 1, "the URL names no bucket")],
     "headwater check": [(["no-such-folder"], 2, "does not exist"), (["."], 2, "no folder named buckets")],
     "headwater decode": [(["no-such-file"], 2, "No such file"), (["-", "--input-format", "pcap"], 1, "Error: ")],
-    "headwater doctor": [(["localhost"], 1, "is no URL"), (["--port", "0"], 2, "--port")],
+    "headwater doctor": [(["localhost"], 1, "is not a URL"), (["--port", "0"], 2, "--port")],
     "headwater drill rollback": [([URL, "--vbucket", "1", "--to", "1"], 1, NOWHERE), ([URL], 2, "Missing option")],
     "headwater drill hold-replicas": [([URL], 1, NOWHERE), ([], 2, "Missing argument 'URL'")],
     "headwater drill release-replicas": [([URL], 1, NOWHERE)],
     "headwater export": [([URL, "--into", "out"], 1, NOWHERE), ([URL], 2, "Missing option '--into'")],
     "headwater kernels": [(["now"], 2, "Got unexpected extra argument (now)")],
-    "headwater land": [(["localhost", "--into", "lake"], 1, "is no URL")],
+    "headwater land": [(["localhost", "--into", "lake"], 1, "is not a URL")],
     "headwater load": [([URL, "--generate", "1"], 1, NOWHERE), ([URL], 2, "Give either FILE or --generate N")],
-    "headwater repair": [(["localhost", "lake"], 1, "is no URL"), ([], 2, "Missing argument")],
+    "headwater repair": [(["localhost", "lake"], 1, "is not a URL"), ([], 2, "Missing argument")],
     "headwater replicate": [
         (["--from", URL, "--to", URL.replace(":1/", ":2/")], 1, "can't be reached"),
         (["--from", URL, "--to", URL], 1, "are the same bucket of the same node"),
@@ -64,7 +63,7 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater sim": [(["--no-such-option"], 2, "No such option")],
     "headwater tail": [([URL, "--to", "now"], 1, NOWHERE), ([URL, "--limit", "0"], 2, "--limit")],
     "headwater ui": [
-        (["no-such-lake"], 1, "no-such-lake holds no tables of a bucket"),
+        (["no-such-lake"], 1, "no-such-lake does not contain the tables of a landing"),
         (["lake", "--listen", "0.0.0.0:8080"], 1, "without a token the page is not served"),
     ],
     "headwater users add": [
@@ -80,7 +79,7 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater users remove-group": [([URL, "readers"], 1, NOWHERE)],
     "headwater users list": [([URL], 1, NOWHERE), (["http://h/a/b"], 1, "more than a bucket")],
     "headwater users remove": [([URL, "kim"], 1, NOWHERE)],
-    "headwater verify": [(["localhost", "lake"], 1, "is no URL")],
+    "headwater verify": [(["localhost", "lake"], 1, "is not a URL")],
 }
 """By command: arguments, the exit code, and a part of what is said. A new command needs an entry."""
 

@@ -93,6 +93,12 @@ def test_the_password_that_was_made_is_not_in_the_log(tmp_path: Path) -> None:
     assert ready[1]["path"] == str(tmp_path / "data" / "password")
 
 
+def test_the_least_that_is_logged(start_node: StartNode) -> None:
+    node = start_node("--log-format", "json", "--log-level", "warning", "--vbuckets", "4")
+    node.stop()
+    assert node.log() == "", "that it is ready is no trouble"
+
+
 def test_a_node_that_can_t_start(tmp_path: Path) -> None:
     done = run_serve("--data", str(tmp_path), "--vbuckets", "3", "--log-format", "json")
     assert (done.returncode, done.stdout) == (1, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -14,13 +15,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from click import Option
 from click.testing import CliRunner, Result
 
-from headwater.cli import COMMANDS, main
-from headwater.cli.lazy_command import load_command
+from headwater.cli import COMMANDS, load_command, main
 from support.forked_program import HEADWATER, run_program, start_program
+from support.lake_model import SmallLake
 
 LONG_S = 120.0
 CAPTURE = "805c0000 00000000 00000000 00000007 0000000000000000\n" * 2000
@@ -37,7 +39,7 @@ def run(*arguments: str) -> Result:
 # --- output that is not taken --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["decode", "-"], ["decode", "--json", "-"], ["sim", "--seeds", "2"], ["--help"]])
+@pytest.mark.parametrize("arguments", [["decode", "-"], ["sim", "--seed", "5", "--seeds", "2"], ["--help"]])
 def test_a_reader_that_has_seen_enough(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -54,7 +56,7 @@ def test_a_disk_that_is_full(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = run_program(*HEADWATER, *arguments, input=CAPTURE, stdout=full)
     assert done.returncode == 1
-    assert done.stderr == "Error: standard output can't be written to: No space left on device\n"
+    assert done.stderr == "Error: standard output can't be written: No space left on device\n"
 
 
 # --- signals ------------------------------------------------------------------------------------------------------
@@ -64,7 +66,7 @@ def test_ctrl_c_ends_a_run_in_many_processes() -> None:
     """It goes to all processes of a terminal, and one of them answers."""
     with start_program(
         *HEADWATER,
-        *("sim", "--seeds", "100000", "--jobs", "2", "--json"),
+        *("sim", "--seed", "5", "--seeds", "100000", "--jobs", "2", "--json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -213,10 +215,36 @@ def test_a_command_whose_libraries_are_missing() -> None:
         "from headwater.cli import main\n"
         "main(sys.argv[1:], prog_name='headwater')\n"
     )
-    for arguments, extra in ((["land", "couchbase://h/b", "--into", "lake"], "spark"), (["serve", "--json"], "node")):
+    for arguments, extra in ((["land", "couchbase://h/b", "--into", "lake"], "lake"), (["serve", "--json"], "node")):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (1, "")
         [said] = done.stderr.splitlines()
         assert "which is not installed. Run " in said
         assert f"[{extra}]" in said
         assert sys.executable in said
+
+
+# --- `headwater ui` as a shell runs it --------------------------------------------------------------------------------
+
+
+def test_no_spark_is_loaded() -> None:
+    program = "import sys, headwater.cli.ui; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_lake_at_rest_is_shown_until_ctrl_c(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path / "lake")
+    small.write(0, "a")
+    small.land()
+    command = (*HEADWATER, "ui", str(small.directory), "--listen", "0")
+    with start_program(*command, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        said = running.stderr.readline()
+        address = re.search(r"is shown at (http://127\.0\.0\.1:\d+/ui/)$", said)
+        assert address is not None, said
+        shown = httpx.get(f"{address[1]}api/state").json()
+        assert (shown["landing"]["state"], shown["lake"]["documents"]) == ("unknown", 1)
+        # Nothing is kept open: the page can be asked while the program ends.
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 0
+        assert running.stderr.read() == ""

@@ -21,7 +21,7 @@ from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.transfer.json_lines import MEMBERS
 from headwater.transfer.set_frames import JSON_FLAGS
-from support.commands import LOGIN, VBUCKETS
+from support.commands import LOGIN, VBUCKETS, serving_buckets
 from support.node_process import NodeProcess
 
 COLLECTIONS = {"_default._default": 0, "shop.orders": 9, "shop.users": 10}
@@ -71,24 +71,20 @@ TRICKY = [
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     """Each bucket has another one that it is loaded into."""
-    data = tmp_path_factory.mktemp("there-and-back") / "data"
     names = [f"{name}{end}" for name in BUCKETS for end in ("", "-loaded")]
-    with NodeProcess(
-        data, "--vbuckets", str(VBUCKETS), *(word for name in names for word in ("--bucket", name))
-    ).start() as started:
+    with serving_buckets(tmp_path_factory, *names) as started:
         for name in names:
             for what in ("shop", "shop.orders", "shop.users") if name not in ("wrong-loaded", "made-loaded") else ():
                 run_ok("collections", "create", f"{started.url}/{name}", what)
         yield started
-        assert "Traceback" not in started.log()
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments, env=LOGIN)
+def run(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(main, arguments, env=LOGIN, input=stdin)
 
 
-def run_ok(*arguments: str) -> str:
-    result = run(*arguments)
+def run_ok(*arguments: str, stdin: str = "") -> str:
+    result = run(*arguments, stdin=stdin)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -172,7 +168,7 @@ def random_json(random: Random, depth: int) -> bytes:
 NAMES = (*MEMBERS, "a", "b", "ä", 'quote"', "back\\slash", "new\nline", "")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
 def test_random_documents_come_back(node: NodeProcess, tmp_path: Path, seed: int) -> None:
     documents = random_documents(Random(seed), 500)
     write(node, "random", documents)
@@ -208,20 +204,14 @@ def test_columns_bring_keys_and_fields_back(node: NodeProcess, tmp_path: Path, b
 # --- what is not to be ------------------------------------------------------------------------------------------------
 
 
-def test_with_a_template_for_keys_a_line_is_a_document(node: NodeProcess) -> None:
+def test_options_count_for_more_than_what_a_line_says(node: NodeProcess) -> None:
     line = '{"_key":"a","x":1}'
     url = f"{node.url}/wrong-loaded"
-    result = CliRunner().invoke(main, ["load", url, "-", "--key", "own::{_key}"], env=LOGIN, input=line)
-    assert result.exit_code == 0, result.output
-    assert documents_of(node, "wrong-loaded")["_default._default", b"own::a"].value == line.encode()
-
-
-def test_another_expiry_counts_for_all(node: NodeProcess) -> None:
-    result = CliRunner().invoke(
-        main, ["load", f"{node.url}/wrong-loaded", "-", "--expiry", "0"], env=LOGIN, input='{"_key":"e","_expiry":9}'
-    )
-    assert result.exit_code == 0, result.output
-    assert documents_of(node, "wrong-loaded")["_default._default", b"e"].expiry == 0
+    run_ok("load", url, "-", "--key", "own::{_key}", stdin=line)
+    run_ok("load", url, "-", "--expiry", "0", stdin='{"_key":"e","_expiry":9}')
+    found = documents_of(node, "wrong-loaded")
+    assert found["_default._default", b"own::a"].value == line.encode(), "with a template a line is a document"
+    assert found["_default._default", b"e"].expiry == 0
 
 
 def test_a_folder_is_loaded_as_a_whole_or_not_at_all(node: NodeProcess, tmp_path: Path) -> None:
@@ -243,12 +233,6 @@ def test_collections_that_are_not_there_can_be_made(node: NodeProcess, tmp_path:
     assert documents_of(node, "made-loaded").keys() == {
         (name, b"k") for name in ("_default._default", "new.one", "new.two")
     }
-
-
-def test_only_a_folder_names_collections(node: NodeProcess) -> None:
-    result = run("load", f"{node.url}/wrong-loaded", "--generate", "1", "--create-collections")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "--create-collections is for a folder" in result.stderr
 
 
 def test_an_error_names_the_file(node: NodeProcess, tmp_path: Path) -> None:
@@ -278,7 +262,12 @@ def test_folders_that_are_no_exports(node: NodeProcess, tmp_path: Path, names: l
     assert said in result.stderr
 
 
-def test_a_folder_names_the_collections(node: NodeProcess, tmp_path: Path) -> None:
-    result = run("load", f"{node.url}/wrong-loaded", str(tmp_path), "--collection", "a.b")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "named after: no --collection" in result.stderr
+def test_only_a_folder_names_collections(node: NodeProcess, tmp_path: Path) -> None:
+    url = f"{node.url}/wrong-loaded"
+    for arguments, said in (
+        (("--generate", "1", "--create-collections"), "--create-collections is for a folder"),
+        ((str(tmp_path), "--collection", "a.b"), "named after: no --collection"),
+    ):
+        result = run("load", url, *arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert said in result.stderr

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.client.offsets import Offsets
-from support.commands import VBUCKETS, TailedBucket, documents, json_lines, places
+from support.commands import VBUCKETS, TailedBucket, documents, json_lines, places, serving_buckets
 from support.node_process import NodeProcess
 
 COUNT = 3000
@@ -21,11 +21,8 @@ BUCKETS = ("full", "shown", "named", "kept", "rolled", "young", "attributed")
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    buckets = [part for name in BUCKETS for part in ("--bucket", name)]
-    data = tmp_path_factory.mktemp("tailed") / "data"
-    with NodeProcess(data, "--vbuckets", str(VBUCKETS), *buckets).start() as started:
+    with serving_buckets(tmp_path_factory, *BUCKETS) as started:
         yield started
-        assert "Traceback" not in started.log()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.client.offsets import Offsets
-from support.commands import END_S_MAX, VBUCKETS, TailedBucket, documents, json_lines, start_tail
+from support.commands import END_S_MAX, VBUCKETS, TailedBucket, documents, json_lines, serving_buckets, start_tail
 from support.node_process import PASSWORD, USER, NodeProcess
 
 COUNT = 20_000
@@ -29,11 +29,8 @@ PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    buckets = [part for name in BUCKETS for part in ("--bucket", name)]
-    data = tmp_path_factory.mktemp("tailed") / "data"
-    with NodeProcess(data, "--vbuckets", str(VBUCKETS), *buckets).start() as started:
+    with serving_buckets(tmp_path_factory, *BUCKETS) as started:
         yield started
-        assert "Traceback" not in started.log()
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +75,7 @@ def test_a_signal_in_the_middle(many: TailedBucket, number: signal.Signals, exit
     keys = [line["key"] for line in json_lines(first + stdout)]
     assert len(keys) < COUNT
     [said, command] = stderr.decode().splitlines()
-    assert said == f"{word} after {len(keys):,} changes. To go on from there:"
+    assert said == f"{word} after {len(keys):,} changes. To resume from there:"
     assert sorted(keys + resumed(command)) == documents(COUNT), "nothing twice, nothing missing"
 
 
@@ -207,7 +204,7 @@ def test_a_full_disk(many: TailedBucket) -> None:
         lines = stderr_of(process)
     assert process.returncode == 1
     assert lines == [
-        "Error: standard output can't be written to: No space left on device. Check the disk and the space on it"
+        "Error: standard output can't be written: No space left on device. Check the disk and the space on it"
     ]
 
 
@@ -223,6 +220,6 @@ def test_a_node_that_is_gone(tmp_path: Path) -> None:
     assert process.returncode == 1
     # Not that the connection was closed, which was long ago and is no reason.
     why = r"127\.0\.0\.1:\d+ can't be reached: .*\. Check the address, and that the server is running"
-    assert re.fullmatch(rf"Error: vbucket \d+ has been out of reach for 5 seconds: {why}", error)
-    assert said == "10 changes came before that. To go on from there:"
+    assert re.fullmatch(rf"Error: vbucket \d+ has been unreachable for 5 seconds: {why}", error)
+    assert said == "10 changes came before that. To resume from there:"
     assert Offsets.from_json(shlex.split(command)[-1]).vbuckets == tuple(range(VBUCKETS))

@@ -14,19 +14,17 @@ from click.testing import CliRunner, Result
 from headwater.cli import main
 from headwater.client.offsets import Offsets
 from support.cases import each
-from support.commands import LOGIN, VBUCKETS, TailedBucket
+from support.commands import LOGIN, VBUCKETS, TailedBucket, serving_buckets
 from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess
 
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TailedBucket]:
-    data = tmp_path_factory.mktemp("tailed") / "data"
-    with NodeProcess(data, "--vbuckets", str(VBUCKETS), "--bucket", "travel", "--bucket", "other").start() as node:
+    with serving_buckets(tmp_path_factory, "travel", "other") as node:
         bucket = TailedBucket(node, "travel")
         bucket.fill(50)
         yield bucket
-        assert "Traceback" not in node.log()
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -46,22 +44,16 @@ def failed(*arguments: str, env: dict[str, str] | None = None) -> str:
 # --- getting in ---------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_password(bucket: TailedBucket) -> None:
+def test_who_logs_in_and_where(bucket: TailedBucket) -> None:
+    url = bucket.url.replace("//", f"//{USER}@")
+    assert run(url, env={"HEADWATER_PASSWORD": PASSWORD}).exit_code == 0
+    assert run(bucket.url, "--user", USER, "--password", PASSWORD, env={}).exit_code == 0
     sentence = failed(bucket.url, "--password", "wrong")
     assert sentence.endswith("the user or the password is wrong. Check the user name and the password")
-
-
-def test_nobody_logs_in(bucket: TailedBucket) -> None:
     assert "travel" in failed(bucket.url, env={})
-    assert "there is a password, but no user" in failed(bucket.url, "--password", "pencil", env={})
-
-
-def test_an_unknown_bucket_or_none(bucket: TailedBucket) -> None:
+    assert "a password was given without a user" in failed(bucket.url, "--password", "pencil", env={})
     assert "there is no bucket 'nope'" in failed(f"{bucket.node.url}/nope")
     assert "names no bucket. Write couchbase://host/bucket" in failed(bucket.node.url)
-
-
-def test_a_url_that_is_none() -> None:
     assert "does not start with couchbase://" in failed("localhost")
 
 
@@ -100,9 +92,9 @@ def test_tls(bucket: TailedBucket, tmp_path: Path) -> None:
         assert run(url, "--tls-ca", str(certificate)).exit_code == 0
         assert run(url, "--tls-skip-verify").exit_code == 0
         assert "is not trusted" in failed(url)
-        assert "speaks TLS, and this connection does not" in failed(url.replace("couchbases", "couchbase"))
+        assert "uses TLS, and this connection does not" in failed(url.replace("couchbases", "couchbase"))
     assert "does not speak TLS" in failed(bucket.url.replace("couchbase", "couchbases"))
-    assert "there are TLS options, but no TLS" in failed(bucket.url, "--tls-skip-verify")
+    assert "TLS options were given, but the connection does not use TLS" in failed(bucket.url, "--tls-skip-verify")
 
 
 # --- what is read -------------------------------------------------------------------------------------------------
@@ -117,7 +109,7 @@ def test_tls(bucket: TailedBucket, tmp_path: Path) -> None:
         (("--scope", "shop"), 'scope "shop" is unknown. '),
         (("--vbucket", "16"), f"there is no vbucket 16: the bucket has {VBUCKETS}. "),
         (("--buffer-bytes", "10"), "buffer_bytes is 10. Use 1024 to "),
-        (("--name", ""), "'' is no name for a reader. "),
+        (("--name", ""), "'' is not a valid name for a reader. "),
     ],
 )
 def test_what_the_bucket_does_not_have(bucket: TailedBucket, options: tuple[str, ...], sentence: str) -> None:
@@ -167,7 +159,7 @@ def test_the_offsets_of_another_bucket(bucket: TailedBucket, place: Path) -> Non
     other = f"{bucket.node.url}/other"
     for option in ("--from", "--checkpoint"):
         sentence = failed(other, option, str(place))
-        assert sentence.startswith("Error: the checkpoint is of the bucket with uuid ")
+        assert sentence.startswith("Error: the checkpoint belongs to the bucket with uuid ")
 
 
 def test_offsets_that_are_ahead_of_the_server(bucket: TailedBucket, place: Path) -> None:
@@ -203,12 +195,6 @@ def test_a_checkpoint_that_is_in_use(bucket: TailedBucket, place: Path) -> None:
 def test_a_bad_reply_of_the_server_is_printed_without_its_control_characters(bucket: TailedBucket) -> None:
     sentence = failed(bucket.url, "--collection", "a\x1b[2J.b")
     assert "\x1b" not in sentence
-
-
-def test_who_logs_in(bucket: TailedBucket) -> None:
-    url = bucket.url.replace("//", f"//{USER}@")
-    assert run(url, env={"HEADWATER_PASSWORD": PASSWORD}).exit_code == 0
-    assert run(bucket.url, "--user", USER, "--password", PASSWORD, env={}).exit_code == 0
 
 
 def test_the_place_of_nothing(bucket: TailedBucket, tmp_path: Path) -> None:

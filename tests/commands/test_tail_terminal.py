@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import END_S_MAX, VBUCKETS, TailedBucket
-from support.node_process import NodeProcess
+from support.commands import END_S_MAX, TailedBucket, serving_buckets
 
 COUNT = 40
 COLUMNS = 100
@@ -24,8 +23,7 @@ CODES = re.compile("\x1b\\[[0-9;]*m")
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TailedBucket]:
-    data = tmp_path_factory.mktemp("tailed") / "data"
-    with NodeProcess(data, "--vbuckets", str(VBUCKETS)).start() as node:
+    with serving_buckets(tmp_path_factory) as node:
         bucket = TailedBucket(node, "default")
         bucket.fill(COUNT)
         yield bucket
@@ -80,7 +78,7 @@ def test_the_lag_is_shown_while_the_output_goes_to_a_file(
     assert process.wait(END_S_MAX) == 130
     assert re.search(r"\d+ changes, [\d,]+/s  lag [\d,?]+  rollbacks 0  reconnects 0", CODES.sub("", shown))
     after = CODES.sub("", shown.rpartition(ERASE)[2])
-    assert after.startswith(f"Interrupted after {COUNT} changes. To go on from there:"), "the line is gone"
+    assert after.startswith(f"Interrupted after {COUNT} changes. To resume from there:"), "the line is gone"
 
 
 def test_changes_stand_above_the_line(bucket: TailedBucket, terminal: Terminal) -> None:
@@ -139,4 +137,4 @@ def test_arrow_is_not_for_terminals(bucket: TailedBucket, terminal: Terminal) ->
         assert process.stderr is not None
         said = process.stderr.read().decode()
     assert process.returncode == 1
-    assert said.startswith("Error: Arrow is no text for a terminal. Send it to a file")
+    assert said.startswith("Error: Arrow can't be written to a terminal. Send it to a file")

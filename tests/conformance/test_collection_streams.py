@@ -8,7 +8,7 @@ import pytest
 
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import ErrorResponse
-from headwater.protocol.messages.dcp_changes import Mutation, SnapshotMarker, SystemEvent
+from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, ManifestUid, Seqno, VBucketId
 from headwater.protocol.status import Status
@@ -19,7 +19,7 @@ from headwater.protocol.system_events import (
     decode_event,
 )
 from headwater.store.receiving import begin_snapshot, receive_change, receive_event
-from headwater.store.scan import collection_high_seqnos
+from headwater.store.scan import CollectionSeqnos
 from headwater.store.settling import remove_vbucket, roll_back
 from support.dcp_world import COLLECTIONS, Consumer, World, brief, changes, of_type, stream_request
 
@@ -60,20 +60,18 @@ def test_a_stream_of_everything_has_system_events_in_their_places(shop: World) -
     ]
 
 
-def test_a_scope_comes_before_its_collections(shop: World) -> None:
-    consumer = _consumer(shop)
-    consumer.open()
-    events = [decode_event(message) for message in of_type(consumer.received(), SystemEvent)]
-    names = [event.name for event in events if isinstance(event, ScopeCreated | CollectionCreated)]
-    assert names.index("shop") < names.index("orders")
-    assert set(names) == {"shop", "orders", "fruit"}
-
-
-def test_the_manifest_uid_stands_only_on_the_last_event_of_a_manifest(shop: World) -> None:
-    consumer = _consumer(shop)
-    consumer.open()
-    events = [decode_event(message) for message in of_type(consumer.received(), SystemEvent)]
-    assert [event.manifest_uid for event in events] == [0, 0, 3]
+def test_events_are_packed_unless_flatbuffers_are_asked_for(shop: World) -> None:
+    """A scope comes before its collections, and the manifest's uid stands on the last event only."""
+    for controls, version in (({}, 0), ({"flatbuffers_system_events": "true"}, FLATBUFFERS_VERSION)):
+        consumer = _consumer(shop, **controls)
+        consumer.open()
+        messages = of_type(consumer.received(), SystemEvent)
+        assert {message.version for message in messages} == {version}
+        events = [decode_event(message) for message in messages]
+        assert [event.manifest_uid for event in events] == [0, 0, 3]
+        names = [event.name for event in events if isinstance(event, ScopeCreated | CollectionCreated)]
+        assert names.index("shop") < names.index("orders")
+        assert set(names) == {"shop", "orders", "fruit"}
 
 
 def test_a_collection_that_comes_later_is_told_live(shop: World) -> None:
@@ -90,13 +88,6 @@ def test_a_dropped_collection_is_told_and_its_documents_are_not(shop: World) -> 
     assert lines[-1] == "event COLLECTION_DROPPED@8"
 
 
-def test_events_come_packed_unless_flatbuffers_are_asked_for(shop: World) -> None:
-    consumer = _consumer(shop)
-    consumer.open()
-    events = of_type(consumer.received(), SystemEvent)
-    assert {event.version for event in events} == {0}
-
-
 def test_a_collection_with_a_max_ttl_is_told_in_version_1(world: World) -> None:
     world.set_manifest(Manifest().with_collection("_default", "short", max_ttl_s=5))
     consumer = _consumer(world)
@@ -108,34 +99,20 @@ def test_a_collection_with_a_max_ttl_is_told_in_version_1(world: World) -> None:
     )
 
 
-def test_flatbuffers_system_events(shop: World) -> None:
-    consumer = _consumer(shop, flatbuffers_system_events="true")
-    consumer.open()
-    events = of_type(consumer.received(), SystemEvent)
-    assert {event.version for event in events} == {FLATBUFFERS_VERSION}
-    names = {decoded.name for decoded in map(decode_event, events) if isinstance(decoded, CollectionCreated)}
-    assert names == {"fruit", "orders"}
-
-
 # --- filters ------------------------------------------------------------------------------------------------------
 
 
-def test_a_collection_filter_brings_only_its_documents_and_events(shop: World) -> None:
-    lines = _consumer(shop).stream(value=b'{"collections":["8"]}')
-    assert changes(lines) == ["set 8:apple@5", "set 8:pear@7"]
-    assert [line for line in lines if line.startswith("event")] == ["event COLLECTION_CREATED@2"]
-
-
-def test_a_filter_of_several_collections(shop: World) -> None:
-    lines = _consumer(shop).stream(value=b'{"collections":["0","a"]}')
-    assert changes(lines) == ["set plain@4", "set a:order@6"]
-
-
-def test_a_scope_filter_brings_all_collections_of_the_scope(shop: World) -> None:
-    consumer = _consumer(shop)
-    lines = consumer.stream(value=b'{"scope":"9"}')
-    assert changes(lines) == ["set a:order@6"]
-    assert sum(line.startswith("event") for line in lines) == 2
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b'{"collections":["8"]}', ["event COLLECTION_CREATED@2", "set 8:apple@5", "set 8:pear@7"]),
+        (b'{"collections":["0","a"]}', ["event COLLECTION_CREATED@3", "set plain@4", "set a:order@6", "advanced 7"]),
+        (b'{"scope":"9"}', ["event SCOPE_CREATED@1", "event COLLECTION_CREATED@3", "set a:order@6", "advanced 7"]),
+    ],
+)
+def test_a_filter_brings_only_its_documents_and_events(shop: World, value: bytes, expected: list[str]) -> None:
+    """A seqno-advanced says where the snapshot ends if the filter hides its last change."""
+    assert _consumer(shop).stream(value=value, end_seqno=7) == ["marker 0..7", *expected, "end OK"]
 
 
 def test_a_scope_filter_follows_collections_that_come_later(shop: World) -> None:
@@ -148,26 +125,11 @@ def test_a_scope_filter_follows_collections_that_come_later(shop: World) -> None
     assert changes(lines) == ["set b:bill@9"]
 
 
-def test_seqno_advanced_where_a_filter_hides_the_end_of_a_snapshot(shop: World) -> None:
-    lines = _consumer(shop).stream(value=b'{"collections":["a"]}')
-    assert lines[0] == "marker 0..7"
-    assert lines[-2:] == ["set a:order@6", "advanced 7"]
-
-
-def test_no_seqno_advanced_where_the_end_of_a_snapshot_is_sent(shop: World) -> None:
-    lines = _consumer(shop).stream(value=b'{"collections":["8"]}')
-    assert lines[-1] == "set 8:pear@7"
-
-
 def test_a_filtered_stream_is_told_of_changes_that_are_not_its_own(shop: World) -> None:
     consumer = _consumer(shop)
     consumer.stream(value=b'{"collections":["8"]}')
     shop.write("plain again")
     assert consumer.brief() == ["marker 8..8", "advanced 8"]
-
-
-def test_a_filtered_bounded_stream_ends(shop: World) -> None:
-    assert _consumer(shop).stream(value=b'{"collections":["a"]}', end_seqno=7)[-1] == "end OK"
 
 
 def test_drop_of_a_filtered_collection_ends_the_stream_when_the_filter_is_empty(shop: World) -> None:
@@ -196,49 +158,36 @@ def test_drop_of_a_filtered_scope_ends_the_stream(shop: World) -> None:
     assert lines[-1] == "end FILTER_EMPTY"
 
 
-def test_an_unknown_collection_is_told_with_the_manifest_uid(shop: World) -> None:
-    answer = _consumer(shop).call(stream_request(value=b'{"collections":["99"]}'))
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [(b'{"collections":["99"]}', Status.UNKNOWN_COLLECTION), (b'{"scope":"99"}', Status.UNKNOWN_SCOPE)],
+)
+def test_what_is_unknown_is_refused_with_the_manifest_uid(shop: World, value: bytes, status: Status) -> None:
+    answer = _consumer(shop).call(stream_request(value=value))
     assert isinstance(answer, ErrorResponse)
-    assert answer.status == Status.UNKNOWN_COLLECTION
+    assert answer.status == status
     assert b'"manifest_uid":"3"' in answer.value.replace(b" ", b"")
-
-
-def test_an_unknown_scope_is_told(shop: World) -> None:
-    assert _consumer(shop).refused(stream_request(value=b'{"scope":"99"}')) == Status.UNKNOWN_SCOPE
 
 
 def test_manifest_ahead(shop: World) -> None:
     _consumer(shop).open(value=b'{"uid":"4"}')
     shop.speak_as("7.0")
     consumer = _consumer(shop)
-    assert consumer.refused(stream_request(value=b'{"uid":"4"}')) == Status.MANIFEST_IS_AHEAD
+    for value in (b'{"uid":"4"}', b'{"uid":"4","collections":["99"]}'):
+        assert consumer.refused(stream_request(value=value)) == Status.MANIFEST_IS_AHEAD
     consumer.open(value=b'{"uid":"3"}')
-
-
-def test_manifest_ahead_comes_before_an_unknown_collection(shop: World) -> None:
-    shop.speak_as("7.0")
-    request = stream_request(value=b'{"uid":"4","collections":["99"]}')
-    assert _consumer(shop).refused(request) == Status.MANIFEST_IS_AHEAD
 
 
 # --- consumers that know nothing of collections -------------------------------------------------------------------
 
 
-def test_a_default_collection_only_client_gets_no_prefix_and_no_events(shop: World) -> None:
+def test_a_default_collection_only_client_gets_its_documents_alone(shop: World) -> None:
+    """Without prefix and events, in a snapshot that ends with what it gets."""
     consumer = shop.consumer()
     consumer.open()
     messages = consumer.received()
-    assert [type(message) for message in messages] == [SnapshotMarker, Mutation]
+    assert brief(messages) == ["marker 0..4", "set plain@4"]
     assert of_type(messages, Mutation)[0].key == b"plain"
-
-
-def test_the_snapshot_of_a_default_collection_only_client_ends_at_its_high_seqno(shop: World) -> None:
-    assert shop.consumer().stream() == ["marker 0..4", "set plain@4"]
-
-
-def test_a_default_collection_only_client_hears_nothing_of_other_collections(shop: World) -> None:
-    consumer = shop.consumer()
-    consumer.stream()
     shop.write("banana", collection=FRUIT)
     assert consumer.brief() == []
     shop.write("later")
@@ -257,45 +206,31 @@ def test_a_default_collection_only_client_that_is_bounded_by_nothing_of_its_own(
 # --- out of order -------------------------------------------------------------------------------------------------
 
 
-def test_oso_brings_a_filtered_backfill_between_its_markers(shop: World) -> None:
+def test_oso_brings_a_filtered_backfill_between_its_markers_and_then_goes_on_in_order(shop: World) -> None:
     shop.settle()
-    lines = _consumer(shop, enable_out_of_order_snapshots="true").stream(value=b'{"collections":["8"]}')
+    consumer = _consumer(shop, enable_out_of_order_snapshots="true")
+    lines = consumer.stream(value=b'{"collections":["8"]}')
     assert (lines[0], lines[-1]) == ("oso START", "oso END")
     assert sorted(changes(lines)) == ["set 8:apple@5", "set 8:pear@7"]
     assert not any(line.startswith("marker") for line in lines)
-
-
-def test_oso_goes_on_in_order_after_the_backfill(shop: World) -> None:
-    shop.settle()
-    consumer = _consumer(shop, enable_out_of_order_snapshots="true")
-    consumer.stream(value=b'{"collections":["8"]}')
     shop.write("fig", collection=FRUIT)
     assert consumer.brief() == ["marker 8..8", "set 8:fig@8"]
 
 
-def test_oso_with_seqno_advanced_tells_the_end_that_the_filter_hides(shop: World) -> None:
+@pytest.mark.parametrize(("mode", "advanced"), [("true_with_seqno_advanced", ["advanced 7"]), ("true", [])])
+def test_oso_with_seqno_advanced_says_where_the_snapshot_ends(shop: World, mode: str, advanced: list[str]) -> None:
     shop.settle()
-    consumer = _consumer(shop, enable_out_of_order_snapshots="true_with_seqno_advanced")
-    lines = consumer.stream(value=b'{"collections":["a"]}')
-    assert lines[-2:] == ["advanced 7", "oso END"]
+    lines = _consumer(shop, enable_out_of_order_snapshots=mode).stream(value=b'{"collections":["a"]}')
+    assert [line for line in lines if line.startswith("advanced")] == advanced
+    assert lines[-1] == "oso END"
 
 
-def test_oso_without_seqno_advanced_does_not_tell_it(shop: World) -> None:
+def test_oso_is_not_for_streams_that_resume_or_have_no_filter(shop: World) -> None:
     shop.settle()
-    lines = _consumer(shop, enable_out_of_order_snapshots="true").stream(value=b'{"collections":["a"]}')
-    assert not any(line.startswith("advanced") for line in lines)
-
-
-def test_oso_is_not_for_streams_that_resume(shop: World) -> None:
-    shop.settle()
+    assert _consumer(shop, enable_out_of_order_snapshots="true").stream()[0] == "marker 0..7"
     consumer = _consumer(shop, enable_out_of_order_snapshots="true")
     lines = consumer.stream(start_seqno=5, vbuuid=shop.vbuuid(), value=b'{"collections":["8"],"uid":"3"}')
     assert lines == ["marker 5..7", "set 8:pear@7"]
-
-
-def test_oso_is_not_for_streams_without_a_filter(shop: World) -> None:
-    shop.settle()
-    assert _consumer(shop, enable_out_of_order_snapshots="true").stream()[0] == "marker 0..7"
 
 
 # --- flush --------------------------------------------------------------------------------------------------------
@@ -360,7 +295,7 @@ def test_a_live_stream_gets_a_flush_as_another_creation(shop: World) -> None:
 
 def test_the_high_seqno_of_a_collection_counts_its_flush(shop: World) -> None:
     shop.set_manifest(_flushed(shop.bucket.manifest, FRUIT))
-    assert collection_high_seqnos(shop.bucket, [0], CollectionId(FRUIT)) == [8]
+    assert CollectionSeqnos.of(shop.bucket, [0], CollectionId(FRUIT)).high_seqnos() == [8]
 
 
 def test_a_copy_voids_what_its_producer_flushed(shop: World) -> None:

@@ -39,7 +39,7 @@ from headwater.protocol.messages.dcp_streams import (
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
-from support.dcp_world import COLLECTIONS, PLAIN, PURGE_ALL, VBUCKET, World, brief
+from support.dcp_world import COLLECTIONS, PLAIN, PURGE_ALL, VBUCKET, World, of_type
 from support.replication_world import WITH_EVERY_VERSION, Link, Receiver, change_log, documents
 
 LOG = (FailoverEntry(vbuuid=Vbuuid(0xFEED), seqno=Seqno(0)),)
@@ -244,9 +244,21 @@ def test_other_forms_are_brought_into_the_stored_one(stream: Scripted, form: str
 # --- out of order -------------------------------------------------------------------------------------------------
 
 
-def test_a_change_outside_any_snapshot(stream: Scripted) -> None:
-    assert stream.status(_set(1)) == Status.ERANGE
-    assert stream.high_seqno() == 0
+@pytest.mark.parametrize(
+    ("messages", "status"),
+    [
+        ([_set(1)], Status.ERANGE),
+        ([_marker(0, 1), _set(1), _set(2)], Status.ERANGE),
+        ([_marker(0, 2), _set(1), _marker(3, 4)], Status.EINVAL),
+        ([_marker(0, 2), _set(1), _set(2), _marker(5, 4)], Status.EINVAL),
+        ([_marker(0, 2), _set(1), _set(2), _marker(1, 2)], Status.ERANGE),
+        ([_marker(0, 2), _set(1), _set(2), _marker(0, 1)], Status.ERANGE),
+    ],
+    ids=["no snapshot", "after a complete one", "inside of one", "end before start", "the same", "an older one"],
+)
+def test_a_change_or_a_marker_that_does_not_fit(stream: Scripted, messages: list[Request], status: Status) -> None:
+    assert stream.status(*messages) == status
+    assert stream.high_seqno() == len(of_type(messages[:-1], Mutation))
 
 
 @pytest.mark.parametrize(
@@ -259,29 +271,11 @@ def test_a_seqno_that_does_not_rise_inside_its_snapshot(stream: Scripted, late: 
     assert stream.high_seqno() == 2, "what came before it is taken"
 
 
-def test_after_a_complete_snapshot_the_next_needs_a_marker(stream: Scripted) -> None:
-    assert stream.status(_marker(0, 1), _set(1), _set(2)) == Status.ERANGE
-
-
 def test_a_refused_change_ends_the_stream_so_that_there_is_no_gap(stream: Scripted) -> None:
     assert stream.status(_marker(0, 1), _set(1), _set(3)) == Status.ERANGE
     assert stream.status(_marker(2, 4)) == Status.STREAM_NOT_FOUND
     assert stream.high_seqno() == 1
     assert stream.add() != stream.opaque
-
-
-@pytest.mark.parametrize(("status", "marker"), [
-    (Status.EINVAL, _marker(5, 4)),
-    (Status.ERANGE, _marker(1, 2)),
-    (Status.ERANGE, _marker(0, 1)),
-])  # fmt: skip
-def test_a_marker_that_does_not_fit(stream: Scripted, status: Status, marker: SnapshotMarker) -> None:
-    assert stream.send(_marker(0, 2), _set(1), _set(2)) == []
-    assert stream.status(marker) == status
-
-
-def test_a_marker_inside_a_snapshot(stream: Scripted) -> None:
-    assert stream.status(_marker(0, 2), _set(1), _marker(3, 4)) == Status.EINVAL
 
 
 def test_messages_of_a_stream_that_is_not_open(stream: Scripted) -> None:
@@ -353,12 +347,6 @@ def test_a_vbucket_that_was_changed_under_the_stream(stream: Scripted) -> None:
     stream.world.write("own")
     stream.world.set_state(VBucketState.REPLICA)
     assert stream.status(_set(3)) == Status.KEY_ENOENT
-
-
-def test_the_end_of_a_stream(stream: Scripted) -> None:
-    assert stream.send(_marker(0, 1), _set(1), StreamEnd()) == []
-    assert stream.receiver.connection.streams == {}
-    assert stream.world.node.bucket_service.receivers == {}
 
 
 # --- what is answered ---------------------------------------------------------------------------------------------
@@ -502,24 +490,14 @@ def test_the_producers_end_of_the_link_sees_the_refusal(world: World, replica: W
     assert link.producer.is_closed
 
 
-@WITH_EVERY_VERSION
-def test_brief_of_what_a_copy_is_sent(world: World, replica: World) -> None:
-    """History snapshots: every version comes, so that a rollback can be exact."""
-    world.store("a", "a", "b", "a")
-    link = Link(world, replica)
-    link.add()
-    lines = [line for line in brief(link.passed) if not line.endswith("Response")]
-    assert lines == ["marker 0..4", "set a@1", "set a@2", "set b@3", "set a@4"]
-    facts = replica.bucket.vbuckets.facts[0]
-    assert facts is not None
-    assert facts.history_start_seqno == 0
-
-
-def test_a_snapshot_without_history_can_not_be_rolled_back_into(stream: Scripted) -> None:
-    assert stream.send(_marker(0, 5, SnapshotFlags.DISK), _set(1), _set(5)) == []
+@pytest.mark.parametrize(("flags", "history_start"), [(HISTORY, 0), (SnapshotFlags.DISK, 5)])
+def test_only_a_snapshot_with_history_can_be_rolled_back_into(
+    stream: Scripted, flags: SnapshotFlags, history_start: int
+) -> None:
+    assert stream.send(_marker(0, 5, flags), _set(1), _set(5)) == []
     facts = stream.world.bucket.vbuckets.facts[0]
     assert facts is not None
-    assert facts.history_start_seqno == 5
+    assert facts.history_start_seqno == history_start
     assert (facts.snapshot_start_seqno, facts.snapshot_end_seqno) == (0, 5)
 
 

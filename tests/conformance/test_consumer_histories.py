@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.node.failover_drill import roll_back_vbucket
+from headwater.node.replication.vbucket_states import roll_back_vbucket
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest
@@ -25,7 +25,7 @@ from support.replication_world import Link, change_log, documents, make_replica
 
 KEYS = 12
 STEPS = 120
-SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(8, 40))]
+SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 40))]
 
 
 class History:
@@ -173,23 +173,17 @@ def _live_documents(world: World) -> dict[tuple[int, bytes], object]:
     return {key: document for key, document in documents(world.bucket).items() if key[0] in live}
 
 
+@pytest.mark.parametrize("compacts", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_copy_equals_its_source_after_any_history(tmp_path: Path, seed: int) -> None:
-    history = History(tmp_path, seed, compacts=False)
-    history.run()
-    history.come_to_rest()
-    assert _live_log(history.copy) == _live_log(history.active)
-    assert _live_documents(history.copy) == _live_documents(history.active)
-    assert history.copy.bucket.manifest == history.active.bucket.manifest
-    history.copy.node.reopen(in_order=False)
-    assert _live_documents(history.copy) == _live_documents(history.active)
-    history.close()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_documents_of_a_copy_are_its_sources_after_any_history_with_compaction(tmp_path: Path, seed: int) -> None:
-    history = History(tmp_path, seed, compacts=True)
+def test_a_copy_equals_its_source_after_any_history(tmp_path: Path, seed: int, compacts: bool) -> None:
+    """Its documents do; and all its changes where none were compacted."""
+    history = History(tmp_path, seed, compacts=compacts)
     history.run()
     history.come_to_rest()
     assert _live_documents(history.copy) == _live_documents(history.active)
+    if not compacts:
+        assert _live_log(history.copy) == _live_log(history.active)
+        assert history.copy.bucket.manifest == history.active.bucket.manifest
+        history.copy.node.reopen(in_order=False)
+        assert _live_documents(history.copy) == _live_documents(history.active)
     history.close()

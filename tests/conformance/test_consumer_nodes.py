@@ -40,7 +40,7 @@ class Connection:
 
     @classmethod
     async def open(cls, node: Node) -> Connection:
-        port = node._address.kv_port
+        port = node.address.kv_port
         connection = cls(*await asyncio.open_connection("127.0.0.1", port))
         cls.opened.append(connection)
         for request in (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.status import Status
@@ -30,14 +32,9 @@ def test_a_takeover(world: World, replica: World) -> None:
     assert tuple(older) == source.failover_log.entries
 
 
-def test_an_empty_vbucket_is_taken_over(world: World, replica: World) -> None:
-    link = Link(world, replica)
-    link.add(flags=StreamFlags.TAKEOVER)
-    assert _states(world, replica) == [VBucketState.DEAD, VBucketState.ACTIVE]
-
-
-def test_a_takeover_of_a_copy_that_is_up_to_date(world: World, replica: World) -> None:
-    world.store("a")
+@pytest.mark.parametrize("keys", [(), ("a",)])
+def test_a_takeover_of_a_copy_that_is_up_to_date(world: World, replica: World, keys: tuple[str, ...]) -> None:
+    world.store(*keys)
     link = Link(world, replica)
     link.add()
     link.close_stream()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
+from headwater.node.producer.statistics import STREAMS_VIEWED_MAX
+from headwater.node.service import ConsumerView
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.session import Stat
 from support.dcp_world import VBUCKET, World

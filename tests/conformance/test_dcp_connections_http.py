@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -10,23 +11,24 @@ import pytest
 
 from headwater.protocol.messages.dcp_streams import Control, Open, StreamRequest
 from headwater.protocol.numbers import Seqno, VBucketId
-from support.node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.cases import each
+from support.node_process import PASSWORD, USER, NodeProcess
 
 
-@pytest.fixture
-def node(start_node: StartNode) -> NodeProcess:
-    return start_node("--vbuckets", "4")
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    with NodeProcess(tmp_path_factory.mktemp("data"), "--vbuckets", "4") as node:
+        yield node.start()
+    assert "Traceback" not in node.log(), node.log()
 
 
 def ask(node: NodeProcess, path: str = "/headwater/buckets/default/dcp") -> httpx.Response:
     return httpx.get(f"{node.http_url}{path}", auth=(USER, PASSWORD))
 
 
-def test_nobody_is_connected(node: NodeProcess) -> None:
-    assert ask(node).json() == {"bucket": "default", "connections": []}
-
-
 def test_a_connection_with_its_streams(node: NodeProcess) -> None:
+    assert ask(node).json() == {"bucket": "default", "connections": []}
+    assert ask(node, "/headwater/buckets/nowhere/dcp").status_code == 404
     with closing(node.connect()) as connection:
         connection.request(Open(key=b"spark"))
         connection.request(Control(key=b"enable_noop", value=b"true"))
@@ -50,11 +52,7 @@ def test_a_connection_with_its_streams(node: NodeProcess) -> None:
     assert named["streams"] == streams
 
 
-def test_a_bucket_that_is_not_here(node: NodeProcess) -> None:
-    assert ask(node, "/headwater/buckets/nowhere/dcp").status_code == 404
-
-
-@pytest.mark.parametrize(
+@each(
     ("path", "form", "field"),
     [
         ("x", {"to": "0"}, "vbucket"),

@@ -16,26 +16,13 @@ from support.cases import each
 from support.dcp_world import COLLECTIONS, NO_XERROR, World, stream_request
 
 
-def test_open_makes_a_producer(world: World) -> None:
-    consumer = world.connection()
-    assert consumer.call(Open(key=b"first")).status == Status.SUCCESS
-    assert consumer.stream() == []
-
-
-def test_a_second_open_is_einval_and_the_connection_lives(world: World) -> None:
-    consumer = world.consumer()
-    assert consumer.refused(Open(key=b"again")) == Status.EINVAL
-    consumer.open()
-
-
-def test_a_stream_request_before_the_open_is_einval(world: World) -> None:
+def test_a_connection_is_opened_once_and_first(world: World) -> None:
     consumer = world.connection()
     assert consumer.refused(stream_request()) == Status.EINVAL
-    assert not consumer.is_closed
-
-
-def test_a_control_before_the_open_is_einval(world: World) -> None:
-    assert world.connection().refused(Control(key=b"enable_noop", value=b"true")) == Status.EINVAL
+    assert consumer.refused(Control(key=b"enable_noop", value=b"true")) == Status.EINVAL
+    assert consumer.call(Open(key=b"first")).status == Status.SUCCESS
+    assert consumer.refused(Open(key=b"again")) == Status.EINVAL
+    assert consumer.stream() == []
 
 
 @pytest.mark.parametrize("misplaced", [AddStream(), Mutation(seqno=Seqno(1), rev_seqno=1, key=b"k")])
@@ -53,6 +40,7 @@ def test_what_is_for_a_consumer_is_refused_by_a_producer_or_closes_its_connectio
 
 OPENS = [
     ("an open flag that is unknown", {"flags": OpenFlags(0x11)}, (Status.SUCCESS, Status.EINVAL)),
+    ("a notifier", {"flags": OpenFlags.NOTIFIER}, (Status.EINVAL, Status.EINVAL)),
     ("a seqno", {"seqno": 5}, (Status.SUCCESS, Status.SUCCESS)),
     ("a name of 201 bytes", {"key": b"n" * 201}, (Status.EINVAL, Status.SUCCESS)),
     ("both flags for no values", {"flags": OpenFlags(0x49)}, (Status.EINVAL, Status.EINVAL)),
@@ -106,10 +94,8 @@ def test_a_name_has_1_to_250_bytes(world: World, name: bytes) -> None:
     consumer = world.connection()
     frame = b"\x80\x50" + len(name).to_bytes(2) + b"\x08" + bytes(3) + (8 + len(name)).to_bytes(4) + bytes(12)
     assert consumer.refused(frame + bytes(7) + b"\x01" + name) == Status.EINVAL
-
-
-def test_a_name_of_200_bytes_is_taken(world: World) -> None:
-    assert world.connection().call(Open(key=b"n" * 200)).status == Status.SUCCESS
+    assert consumer.call(Open(key=b"n" * 200)).status == Status.SUCCESS
+    assert consumer.call(DcpNoop(opaque=7)).opaque == 7
 
 
 def test_the_value_of_an_open_is_for_a_consumer_and_says_that_it_is_json(world: World) -> None:
@@ -123,34 +109,22 @@ def test_the_value_of_an_open_is_for_a_consumer_and_says_that_it_is_json(world: 
     assert connection.call(named).status == Status.SUCCESS
 
 
-def test_a_notifier_can_not_be_opened(world: World) -> None:
-    assert world.connection().refused(Open(key=b"n", flags=OpenFlags.NOTIFIER)) != Status.SUCCESS
-
-
 def test_a_name_is_taken_over_by_a_second_connection(world: World) -> None:
     world.write("a")
     older = world.consumer(name="same")
     older.open()
+    world.consumer(name="other")
+    assert not older.is_closed
     newer = world.consumer(name="same")
     assert older.is_closed
     assert older.received() == []
     assert newer.stream() == ["marker 0..1", "set a@1"]
-
-
-def test_a_name_is_free_again_when_its_connection_is_gone(world: World) -> None:
-    older = world.consumer(name="same")
-    older.session.disconnected()
-    newer = world.consumer(name="same")
+    newer.session.disconnected()
+    assert world.consumer(name="same").stream() == ["marker 0..1", "set a@1"]
     assert not newer.is_closed
 
 
-def test_another_name_closes_nothing(world: World) -> None:
-    first = world.consumer(name="one")
-    world.consumer(name="two")
-    assert not first.is_closed
-
-
-@pytest.mark.parametrize(
+@each(
     ("key", "value"),
     [
         ("enable_noop", "true"),
@@ -177,7 +151,7 @@ def test_a_known_control_is_taken(world: World, key: str, value: str) -> None:
     world.consumer(features=COLLECTIONS).control(key, value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "value"),
     [
         (b"no_such_control", b"1"),
@@ -203,33 +177,19 @@ def test_an_unknown_control_or_a_bad_value_is_einval(world: World, key: bytes, v
     consumer.open()
 
 
-def test_the_failover_log_is_told(world: World) -> None:
-    answer = world.consumer().succeed(GetFailoverLog())
-    assert [entry.vbuuid for entry in answer.failover_log] == [world.vbuuid()]
-
-
-def test_the_failover_log_of_a_vbucket_that_is_not_here(world: World) -> None:
-    assert world.consumer().refused(GetFailoverLog(vbucket=500)) == Status.NOT_MY_VBUCKET
-
-
-def test_a_noop_of_the_consumer_is_answered(world: World) -> None:
-    assert world.consumer().call(DcpNoop(opaque=7)).opaque == 7
+def test_the_failover_log(world: World) -> None:
+    consumer = world.consumer()
+    assert [entry.vbuuid for entry in consumer.succeed(GetFailoverLog()).failover_log] == [world.vbuuid()]
+    assert consumer.refused(GetFailoverLog(vbucket=500)) == Status.NOT_MY_VBUCKET
 
 
 # --- extended errors ----------------------------------------------------------------------------------------------
 
 
-def test_without_extended_errors_a_wrong_stream_id_disconnects(world: World) -> None:
-    consumer = world.consumer(features=NO_XERROR, enable_noop="true", enable_stream_id="true")
-    consumer.send(stream_request())
-    assert consumer.is_closed
-
-
-def test_without_extended_errors_an_unknown_collection_is_einval(world: World) -> None:
+def test_without_extended_errors_a_refusal_has_an_older_status_or_disconnects(world: World) -> None:
     consumer = world.consumer(features=NO_XERROR, enable_noop="true")
     assert consumer.refused(stream_request(value=b'{"collections":["9"]}')) == Status.EINVAL
-
-
-def test_not_my_vbucket_is_the_same_with_and_without_extended_errors(world: World) -> None:
-    for features in (NO_XERROR, COLLECTIONS):
-        assert world.consumer(features=features).refused(stream_request(vbucket=500)) == Status.NOT_MY_VBUCKET
+    assert consumer.refused(stream_request(vbucket=500)) == Status.NOT_MY_VBUCKET
+    consumer.control("enable_stream_id", "true")
+    consumer.send(stream_request())
+    assert consumer.is_closed

@@ -202,26 +202,20 @@ def test_a_consumer_is_ended_rolled_back_and_put_on_the_new_branch(
     assert consumer.keys(1) == [b"e"]
 
 
-def test_a_stream_that_has_nothing_to_take_back_ends_too(
+def test_a_stream_with_nothing_to_take_back_ends_too_and_other_vbuckets_go_on(
     node: NodeProcess, kv: KvConnection, consumer: Consumer
 ) -> None:
-    put(kv, b"a", b"b")
+    put(kv, b"a")
     vbuuid = consumer.ask(0, 0).failover_log[0].vbuuid
-    consumer.keys(2)
+    consumer.keys(1)
+    assert drill(node, 0, vbucket=2).exit_code == 0
+    put(kv, b"b")
+    assert consumer.keys(1) == [b"b"]
     assert drill(node, 2).exit_code == 0
     ended = consumer.receive()
     assert isinstance(ended, StreamEnd)
     assert ended.reason == StreamEndReason.ROLLBACK
     assert consumer.ask(2, vbuuid).status == Status.SUCCESS
-
-
-def test_other_vbuckets_go_on(node: NodeProcess, kv: KvConnection, consumer: Consumer) -> None:
-    put(kv, b"a")
-    consumer.ask(0, 0)
-    consumer.keys(1)
-    assert drill(node, 0, vbucket=2).exit_code == 0
-    put(kv, b"b")
-    assert consumer.keys(1) == [b"b"]
 
 
 def test_a_drill_outlives_a_restart(node: NodeProcess, kv: KvConnection) -> None:
@@ -269,32 +263,21 @@ def test_drills_while_writes_go_on(node: NodeProcess, consumer: Consumer) -> Non
 # --- what the command says -----------------------------------------------------------------------------------------
 
 
-def test_the_command_tells_in_a_sentence(node: NodeProcess, kv: KvConnection) -> None:
+def test_what_the_command_says(node: NodeProcess, kv: KvConnection) -> None:
     put(kv, b"a", b"b")
+    for to, vbucket, words in (
+        (0, 4, "Error: there is no vbucket 4. The bucket has 4, counted from 0\n"),
+        (9, 1, "Error: seqno 9 is beyond the high seqno 2 of vbucket 1. Use one from 0 to 2\n"),
+        (2**64, 1, "Error: to: A number from 0 to 18446744073709551615\n"),
+    ):
+        refused = drill(node, to, vbucket=vbucket)
+        assert (refused.exit_code, refused.stderr) == (1, words)
+    stranger = drill(node, 0, user="nobody")
+    assert (stranger.exit_code, len(stranger.stderr.splitlines())) == (1, 1)
     result = drill(node, 1)
     assert result.exit_code == 0
     assert result.stdout.startswith("vbucket 1 rolled back from 2 to 1: 1 change lost (new vbuuid ")
     assert "rolled vbucket 1 of bucket 'default' back from 2 to 1" in node.log()
-
-
-@pytest.mark.parametrize(
-    ("to", "vbucket", "words"),
-    [
-        (0, 4, "Error: there is no vbucket 4. The bucket has 4, counted from 0\n"),
-        (9, 1, "Error: seqno 9 is beyond the high seqno 2 of vbucket 1. Take one from 0 to 2\n"),
-        (2**64, 1, "Error: to: A number from 0 to 18446744073709551615\n"),
-    ],
-)
-def test_what_can_not_be_done(node: NodeProcess, kv: KvConnection, to: int, vbucket: int, words: str) -> None:
-    put(kv, b"a", b"b")
-    result = drill(node, to, vbucket=vbucket)
-    assert (result.exit_code, result.stderr) == (1, words)
-
-
-def test_who_is_not_admin_may_not(node: NodeProcess) -> None:
-    result = drill(node, 0, user="nobody")
-    assert result.exit_code == 1
-    assert len(result.stderr.splitlines()) == 1
 
 
 def test_help_has_an_example() -> None:

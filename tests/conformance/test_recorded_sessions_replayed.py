@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -213,50 +214,28 @@ class ReplayOf8(Replay):
         return bool(is_rare and int.from_bytes(got.extras[:8]) < next_seqno)
 
 
-def test_the_session_of_8_0_2_gets_the_same_answers(node_of_8: NodeProcess) -> None:
+@pytest.mark.parametrize(
+    ("name", "sections", "compared", "options"),
+    [
+        (
+            "8.0.2",
+            "",
+            376,
+            {"other": SESSION_OTHER, "skipped": SESSION_SKIPPED, "shows_login": frozenset({"fe#1", "hello#1"})},
+        ),
+        ("8.0.2-kv", "", 47, {"other": KV_OTHER, "shows_login": frozenset({"h#1", "fe#1"})}),
+        ("8.0.2-flush", "", 50, {}),
+        # [ids] has requests that cross with what is sent, and deletions that the server has malformed. Section 5 leaves
+        # out what was written, and its OSO snapshots are in the order of the keys; 7 is about a purge by COMPACT_DB.
+        ("8.0.2-collections", "01234", 219, {}),
+        ("8.0.2-consumer", "01", 15, {}),
+    ],
+)
+def test_the_sessions_of_8_0_2_get_the_same_answers(
+    node_of_8: NodeProcess, name: str, sections: str, compared: int, options: dict[str, Any]
+) -> None:
+    session = [frame for frame in read_session(name) if not sections or frame.section[0] in sections]
     with ExitStack() as stack:
-        replay = ReplayOf8(
-            node_of_8.address,
-            stack,
-            other=SESSION_OTHER,
-            skipped=SESSION_SKIPPED,
-            shows_login=frozenset({"fe#1", "hello#1"}),
-        )
-        replay.play(read_session("8.0.2"))
-        assert replay.compared == 376
-
-
-def test_the_key_value_requests_of_8_0_2(node_of_8: NodeProcess) -> None:
-    with ExitStack() as stack:
-        replay = ReplayOf8(node_of_8.address, stack, other=KV_OTHER, shows_login=frozenset({"h#1", "fe#1"}))
-        replay.play(read_session("8.0.2-kv"))
-        assert replay.compared == 47
-
-
-def test_the_flush_of_a_collection_of_8_0_2(node_of_8: NodeProcess) -> None:
-    with ExitStack() as stack:
-        replay = ReplayOf8(node_of_8.address, stack)
-        replay.play(read_session("8.0.2-flush"))
-        assert replay.compared == 50
-
-
-def test_the_collections_of_8_0_2(node_of_8: NodeProcess) -> None:
-    # [ids] has requests that cross with what is sent, and deletions that the server has malformed. Section 5 leaves out
-    # what was written, and its OSO snapshots are in the order of the keys; 7 is about a purge by COMPACT_DB.
-    session = [
-        frame
-        for frame in read_session("8.0.2-collections")
-        if frame.section[0] in "01234" and frame.connection != "ids#1"
-    ]
-    with ExitStack() as stack:
-        replay = ReplayOf8(node_of_8.address, stack)
-        replay.play(session)
-        assert replay.compared == 219
-
-
-def test_the_opens_of_a_consumer_of_8_0_2(node_of_8: NodeProcess) -> None:
-    session = [frame for frame in read_session("8.0.2-consumer") if frame.section[0] in "01"]
-    with ExitStack() as stack:
-        replay = ReplayOf8(node_of_8.address, stack)
-        replay.play(session)
-        assert replay.compared == 15
+        replay = ReplayOf8(node_of_8.address, stack, **options)
+        replay.play([frame for frame in session if (name, frame.connection) != ("8.0.2-collections", "ids#1")])
+        assert replay.compared == compared

@@ -8,8 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from headwater.node.producer.live_frames import NO_KIND
-from headwater.node.producer.stream import Stream
+from headwater.node.producer.stream import NO_KIND, Stream
 from headwater.protocol.features import Feature
 from headwater.protocol.frames import Frame, encode_frame_infos, stream_id
 from headwater.protocol.manifest import Manifest

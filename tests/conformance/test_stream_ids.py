@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from headwater.protocol.features import Magic
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotMarker
@@ -64,43 +62,15 @@ def test_the_number_of_streams_on_a_vbucket_is_limited(world: World) -> None:
     consumer.open(value=b'{"sid":999}')
 
 
-def test_a_sid_without_the_control_is_streamid_invalid(world: World) -> None:
-    consumer = world.consumer(features=COLLECTIONS)
-    assert consumer.refused(stream_request(value=b'{"sid":1}')) == Status.DCP_STREAMID_INVALID
-
-
-def test_no_sid_with_the_control_is_streamid_invalid(world: World) -> None:
-    assert _consumer(world).refused(stream_request()) == Status.DCP_STREAMID_INVALID
-
-
-@pytest.mark.parametrize("sid", [b"0", b"65536", b"-1", b'"1"', b"1.5"])
-def test_a_sid_is_an_integer_of_1_to_65535(world: World, sid: bytes) -> None:
-    assert _consumer(world).refused(stream_request(value=b'{"sid":%s}' % sid)) != Status.SUCCESS
-
-
 def test_a_stream_is_closed_by_its_id(world: World) -> None:
     consumer = _consumer(world)
     consumer.open(value=b'{"sid":1}')
     consumer.open(value=b'{"sid":2}')
+    assert consumer.close_stream() == Status.DCP_STREAMID_INVALID
     assert consumer.close_stream(sid=1) == Status.SUCCESS
     assert consumer.close_stream(sid=1) == Status.KEY_ENOENT
     world.write("a")
     assert {change.stream_id for change in of_type(consumer.received(), Mutation)} == {2}
-
-
-def test_a_close_without_an_id_is_streamid_invalid_where_streams_have_ids(world: World) -> None:
-    consumer = _consumer(world)
-    consumer.open(value=b'{"sid":1}')
-    assert consumer.close_stream() == Status.DCP_STREAMID_INVALID
-
-
-def test_a_close_with_an_id_is_streamid_invalid_where_streams_have_none(world: World) -> None:
-    consumer = world.consumer(features=COLLECTIONS)
-    consumer.open()
-    assert consumer.close_stream(sid=1) == Status.DCP_STREAMID_INVALID
-
-
-def test_ids_can_not_be_switched_off_again(world: World) -> None:
-    consumer = _consumer(world)
-    with pytest.raises(AssertionError):
-        consumer.control("enable_stream_id", "false")
+    without_ids = world.consumer(features=COLLECTIONS)
+    without_ids.open()
+    assert without_ids.close_stream(sid=1) == Status.DCP_STREAMID_INVALID

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags, VBucketState
-from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
+from headwater.node.producer.outbound import Output
+from headwater.protocol.frames import decode_frames
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags
 from headwater.protocol.status import Status
+from headwater.protocol.stream_requests import StreamRequestValue
 from support.dcp_world import COLLECTIONS, OPAQUE, World, changes, of_type, resume, stream_request
 
 # --- what is answered ---------------------------------------------------------------------------------------------
@@ -34,42 +36,9 @@ def test_a_second_stream_on_a_vbucket_is_key_eexists(world: World) -> None:
     assert consumer.refused(stream_request()) == Status.KEY_EEXISTS
 
 
-def test_a_stream_can_be_opened_again_after_its_end(world: World) -> None:
-    world.write("a")
-    consumer = world.consumer()
-    assert consumer.stream(end_seqno=1)[-1] == "end OK"
-    assert consumer.stream() == ["marker 0..1", "set a@1"]
-
-
 @pytest.mark.parametrize("vbucket", [8, 500, 2000])
 def test_not_my_vbucket_where_it_does_not_exist(world: World, vbucket: int) -> None:
     assert world.consumer().refused(stream_request(vbucket=vbucket)) == Status.NOT_MY_VBUCKET
-
-
-def test_not_my_vbucket_where_it_is_dead(world: World) -> None:
-    world.set_state(VBucketState.DEAD)
-    assert world.consumer().refused(stream_request()) == Status.NOT_MY_VBUCKET
-
-
-def test_active_only_is_not_my_vbucket_on_a_replica(world: World) -> None:
-    world.set_state(VBucketState.REPLICA)
-    consumer = world.consumer()
-    assert consumer.refused(stream_request(flags=StreamFlags.ACTIVE_ONLY)) == Status.NOT_MY_VBUCKET
-    consumer.open()
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"start_seqno": 3, "end_seqno": 2},
-        {"start_seqno": 2, "snapshot_start_seqno": 3, "snapshot_end_seqno": 4},
-        {"start_seqno": 2, "snapshot_start_seqno": 0, "snapshot_end_seqno": 1},
-    ],
-    ids=["start beyond end", "start before its snapshot", "start behind its snapshot"],
-)
-def test_numbers_out_of_order_are_erange(world: World, fields: dict[str, int]) -> None:
-    world.write("a", "b", "c", "d")
-    assert world.consumer().refused(stream_request(**fields)) == Status.ERANGE
 
 
 def test_extras_of_a_wrong_length_are_einval_and_the_connection_lives(world: World) -> None:
@@ -98,26 +67,14 @@ def test_a_value_that_is_not_as_specified_is_einval(world: World, value: bytes) 
     consumer.open()
 
 
-def test_unknown_keys_of_the_value_are_no_error(world: World) -> None:
-    world.consumer(features=COLLECTIONS).open(value=b'{"uid":"0","colour":"red"}')
-
-
-def test_collections_without_noop_are_not_supported(world: World) -> None:
-    consumer = world.consumer(features=COLLECTIONS, enable_noop="false")
-    assert consumer.refused(stream_request()) == Status.NOT_SUPPORTED
-
-
-def test_xattrs_without_noop_are_not_supported(world: World) -> None:
-    consumer = world.consumer(flags=OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS, enable_noop="false")
-    assert consumer.refused(stream_request()) == Status.NOT_SUPPORTED
+def test_collections_and_xattrs_need_noops(world: World) -> None:
+    with_xattrs = OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS
+    for fields in ({"features": COLLECTIONS}, {"flags": with_xattrs}):
+        consumer = world.consumer(**fields, enable_noop="false")
+        assert consumer.refused(stream_request()) == Status.NOT_SUPPORTED
 
 
 # --- which changes come -------------------------------------------------------------------------------------------
-
-
-def test_a_full_request_brings_everything(world: World) -> None:
-    world.store("a", "b", "c")
-    assert world.consumer().stream() == ["marker 0..3", "set a@1", "set b@2", "set c@3"]
 
 
 def test_a_request_on_an_empty_vbucket_brings_nothing_yet(world: World) -> None:
@@ -160,27 +117,14 @@ def test_a_request_whose_start_is_its_end_ends_at_once(world: World) -> None:
     assert world.consumer().stream(vbucket=3, end_seqno=0) == ["end OK"]
 
 
-def test_a_merged_request_brings_disk_and_memory_without_a_seam(world: World) -> None:
-    world.store("a", "b")
-    world.write("c", "d")
-    assert changes(world.consumer().stream()) == ["set a@1", "set b@2", "set c@3", "set d@4"]
-
-
-def test_a_memory_request_is_told_as_a_memory_snapshot(world: World) -> None:
+def test_the_marker_says_whether_a_snapshot_is_in_memory_or_on_disk(world: World) -> None:
     world.write("a", "b")
-    consumer = world.consumer()
-    consumer.open()
-    (marker,) = of_type(consumer.received(), SnapshotMarker)
-    assert SnapshotFlags.MEMORY in marker.flags
-    assert SnapshotFlags.DISK not in marker.flags
-
-
-def test_a_disk_request_is_told_as_a_disk_snapshot(world: World) -> None:
-    world.store("a", "b")
-    consumer = world.consumer()
-    consumer.open()
-    (marker,) = of_type(consumer.received(), SnapshotMarker)
-    assert marker.flags == SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT
+    for expected in (SnapshotFlags.MEMORY | SnapshotFlags.CHECKPOINT, SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT):
+        consumer = world.consumer()
+        consumer.open()
+        (marker,) = of_type(consumer.received(), SnapshotMarker)
+        assert marker.flags == expected
+        world.settle()
 
 
 def test_a_disk_only_request_ends_with_what_was_there(world: World) -> None:
@@ -191,23 +135,11 @@ def test_a_disk_only_request_ends_with_what_was_there(world: World) -> None:
     assert consumer.brief() == []
 
 
-def test_a_disk_only_request_with_an_end_goes_no_further(world: World) -> None:
-    world.store("a", "b", "c")
-    lines = world.consumer().stream(flags=StreamFlags.DISK_ONLY, end_seqno=3)
-    assert lines[-2:] == ["set c@3", "end OK"]
-
-
 def test_a_latest_request_ends_at_the_high_seqno_of_its_opening(world: World) -> None:
     world.store("a", "b")
     consumer = world.consumer()
     consumer.open(flags=StreamFlags.LATEST)
     assert consumer.brief() == ["marker 0..2", "set a@1", "set b@2", "end OK"]
-
-
-def test_a_latest_request_ignores_the_end_it_was_given(world: World) -> None:
-    world.store("a", "b", "c")
-    lines = world.consumer().stream(flags=StreamFlags.LATEST, end_seqno=1)
-    assert lines == ["marker 0..3", "set a@1", "set b@2", "set c@3", "end OK"]
 
 
 def test_a_from_latest_request_brings_only_what_is_new(world: World) -> None:
@@ -258,17 +190,6 @@ def test_the_seam_between_backfill_and_live_has_no_gap_and_no_repeat(world: Worl
     assert seqnos == list(range(1, 151))
 
 
-def test_markers_follow_one_another_without_overlap(world: World) -> None:
-    world.store("a")
-    consumer = world.consumer()
-    consumer.open()
-    markers = of_type(consumer.received(), SnapshotMarker)
-    for key in "bcd":
-        world.write(key)
-        markers += of_type(consumer.received(), SnapshotMarker)
-    assert [(marker.start_seqno, marker.end_seqno) for marker in markers] == [(0, 1), (2, 2), (3, 3), (4, 4)]
-
-
 def test_cursor_movement_streams_of_one_vbucket_go_at_their_own_pace(world: World) -> None:
     world.store("a", "b", "c")
     fast, slow = world.consumer(), world.consumer()
@@ -306,37 +227,74 @@ def test_multiple_streams_of_one_connection(world: World) -> None:
     ]
 
 
-def test_sequential_backfills_come_one_after_the_other(world: World) -> None:
+def test_the_order_of_backfills(world: World) -> None:
     for vbucket in range(2):
         world.put("a", "b", "c", vbucket=vbucket)
     world.settle()
-    consumer = world.consumer(backfill_order="sequential")
-    consumer.open(vbucket=0)
+    for order, expected in (("sequential", [0, 0, 0, 1, 1, 1]), ("round-robin", [0, 1, 0, 1, 0, 1])):
+        consumer = world.consumer(backfill_order=order)
+        consumer.open(vbucket=0)
+        consumer.open(vbucket=1)
+        mutations = of_type(consumer.decode(consumer.frames(bytes_max=1)), Mutation)
+        assert [change.vbucket for change in mutations] == expected
+
+
+# --- between two requests of a connection -------------------------------------------------------------------------
+
+
+def test_a_control_counts_for_the_streams_that_are_asked_for_after_it(world: World) -> None:
+    for vbucket in (0, 1):
+        world.put("a", vbucket=vbucket)
+        world.bucket.put_removal(vbucket, collection_id=0, key=b"a", expired=True)
+    world.commit()
+    consumer = world.consumer(flags=OpenFlags.PRODUCER | OpenFlags.INCLUDE_DELETE_TIMES)
+    consumer.open()
+    assert len(of_type(consumer.received(), Deletion)) == 1
+    consumer.control("enable_expiry_opcode", "true")
     consumer.open(vbucket=1)
-    mutations = of_type(consumer.decode(consumer.frames(bytes_max=1)), Mutation)
-    assert [change.vbucket for change in mutations] == [0, 0, 0, 1, 1, 1]
+    assert len(of_type(consumer.received(), Expiration)) == 1
 
 
-def test_round_robin_backfills_take_turns(world: World) -> None:
-    for vbucket in range(2):
-        world.put("a", "b", "c", vbucket=vbucket)
-    world.settle()
-    consumer = world.consumer(backfill_order="round-robin")
-    consumer.open(vbucket=0)
+def test_a_collection_counts_from_its_creation_to_its_drop(world: World) -> None:
+    consumer = world.consumer(features=COLLECTIONS)
     consumer.open(vbucket=1)
-    mutations = of_type(consumer.decode(consumer.frames(bytes_max=1)), Mutation)
-    assert [change.vbucket for change in mutations] == [0, 1, 0, 1, 0, 1]
+    created = world.set_manifest(world.bucket.manifest.with_collection("_default", "orders"))
+    orders = created.find("_default", "orders")
+    assert orders is not None
+    value = StreamRequestValue(collections=(orders.id,)).encode()
+    consumer.open(value=value)
+    world.set_manifest(created.without_collection("_default", "orders"))
+    assert consumer.refused(stream_request(value=value, vbucket=2)) == Status.UNKNOWN_COLLECTION
 
 
-def test_get_all_vb_seqnos_tells_where_streams_can_go(world: World) -> None:
-    world.write("a", "b")
-    world.write("c", vbucket=5)
-    answer = world.consumer().succeed(GetAllVbSeqnos())
-    seqnos = {entry.vbucket: entry.seqno for entry in answer.seqnos}
-    assert seqnos == {0: 2, 1: 0, 2: 0, 3: 0, 4: 0, 5: 1, 6: 0, 7: 0}
+# --- turns --------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_brings_the_vbucket_up_to_its_high_seqno(world: World) -> None:
-    world.write("a", "b")
+def test_there_is_more_while_streams_have_something_and_the_window_is_open(world: World) -> None:
+    world.store("a", "b", "c", "d")
+    consumer = world.consumer(connection_buffer_size="100")
+    producer = consumer.session.dcp
+    assert producer is not None
+    consumer.open()
+    assert producer.has_more
+    while sent := sum(len(frame.encode()) for frame in consumer.frames()):
+        assert not producer.has_more, "the window is full"
+        consumer.ack(sent)
+    assert not producer.has_more, "the stream is idle"
+    world.write("new")
+    assert consumer.brief() == ["marker 5..5", "set new@5"]
+
+
+def test_a_commit_wakes_the_streams_of_its_vbuckets_alone(world: World) -> None:
     consumer = world.consumer()
-    assert consumer.stream(end_seqno=world.high_seqno())[-2:] == ["set b@2", "end OK"]
+    consumer.open(vbucket=0)
+    consumer.open(vbucket=1)
+    consumer.received()
+    world.write("new", vbucket=1)
+    producer, output = consumer.session.dcp, Output()
+    assert producer is not None
+    assert not producer.wake([2])
+    assert producer.wake([1])
+    producer.produce_into(output, 1 << 20, is_awake=True)
+    assert consumer.decode(decode_frames(bytes(output.data)))[1].vbucket == 1
+    assert not producer.has_more

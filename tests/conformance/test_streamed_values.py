@@ -10,7 +10,7 @@ from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
 from headwater.protocol.messages.dcp_streams import OpenFlags
 from headwater.protocol.messages.documents import Set
-from headwater.protocol.values import Datatype, ValueParts, compress, decode_xattrs, decompress, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, compress, decompress, encode_xattrs
 from support.dcp_world import COLLECTIONS, PLAIN, World, of_type
 
 PRODUCER = OpenFlags.PRODUCER
@@ -32,52 +32,29 @@ def _one(world: World, kind: type[Any], flags: OpenFlags = PRODUCER, **controls:
 # --- values -------------------------------------------------------------------------------------------------------
 
 
-def test_a_value_comes_with_its_datatype(world: World) -> None:
+NO_VALUE, ONLY_DATATYPE = OpenFlags.NO_VALUE, OpenFlags.NO_VALUE_WITH_UNDERLYING_DATATYPE
+
+
+@pytest.mark.parametrize(
+    ("flags", "plain", "with_xattrs"),
+    [
+        (PRODUCER, (BODY, Datatype.JSON), (BODY, Datatype.JSON)),
+        (XATTRS, (BODY, Datatype.JSON), (SECTION + BODY, WITH_XATTRS)),
+        (PRODUCER | NO_VALUE, (b"", Datatype.RAW), (b"", Datatype.RAW)),
+        (XATTRS | NO_VALUE, (b"", Datatype.RAW), (SECTION, Datatype.XATTR)),
+        (PRODUCER | ONLY_DATATYPE, (b"", Datatype.JSON), (b"", WITH_XATTRS)),
+        (XATTRS | ONLY_DATATYPE, (b"", Datatype.JSON), (SECTION, WITH_XATTRS)),
+    ],
+)
+def test_the_flags_of_the_open_decide_on_values_and_xattrs(
+    world: World, flags: OpenFlags, plain: tuple[bytes, Datatype], with_xattrs: tuple[bytes, Datatype]
+) -> None:
     world.write("a", value=BODY)
-    change = _one(world, Mutation)
-    assert (change.value, change.datatype) == (BODY, Datatype.JSON)
-
-
-def test_no_value_drops_value_and_datatype(world: World) -> None:
-    world.write("a", value=BODY)
-    change = _one(world, Mutation, PRODUCER | OpenFlags.NO_VALUE)
-    assert (change.value, change.datatype) == (b"", Datatype.RAW)
-
-
-def test_no_value_with_underlying_datatype_keeps_the_datatype(world: World) -> None:
-    world.write("a", value=BODY)
-    change = _one(world, Mutation, PRODUCER | OpenFlags.NO_VALUE_WITH_UNDERLYING_DATATYPE)
-    assert (change.value, change.datatype) == (b"", Datatype.JSON)
-
-
-def test_xattrs_are_included_where_asked_for(world: World) -> None:
-    world.write("a", value=SECTION + BODY, datatype=WITH_XATTRS)
-    change = _one(world, Mutation, XATTRS)
-    assert (change.value, change.datatype) == (SECTION + BODY, WITH_XATTRS)
-
-
-def test_xattrs_are_stripped_otherwise(world: World) -> None:
-    world.write("a", value=SECTION + BODY, datatype=WITH_XATTRS)
-    change = _one(world, Mutation)
-    assert (change.value, change.datatype) == (BODY, Datatype.JSON)
-
-
-def test_no_value_keeps_the_xattrs_that_were_asked_for(world: World) -> None:
-    world.write("a", value=SECTION + BODY, datatype=WITH_XATTRS)
-    change = _one(world, Mutation, XATTRS | OpenFlags.NO_VALUE)
-    assert (change.value, change.datatype) == (SECTION, Datatype.XATTR)
-
-
-def test_no_value_with_underlying_datatype_and_xattrs(world: World) -> None:
-    world.write("a", value=SECTION + BODY, datatype=WITH_XATTRS)
-    change = _one(world, Mutation, XATTRS | OpenFlags.NO_VALUE_WITH_UNDERLYING_DATATYPE)
-    assert (change.value, change.datatype) == (SECTION, WITH_XATTRS)
-
-
-def test_no_value_with_underlying_datatype_tells_of_xattrs_it_does_not_bring(world: World) -> None:
-    world.write("a", value=SECTION + BODY, datatype=WITH_XATTRS)
-    change = _one(world, Mutation, PRODUCER | OpenFlags.NO_VALUE_WITH_UNDERLYING_DATATYPE)
-    assert (change.value, change.datatype) == (b"", WITH_XATTRS)
+    world.write("b", value=SECTION + BODY, datatype=WITH_XATTRS)
+    consumer = world.consumer(flags=flags)
+    consumer.open()
+    changes = of_type(consumer.received(), Mutation)
+    assert [(change.value, change.datatype) for change in changes] == [plain, with_xattrs]
 
 
 def test_expiry_flags_and_revision_come_as_they_were_written(world: World) -> None:
@@ -110,15 +87,6 @@ def test_what_was_written_compressed_comes_so_to_those_who_take_it(world: World)
         assert [(change.value, change.datatype) for change in changes] == expected
 
 
-def test_no_compression_for_a_consumer_that_has_not_negotiated_it(world: World) -> None:
-    world.write("a", value=b'"' + b"x" * 1000 + b'"')
-    features = tuple(feature for feature in PLAIN if feature is not Feature.SNAPPY)
-    consumer = world.consumer(features=features)
-    consumer.open()
-    (change,) = of_type(consumer.received(), Mutation)
-    assert change.datatype == Datatype.JSON
-
-
 # --- removals -----------------------------------------------------------------------------------------------------
 
 
@@ -128,68 +96,37 @@ def _removed(world: World, *, expired: bool = False) -> None:
     world.commit()
 
 
-def test_deletion_v1_without_delete_times(world: World) -> None:
-    _removed(world)
-    change = _one(world, Deletion)
-    assert (change.seqno, change.rev_seqno, change.delete_time) == (2, 2, None)
+@pytest.mark.parametrize("expired", [False, True])
+@pytest.mark.parametrize("with_times", [False, True])
+@pytest.mark.parametrize("expiry_opcode", ["false", "true"])
+def test_the_form_of_a_removal(world: World, expired: bool, with_times: bool, expiry_opcode: str) -> None:
+    """As recorded from a 7.0.5 server, expirations come as such only with delete times, whatever its documents say."""
+    _removed(world, expired=expired)
+    flags = PRODUCER | OpenFlags.INCLUDE_DELETE_TIMES if with_times else PRODUCER
+    kind = Expiration if expired and with_times and expiry_opcode == "true" else Deletion
+    change = _one(world, kind, flags, enable_expiry_opcode=expiry_opcode)
+    assert (change.seqno, change.rev_seqno) == (2, 2)
+    assert change.delete_time == (world.node.clock.now_s() if with_times else None)
 
 
-def test_deletion_v2_with_delete_times(world: World) -> None:
-    _removed(world)
-    change = _one(world, Deletion, PRODUCER | OpenFlags.INCLUDE_DELETE_TIMES)
-    assert change.delete_time == world.node.clock.now_s()
+USER_SECTION = encode_xattrs(ValueParts({"user": b"1"}, b""))
 
 
-def test_expiry_output_off_sends_a_deletion(world: World) -> None:
-    _removed(world, expired=True)
-    assert _one(world, Deletion).delete_time is None
-    assert _one(world, Deletion, PRODUCER | OpenFlags.INCLUDE_DELETE_TIMES).delete_time == world.node.clock.now_s()
-
-
-def test_expiry_output_on_sends_an_expiration(world: World) -> None:
-    _removed(world, expired=True)
-    change = _one(world, Expiration, PRODUCER | OpenFlags.INCLUDE_DELETE_TIMES, enable_expiry_opcode="true")
-    assert (change.seqno, change.delete_time) == (2, world.node.clock.now_s())
-
-
-def test_expiry_output_without_delete_times_is_granted_and_changes_nothing(world: World) -> None:
-    """As recorded from a 7.0.5 server, whatever its documents say."""
-    _removed(world, expired=True)
-    assert _one(world, Deletion, enable_expiry_opcode="true").delete_time is None
-
-
-def test_expiry_output_on_leaves_deletions_deletions(world: World) -> None:
-    _removed(world)
-    assert _one(world, Deletion, enable_expiry_opcode="true").seqno == 2
-
-
-def test_system_xattrs_outlive_the_document(world: World) -> None:
-    world.remove("a", value=SYSTEM_SECTION, datatype=Datatype.XATTR)
+@pytest.mark.parametrize(
+    ("left", "flags", "expected"),
+    [
+        (SECTION, PRODUCER, b""),
+        (SECTION, XATTRS, SYSTEM_SECTION),
+        (SECTION, XATTRS | OpenFlags.INCLUDE_DELETED_USER_XATTRS, SECTION),
+        (USER_SECTION, XATTRS, b""),
+    ],
+)
+def test_the_xattrs_of_a_deletion(world: World, left: bytes, flags: OpenFlags, expected: bytes) -> None:
+    """Those of the system outlive the document, and those of users where the open asks for them."""
+    world.remove("a", value=left, datatype=Datatype.XATTR)
     world.commit()
-    change = _one(world, Deletion, XATTRS)
-    assert (change.value, change.datatype) == (SYSTEM_SECTION, Datatype.XATTR)
-    assert _one(world, Deletion).value == b""
-
-
-def test_deleted_user_xattrs_come_where_asked_for(world: World) -> None:
-    world.remove("a", value=SECTION, datatype=Datatype.XATTR)
-    world.commit()
-    change = _one(world, Deletion, XATTRS | OpenFlags.INCLUDE_DELETED_USER_XATTRS)
-    assert set(decode_xattrs(change.value).xattrs) == {"_sync", "user"}
-
-
-def test_deleted_user_xattrs_are_left_out_otherwise(world: World) -> None:
-    world.remove("a", value=SECTION, datatype=Datatype.XATTR)
-    world.commit()
-    change = _one(world, Deletion, XATTRS)
-    assert (change.value, change.datatype) == (SYSTEM_SECTION, Datatype.XATTR)
-
-
-def test_a_deletion_that_has_only_user_xattrs_comes_without_a_value(world: World) -> None:
-    world.remove("a", value=encode_xattrs(ValueParts({"user": b"1"}, b"")), datatype=Datatype.XATTR)
-    world.commit()
-    change = _one(world, Deletion, XATTRS)
-    assert (change.value, change.datatype) == (b"", Datatype.RAW)
+    change = _one(world, Deletion, flags)
+    assert (change.value, change.datatype) == (expected, Datatype.XATTR if expected else Datatype.RAW)
 
 
 def test_many_small_expirations_with_stream_ids_and_delete_times(world: World) -> None:

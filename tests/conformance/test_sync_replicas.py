@@ -11,7 +11,7 @@ import pytest
 
 from headwater.protocol.frames import DurabilityLevel, decode_frames, durability
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.base import Request, Response
+from headwater.protocol.messages.base import Message, Request, Response
 from headwater.protocol.messages.dcp_changes import (
     Abort,
     Commit,
@@ -125,36 +125,8 @@ def test_nothing_is_acknowledged_before_it_is_durable(linked: Link) -> None:
     assert (acknowledged.vbucket, acknowledged.prepared_seqno) == (VBUCKET, 1)
 
 
-def test_nothing_is_acknowledged_before_the_snapshot_is_complete(linked: Link) -> None:
-    opaque = next(iter(linked.receiver.connection.streams.values())).opaque
-    prepare = Prepare(opaque=opaque, seqno=Seqno(1), rev_seqno=1, durability=DurabilityLevel.MAJORITY,
-                      collection_id=DEFAULT_COLLECTION, key=b"k", value=b"1")  # fmt: skip
-    marker = SnapshotMarker(opaque=opaque, start_seqno=Seqno(0), end_seqno=Seqno(2), flags=SnapshotFlags.MEMORY)
-    linked.receiver.send(marker, prepare)
-    linked.target.commit()
-    assert of_type(linked.receiver.received(), SeqnoAcknowledged) == []
-    last = Mutation(opaque=opaque, seqno=Seqno(2), rev_seqno=1, collection_id=DEFAULT_COLLECTION, key=b"x", value=b"1")
-    linked.receiver.send(last)
-    linked.target.commit()
-    (acknowledged,) = of_type(linked.receiver.received(), SeqnoAcknowledged)
-    assert acknowledged.prepared_seqno == 1
-
-
-def test_what_was_rolled_back_again_is_not_acknowledged(linked: Link) -> None:
-    writer(linked.source).send(durable_set())
-    linked.source.commit()
-    linked.step()
-    linked.target.commit()
-    roll_back(linked.target.bucket, VBUCKET, Seqno(0))
-    assert of_type(linked.receiver.received(), SeqnoAcknowledged) == []
-
-
-def _received(linked: Link, *messages: Request) -> list[int]:
-    """The producer sends these on the stream. Returns what the copy acknowledges once they are durable."""
-    opaque = next(iter(linked.receiver.connection.streams.values())).opaque
-    linked.receiver.send(*(replace(message, opaque=opaque) for message in messages))
-    linked.target.commit()
-    return [message.prepared_seqno for message in of_type(linked.receiver.received(), SeqnoAcknowledged)]
+def _marker(start: int, end: int, flags: SnapshotFlags = SnapshotFlags.MEMORY) -> SnapshotMarker:
+    return SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(end), flags=flags)
 
 
 def _prepare(seqno: int) -> Prepare:
@@ -166,17 +138,61 @@ def _change(seqno: int) -> Mutation:
     return Mutation(seqno=Seqno(seqno), rev_seqno=1, collection_id=DEFAULT_COLLECTION, key=b"x", value=b"1")
 
 
+def _answered(linked: Link, *messages: Request) -> list[Message]:
+    """The producer sends these on the stream. Returns what the copy sends once they are durable."""
+    opaque = next(iter(linked.receiver.connection.streams.values())).opaque
+    linked.receiver.send(*(replace(message, opaque=opaque) for message in messages))
+    linked.target.commit()
+    return linked.receiver.received()
+
+
+def _received(linked: Link, *messages: Request) -> list[int]:
+    """The same, and what the copy acknowledges."""
+    return [message.prepared_seqno for message in of_type(_answered(linked, *messages), SeqnoAcknowledged)]
+
+
+def test_nothing_is_acknowledged_before_the_snapshot_is_complete(linked: Link) -> None:
+    assert _received(linked, _marker(0, 2), _prepare(1)) == []
+    assert _received(linked, _change(2)) == [1]
+
+
+_KEY = {"prepared_seqno": Seqno(1), "collection_id": DEFAULT_COLLECTION, "key": b"k"}
+
+
+@pytest.mark.parametrize(
+    ("message", "statuses_"),
+    [
+        (Commit(commit_seqno=Seqno(2), **_KEY), [Status.EINVAL]),
+        (Abort(abort_seqno=Seqno(2), **_KEY), []),
+        (_prepare(3), [Status.ERANGE]),
+    ],
+    ids=["a commit without its prepare", "an abort has nothing to do", "a prepare outside its snapshot"],
+)
+def test_what_does_not_fit_ends_the_stream(linked: Link, message: Request, statuses_: list[Status]) -> None:
+    answered = _answered(linked, _marker(0, 2), message)
+    assert [answer.status for answer in answered if isinstance(answer, Response)] == statuses_
+    assert bool(linked.receiver.connection.streams) == (not statuses_)
+    assert linked.target.high_seqno() == (0 if statuses_ else 2)
+    assert undecided(linked.target) == []
+
+
+def test_what_was_rolled_back_again_is_not_acknowledged(linked: Link) -> None:
+    writer(linked.source).send(durable_set())
+    linked.source.commit()
+    linked.step()
+    linked.target.commit()
+    roll_back(linked.target.bucket, VBUCKET, Seqno(0))
+    assert of_type(linked.receiver.received(), SeqnoAcknowledged) == []
+
+
 def test_nothing_is_acknowledged_twice_on_a_stream(linked: Link) -> None:
     """Also not where the copy is emptied and copied again: a 7.0.5 server closes the connection on that."""
-    first = SnapshotMarker(start_seqno=Seqno(0), end_seqno=Seqno(4), flags=SnapshotFlags.MEMORY)
-    assert _received(linked, first, _prepare(4)) == [4]
+    assert _received(linked, _marker(0, 4), _prepare(4)) == [4]
     for end in (3, 4):
-        again = replace(first, end_seqno=Seqno(end))
         assert _received(linked, DcpFlush()) == []
-        assert _received(linked, again, _prepare(end)) == []
+        assert _received(linked, _marker(0, end), _prepare(end)) == []
         assert linked.target.high_seqno() == end
-    later = replace(first, start_seqno=Seqno(5), end_seqno=Seqno(6))
-    assert _received(linked, later, _prepare(6)) == [6]
+    assert _received(linked, _marker(5, 6), _prepare(6)) == [6]
 
 
 @pytest.mark.parametrize(("prepares", "acknowledged"), [((4,), 4), ((), 4)], ids=["pending", "completed"])
@@ -301,34 +317,6 @@ def test_a_change_ends_the_prepare_where_compaction_has_dropped_that(linked: Lin
     assert documents(linked.source.bucket) == documents(linked.target.bucket)
 
 
-@pytest.mark.parametrize("kind", [Commit, Abort])
-def test_a_commit_without_its_prepare_ends_the_stream_and_an_abort_has_nothing_to_do(linked: Link, kind: type) -> None:
-    opaque = next(iter(linked.receiver.connection.streams.values())).opaque
-    marker = SnapshotMarker(opaque=opaque, start_seqno=Seqno(0), end_seqno=Seqno(2), flags=SnapshotFlags.MEMORY)
-    own = "commit_seqno" if kind is Commit else "abort_seqno"
-    message = kind(
-        opaque=opaque, prepared_seqno=Seqno(1), **{own: Seqno(2)}, collection_id=DEFAULT_COLLECTION, key=b"k"
-    )
-    linked.receiver.send(marker, message)
-    refused = [answer.status for answer in linked.receiver.received() if isinstance(answer, Response)]
-    if kind is Commit:
-        assert refused == [Status.EINVAL]
-        assert linked.receiver.connection.streams == {}
-    else:
-        assert refused == []
-        assert linked.target.high_seqno() == 2
-
-
-def test_a_prepare_outside_its_snapshot_is_refused(linked: Link) -> None:
-    opaque = next(iter(linked.receiver.connection.streams.values())).opaque
-    marker = SnapshotMarker(opaque=opaque, start_seqno=Seqno(0), end_seqno=Seqno(2), flags=SnapshotFlags.MEMORY)
-    prepare = Prepare(opaque=opaque, seqno=Seqno(3), rev_seqno=1, durability=DurabilityLevel.MAJORITY,
-                      collection_id=DEFAULT_COLLECTION, key=b"k", value=b"1")  # fmt: skip
-    linked.receiver.send(marker, prepare)
-    assert [answer.status for answer in linked.receiver.received() if isinstance(answer, Response)] == [Status.ERANGE]
-    assert undecided(linked.target) == []
-
-
 # --- any history --------------------------------------------------------------------------------------------------
 
 
@@ -368,7 +356,8 @@ def _write(world: World, dice: random.Random, promises: Promises, key: bytes) ->
     promises.clients[key] = client
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("replica", ["8.0.2", "7.0.5"], indirect=True)
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 20))])
 def test_whatever_happens_what_was_promised_is_there_after_a_failover(world: World, replica: World, seed: int) -> None:
     dice, promises = random.Random(seed), Promises()
     set_topology(world, [ACTIVE, REPLICA])

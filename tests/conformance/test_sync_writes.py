@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from headwater.errors import StoreError
-from headwater.node.bucket_settings import BucketSettings
+from headwater.node.kv import answers as kv_answers
 from headwater.node.kv import session
+from headwater.node.options import BucketSettings
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.frames import DurabilityLevel, FrameInfo, RequestInfo, durability
 from headwater.protocol.messages.base import Request
@@ -61,6 +62,7 @@ def chained(world: World) -> World:
 
 
 def test_a_write_is_answered_when_a_majority_has_acknowledged_it(chained: World) -> None:
+    """And when the commit is durable."""
     replica, client = PlayedReplica(chained), writer(chained)
     assert replica.open() == []
     client.send(durable_set())
@@ -68,12 +70,10 @@ def test_a_write_is_answered_when_a_majority_has_acknowledged_it(chained: World)
     assert answers(client) == []
     assert value_of(chained) is None
     replica.acknowledge(1)
+    assert client.received() == []
     (answer,) = answers(client)
-    assert (answer.status, answer.cas, answer.seqno) == (  # type: ignore[attr-defined]
-        Status.SUCCESS,
-        int(chained.bucket.vbuckets.max_cas[VBUCKET]),
-        2,
-    )
+    cas = int(chained.bucket.vbuckets.max_cas[VBUCKET])
+    assert (answer.status, answer.cas, answer.seqno) == (Status.SUCCESS, cas, 2)  # type: ignore[attr-defined]
     assert value_of(chained) == b"1"
     assert replica.brief() == ["marker 2..2", "commit k@2 of 1"]
 
@@ -86,7 +86,7 @@ def test_the_bytes_of_an_answer_are_those_of_any_write(chained: World) -> None:
     replica.brief()
     replica.acknowledge(1)
     chained.commit()
-    answer = client.session.outgoing.popleft().data
+    answer = client.session.data_to_send()
     prepared = chained.bucket.find(VBUCKET, 0, b"k")  # type: ignore[arg-type]
     assert prepared is not None
     assert answer == (
@@ -97,63 +97,32 @@ def test_the_bytes_of_an_answer_are_those_of_any_write(chained: World) -> None:
     )
 
 
-def test_the_commit_has_to_be_durable_before_it_is_answered(chained: World) -> None:
-    replica, client = PlayedReplica(chained), writer(chained)
-    replica.open()
-    client.send(durable_set())
-    replica.brief()
-    replica.acknowledge(1)
-    assert client.received() == []
-    chained.commit()
-    assert [answer.status for answer in client.received()] == [Status.SUCCESS]
-
-
-def test_a_removal_is_a_durable_write_too(chained: World) -> None:
-    chained.write("k")
-    replica, client = PlayedReplica(chained), writer(chained)
-    replica.open()
-    client.send(plain(Delete, frame_infos=(MAJORITY,)))
-    assert replica.brief() == ["marker 2..2", "prepare k@2"]
-    assert value_of(chained) is not None
-    replica.acknowledge(2)
-    assert statuses(client) == ["SUCCESS"]
-    assert value_of(chained) is None
-    assert replica.brief() == ["marker 3..3", "commit k@3 of 2"]
-
-
 @pytest.mark.parametrize(
-    "request_",
+    ("request_", "value"),
     [
-        plain(Append, value=b"2", frame_infos=(MAJORITY,)),
-        plain(Increment, delta=1, initial=0, expiry=0, frame_infos=(MAJORITY,)),
-        plain(Touch, expiry=10**6, frame_infos=(MAJORITY,)),
-        plain(GetAndTouch, expiry=10**6, frame_infos=(MAJORITY,)),
-        plain(Replace, value=b"2", frame_infos=(MAJORITY,)),
+        (plain(Append, value=b"2", frame_infos=(MAJORITY,)), b"12"),
+        (plain(Increment, delta=1, initial=0, expiry=0, frame_infos=(MAJORITY,)), b"2"),
+        (plain(Touch, expiry=10**6, frame_infos=(MAJORITY,)), b"1"),
+        (plain(GetAndTouch, expiry=10**6, frame_infos=(MAJORITY,)), b"1"),
+        (plain(Replace, value=b"2", frame_infos=(MAJORITY,)), b"2"),
+        (plain(Delete, frame_infos=(MAJORITY,)), None),
+        (plain(SubdocDictUpsert, path=b"a", new_value=b"5", frame_infos=(MAJORITY,)), b'{"a":5}'),
     ],
     ids=lambda request: type(request).__name__,
 )
-def test_every_kind_of_write_can_be_durable(chained: World, request_: Request) -> None:
-    chained.write("k", value=b"1")
+def test_every_kind_of_write_can_be_durable(chained: World, request_: Request, value: bytes | None) -> None:
+    before = b"{}" if isinstance(request_, SubdocDictUpsert) else b"1"
+    chained.write("k", value=before)
     replica, client = PlayedReplica(chained), writer(chained)
     replica.open()
     client.send(request_)
     assert replica.brief() == ["marker 2..2", "prepare k@2"]
     assert answers(client) == []
+    assert value_of(chained) == before
     replica.acknowledge(2)
     assert statuses(client) == ["SUCCESS"]
     assert replica.brief() == ["marker 3..3", "commit k@3 of 2"]
-
-
-def test_a_sub_document_write_can_be_durable(chained: World) -> None:
-    chained.write("k", value=b"{}")
-    replica, client = PlayedReplica(chained), writer(chained)
-    replica.open()
-    client.send(plain(SubdocDictUpsert, path=b"a", new_value=b"5", frame_infos=(MAJORITY,)))
-    replica.brief()
-    replica.acknowledge(2)
-    (answer,) = answers(client)
-    assert (answer.status, answer.seqno) == (Status.SUCCESS, 3)  # type: ignore[attr-defined]
-    assert value_of(chained) == b'{"a":5}'
+    assert value_of(chained) == value
 
 
 @pytest.mark.parametrize("level", [level for level in DurabilityLevel if level.is_known])
@@ -252,7 +221,7 @@ def test_an_outcome_that_a_client_without_extended_errors_could_not_read_ends_it
     consumer.send(Set(vbucket=VBUCKET, key=b"k", value=b"1", frame_infos=(info,)))
     tick(chained, 1)
     (answer,) = consumer.session.outgoing
-    assert isinstance(answer, session.DeferredAnswer)
+    assert isinstance(answer, kv_answers.DeferredAnswer)
     assert answer.may_be_sent
     assert answer.ends_connection
 
@@ -481,8 +450,7 @@ def test_a_request_about_the_same_document_waits_for_the_outcome(chained: World)
     replica.open()
     client.send(durable_set(value=b"1", opaque=1), plain(Get, opaque=2), durable_set(value=b"3", opaque=3))
     chained.commit()
-    assert client.session.is_held_back
-    assert client.session.waits_for_outcome
+    assert client.session.waits_for is session.Waits.FOR_OUTCOME
     replica.acknowledge(1)
     first, read = answers(client)
     assert (first.opaque, read.opaque, read.value) == (1, 2, b"1")  # type: ignore[attr-defined]
@@ -513,14 +481,13 @@ def test_a_barrier_waits_for_all_before_it(chained: World) -> None:
 
 
 def test_a_connection_has_so_many_durable_writes_at_a_time(chained: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "DEFERRED_MAX", 2)
+    monkeypatch.setattr(kv_answers, "DEFERRED_MAX", 2)
     replica, client = PlayedReplica(chained), writer(chained)
     replica.open()
     client.send(*(durable_set(key, opaque=at) for at, key in enumerate("abc")))
     chained.commit()
     assert chained.high_seqno() == 2
-    assert client.session.is_held_back
-    assert client.session.waits_for_outcome
+    assert client.session.waits_for is session.Waits.FOR_OUTCOME
     replica.acknowledge(2)
     assert [answer.opaque for answer in answers(client)] == [0, 1]
     chained.commit()
@@ -576,20 +543,18 @@ def test_after_a_restart_prepares_wait_for_acknowledgements_again(chained: World
     assert replica.brief() == ["marker 2..2", "commit k@2 of 1"]
 
 
-def test_after_a_restart_without_copies_prepares_are_committed(chained: World) -> None:
+@pytest.mark.parametrize("restarts", [True, False])
+def test_without_other_copies_prepares_are_committed(chained: World, restarts: bool) -> None:
+    """After a restart, and at once in a copy that is promoted, even if no other copy is left."""
     writer(chained).send(durable_set())
     chained.commit()
-    chained.node.reopen()
-    set_topology(chained, [ACTIVE])
-    tick(chained)
-    assert value_of(chained) == b"1"
-
-
-def test_a_promoted_copy_commits_at_once_even_if_nobody_is_left(chained: World) -> None:
-    writer(chained).send(durable_set())
-    chained.commit()
-    set_topology(chained, state=VBucketState.REPLICA)
-    set_topology(chained, [REPLICA, None])
+    if restarts:
+        chained.node.reopen()
+        set_topology(chained, [ACTIVE])
+        tick(chained)
+    else:
+        set_topology(chained, state=VBucketState.REPLICA)
+        set_topology(chained, [REPLICA, None])
     assert value_of(chained) == b"1"
 
 

@@ -25,58 +25,35 @@ def _open(world: World) -> tuple[Consumer, list[Message]]:
     return consumer, consumer.received()
 
 
-def test_takeover_without_items(world: World) -> None:
+@pytest.mark.parametrize("keys", [(), ("a", "b")])
+def test_a_takeover_goes_on_when_the_consumer_has_answered_and_leaves_a_dead_vbucket(
+    world: World, keys: tuple[str, ...]
+) -> None:
+    world.store(*keys)
     consumer, messages = _open(world)
-    assert brief(messages) == ["state PENDING"]
-    messages = _answer_state(consumer, messages)
-    assert brief(messages) == ["state ACTIVE"]
-    assert brief(_answer_state(consumer, messages)) == ["end OK"]
-
-
-def test_takeover_with_items(world: World) -> None:
-    world.store("a", "b")
-    consumer, messages = _open(world)
-    assert brief(messages) == ["marker 0..2", "set a@1", "set b@2", "state PENDING"]
-    messages = _answer_state(consumer, messages)
-    assert brief(messages) == ["state ACTIVE"]
-    assert brief(_answer_state(consumer, messages)) == ["end OK"]
-
-
-def test_after_a_takeover_the_vbucket_is_dead_here(world: World) -> None:
-    consumer, messages = _open(world)
+    items = ["marker 0..2", "set a@1", "set b@2"] if keys else []
+    assert brief(messages) == [*items, "state PENDING"]
+    assert consumer.received() == []
     assert world.bucket.vbuckets.state(0) == VBucketState.ACTIVE
     messages = _answer_state(consumer, messages)
+    assert brief(messages) == ["state ACTIVE"]
+    assert consumer.received() == []
     assert world.bucket.vbuckets.state(0) == VBucketState.DEAD
-    _answer_state(consumer, messages)
+    assert brief(_answer_state(consumer, messages)) == ["end OK"]
     assert consumer.refused(stream_request()) == Status.NOT_MY_VBUCKET
 
 
-def test_a_takeover_goes_on_only_when_the_consumer_has_answered(world: World) -> None:
-    consumer, messages = _open(world)
-    assert consumer.received() == []
-    messages = _answer_state(consumer, messages)
-    assert consumer.received() == []
-    assert brief(_answer_state(consumer, messages)) == ["end OK"]
-
-
-def test_what_is_written_before_the_answer_is_sent_before_the_vbucket_becomes_active(world: World) -> None:
-    world.store("a")
-    consumer, messages = _open(world)
-    world.write("late")
-    consumer.answer(of_type(messages, SetVBucketState)[0], Opcode.DCP_SET_VBUCKET_STATE)
-    world.commit()
-    assert consumer.brief() == ["marker 2..2", "set late@2", "state ACTIVE"]
-
-
-def test_what_is_not_durable_yet_is_sent_before_the_vbucket_becomes_active(world: World) -> None:
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_the_last_writes_are_sent_before_the_vbucket_becomes_active(world: World, is_durable: bool) -> None:
     world.store("a")
     consumer, messages = _open(world)
     world.put("late")
+    if is_durable:
+        world.commit()
     consumer.answer(of_type(messages, SetVBucketState)[0], Opcode.DCP_SET_VBUCKET_STATE)
     lines = consumer.brief()
     world.commit()
-    lines += consumer.brief()
-    assert lines == ["marker 2..2", "set late@2", "state ACTIVE"]
+    assert lines + consumer.brief() == ["marker 2..2", "set late@2", "state ACTIVE"]
 
 
 def test_a_takeover_ends_the_other_streams_of_the_vbucket(world: World) -> None:

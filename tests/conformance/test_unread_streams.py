@@ -23,7 +23,7 @@ from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKETS = 4
-TOTAL_BYTES = 12_000_000
+TOTAL_BYTES = 6_000_000
 """More than the system's buffers hold."""
 OPAQUES = {"reads late": 0x1000, "reads": 0x2000, "reads, too": 0x3000}
 
@@ -78,7 +78,7 @@ def check_that_all_get_everything(node: NodeProcess, value_bytes: int, tls: ssl.
         assert all_changes(late, "reads late") == written
 
 
-@pytest.mark.parametrize("value_bytes", [10_000, 200_000, 3_000_000], ids="values of {} bytes".format)
+@pytest.mark.parametrize("value_bytes", [10_000, 3_000_000], ids="values of {} bytes".format)
 def test_what_waits_for_a_slow_consumer_is_not_written_over(start_node: StartNode, value_bytes: int) -> None:
     check_that_all_get_everything(start_node("--vbuckets", str(VBUCKETS)), value_bytes)
 
@@ -86,4 +86,4 @@ def test_what_waits_for_a_slow_consumer_is_not_written_over(start_node: StartNod
 def test_nor_is_what_waits_to_be_encrypted(start_node: StartNode, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
     node = start_node("--vbuckets", str(VBUCKETS), "--tls-cert", str(certificate), "--tls-key", str(key))
-    check_that_all_get_everything(node, 10_000, ssl.create_default_context(cafile=str(certificate)))
+    check_that_all_get_everything(node, 30_000, ssl.create_default_context(cafile=str(certificate)))

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -27,7 +26,7 @@ from headwater.protocol.messages.subdocument import SubdocCounter
 from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
-from support.node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode, memory_bytes
 
 MIB = 1024 * 1024
 FEW_VBUCKETS = ("--vbuckets", "16")
@@ -69,12 +68,6 @@ class Flood:
     def end(self) -> None:
         self._sock.shutdown(socket.SHUT_RDWR)
         self._reader.join()
-
-
-def memory_bytes(node: NodeProcess) -> int:
-    """The memory that is the node's own. Mapped pages of data files are the system's to take back."""
-    status = Path(f"/proc/{node.pid}/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import socket
 import subprocess
@@ -23,12 +22,11 @@ from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import HeadwaterError, StoreError
-from headwater.node.bucket_settings import BucketSettings
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.kv.handlers.statistics import OFFERED_GROUPS
 from headwater.node.node import Node
 from headwater.node.node_folder import NodeEnvironment, NodeFolder
-from headwater.node.options import NodeOptions
+from headwater.node.options import BucketSettings, NodeOptions
 from headwater.protocol.features import NOTHING_NEGOTIATED, Opcode
 from headwater.protocol.frames import HEADER_BYTES, Frame, FrameBuffer, decode_frame
 from headwater.protocol.messages import decode_message
@@ -138,36 +136,30 @@ async def buckets_after_start(options: NodeOptions) -> list[str]:
         await node.stop()
 
 
-def test_a_drop_that_was_cut_short_is_finished_by_the_next_start(options: NodeOptions) -> None:
-    async def drop_in_steps() -> None:
-        node = Node(options, NodeEnvironment(serves_http=False))
-        await node.start()
-        await node.create_bucket("travel", BucketSettings())
-        await node.create_bucket("shop", BucketSettings())
-        await node.stop()
-        # It is named as dropped, and its files are where they were; those of the other one are under way.
-        node.change_identity(dropped=frozenset({"travel", "shop"}))
-        (options.data / "buckets" / "shop").rename(options.data / "buckets" / ".dropped-shop-1")
-
-    asyncio.run(drop_in_steps())
-    assert asyncio.run(buckets_after_start(options)) == ["default"]
+async def test_a_drop_that_was_cut_short_is_finished_by_the_next_start(options: NodeOptions) -> None:
+    node = Node(options, NodeEnvironment(serves_http=False))
+    await node.start()
+    await node.create_bucket("travel", BucketSettings())
+    await node.create_bucket("shop", BucketSettings())
+    await node.stop()
+    # It is named as dropped, and its files are where they were; those of the other one are under way.
+    node.change_identity(dropped=frozenset({"travel", "shop"}))
+    (options.data / "buckets" / "shop").rename(options.data / "buckets" / ".dropped-shop-1")
+    assert await buckets_after_start(options) == ["default"]
     assert [entry.name for entry in (options.data / "buckets").iterdir()] == ["default"]
     identity = NodeFolder(options.data).load_identity()
     assert identity is not None
     assert identity.dropped == frozenset()
 
 
-def test_a_bucket_that_was_half_made_is_nowhere(options: NodeOptions) -> None:
-    async def make_halves() -> None:
-        node = Node(options, NodeEnvironment(serves_http=False))
-        await node.start()
-        await node.create_bucket("forming", BucketSettings(is_forming=True))
-        await node.stop()
-        # A folder whose facts were not stored any more.
-        NodeFolder(options.data).open_engine("empty").close()
-
-    asyncio.run(make_halves())
-    assert asyncio.run(buckets_after_start(options)) == ["default"]
+async def test_a_bucket_that_was_half_made_is_nowhere(options: NodeOptions) -> None:
+    node = Node(options, NodeEnvironment(serves_http=False))
+    await node.start()
+    await node.create_bucket("forming", BucketSettings(is_forming=True))
+    await node.stop()
+    # A folder whose facts were not stored any more.
+    NodeFolder(options.data).open_engine("empty").close()
+    assert await buckets_after_start(options) == ["default"]
     assert [entry.name for entry in (options.data / "buckets").iterdir()] == ["default"]
 
 
@@ -175,13 +167,13 @@ SLOW_SCRUBBER = """
 import asyncio, sys, time
 from pathlib import Path
 from headwater.node import commit_loop
-from headwater.node.bucket_settings import BucketSettings
+from headwater.node.options import BucketSettings
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.kv.handlers.statistics import OFFERED_GROUPS
 from headwater.node.node import Node
 from headwater.node.node_folder import NodeEnvironment
 from headwater.node.options import NodeOptions
-from headwater.store import scrub
+from headwater.store import checked_engine as scrub
 
 is_reading = asyncio.Event()
 
@@ -217,35 +209,32 @@ def test_a_bucket_is_closed_after_the_scrub_that_reads_it(tmp_path: Path, ending
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_requests_that_come_while_a_bucket_is_dropped_are_answered(
+async def test_requests_that_come_while_a_bucket_is_dropped_are_answered(
     options: NodeOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        node = Node(replace(options, http_port=0))
-        await node.start()
-        login = Login(credentials=Credentials(USER, PASSWORD), bucket="default")
-        connection = await AsyncKvConnection.open(Address("127.0.0.1", node.address.kv_port or 0), login)
-        await connection.request(Set(value=b"1", **PLACE))
-        asked: list[object] = []
-        stop = CommitLoop.stop
+    node = Node(replace(options, http_port=0))
+    await node.start()
+    login = Login(credentials=Credentials(USER, PASSWORD), bucket="default")
+    connection = await AsyncKvConnection.open(Address("127.0.0.1", node.address.kv_port or 0), login)
+    await connection.request(Set(value=b"1", **PLACE))
+    asked: list[object] = []
+    stop = CommitLoop.stop
 
-        async def ask_and_stop(loop: CommitLoop) -> None:
-            asked.extend([await connection.statistics(group) for group in sorted(OFFERED_GROUPS | {"", "range-scans"})])
-            asked.append(bytes((await connection.request(Get(**PLACE))).value))  # type: ignore[attr-defined]
-            asked.append(await connection.request(GetClusterConfig()))
-            await stop(loop)
-            with pytest.raises(StoreError, match="is being closed"):
-                await loop.at_rest(lambda: None)
+    async def ask_and_stop(loop: CommitLoop) -> None:
+        asked.extend([await connection.statistics(group) for group in sorted(OFFERED_GROUPS | {"", "range-scans"})])
+        asked.append(bytes((await connection.request(Get(**PLACE))).value))  # type: ignore[attr-defined]
+        asked.append(await connection.request(GetClusterConfig()))
+        await stop(loop)
+        with pytest.raises(StoreError, match="is being closed"):
+            await loop.at_rest(lambda: None)
 
-        with monkeypatch.context() as patched:
-            patched.setattr(CommitLoop, "stop", ask_and_stop)
-            await node.drop_bucket("default")
-        assert b"1" in asked
-        with pytest.raises(HeadwaterError):
-            await connection.request(Get(**PLACE))
-        await node.stop()
-
-    asyncio.run(story())
+    with monkeypatch.context() as patched:
+        patched.setattr(CommitLoop, "stop", ask_and_stop)
+        await node.drop_bucket("default")
+    assert b"1" in asked
+    with pytest.raises(HeadwaterError):
+        await connection.request(Get(**PLACE))
+    await node.stop()
     assert caplog.records == []
 
 

@@ -20,10 +20,8 @@ from typing import Any
 import pytest
 
 from headwater import durable_files
-from headwater.client.checkpoints import file as file_module
-from headwater.client.checkpoints import sqlite as sqlite_module
-from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
-from headwater.client.checkpoints.sqlite import SqliteCheckpoint
+from headwater.client import checkpoints as file_module
+from headwater.client.checkpoints import CheckpointStore, FileCheckpoint, SqliteCheckpoint
 from headwater.client.offsets import Offsets
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
@@ -182,7 +180,7 @@ def save_dying(store: CheckpointStore, seqno: int, trace: Callable[..., Any]) ->
     sys.settrace(None)
 
 
-@pytest.mark.parametrize(("make_store", "module"), [(file_store, file_module), (sqlite_store, sqlite_module)])
+@pytest.mark.parametrize(("make_store", "module"), [(file_store, file_module), (sqlite_store, file_module)])
 @pytest.mark.parametrize("before", [0, 1], ids=["the first save", "a later save"])
 def test_killed_at_every_line(tmp_path: Path, make_store: MakeStore, module: Any, before: int) -> None:
     seen: list[int] = []

@@ -147,12 +147,29 @@ def a_page_of_junk(data: bytearray, chosen: random.Random) -> None:
     data[at : at + PAGE] = chosen.randbytes(PAGE)
 
 
+def a_page_of_ones(data: bytearray, chosen: random.Random) -> None:
+    at = PAGE * chosen.randrange(2, len(data) // PAGE)
+    data[at : at + PAGE] = b"\xff" * PAGE
+
+
+def another_page(data: bytearray, chosen: random.Random) -> None:
+    at, source = (PAGE * page for page in chosen.sample(range(2, len(data) // PAGE), 2))
+    data[at : at + PAGE] = data[source : source + PAGE]
+
+
+def the_end_of_zeros(data: bytearray, chosen: random.Random) -> None:
+    """What some file systems give after a crash: the right length, but nothing in the last pages."""
+    at = PAGE * chosen.randrange(2, len(data) // PAGE)
+    data[at:] = bytes(len(data) - at)
+
+
 def the_end_cut_off(data: bytearray, chosen: random.Random) -> None:
     del data[chosen.randrange(len(data) - PAGE) :]
 
 
 KINDS: tuple[Damage, ...] = (
-    a_key, a_value, a_header, the_journal, a_tree_page, a_meta_page, a_page_zeroed, a_page_of_junk, the_end_cut_off,
+    a_key, a_value, a_header, the_journal, a_tree_page, a_meta_page, a_page_zeroed, a_page_of_junk, a_page_of_ones,
+    another_page, the_end_of_zeros, the_end_cut_off,
 )  # fmt: skip
 
 
@@ -207,8 +224,35 @@ def nothing(data: bytearray, chosen: random.Random) -> None:
     """What is opened is changed by that, so this is a copy as well."""
 
 
-def test_what_is_not_damaged_opens(stored: Path, tmp_path: Path) -> None:
-    assert in_a_process(lambda: opened(damaged_copy(stored, tmp_path, nothing, 0))) == RIGHT
+def too_long(data: bytearray, chosen: random.Random) -> None:
+    """A crash leaves pages behind the last that count for nothing."""
+    data += chosen.randbytes(3 * PAGE)
+
+
+def nothing_left(data: bytearray, chosen: random.Random) -> None:
+    """A new file: there is nothing in it that could be wrong, and the store finds no bucket."""
+    data.clear()
+
+
+def bytes_anywhere(data: bytearray, chosen: random.Random) -> None:
+    """Headers of pages and nodes, keys, values, lists of free pages, and what is not in use."""
+    page = chosen.randrange(len(data) // PAGE)
+    at = page * PAGE + chosen.choice([chosen.randrange(16), chosen.randrange(64), chosen.randrange(PAGE - 8)])
+    junk = chosen.choice([b"\0", b"\xff", chosen.randbytes(1), chosen.randbytes(2), chosen.randbytes(8)])
+    data[at : at + len(junk)] = junk
+
+
+@pytest.mark.parametrize(("change", "outcome"), [(nothing, RIGHT), (too_long, RIGHT), (nothing_left, FOUND)])
+def test_what_is_not_damaged_opens(stored: Path, tmp_path: Path, change: Damage, outcome: int) -> None:
+    assert in_a_process(lambda: opened(damaged_copy(stored, tmp_path, change, 0))) == outcome
+
+
+@pytest.mark.parametrize("cases", [30, pytest.param(600, marks=pytest.mark.soak)])
+def test_bytes_that_were_overwritten_are_found_or_harmless(stored: Path, tmp_path: Path, cases: int) -> None:
+    for seed in range(cases):
+        copy = damaged_copy(stored, tmp_path, bytes_anywhere, seed)
+        assert in_a_process(lambda copy=copy: opened(copy)) in (RIGHT, FOUND), f"seed {seed}"
+        shutil.rmtree(copy)
 
 
 @pytest.mark.parametrize("damage", KINDS)

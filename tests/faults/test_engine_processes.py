@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import lzma
-import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from headwater.errors import DataInUse
-from headwater.protocol.numbers import Vbuuid
-from headwater.store.bucket import StoreEnvironment
-from headwater.store.data_format import FORMAT_VERSION
 from headwater.store.engine import Engine, PutRow, Table
 from headwater.store.lmdb_engine import LmdbEngine
-from headwater.store.opening import open_bucket
 from support.forked_program import run_program, start_program
 
 TABLE = Table.BLOCKS
@@ -98,8 +91,8 @@ def holder(folder: Path) -> subprocess.Popen[str]:
 def check_is_held(folder: Path) -> None:
     with pytest.raises(DataInUse) as raised:
         LmdbEngine(folder)
-    assert raised.value.reason == f"another process holds the data in {folder}"
-    assert raised.value.hint == "Stop it, or give this one a folder of its own"
+    assert raised.value.reason == f"another process uses the data in {folder}"
+    assert raised.value.hint == "Stop it, or give this one its own folder"
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "kill -9"])
@@ -115,35 +108,3 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path, is_
         engine = LmdbEngine(tmp_path)
         fill(engine)
         engine.close()
-
-
-# --- data of the format before -------------------------------------------------------------------------------------
-
-ENVIRONMENT = StoreEnvironment(now_ns=lambda: 1, new_vbuuid=lambda: Vbuuid(7))
-
-
-def upgrade_in_a_process(folder: Path, *, killed_after_s: float) -> None:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            open_bucket(LmdbEngine(folder), environment=ENVIRONMENT, secret=(1, 2))
-        finally:
-            os._exit(0)
-    time.sleep(killed_after_s)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
-def test_an_upgrade_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps are made as small as they can be, so that a kill at any moment is in the middle."""
-    monkeypatch.setattr("headwater.store.checked_engine._UPGRADE_STEP_BYTES", 1)
-    formats = Path(__file__).parents[1] / "unit" / "store" / "formats"
-    (tmp_path / "data.mdb").write_bytes(lzma.decompress((formats / "format-2.mdb.xz").read_bytes()))
-    for tenth in range(10):
-        upgrade_in_a_process(tmp_path, killed_after_s=0.003 * tenth)
-    engine = LmdbEngine(tmp_path)
-    bucket = open_bucket(engine, environment=ENVIRONMENT, secret=(1, 2))
-    assert not bucket.vbuckets.damage
-    assert bucket.vbuckets.high_seqnos.tolist() == [104, 108, 104, 0]
-    assert bucket.facts.version == FORMAT_VERSION
-    engine.close()

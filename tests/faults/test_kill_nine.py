@@ -14,7 +14,7 @@ import pytest
 from headwater.client.kv_connection import KvConnection
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.messages.documents import Get, Set
-from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId, Vbuuid
+from headwater.protocol.numbers import DEFAULT_COLLECTION, FAILOVER_LOG_ENTRIES_MAX, VBucketId, Vbuuid
 from headwater.store.bucket import StoreEnvironment
 from headwater.store.checked_engine import CheckedEngine
 from headwater.store.data_format import BucketFacts, VBucketFacts, vbucket_of_key
@@ -25,7 +25,9 @@ from support.acknowledged_writes import PipelinedWriter, WriteHistory, check_his
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 SEED = 20
-KILLS, SOAK_KILLS = 3, 20
+KILLS = 3
+SOAK_PARTS, SOAK_KILLS = 10, 100
+"""Parts of it begin with empty folders: in lives this short settling never comes to its end, and the journal grows."""
 LOAD_S_MAX = 0.6
 WRITERS = 2
 KEYS = 300
@@ -81,9 +83,15 @@ def write_and_kill(node: NodeProcess, history: WriteHistory, *, round_number: in
     return sum(writer.answered for writer in writers)
 
 
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(SOAK_KILLS, marks=pytest.mark.soak)])
-def test_kill_nine_under_load(start_node: StartNode, kills: int) -> None:
-    rng = random.Random(SEED)
+@pytest.mark.parametrize(
+    ("kills", "seed"),
+    [
+        (KILLS, SEED),
+        *(pytest.param(SOAK_KILLS, SEED + part, marks=pytest.mark.soak) for part in range(1, SOAK_PARTS + 1)),
+    ],
+)
+def test_kill_nine_under_load(start_node: StartNode, kills: int, seed: int) -> None:
+    rng = random.Random(seed)
     node = start_node(*OPTIONS)
     with node.connect() as connection:
         branches = [newest_branches(connection)]
@@ -96,12 +104,12 @@ def test_kill_nine_under_load(start_node: StartNode, kills: int) -> None:
             documents = check_history(connection, history, vbuckets=VBUCKETS)
             assert statistics(connection)["curr_items"] == str(documents), "there are documents that nobody wrote"
             branches.append(newest_branches(connection))
-    print(f"{answered} answered writes, {documents} documents, last ready in {node.ready_s:.2f} s")
+    print(f"{kills} kills, {answered} answered writes, {documents} documents, last ready in {node.ready_s:.2f} s")
     assert node.stop() == 0
     logs = stored_failover_logs(node.data)
     for vbucket in range(VBUCKETS):
         expected = [newest[vbucket] for newest in reversed(branches)]
-        assert [entry.vbuuid for entry in logs[VBucketId(vbucket)].entries] == expected
+        assert [entry.vbuuid for entry in logs[VBucketId(vbucket)].entries] == expected[:FAILOVER_LOG_ENTRIES_MAX]
         assert len(set(expected)) == kills + 1
 
 

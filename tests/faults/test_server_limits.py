@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import ssl
 import time
@@ -32,6 +33,16 @@ BEAT_S = 0.2
 
 MIB = 1024 * 1024
 GROWTH_BYTES_MAX = 96 * MIB
+
+
+def test_the_limit_of_open_files_is_raised(start_node: StartNode) -> None:
+    _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+    try:
+        node = start_node(*FEW_VBUCKETS, fresh=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert resource.prlimit(node.pid, resource.RLIMIT_NOFILE) == (most, most)
 
 
 @contextmanager
@@ -109,19 +120,19 @@ def test_too_many_connections(start_node: StartNode) -> None:
 
 
 def test_no_login_in_time(start_node: StartNode) -> None:
+    """Neither talking nor a log-in that trickles in puts the end off."""
     node = start_node(*FEW_VBUCKETS, "--auth-seconds", str(SOON_S))
     with node.connect() as patient, connected(node) as silent, connected(node) as chatty:
         chatty.sendall(Hello(key=b"chatty").encode() + SaslListMechanisms().encode())
         assert wait_until_closed(silent, within_s=SOON_S + SLACK_S) > SOON_S / 2
         wait_until_closed(chatty, within_s=SLACK_S)
         patient.request(Noop())
-
-
-def test_talking_does_not_put_off_the_login(start_node: StartNode) -> None:
-    node = start_node(*FEW_VBUCKETS, "--auth-seconds", str(SOON_S))
     hellos = iter(lambda: Hello(key=b"chatty").encode(), b"")
-    with connected(node) as chatty:
-        assert beat_until_closed(chatty, hellos, within_s=SOON_S + SLACK_S) > SOON_S / 2
+    login = SaslAuth(key=b"PLAIN", value=PlainLogin(USER, PASSWORD).encode()).encode()
+    for beats in (hellos, one_by_one(login)):
+        with connected(node) as slow:
+            assert beat_until_closed(slow, beats, within_s=SOON_S + SLACK_S) > SOON_S / 2
+    assert_serves(node)
 
 
 def test_idle(start_node: StartNode) -> None:
@@ -133,25 +144,13 @@ def test_idle(start_node: StartNode) -> None:
         while time.monotonic() < until_s:
             busy.request(Noop())
             time.sleep(BEAT_S)
+    with node.connect() as slow:
+        never_ending = one_by_one(Set(key=b"k", collection_id=DEFAULT_COLLECTION, value=bytes(1000)).encode())
+        beat_until_closed(slow.sock, never_ending, within_s=SOON_S + SLACK_S)
+    assert_serves(node)
 
 
 # --- bytes that come too slowly -----------------------------------------------------------------------------------
-
-
-def test_slow_loris_before_the_login(start_node: StartNode) -> None:
-    node = start_node(*FEW_VBUCKETS, "--auth-seconds", str(SOON_S))
-    login = SaslAuth(key=b"PLAIN", value=PlainLogin(USER, PASSWORD).encode()).encode()
-    with connected(node) as sock:
-        beat_until_closed(sock, one_by_one(login), within_s=SOON_S + SLACK_S)
-    assert_serves(node)
-
-
-def test_slow_loris_after_the_login(start_node: StartNode) -> None:
-    node = start_node(*FEW_VBUCKETS, "--idle-seconds", str(SOON_S))
-    with node.connect() as connection:
-        never_ending = one_by_one(Set(key=b"k", collection_id=DEFAULT_COLLECTION, value=bytes(1000)).encode())
-        beat_until_closed(connection.sock, never_ending, within_s=SOON_S + SLACK_S)
-    assert_serves(node)
 
 
 def test_slow_loris_in_the_tls_handshake(start_node: StartNode, tmp_path: Path) -> None:
@@ -187,14 +186,15 @@ def test_unfinished_handshakes_count_as_connections(start_node: StartNode, tmp_p
     node = start_node(
         *FEW_VBUCKETS, "--tls-only", "--connections-max", "2", "--tls-cert", str(certificate), "--tls-key", str(key)
     )
-    with connected(node), connected(node) as second:
-        with connected(node) as refused:
-            wait_until_closed(refused, within_s=SLACK_S)
+    with connected(node) as first, connected(node) as second:
+        with connected(node):
+            wait_until_closed(first, within_s=SLACK_S)
         second.sendall(b"no TLS at all" * 10)
         wait_until_closed(second, within_s=SLACK_S)
-        # The place of the handshake that has failed is free.
+        # The places of handshakes that have failed are free.
         speaks_tls(node, certificate)
-        # One is still in its handshake when the node stops.
+    with connected(node):
+        # It is still in its handshake when the node stops.
         assert node.stop() == 0
     assert "Traceback" not in node.log()
 

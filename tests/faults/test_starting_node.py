@@ -117,7 +117,7 @@ def test_a_copy_stays_a_copy_where_the_start_is_given_up(start_node: StartNode, 
     assert all(after[name] != before[name] for name in before)
 
 
-def test_a_start_that_is_cancelled_leaves_its_buckets_in_order(tmp_path: Path) -> None:
+async def test_a_start_that_is_cancelled_leaves_its_buckets_in_order(tmp_path: Path) -> None:
     """Those that are open by then are closed, and so is the one that is being opened."""
     names = tuple(f"bucket-{number}" for number in range(8))
     options = NodeOptions(data=tmp_path, port=0, http_port=0, buckets=names, vbuckets=64, user=USER, password=PASSWORD)
@@ -126,26 +126,23 @@ def test_a_start_that_is_cancelled_leaves_its_buckets_in_order(tmp_path: Path) -
         stored = [node.bucket_service(name).bucket.vbuckets.facts for name in names]
         return [facts.failover_log for bucket in stored for facts in bucket if facts is not None]
 
-    async def scenario() -> None:
-        first = Node(options)
-        await first.start()
-        before = failover_logs(first)
-        await first.stop()
-        for place in (1, 4, 8):
-            node = Node(options)
-            starting = asyncio.create_task(node.start())
-            while not starting.done() and f" {place} of 8" not in node.why_not_ready:
-                await asyncio.sleep(0)
-            starting.cancel()
-            await asyncio.wait({starting})
-            if not starting.cancelled():
-                await node.stop()
-        last = Node(options)
-        await last.start()
-        assert failover_logs(last) == before
-        await last.stop()
-
-    asyncio.run(scenario())
+    first = Node(options)
+    await first.start()
+    before = failover_logs(first)
+    await first.stop()
+    for place in (1, 4, 8):
+        node = Node(options)
+        starting = asyncio.create_task(node.start())
+        while not starting.done() and f" {place} of 8" not in node.why_not_ready:
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait({starting})
+        if not starting.cancelled():
+            await node.stop()
+    last = Node(options)
+    await last.start()
+    assert failover_logs(last) == before
+    await last.stop()
 
 
 def test_a_cluster_that_starts_can_be_stopped(tmp_path: Path) -> None:

@@ -17,15 +17,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pytest
-
 import headwater
 from headwater.lake.lake import Task, run_here
+from headwater.landing.query import Landing
 from headwater.protocol.messages.dcp_streams import StreamFlags
 from headwater.protocol.messages.documents import SetQuiet
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
-from headwater.spark import task_read
-from headwater.spark.landing import Landing
 from support.dcp_world import COLLECTIONS, World
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 from support.replication_world import Link, make_replica
@@ -175,7 +172,7 @@ def client_work(node: NodeProcess, bucket: str, documents: int, folder: Path) ->
     counts["changes"] = count.calls
     landing = Landing(source={"url": url, "user": USER, "password": PASSWORD}, into=str(folder / bucket))
     with counted() as count:
-        landing.run(InThisProcess(), landing.prepare()).awaitTermination()
+        landing.start(InThisProcess()).awaitTermination()
     counts["landing"] = count.calls
     return counts, node_system_calls
 
@@ -191,11 +188,7 @@ CLIENT_CALLS_MAX = {"batches": 150_000, "changes": 7_000_000, "landing": 250_000
 SYSTEM_CALLS_MAX = 5_000
 
 
-def test_a_client_does_nothing_for_each_change_in_python(
-    start_node: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # These are of a Spark worker.
-    monkeypatch.setattr(task_read, "use_shipped_kernels", lambda: False)
+def test_a_client_does_nothing_for_each_change_in_python(start_node: StartNode, tmp_path: Path) -> None:
     node = start_node("--vbuckets", str(VBUCKETS), "--bucket", "warm", "--bucket", "few", "--bucket", "many")
     for bucket, documents in (("warm", 100), ("few", FEW), ("many", MANY)):
         load = [sys.executable, "-m", "headwater", "load", f"couchbase://{node.address}/{bucket}"]

@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
-from headwater.cluster.failover import FailedOver, fail_nodes_over
 from headwater.cluster.nodes import (
     LOOK_S_MAX,
     LOST_S_MAX,
     ClusterStatus,
     NodeFacts,
     NodePort,
+    Publisher,
     answered,
+    new_nodes_login,
     status_of,
     take_inventory,
+    with_nodes,
+    with_rows,
 )
 from headwater.cluster.planning import REPLICAS_MAX, Row, empty_map, plan
-from headwater.cluster.publisher import Publisher, new_nodes_login, with_nodes, with_rows
-from headwater.cluster.rebalance import OnProgress, Rebalance, Rebalanced, resolve
+from headwater.cluster.rebalance import FailedOver, OnProgress, Rebalance, Rebalanced, fail_nodes_over, resolve
 from headwater.errors import HeadwaterError, InvalidInput, Overtaken
 from headwater.node.service import NO_CONFIG
 from headwater.phrases import counted
@@ -172,7 +174,7 @@ class Coordinator:
             return await Rebalance(publisher, self._port_of, self._report).run(nodes)
 
     async def failover(self, lost: Sequence[str], *, force: bool = False) -> FailedOver:
-        """Go on without nodes that are gone: of each vbucket that was active there, the best copy is promoted."""
+        """Go on without lost nodes: promote the best copy of each vbucket that was active there."""
         found = await self._found(lost)
         for name in lost:
             if name not in found.config.names():
@@ -186,7 +188,7 @@ class Coordinator:
         return await self.rebalance(without=[name])
 
     async def renew_login(self) -> PublishedConfig:
-        """Have the nodes log in to each other with another secret, which machines and admins that have left don't know.
+        """Change the secret by which the nodes log in to each other, which machines and admins that have left know.
 
         A node that was failed over and is not back has the old one, and will not hear any more that it is out.
         """
@@ -225,7 +227,7 @@ class Coordinator:
     async def _found(self, lost: Collection[str] = ()) -> FoundCluster:
         found = await find_cluster(self._seeds, self._port, tls=self._login.tls is not None, lost=lost)
         if found is None:
-            raise InvalidInput(f"{self._seeds[0]} is in no cluster", hint="Make one with `headwater cluster init`")
+            raise InvalidInput(f"{self._seeds[0]} is not in a cluster", hint="Create one with `headwater cluster init`")
         self._open_ports(found.config)
         return found
 
@@ -266,7 +268,7 @@ class Coordinator:
             if isinstance(result, HeadwaterError):
                 raise HeadwaterError(
                     f"{name} can't be reached: {result.reason}",
-                    hint="Start it again, or go on without it by `headwater cluster failover`",
+                    hint="Start it again, or continue without it with `headwater cluster failover`",
                 ) from result
             if isinstance(result, BaseException):
                 raise result
@@ -274,7 +276,7 @@ class Coordinator:
     async def _check_joins(
         self, port: NodePort, facts: NodeFacts, *, uuid: str, vbuckets: int, force: bool
     ) -> PublishedConfig | None:
-        """Raise what speaks against a new node. Returns the config that it has of old."""
+        """Raise `InvalidInput` if a node can't join. Returns the config that it has from before."""
         known = await port.config()
         if known is not None and known.uuid != uuid:
             raise InvalidInput(
@@ -287,7 +289,7 @@ class Coordinator:
             )
         if facts.bucket_uuid != uuid and facts.items and not force:
             raise InvalidInput(
-                f"{port.address} has {counted(facts.items, 'document')} of its own, which would be gone",
+                f"{port.address} has {counted(facts.items, 'document')} of its own, which would be lost",
                 hint="Start it on an empty data folder, or give --force",
             )
         return known
@@ -318,24 +320,7 @@ async def _overtaken_first(publisher: Publisher) -> AsyncIterator[None]:
 
 
 def _no_such_node(name: str, config: PublishedConfig) -> InvalidInput:
-    return InvalidInput(f"{name} is no node of the cluster", hint=f"Its nodes are {', '.join(config.names())}")
-
-
-# --- for nodes ----------------------------------------------------------------------------------------------------
-
-
-class CoordinationForNodes:
-    """What a node has done by a coordinator of its own, where its HTTP side is asked to change its cluster."""
-
-    async def form(self, seeds: Sequence[Address], login: Login, *, replicas: int, settings: Mapping[str, Any]) -> None:
-        with closing(Coordinator(seeds, login)) as coordinator:
-            await coordinator.init(replicas=replicas, settings=settings)
-
-    async def change(
-        self, seeds: Sequence[Address], login: Login, change: Callable[[PublishedConfig], PublishedConfig]
-    ) -> None:
-        with closing(Coordinator(seeds, login)) as coordinator:
-            await coordinator.change(change)
+    return InvalidInput(f"{name} is not a node of the cluster", hint=f"Its nodes are {', '.join(config.names())}")
 
 
 # --- finding the cluster ------------------------------------------------------------------------------------------
@@ -411,8 +396,8 @@ def in_force(found: Mapping[str, PublishedConfig]) -> PublishedConfig:
         if other != chosen:
             one, another = chosen.names()[0], other.names()[0]
             raise InvalidInput(
-                f"{one} and {another} are in different clusters, or each has gone on without the other",
-                hint="Give the URL of the one to keep. `headwater cluster add` with it takes the other node back, "
-                "without what that one has alone",
+                f"{one} and {another} are in different clusters, or each has continued without the other",
+                hint="Give the URL of the one to keep, and use it with `headwater cluster add` to take the other node "
+                "back, without the changes that only that node has",
             )
     return chosen

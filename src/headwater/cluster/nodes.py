@@ -1,28 +1,40 @@
-"""A node as the coordinator talks to it: over the key-value protocol, and nothing else.
+"""The nodes of a cluster as the coordinator talks to them: over the key-value protocol, and nothing else.
 
 Every operation on a cluster goes through `NodePort`; `take_inventory` asks all nodes at once for their copies, and
-`status_of` sums them up for people. Nothing here decides what a cluster should look like.
+`status_of` sums them up for people, and a `Publisher` gives a new config to all of them. Nothing here decides what a
+cluster should look like.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
-from headwater.cluster.planning import Copy
-from headwater.errors import HeadwaterError, KeyExists, MalformedJson, NoAnswer, Overtaken, TemporaryFailure
+from headwater.cluster.planning import Copy, Row, VBucketMap
+from headwater.errors import (
+    HeadwaterError,
+    KeyExists,
+    MalformedJson,
+    NoAnswer,
+    NotMyVBucket,
+    Overtaken,
+    TemporaryFailure,
+)
+from headwater.log_fields import LogEvent, fields
 from headwater.node.service import ConfigVersion
-from headwater.protocol.cluster_config import NO_NODE, ClusterConfig, NodeAddress, PublishedConfig
+from headwater.protocol.cluster_config import NO_NODE, ClusterConfig, NodeAddress, PublishedConfig, nodes_user
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import GetClusterConfig, SetClusterConfig
-from headwater.protocol.messages.vbuckets import SetVBucket
+from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.sasl import Credentials
 
@@ -46,7 +58,7 @@ async def answered(ask: Callable[[], Awaitable[T]], within_s: float | None) -> T
         async with asyncio.timeout(within_s):
             return await ask()
     except TimeoutError as error:
-        raise NoAnswer(f"it has not answered in {within_s:g} s", hint="Look at that node's load and log") from error
+        raise NoAnswer(f"it has not answered in {within_s:g} s", hint="Check that node's load and log") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +106,7 @@ class NodePort:
     # --- looking --------------------------------------------------------------------------------------------------
 
     async def config(self) -> PublishedConfig | None:
-        """The config that was published to the node, without the log-in; None where it is in no cluster."""
+        """The config that was published to the node, without the log-in; None where it is not in a cluster."""
         answer = await (await self.connection()).request(GetClusterConfig())
         return PublishedConfig.decode(bytes(getattr(answer, "value", b"")) or b"{}")
 
@@ -163,7 +175,19 @@ class NodePort:
                 if known == replace(config, login=None):
                     return
                 raise Overtaken(str(self.address), revision=0 if known is None else known.revision) from None
-        raise HeadwaterError(f"{self.address} could not keep the config", hint="Look at the node's log and its disk")
+        raise HeadwaterError(f"{self.address} could not store the config", hint="Check the node's log and its disk")
+
+    async def remove_damaged(self, vbuckets: Iterable[VBucketId]) -> None:
+        """Drop what is stored of vbuckets that the node has no whole copy of: they are to begin again there, empty."""
+        for vbucket in vbuckets:
+            for _ in range(_TRIES_MAX):
+                try:
+                    await (await self.connection()).request(DeleteVBucket(vbucket=vbucket))
+                    break
+                except NotMyVBucket:
+                    break  # There is nothing of it.
+                except TemporaryFailure:
+                    await asyncio.sleep(_RETRY_S)
 
     async def activate(self, topologies: Mapping[VBucketId, Topology], *, version: ConfigVersion) -> None:
         """Make vbuckets active, with the chain of their copies. The node does it only while it has this config."""
@@ -298,3 +322,254 @@ def _behind(config: PublishedConfig, found: Inventory, node: int) -> int:
         if active is not None:
             behind += max(0, active.seqno - (0 if copy is None else copy.seqno))
     return behind
+
+
+# --- publishing -------------------------------------------------------------------------------------------------------
+#
+# Every change of the config goes to all nodes at once, with a higher revision, one after the other.
+#
+# A rebalance, a failover and the coordinator give changes to a `Publisher`, made with `with_rows` and its siblings.
+# Changes that come while one is on its way are published together with the next: a rebalance hands over many vbuckets
+# at a time, and each of them waits for its own change only.
+#
+# Another coordinator may be at work. So nothing is sent before every node has been asked whether it still has the
+# config that this one goes by, and nothing is done by a config before every node has taken it. A node takes one config
+# of a revision and no other. So of two coordinators one at most gets its config to all nodes; the other one is refused
+# somewhere, which is the end of its work (`Overtaken`).
+
+logger = logging.getLogger(__name__)
+
+Change = Callable[[PublishedConfig], PublishedConfig]
+
+TRIES_MAX = 5
+"""How often a node that leaves, and has a config that another coordinator gave to it alone, is sent a yet higher
+revision."""
+
+
+class Publisher:
+    """Holds the newest config. `seen` are those that nodes had when it was looked for: it replaces them."""
+
+    def __init__(
+        self,
+        config: PublishedConfig,
+        port_of: Callable[[str], NodePort],
+        *,
+        seen: Iterable[PublishedConfig] = (),
+        is_first: bool = False,
+    ) -> None:
+        self.config = config
+        self._is_first = is_first
+        """The cluster is being made, so its nodes may be in none."""
+        self._port_of = port_of
+        self._seen = [replace(one, login=None) for one in seen]
+        self._waiting: list[tuple[Change, asyncio.Future[None]]] = []
+        self._publishing = asyncio.Lock()
+        self._may_miss: frozenset[str] = frozenset()
+        self._overtaken: Overtaken | None = None
+
+    def may_miss(self, names: frozenset[str]) -> None:
+        """Send configs to these nodes as well, but go on if they do not get them."""
+        self._may_miss = names
+
+    def replaces(self, config: PublishedConfig) -> None:
+        """Replace this config too, which a node that joins has from before."""
+        self._seen.append(replace(config, login=None))
+
+    async def publish(self, change: Change) -> None:
+        """Apply a change, and return once every node has the config with it."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((change, done))
+        async with self._publishing:
+            if not done.done():
+                await self._publish_waiting()
+        await done
+
+    async def check_not_overtaken(self) -> None:
+        """Raise `Overtaken` if another coordinator has published since, as far as the nodes can be asked."""
+        try:
+            await self._compare(self.config)
+        except Overtaken:
+            raise
+        except HeadwaterError as error:
+            about = fields(event=LogEvent.CLUSTER_CONFIG, reason=error.reason)
+            logger.debug("could not check whether another command has been faster: %s", error.reason, extra=about)
+
+    async def _publish_waiting(self) -> None:
+        together, self._waiting = [one for one in self._waiting if not one[1].done()], []
+        waiters = [done for _, done in together]
+        try:
+            await self._publish_together([change for change, _ in together])
+        except asyncio.CancelledError:
+            for done in waiters:
+                done.cancel()
+            raise
+        except Exception as error:
+            for done in waiters:
+                done.set_exception(error)
+            return
+        for done in waiters:
+            done.set_result(None)
+
+    async def _publish_together(self, changes: Sequence[Change]) -> None:
+        if self._overtaken is not None:
+            raise self._overtaken
+        before = config = self.config
+        for change in changes:
+            config = change(config)
+        # Nodes that leave get the config that leaves them out, if they listen.
+        names = list(dict.fromkeys([*config.names(), *before.names()]))
+        try:
+            await self._compare(before)
+            await self._send_until_all_have_it(names, config)
+        except Overtaken as overtaken:
+            # A higher revision would be taken again, and undo what the other one has done.
+            self._overtaken = overtaken
+            raise
+
+    # --- comparing ------------------------------------------------------------------------------------------------
+
+    async def _compare(self, before: PublishedConfig) -> None:
+        """Raise unless the nodes have the config that they were last seen with, or were sent.
+
+        Those that may miss it are not asked: no command is to wait for them twice, and their refusals count anyway.
+        """
+        names = [name for name in before.names() if name not in self._may_miss]
+        results = await self._of_each(names, lambda name: self._port_of(name).config())
+        for name, known in zip(names, results, strict=True):
+            if isinstance(known, HeadwaterError):
+                raise known.reworded(f"config {before.revision + 1} could not be given to {name}: {known.reason}")
+            if known is None and not self._is_first:
+                # It would take its empty vbuckets for what the cluster has, and the copies would follow it.
+                raise HeadwaterError(
+                    f"{name} does not know that it is in the cluster: it was started on another data folder",
+                    hint="Start it on its own folder, or fail it over with `headwater cluster failover` and add it "
+                    "again",
+                )
+            if isinstance(known, PublishedConfig):
+                is_older = known.version < before.version
+                if not (is_older or known == replace(before, login=None) or known in self._seen):
+                    raise Overtaken(name, revision=known.revision)
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    async def _send_until_all_have_it(self, names: Sequence[str], config: PublishedConfig) -> None:
+        for tries_left in reversed(range(TRIES_MAX)):
+            self.config = config = replace(config, revision=config.revision + 1)
+            refused = await self._send(names, config)
+            if refused is None:
+                return
+            if not tries_left:
+                raise refused
+            # All that stay have taken it, so the one that leaves has a config which no node can act by. It must not
+            # keep it, or it would go on as if it belonged here.
+            config = replace(config, revision=max(config.revision, refused.revision))
+
+    async def _send(self, names: Sequence[str], config: PublishedConfig) -> Overtaken | None:
+        """Send to all nodes. Returns the refusal of one that leaves; those of the others are raised."""
+        results = await self._of_each(names, lambda name: self._port_of(name).publish(config))
+        refused: Overtaken | None = None
+        for name, result in zip(names, results, strict=True):
+            if not isinstance(result, HeadwaterError):
+                continue
+            if name in config.names() and name not in self._may_miss:
+                if isinstance(result, Overtaken):
+                    raise result
+                raise result.reworded(f"config {config.revision} could not be given to {name}: {result.reason}")
+            if isinstance(result, Overtaken):
+                refused = result
+            else:
+                about = fields(
+                    event=LogEvent.CLUSTER_CONFIG, config=config.revision, address=name, reason=result.reason
+                )
+                logger.warning("config %d has not reached %s: %s", config.revision, name, result.reason, extra=about)
+        return refused
+
+    async def _of_each(self, names: Sequence[str], ask: Callable[[str], Awaitable[object]]) -> list[object]:
+        """What comes of asking each of these nodes, its error if it is one of ours."""
+
+        async def ask_within(name: str) -> object:
+            try:
+                return await answered(partial(ask, name), LOST_S_MAX if name in self._may_miss else None)
+            except HeadwaterError as error:
+                return error
+
+        return list(await asyncio.gather(*(ask_within(name) for name in names)))
+
+
+# --- changes of a config: the coordinator plans with names, and a config has indices ------------------------------
+
+
+SECRET_BYTES = 32
+"""Of the log-in of the nodes among themselves."""
+
+
+def rows_of(config: PublishedConfig) -> VBucketMap:
+    names = config.names()
+    return tuple(tuple(None if node == NO_NODE else names[node] for node in row) for row in config.rows)
+
+
+def with_rows(config: PublishedConfig, changed: Mapping[VBucketId, Row]) -> PublishedConfig:
+    """The same config with other rows of some vbuckets. The revision stays for the publisher to raise."""
+    index = {name: at for at, name in enumerate(config.names())}
+    rows = list(config.rows)
+    for vbucket, row in changed.items():
+        rows[vbucket] = tuple(NO_NODE if name is None else index[name] for name in row)
+    return replace(config, rows=tuple(rows))
+
+
+def with_building(config: PublishedConfig, changed: Mapping[VBucketId, Iterable[str]]) -> PublishedConfig:
+    """The same config with other nodes that build some vbuckets; with none of them, no node does."""
+    index = {name: at for at, name in enumerate(config.names())}
+    building = dict(config.building)
+    for vbucket, names in changed.items():
+        nodes = tuple(index[name] for name in names if index[name] not in config.rows[vbucket])
+        if nodes:
+            building[vbucket] = nodes
+        else:
+            building.pop(vbucket, None)
+    return replace(config, building=building)
+
+
+def with_handing_over(config: PublishedConfig, changed: Mapping[VBucketId, str | None]) -> PublishedConfig:
+    """The same config with vbuckets on their way to these nodes; None where one has arrived, or will not."""
+    index = {name: at for at, name in enumerate(config.names())}
+    handing_over = dict(config.handing_over)
+    for vbucket, name in changed.items():
+        if name is None:
+            handing_over.pop(vbucket, None)
+        else:
+            handing_over[vbucket] = index[name]
+    return replace(config, handing_over=handing_over)
+
+
+def with_frozen(config: PublishedConfig, vbuckets: Iterable[int]) -> PublishedConfig:
+    """The same config with vbuckets, and all that are on their way, kept as they are on every node."""
+    frozen = {vbucket: config.rows[vbucket][0] for vbucket in (*vbuckets, *config.handing_over)}
+    return replace(config, handing_over={vbucket: node for vbucket, node in sorted(frozen.items()) if node != NO_NODE})
+
+
+def with_nodes(config: PublishedConfig, nodes: Iterable[NodeAddress]) -> PublishedConfig:
+    """The same config with other nodes. What the ones that go had is on no node."""
+    kept = tuple(nodes)
+    new_index = {node.kv_address: at for at, node in enumerate(kept)}
+    moved = [new_index.get(name, NO_NODE) for name in config.names()]
+
+    def move(node: int) -> int:
+        return NO_NODE if node == NO_NODE else moved[node]
+
+    building = {
+        vbucket: tuple(move(node) for node in builders if move(node) != NO_NODE)
+        for vbucket, builders in config.building.items()
+    }
+    return replace(
+        config,
+        nodes=kept,
+        rows=tuple(tuple(move(node) for node in row) for row in config.rows),
+        building={vbucket: builders for vbucket, builders in building.items() if builders},
+        handing_over={vbucket: move(node) for vbucket, node in config.handing_over.items() if move(node) != NO_NODE},
+    )
+
+
+def new_nodes_login(bucket: str, random_bytes: Callable[[int], bytes]) -> Credentials:
+    """A log-in of the nodes among themselves, made once for a cluster. It follows from nothing that may change."""
+    return Credentials(nodes_user(bucket), random_bytes(SECRET_BYTES).hex())

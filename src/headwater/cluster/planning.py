@@ -16,7 +16,7 @@ none may have a vbucket twice; one that finds no node with room gets it by a cha
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -64,19 +64,9 @@ class Move:
         return tuple(node for node in self.before if node is not None and node not in self.after)
 
     @property
-    def hands_over(self) -> bool:
-        return self.source != self.target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failover:
-    """The map without the lost nodes."""
-
-    rows: VBucketMap
-    promoted: dict[VBucketId, str]
-    """The replicas that become active."""
-    lost: tuple[VBucketId, ...]
-    """The vbuckets of which no copy is left."""
+    def is_takeover(self) -> bool:
+        """Whether another node becomes active, and takes the vbucket over from the one that is."""
+        return self.source not in (None, self.target)
 
 
 def empty_map(vbuckets: int, replicas: int) -> VBucketMap:
@@ -92,9 +82,13 @@ def plan(before: VBucketMap, nodes: Sequence[str], *, replicas: int) -> VBucketM
     actives = _plan_actives(before, nodes)
     copies = min(replicas, len(nodes) - 1)
     chosen = _Replicas(before, nodes, actives, copies).plan()
+
+    def in_old_order(vbucket: int) -> list[str]:
+        row = before[vbucket]
+        return sorted(chosen[vbucket], key=lambda node: row.index(node) if node in row else len(row))
+
     return tuple(
-        (active, *_in_old_order(before[vbucket], chosen[vbucket]), *(None,) * (replicas - copies))
-        for vbucket, active in enumerate(actives)
+        (active, *in_old_order(vbucket), *(None,) * (replicas - copies)) for vbucket, active in enumerate(actives)
     )
 
 
@@ -108,27 +102,19 @@ def moves(before: VBucketMap, after: VBucketMap) -> list[Move]:
     ]
 
 
-def fail_over(before: VBucketMap, lost: Sequence[str], copies: Mapping[VBucketId, Mapping[str, Copy]]) -> Failover:
+def fail_over(before: VBucketMap, lost: Sequence[str], copies: Mapping[VBucketId, Mapping[str, Copy]]) -> VBucketMap:
     """The map once these nodes are gone: of each vbucket that was active there, the most advanced copy is promoted.
 
     `copies` are those that are left, also those that are only being built: where one of them is ahead, it is the one
-    that has what was last acknowledged.
+    that has what was last acknowledged. A vbucket of which no copy is left has no active node.
     """
     rows: list[Row] = []
-    promoted: dict[VBucketId, str] = {}
-    without_copy: list[VBucketId] = []
     for vbucket, row in enumerate(before):
         left = [node for node in row if node is not None and node not in lost]
-        active = row[0] if row[0] in left else None
-        if active is None:
-            active = most_advanced(left, copies.get(VBucketId(vbucket), {}))
-            if active is not None:
-                promoted[VBucketId(vbucket)] = active
-            elif row[0] is not None:
-                without_copy.append(VBucketId(vbucket))
+        active = row[0] if row[0] in left else most_advanced(left, copies.get(VBucketId(vbucket), {}))
         others = [node for node in left if node != active]
         rows.append((active, *others, *(None,) * len(row))[: len(row)])
-    return Failover(rows=tuple(rows), promoted=promoted, lost=tuple(without_copy))
+    return tuple(rows)
 
 
 def most_advanced(first: Sequence[str], copies: Mapping[str, Copy]) -> str | None:
@@ -147,10 +133,6 @@ def most_advanced(first: Sequence[str], copies: Mapping[str, Copy]) -> str | Non
     return max(candidates, key=advance, default=None)
 
 
-def _in_old_order(row: Row, chosen: list[str]) -> list[str]:
-    return sorted(chosen, key=lambda node: row.index(node) if node in row else len(row))
-
-
 def _quotas(total: int, nodes: Sequence[str], order: Sequence[str]) -> dict[str, int]:
     """An equal share for every node, and one more for the first ones in `order` until all is given out."""
     share, more = divmod(total, len(nodes))
@@ -164,12 +146,15 @@ def _quotas(total: int, nodes: Sequence[str], order: Sequence[str]) -> dict[str,
 
 
 def _plan_actives(before: VBucketMap, nodes: Sequence[str]) -> list[str]:
-    had = _counted([row[0] for row in before], nodes)
+    had = Counter(row[0] for row in before)
     room = _quotas(len(before), nodes, sorted(nodes, key=lambda node: -had[node]))
     actives: list[str | None] = [None] * len(before)
+
+    def could_be_promoted_elsewhere(vbucket: int) -> bool:
+        return any(node is not None and had[node] < room.get(node, 0) for node in before[vbucket][1:])
+
     # Where a node has too many, those stay that could only go to a node which has no copy of them.
-    stays_first = sorted(range(len(before)), key=lambda vbucket: _can_be_promoted_elsewhere(before[vbucket], had, room))
-    for vbucket in stays_first:
+    for vbucket in sorted(range(len(before)), key=could_be_promoted_elsewhere):
         node = before[vbucket][0]
         if node is not None and room.get(node, 0) > 0:
             actives[vbucket] = node
@@ -186,18 +171,6 @@ def _plan_actives(before: VBucketMap, nodes: Sequence[str]) -> list[str]:
     return [node for node in actives if node is not None]
 
 
-def _can_be_promoted_elsewhere(row: Row, had: dict[str, int], quotas: dict[str, int]) -> bool:
-    return any(node is not None and had.get(node, 0) < quotas.get(node, 0) for node in row[1:])
-
-
-def _counted(entries: Sequence[str | None], nodes: Sequence[str]) -> dict[str, int]:
-    counts = dict.fromkeys(nodes, 0)
-    for node in entries:
-        if node in counts:
-            counts[node] += 1
-    return counts
-
-
 # --- replicas -----------------------------------------------------------------------------------------------------
 
 
@@ -210,7 +183,7 @@ class _Replicas:
         self._actives = actives
         self._copies = copies
         self._chosen: list[list[str]] = [[] for _ in before]
-        counts = _counted(actives, nodes)
+        counts = Counter(actives)
         # Nodes with fewer active vbuckets can have more replicas, and with as many copies as nodes they must.
         self._room = _quotas(len(before) * copies, nodes, sorted(nodes, key=lambda node: counts[node]))
         self._holders: dict[str, list[int]] = {node: [] for node in nodes}

@@ -11,23 +11,31 @@ All that is known is in the published config, so a rebalance that is run again g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headwater.cluster.nodes import Inventory, NodePort, Topology, take_inventory
-from headwater.cluster.planning import Move, Row, most_advanced, moves, plan
-from headwater.cluster.publisher import (
+from headwater.cluster.nodes import (
+    LOOK_S_MAX,
+    Inventory,
+    NodePort,
     Publisher,
+    Topology,
+    answered,
     rows_of,
+    take_inventory,
     with_building,
     with_frozen,
     with_handing_over,
     with_nodes,
     with_rows,
 )
-from headwater.errors import HeadwaterError, Overtaken
+from headwater.cluster.planning import Move, Row, fail_over, most_advanced, moves, plan
+from headwater.errors import HeadwaterError, InvalidInput, Overtaken
+from headwater.node.history import loss_sentence
 from headwater.node.replication.proxy import Proxy
-from headwater.protocol.cluster_config import PublishedConfig
+from headwater.node.service import ConfigVersion
+from headwater.phrases import counted
+from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
 from headwater.protocol.messages.dcp_streams import StreamEndReason, StreamFlags, VBucketState
 from headwater.protocol.numbers import VBucketId
 
@@ -84,7 +92,7 @@ class Rebalance:
             for batch in _batches(todo, BATCH):
                 await self._build(batch)
                 await self._activate_orphans(batch)
-                for handed_over in _batches([move for move in batch if _is_handed_over(move)], TAKEOVERS_MAX):
+                for handed_over in _batches([move for move in batch if move.is_takeover], TAKEOVERS_MAX):
                     await takeovers.run(handed_over)
                 await self._put_in_force(batch)
                 self._done += len(batch)
@@ -93,7 +101,7 @@ class Rebalance:
             takeovers.close()
         await self._settle(nodes)
         return Rebalanced(
-            handed_over=sum(_is_handed_over(move) for move in todo), built=sum(len(move.builds) for move in todo)
+            handed_over=sum(move.is_takeover for move in todo), built=sum(len(move.builds) for move in todo)
         )
 
     async def _build(self, batch: Sequence[Move]) -> None:
@@ -113,7 +121,7 @@ class Rebalance:
                 )
 
     async def _put_in_force(self, batch: Sequence[Move]) -> None:
-        others = [move for move in batch if not _is_handed_over(move)]
+        others = [move for move in batch if not move.is_takeover]
 
         def all_arrived(config: PublishedConfig) -> PublishedConfig:
             for move in others:
@@ -165,7 +173,7 @@ class Rebalance:
             if stalled_s > STALLED_S_MAX:
                 vbucket, active, node = next(iter(left))
                 raise HeadwaterError(
-                    f"{node} does not get vbucket {vbucket} from {active}", hint="Look at the node's log"
+                    f"{node} does not get vbucket {vbucket} from {active}", hint="Check the node's log"
                 )
             # Copies that another command has put an end to would be waited for until they count as stalled.
             await self._publisher.check_not_overtaken()
@@ -180,13 +188,8 @@ def _has_reached(goals: Inventory, found: Inventory, vbucket: VBucketId, active:
     return copy.branches[:1] == newest.branches[:1] and copy.seqno >= goal.seqno
 
 
-def _is_handed_over(move: Move) -> bool:
-    return move.hands_over and move.source is not None
-
-
-def _batches(moves: Sequence[Move], size: int) -> Iterator[Sequence[Move]]:
-    for at in range(0, len(moves), size):
-        yield moves[at : at + size]
+def _batches(moves: Sequence[Move], size: int) -> list[Sequence[Move]]:
+    return [moves[at : at + size] for at in range(0, len(moves), size)]
 
 
 # --- takeovers ----------------------------------------------------------------------------------------------------
@@ -300,7 +303,8 @@ async def resolve(publisher: Publisher, ports: Mapping[str, NodePort]) -> None:
         if active is None:
             continue
         if active != row[0]:
-            changed[vbucket] = row = _exchanged(row, active)
+            # The node that was active takes the new one's place, or none if that had no place.
+            changed[vbucket] = row = (active, *(row[0] if node == active else node for node in row[1:]))
         if not _is_active(found, vbucket, active):
             activated.setdefault(active, {})[vbucket] = row
     for name, by_vbucket in activated.items():
@@ -336,6 +340,150 @@ def _is_active(found: Inventory, vbucket: int, name: str) -> bool:
     return found.state(name, VBucketId(vbucket)) == VBucketState.ACTIVE
 
 
-def _exchanged(row: Row, target: str) -> Row:
-    """The row with the target in front. The node that was active takes its place, or none if it had no place."""
-    return (target, *(row[0] if node == target else node for node in row[1:]))
+# --- failover ------------------------------------------------------------------------------------------------------
+# First the lost nodes are cut off: what is active there is frozen, so that the others take nothing more from them. One
+# that is not as lost as it seems could go on and get its majority from a copy that is not the one chosen. What another
+# command has on its way is frozen, too. Then the copies are compared and promoted, and the config without the lost
+# nodes is published. In between, clients still go to a node that does not answer. A coordinator that dies in between is
+# run again, and finds what it had promoted active.
+
+
+_SHOWN = 10
+_FIRST_LOOK_S_MAX = 2 * LOOK_S_MAX
+"""For the copies of the nodes that stay, before anything is changed: another one of them may hang as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedOver:
+    """What a failover has done."""
+
+    nodes: tuple[str, ...]
+    promoted: int
+    lost: tuple[VBucketId, ...]
+    """Vbuckets of which no copy was left. They are empty now."""
+    lost_changes: int
+    """That are known of, by what the lost nodes last said of themselves: at least so many."""
+    lost_vbuckets: int
+    """In how many vbuckets those were."""
+    unknown_vbuckets: int
+    """Vbuckets of which nothing is known that the lost nodes had."""
+
+    def losses(self) -> str:
+        return loss_sentence(changes=self.lost_changes, vbuckets=self.lost_vbuckets, unknown=self.unknown_vbuckets)
+
+
+async def fail_nodes_over(
+    publisher: Publisher, port_of: Callable[[str], NodePort], lost: Sequence[str], *, force: bool
+) -> FailedOver:
+    """Go on without the lost nodes. With `force` also where vbuckets are lost with them."""
+    config = publisher.config
+    left = [name for name in config.names() if name not in lost]
+    if not left:
+        raise InvalidInput("no node would be left", hint="Start one of the nodes again")
+    ports = {name: port_of(name) for name in left}
+    found = await take_inventory(ports, within_s=_FIRST_LOOK_S_MAX)
+    for name, error in found.unreachable.items():
+        raise HeadwaterError(
+            f"{name} can't be reached either: {error.reason}", hint="Start it again, or fail it over as well"
+        )
+    orphans = _orphans(_rows_without(config, lost, found))
+    if orphans and not force:
+        raise InvalidInput(
+            f"{counted(len(orphans), 'vbucket')} would be lost, because no other node has them ({_some(orphans)})",
+            hint="Start the node again, or give --force to continue without them",
+        )
+    publisher.may_miss(frozenset(lost))
+    await _cut_off(publisher, lost)
+    found = await take_inventory(ports)
+    rows = _rows_without(publisher.config, lost, found)
+    orphans = _orphans(rows)
+    for at, vbucket in enumerate(orphans):
+        rows[vbucket] = (left[at % len(left)], *(None,) * config.replicas)
+    for name in left:
+        # A damaged copy is none, and active it would stay stopped.
+        await port_of(name).remove_damaged(vbucket for vbucket in orphans if rows[vbucket][0] == name)
+    promoted = await _promote(port_of, rows, found, publisher.config.version)
+    kept = [node for node in config.nodes if node.kv_address in left]
+
+    def without(config: PublishedConfig) -> PublishedConfig:
+        return with_rows(replace(with_nodes(config, kept), handing_over={}, settled=False), rows)
+
+    await publisher.publish(without)
+    losses = await _losses(ports, promoted)
+    return FailedOver(
+        nodes=tuple(lost),
+        promoted=sum(map(len, promoted.values())) - len(orphans),
+        lost=orphans,
+        lost_changes=sum(loss or 0 for loss in losses),
+        lost_vbuckets=sum(bool(loss) for loss in losses),
+        unknown_vbuckets=losses.count(None),
+    )
+
+
+async def _losses(ports: Mapping[str, NodePort], promoted: Mapping[str, Collection[VBucketId]]) -> list[int | None]:
+    """How many changes each promoted vbucket has lost, as far as its node knows.
+
+    The failover is done. A node that can't say it any more makes the loss unknown, and nothing else.
+    """
+    losses: list[int | None] = []
+    for name, vbuckets in promoted.items():
+        try:
+            known = await answered(ports[name].losses, LOOK_S_MAX)
+        except HeadwaterError:
+            known = {}
+        losses += [known.get(vbucket) for vbucket in vbuckets]
+    return losses
+
+
+async def _cut_off(publisher: Publisher, lost: Sequence[str]) -> None:
+    """Have no node stream what is active on the lost ones, or take over anything, until it is decided who has it."""
+    config = publisher.config
+    names = config.names()
+    frozen = [
+        number
+        for number, row in enumerate(config.rows)
+        if row[0] != NO_NODE
+        and names[row[0]] in lost
+        and any(names[node] not in lost for node in config.holders(number))
+    ]
+    if frozen or config.handing_over:
+        await publisher.publish(lambda config: with_frozen(config, frozen))
+
+
+def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Inventory) -> dict[VBucketId, Row]:
+    names = config.names()
+    rows: list[Row] = []
+    copies = {}
+    for number, row in enumerate(rows_of(config)):
+        vbucket = VBucketId(number)
+        holders = [names[node] for node in config.holders(number) if names[node] not in lost]
+        copies[vbucket] = found.copies_of(vbucket, holders)
+        if number in config.handing_over:
+            # One that was on its way, or promoted before, is where it is active; else where its newest copy is.
+            nodes = [name for name in (row[0], *holders) if name is not None]
+            active = next((name for name in nodes if found.state(name, vbucket) == VBucketState.ACTIVE), None)
+            row = (active, *row[1:])
+        rows.append(row)
+    return {VBucketId(vbucket): row for vbucket, row in enumerate(fail_over(tuple(rows), lost, copies))}
+
+
+async def _promote(
+    port_of: Callable[[str], NodePort], rows: Mapping[VBucketId, Row], found: Inventory, version: ConfigVersion
+) -> dict[str, dict[VBucketId, Row]]:
+    """Make the first node of every row active. Returns those that were not, by node."""
+    by_node: dict[str, dict[VBucketId, Row]] = {}
+    for vbucket, row in rows.items():
+        if row[0] is not None and found.state(row[0], vbucket) != VBucketState.ACTIVE:
+            by_node.setdefault(row[0], {})[vbucket] = row
+    for name, promoted in by_node.items():
+        await port_of(name).activate({vbucket: (list(row),) for vbucket, row in promoted.items()}, version=version)
+    return by_node
+
+
+def _orphans(rows: Mapping[VBucketId, Row]) -> tuple[VBucketId, ...]:
+    return tuple(vbucket for vbucket, row in rows.items() if row[0] is None)
+
+
+def _some(vbuckets: Sequence[VBucketId]) -> str:
+    shown = ", ".join(str(vbucket) for vbucket in vbuckets[:_SHOWN])
+    return shown if len(vbuckets) <= _SHOWN else f"{shown}, …"

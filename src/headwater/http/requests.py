@@ -1,6 +1,6 @@
 """What applications share: answers in JSON, refusals, the checks before any handler, a page's files and sessions.
 
-A node's application and a lake's page put `HeadLimit` and `Doorkeeper` before their routes. A refusal is raised
+A node's application and a lake's page put `HeadLimit` and `HostCheck` before their routes. A refusal is raised
 wherever it is noticed, in one of the three forms that Couchbase gives them: `errors` by the name of the field, `_` for
 the whole; a `message`; and, for users that do not exist, a mere string.
 """
@@ -13,28 +13,60 @@ import json
 import mimetypes
 import re
 import secrets
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from importlib.resources import files
 from ipaddress import ip_address
 from typing import Any, Generic, TypeVar
-from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headwater.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX, HSTS_S, REQUEST_S_MAX, SESSION_S, SESSIONS_MAX
+from headwater.accepting import Places
+
+# --- limits --------------------------------------------------------------------------------------------------------
+
+
+CONNECTIONS_MAX = 576
+"""Beyond that a connection takes the place of a slow one."""
+RESERVED_SHARE = 9
+"""One in so many of these places is a reserve, for questions whether the server lives. All else gets 503 there."""
+SLOW_S = 1.0
+"""A request that was not answered for this long gives way where places run out."""
+REQUEST_S_MAX = 10.0
+"""How long a connection may take for the TLS handshake, to send the head of a request, and then the body of it."""
+KEEP_ALIVE_S = 60
+"""How long a connection may rest between two requests. Clients poll every few seconds."""
+STOP_S_MAX = 5
+"""How long requests under way may take to end when the server stops."""
+HEAD_BYTES_MAX = 16 * 1024
+"""Path and headers. The longest real one has a password in it."""
+HEAD_BUFFER_BYTES_MAX = 32 * 1024
+"""Where the HTTP parser gives up, with an answer of its own: above what gets ours."""
+BODY_BYTES_MAX = 64 * 1024
+"""The longest form there is names a collection."""
+LOGIN_BODY_BYTES_MAX = 8 * 1024
+"""A log-in on a page is a name and a password, or a token."""
+SESSIONS_MAX = 256
+"""Log-ins on a page that are remembered at a time. Beyond that one of the user that has the most is forgotten, the one
+that was used longest ago."""
+SESSION_S = 12 * 3600.0
+"""How long a log-in on a page lasts that is not used."""
+HSTS_S = 365 * 86_400
+"""For how long a browser that has come by TLS comes back by TLS only."""
+
 
 NO_CACHE = "no-cache,no-store,must-revalidate"
 IN_RESERVE = "in_reserve"
 """In the state of a request: it has come by a connection that is there for the health of the server only."""
+GONE = "gone"
+"""In the state of a request: a future that is done once its connection is gone. uvicorn cancels no handler then."""
 OWN_HEADER = "x-headwater-dashboard"
 """Only the scripts of our own pages send it."""
 TOKEN_VARIABLE = "HEADWATER_UI_TOKEN"
 """Of the environment: the token of a landing's page, for the page itself and for a node that watches it."""
 _TOKEN_BYTES = 32
-_HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]+)?|\[[0-9A-Fa-f:.%]+\](:[0-9]+)?")
+_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(:[0-9]+)?")
 _HOST_CHARS_SHOWN = 100
 _HSTS = (b"strict-transport-security", f"max-age={HSTS_S}".encode())
 
@@ -99,6 +131,24 @@ async def read_body(request: Request, *, bytes_max: int = BODY_BYTES_MAX) -> byt
     return bytes(body)
 
 
+async def while_connected(request: Request, wanted: Coroutine[Any, Any, T]) -> T:
+    """Wait for something that may take long, and give it up when the client goes.
+
+    Raises:
+        Refusal: the client has gone, and no one reads the answer.
+    """
+    waiting: asyncio.Future[Any] = asyncio.ensure_future(wanted)
+    gone = request.scope.get("state", {}).get(GONE)  # Other servers, as in tests, say nothing of it.
+    try:
+        await asyncio.wait((waiting, gone) if gone else (waiting,), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise Refusal.message(499, "The connection ended before the answer was there")
+        result: T = waiting.result()
+        return result
+    finally:
+        waiting.cancel()
+
+
 def check_own_page(request: Request) -> None:
     """Refuse what does not come from our own page.
 
@@ -106,7 +156,7 @@ def check_own_page(request: Request) -> None:
     origin: cookies alone say nothing, since pages of another port on the same host are sent them, too.
     """
     origin, host = request.headers.get("origin"), request.headers.get("host")
-    if request.headers.get(OWN_HEADER) is None or origin is None or urlsplit(origin).netloc != host:
+    if request.headers.get(OWN_HEADER) is None or origin is None or origin.partition("://")[2] != host:
         raise Refusal.message(403, "Only the page itself may do this. A proxy before it has to pass the Host header on")
 
 
@@ -133,7 +183,7 @@ class HeadLimit:
         return Refusal.body_too_long() if int(announced) > BODY_BYTES_MAX else None
 
 
-class Doorkeeper:
+class HostCheck:
     """Refuses requests for other hosts, and all but the health of the server on connections of the reserve.
 
     A page of another site can have its own name lead to this server (DNS rebinding), and a browser then takes the
@@ -150,24 +200,28 @@ class Doorkeeper:
         hint: str,
         is_tls_only: bool = False,
         health: Collection[str] = (),
+        watched: Collection[str] = (),
     ) -> None:
         """`what` is served, `hosts` are the names that requests may be for, beside addresses and this machine's own;
-        None for all. Where one is refused, the `hint` says what to do. `health` are the paths of supervisors."""
+        None for all. Where one is refused, the `hint` says what to do. `health` are the paths of supervisors, which ask
+        by any name, and `watched` other paths that are answered in the reserve."""
         self._app = app
         self._what = what
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
         self._hint = hint
         self._is_tls_only = is_tls_only
         self._health = frozenset(health)
+        self._watched = frozenset(watched)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._health:
             await self._app(scope, receive, send)
             return
         host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
-        name = (urlsplit(f"//{host}").hostname or "") if _HOST.fullmatch(host) else ""
+        parsed = _HOST.fullmatch(host)
+        name = parsed[1].strip("[]").lower() if parsed else ""
         refusal = None
-        if scope.get("state", {}).get(IN_RESERVE):
+        if scope.get("state", {}).get(IN_RESERVE) and scope["path"] not in self._watched:
             text = f"The {self._what} has too many connections: try again in a second"
             refusal = Refusal.message(503, text, Retry_After="1")
         elif self._hosts is not None and not (name in self._hosts or _is_local_name(name) or _is_address(name)):
@@ -233,7 +287,7 @@ def with_page_headers(handle: PageHandler) -> PageHandler:
 
 
 class PageSessions(Generic[T]):
-    """Who has logged in on a page, each with a value that the application keeps of it.
+    """The log-ins on a page, each with a value that the application keeps for it.
 
     A session is a random token in a cookie that scripts can't read and that other sites' pages don't get sent
     (`HttpOnly`, `SameSite=Strict`). Its hash is kept here. Sessions end with the process. Cookies are not kept apart by
@@ -244,23 +298,36 @@ class PageSessions(Generic[T]):
         self._name = name
         self._path = path
         self._now_s = now_s
-        self._known: OrderedDict[bytes, tuple[T, float]] = OrderedDict()
-        """By the hash of the token, the one that was used longest ago first: the value, and until when it counts."""
+        self._known: dict[bytes, tuple[T, float, str]] = {}
+        """By the hash of the token: the value, until when it counts, and whose session it is."""
+        self._places: Places[bytes] = Places()
+        """The same, by owner, the one that was used longest ago first."""
 
     def value_of(self, request: Request, *, is_valid: Callable[[T], bool]) -> T | None:
         """The value of the session, which lasts longer by this; None where there is none. An invalid one ends."""
         token = request.cookies.get(self._cookie_name(request))
-        found = None if token is None else self._known.pop(digest_of(token), None)
+        found = None if token is None else self._forget(digest_of(token))
         if token is None or found is None or found[1] <= self._now_s() or not is_valid(found[0]):
             return None
-        self._known[digest_of(token)] = found[0], self._now_s() + SESSION_S
+        self._keep(digest_of(token), found[0], owner=found[2])
         return found[0]
 
-    def begin(self, request: Request, response: Response, value: T) -> None:
+    def _keep(self, digest: bytes, value: T, *, owner: str) -> None:
+        self._known[digest] = value, self._now_s() + SESSION_S, owner
+        self._places.add(digest, owner=owner)
+
+    def _forget(self, digest: bytes) -> tuple[T, float, str] | None:
+        found = self._known.pop(digest, None)
+        if found is not None:
+            self._places.discard(digest, owner=found[2])
+        return found
+
+    def begin(self, request: Request, response: Response, value: T, *, owner: str = "") -> None:
+        """Begin a session. If there are too many, one of the owner that has the most ends."""
         token = secrets.token_urlsafe(_TOKEN_BYTES)
-        self._known[digest_of(token)] = value, self._now_s() + SESSION_S
-        if len(self._known) > SESSIONS_MAX:
-            self._known.popitem(last=False)
+        self._keep(digest_of(token), value, owner=owner)
+        if len(self._places) > SESSIONS_MAX:
+            self._forget(next(iter(next(self._places.owners()))))
         response.set_cookie(
             self._cookie_name(request),
             token,
@@ -275,7 +342,7 @@ class PageSessions(Generic[T]):
         response = Response(status_code=204)
         token = request.cookies.get(self._cookie_name(request))
         if token is not None:
-            self._known.pop(digest_of(token), None)
+            self._forget(digest_of(token))
         response.delete_cookie(self._cookie_name(request), path=self._path, httponly=True, samesite="strict")
         return response
 

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from headwater.errors import LocalProtocolError, StoreError
+from headwater.kernels.machine_code import compile_kernels
 from headwater.log_fields import LogEvent, fields
-from headwater.node.bucket_settings import BucketSettings, stored_settings
 from headwater.node.commit_loop import CommitLoop
-from headwater.node.membership import Memberships, is_member
+from headwater.node.membership import ClusterMembership, MemberSettings, is_member
 from headwater.node.node_folder import Folder, NodeEnvironment, NodeIdentity
-from headwater.node.options import NodeOptions
+from headwater.node.options import BucketSettings, NodeOptions, stored_settings
 from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import NodeAddress
-from headwater.protocol.kernels.machine_code import compile_kernels
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.store.bucket import Bucket, StoreEnvironment
 from headwater.store.data_format import BucketFacts
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 KERNEL_PACKAGES = (
     "headwater.protocol.kernels.frame_runs",
     "headwater.protocol.kernels.json_check",
-    "headwater.protocol.kernels.siphash",
+    "headwater.kernels.siphash",
     "headwater.store",
     "headwater.node",
 )
@@ -58,7 +58,7 @@ class BucketLifecycle:
         options: NodeOptions,
         environment: NodeEnvironment,
         folder: Folder,
-        members: Memberships,
+        member_settings: MemberSettings,
         *,
         on_durable: Callable[[], None],
         on_void: Callable[[BucketService, Collection[int]], None],
@@ -67,25 +67,25 @@ class BucketLifecycle:
         self._environment = environment
         self._store_environment = StoreEnvironment(now_ns=environment.now_ns, new_vbuuid=environment.new_vbuuid)
         self._folder = folder
-        self._members = members
+        self._member_settings = member_settings
         self._on_durable = on_durable
         self._on_void = on_void
         self.identity: NodeIdentity
         self._stored_identity: NodeIdentity | None = None
         self.services: dict[str, BucketService] = {}
         self.loops: dict[str, CommitLoop] = {}
+        self.memberships: dict[str, ClusterMembership] = {}
         self._engines: dict[str, Engine] = {}
         self._buckets: dict[str, Bucket] = {}
         """Those that are opened; a service is built for each once all are."""
         self._closed: set[str] = set()
         self._changing = asyncio.Lock()
-        """One bucket is made or dropped at a time."""
         self.is_stopping = False
 
     # --- starting and stopping ------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Open the engines: where another process has one, nothing has been changed yet."""
+        """Open the engines. If another process holds one, this fails before anything has changed."""
         self._stored_identity = self._folder.load_identity()
         self.identity = self._stored_identity or NodeIdentity(
             uuid=self._environment.random_bytes(_UUID_BYTES).hex(),
@@ -107,7 +107,7 @@ class BucketLifecycle:
             self.change_identity(cluster_name=self.options.cluster_name)
 
     def open_all(self, report: Callable[[str], None]) -> None:
-        """Open the buckets. It may take long, and may run in a thread; `report` gets what is done at the moment."""
+        """Open the buckets, which may take long. May run in a thread; `report` gets what the node is doing."""
         report("it loads or compiles its kernels")
         compile_kernels(*KERNEL_PACKAGES)
         for number, name in enumerate(list(self._engines), start=1):
@@ -129,7 +129,7 @@ class BucketLifecycle:
             self.close_buckets()
 
     def close_buckets(self) -> None:
-        """Those that are open by now."""
+        """Close the buckets that are open by now."""
         for name in [name for name in list(self._buckets) if name not in self._closed]:
             self._closed.add(name)
             try:
@@ -154,20 +154,15 @@ class BucketLifecycle:
             else:
                 self._remove(name)
             return
-        bucket = open_bucket(
-            engine,
-            environment=self._store_environment,
-            secret=self._secret(),
-            on_upgrade=lambda done: report(f"it adds checksums to bucket {name!r}, {done.bytes:,} bytes by now"),
-        )
+        bucket = open_bucket(engine, environment=self._store_environment, secret=self._secret())
         if not engine.was_left_alone:
             logger.warning(
                 "bucket %s was not stopped in order, or is a copy: its history begins a new branch",
                 name,
                 extra=fields(event=LogEvent.NEW_BRANCH, bucket=name),
             )
-        if not is_member(engine):
-            if stored_settings(bucket.engine).is_forming:
+        if not is_member(bucket):
+            if stored_settings(bucket).is_forming:
                 self._remove(name)
                 return
             self._activate(bucket)
@@ -180,7 +175,7 @@ class BucketLifecycle:
             BucketFacts(name=name, uuid=uuid, vbuckets=vbuckets),
             environment=self._store_environment,
             secret=self._secret(),
-            extra=[settings.row()],
+            rows=settings.rows(),
         )
         if not settings.is_forming:
             self._activate(bucket)
@@ -216,30 +211,23 @@ class BucketLifecycle:
             when_at_rest=loop.run_at_rest,
             is_at_rest=loop.is_at_rest,
             scrubbed=lambda: loop.scrubbed,
-            settings=stored_settings(bucket.engine),
+            settings=stored_settings(bucket),
         )
         self.loops[name], self.services[name] = loop, service
         loop.start()
-        self._members.open(service, loop)
+        self.memberships[name] = ClusterMembership(service, loop, self._member_settings)
         return service
 
     # --- while the node runs --------------------------------------------------------------------------------------
 
     async def create(self, name: str, settings: BucketSettings, *, vbuckets: int, address: NodeAddress) -> None:
-        """Make a bucket. A `LocalProtocolError` says what speaks against it, a `StoreError` that it was not made.
-
-        A caller of this or of `drop` that is cancelled leaves the change to its end.
-        """
-        await asyncio.shield(asyncio.create_task(self._create_now(name, settings, vbuckets=vbuckets, address=address)))
-
-    async def _create_now(self, name: str, settings: BucketSettings, *, vbuckets: int, address: NodeAddress) -> None:
-        async with self._changing:
-            self._check_not_stopping()
+        """Make a bucket. Raises `LocalProtocolError` where it can't be made, `StoreError` where it was not stored."""
+        async with self._one_change():
             if name in self.services:
                 raise LocalProtocolError("Bucket with given name already exists")
             if len(self.services) >= BUCKETS_MAX:
                 raise LocalProtocolError(
-                    f"a node has at most {BUCKETS_MAX} buckets", hint="Drop one that is not needed any more"
+                    f"a node has at most {BUCKETS_MAX} buckets", hint="Drop one that is no longer needed"
                 )
             self.change_identity(dropped=self.identity.dropped - {name})
             try:
@@ -247,58 +235,53 @@ class BucketLifecycle:
                 self._buckets[name] = await _in_thread(partial(self._create, vbuckets=vbuckets), name, settings)
             except BaseException:
                 if name in self._engines:
-                    self._remove(name)
+                    self._engines.pop(name).close()
+                self._folder.remove_bucket(name)
                 raise
             self._closed.discard(name)
             self._serve(name)
-            await self._members.of(name).start(address)
+            await self.memberships[name].start(address)
 
     async def drop(
-        self,
-        name: str,
-        *,
-        forget: Callable[[str], Awaitable[None]],
-        close: Callable[[BucketService], None],
+        self, name: str, *, forget: Callable[[str], Awaitable[None]] | None, close: Callable[[BucketService], None]
     ) -> None:
         """Drop a bucket with all its data.
 
-        `forget` has the dashboard read it no more. `close` ends its streams and connections once its vbuckets are gone.
+        `forget` stops the dashboard from reading it. `close` ends its streams and connections after its vbuckets.
         """
-        await asyncio.shield(asyncio.create_task(self._drop_now(name, forget=forget, close=close)))
-
-    async def _drop_now(
-        self, name: str, *, forget: Callable[[str], Awaitable[None]], close: Callable[[BucketService], None]
-    ) -> None:
-        async with self._changing:
-            self._check_not_stopping()
+        async with self._one_change():
             if name not in self.services:
                 raise LocalProtocolError(f"there is no bucket {name!r}")
             # From here on it is gone, whatever happens: the next start does what is left to do.
             self.change_identity(dropped=self.identity.dropped | {name})
             service = self.services.pop(name)
-            await forget(name)
-            await self._members.of(name).stop()
+            if forget is not None:
+                await forget(name)
+            await self.memberships[name].stop()
             await self.loops.pop(name).stop()
-            for vbucket in range(len(service.bucket.vbuckets)):
-                service.bucket.vbuckets.set_facts(vbucket, None)
+            service.bucket.drop_vbuckets()
             close(service)
             service.range_scans.end_all()
             # Only now: until its connections were closed, their requests had the bucket as a whole.
-            await self._members.close(name)
+            await self.memberships.pop(name).leave()
             del self._buckets[name]
             await _in_thread(self._remove, name)
             self._forget_dropped()
 
-    def _check_not_stopping(self) -> None:
-        if self.is_stopping:
-            raise LocalProtocolError("the node stops", hint="Ask again when it has been started")
+    @asynccontextmanager
+    async def _one_change(self) -> AsyncIterator[None]:
+        """One bucket is made or dropped at a time, and none while the node stops."""
+        async with self._changing:
+            if self.is_stopping:
+                raise LocalProtocolError("the node stops", hint="Try again when it has started")
+            yield
 
     def _remove(self, name: str) -> None:
         self._engines.pop(name).close()
         self._folder.remove_bucket(name)
 
     def _forget_dropped(self) -> None:
-        """Those whose files are gone need no note, unless `--bucket` would make them again."""
+        """Forget dropped buckets whose files are gone, unless `--bucket` would create them again."""
         self.change_identity(dropped=self.identity.dropped & set(self.options.buckets))
 
     def change_identity(self, **changes: Any) -> None:
@@ -310,5 +293,5 @@ class BucketLifecycle:
 
 
 async def _in_thread(action: Callable[..., Any], *arguments: Any) -> Any:
-    """A bucket that is made or removed waits for the disk, and no client is to wait for that."""
+    """Run an action that waits for the disk without letting clients wait."""
     return await asyncio.get_running_loop().run_in_executor(None, action, *arguments)

@@ -1,38 +1,44 @@
-"""The commit loop: makes what a bucket has pending durable, one commit after the other, and keeps house in between.
+"""The commit loop: makes the pending changes of a bucket durable, and does the housekeeping between two commits.
 
-The node starts one for each bucket and passes its methods to the bucket's service. House-keeping is settling, expiry
-and compaction. All writing to a bucket's engine happens in one thread of its own, so commits and house-keeping never
-meet, and the event loop never waits for a disk.
+The node starts one for each bucket and passes its methods to the bucket's service. Housekeeping is settling, expiry and
+compaction. One thread does all writing to a bucket's engine, so that commits and housekeeping never run at the same
+time, and the event loop never waits for a disk. After a commit `on_durable` lets waiting answers and streams proceed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar, Unpack
 
 from headwater.errors import StoreError, VBucketDamaged
-from headwater.log_fields import LogEvent, fields
-from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.log_fields import Fields, LogEvent, fields
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
-from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction, worth_compacting
-from headwater.store.engine import Change, Table
-from headwater.store.scrub import Finding, Scrub, Scrubbed
+from headwater.store.checked_engine import Finding, Scrubbed
+from headwater.store.compaction import (
+    compact_part,
+    expire_documents,
+    finish_compaction,
+    needs_settling,
+    read_part,
+    worth_compacting,
+    write_compacted,
+)
+from headwater.store.engine import Table
 from headwater.store.settling import Settling, abandon, is_due
+from headwater.store.vbuckets import Retention
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SCRUB_STEP_S = 0.1
 SCRUB_REST_S = 60.0
-"""Between two passes: a small bucket is not to be read without end."""
+"""The pause between two passes, so that a small bucket is not read all the time."""
 
 RETRY_S = 0.5
 """How long to wait after a commit could not be written."""
@@ -69,11 +75,11 @@ class CommitLoop:
         self._is_stopped = False
 
     def on_change(self) -> None:
-        """There is something to commit."""
+        """Wake the loop: something is pending."""
         self._dirty.set()
 
     def is_at_rest(self) -> bool:
-        """Whether no commit is being written and no house-keeping done."""
+        """Whether neither a commit nor housekeeping is under way."""
         return not self._resting.locked()
 
     def start(self) -> None:
@@ -103,13 +109,17 @@ class CommitLoop:
         self._on_failed()
 
     async def stop(self) -> None:
-        """Stop after everything taken so far is durable."""
+        """Stop after everything taken so far is durable, and in blocks: damage to one concerns its vbucket alone."""
         # A task that holds the lock is in the middle of a write, and what is cut short there would be lost.
         async with self._resting:
+            if self._is_stopped:
+                return
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._commit_all()
+            while await self._commit_next():
+                pass
+            await self._settle()
             self._is_stopped = True
         self._disk.shutdown()
 
@@ -118,11 +128,11 @@ class CommitLoop:
         self._rest(action).add_done_callback(self._on_task_end)
 
     async def at_rest(self, action: Callable[[], T]) -> T:
-        """Run something that must not meet a commit, such as a rollback.
+        """Run an action that must not run beside a commit, such as a rollback.
 
-        It runs in the event loop, as what it changes is what sessions read and write, and nothing happens meanwhile.
-        A caller that is cancelled takes the action with it, but not the commit that is being written. A `StoreError`
-        says that the bucket was closed first.
+        It runs in the event loop, because sessions read and write what it changes. If the caller is cancelled, the
+        action does not run, but the commit that is being written goes on. Raises `StoreError` if the bucket is closed
+        first.
         """
         is_given_up = False
 
@@ -153,7 +163,7 @@ class CommitLoop:
             async with self._resting:
                 if self._is_stopped:
                     raise asyncio.CancelledError
-                # What is written beforehand, others need not wait for. There may be no end to it while clients write.
+                # Others need not wait for what is written before the action. While clients write, it may have no end.
                 await self._settle()
                 await self._commit_next()
                 return action()
@@ -170,15 +180,11 @@ class CommitLoop:
             await self._dirty.wait()
             self._dirty.clear()
             async with self._resting:
-                # One at a time: while clients keep writing there is always a next one, and house-keeping has its turn.
+                # One commit at a time: while clients write there is always a next one, and housekeeping needs its turn.
                 if await self._commit_next():
                     self._dirty.set()
                 if is_due(self._bucket):
                     await self._settle()
-
-    async def _commit_all(self) -> None:
-        while await self._commit_next():
-            pass
 
     async def _commit_next(self) -> bool:
         """Make what is pending durable. Returns whether there may be more by now."""
@@ -188,12 +194,7 @@ class CommitLoop:
         try:
             await self._in_disk_thread(partial(self._bucket.persist, commit))
         except StoreError as error:
-            logger.error(
-                "bucket %s: a commit could not be written: %s",
-                self._bucket.facts.name,
-                error,
-                extra=self._failure(error),
-            )
+            self._log_failure("a commit could not be written", error)
             self._on_void(abandon(self._bucket))
             await asyncio.sleep(RETRY_S)
             return False
@@ -201,40 +202,28 @@ class CommitLoop:
         self._on_durable()
         return True
 
-    def _failure(self, error: StoreError) -> dict[str, Any]:
-        name, reason = type(error).__name__, error.reason
-        return fields(event=LogEvent.STORE_FAILED, bucket=self._bucket.facts.name, error=name, reason=reason)
+    def _log_failure(self, what: str, cause: StoreError, **about: Unpack[Fields]) -> None:
+        name, kind = self._bucket.facts.name, type(cause).__name__
+        failure = fields(event=LogEvent.STORE_FAILED, bucket=name, error=kind, reason=cause.reason)
+        logger.error("bucket %s: %s: %s", name, what, cause, extra={**failure, **fields(**about)})
 
-    # --- house-keeping --------------------------------------------------------------------------------------------
+    # --- housekeeping ---------------------------------------------------------------------------------------------
 
     async def _settle(self) -> None:
         settling = Settling(self._bucket)
-        steps = settling.steps()
         try:
-            while await self._in_disk_thread(lambda: self._write_next(steps)):
-                # Writers go in between, with the less at a time the further they are ahead (`BucketService.has_room`).
+            while await self._in_disk_thread(settling.write_step):
+                # Commit in between. The further writers are ahead, the less a commit takes (`BucketService.has_room`).
                 await self._commit_next()
         except StoreError as error:
-            logger.error(
-                "bucket %s: commits could not be settled: %s",
-                self._bucket.facts.name,
-                error,
-                extra=self._failure(error),
-            )
+            self._log_failure("commits could not be settled", error)
             return
         settling.finish()
-
-    def _write_next(self, steps: Iterator[list[Change]]) -> bool:
-        changes = next(steps, None)
-        if changes is None:
-            return False
-        self._bucket.engine.write(changes)
-        return True
 
     async def _expire_forever(self) -> None:
         while True:
             await asyncio.sleep(self._expiry_every_s)
-            for vbucket in np.flatnonzero(self._bucket.vbuckets.states == VBucketState.ACTIVE).tolist():
+            for vbucket in self._bucket.vbuckets.active():
                 # Damage that this meets has stopped the vbucket and is reported.
                 with suppress(VBucketDamaged):
                     if expire_documents(self._bucket, vbucket):
@@ -246,20 +235,20 @@ class CommitLoop:
             await asyncio.sleep(self._compact_every_s)
             for vbucket in worth_compacting(self._bucket):
                 async with self._resting:
+                    if needs_settling(self._bucket, vbucket):
+                        await self._settle()
                     await self._compact(vbucket)
 
     async def _compact(self, vbucket: int) -> None:
         after: Seqno | None = Seqno(0)
+        retention = self._retention()
         while after is not None and self._bucket.vbuckets.facts[vbucket] is not None:
             try:
-                compacted = compact_vbucket(self._bucket, vbucket, self._retention(), after_seqno=after)
-                await self._in_disk_thread(partial(self._bucket.engine.write, compacted.changes))
+                reading = partial(read_part, self._bucket, vbucket, retention, after_seqno=after)
+                compacted = compact_part(self._bucket, vbucket, retention, await self._in_disk_thread(reading))
+                await self._in_disk_thread(partial(write_compacted, self._bucket, compacted))
             except StoreError as error:
-                logger.error(
-                    "bucket %s: vbucket %d could not be compacted: %s",
-                    *(self._bucket.facts.name, vbucket, error),
-                    extra={**self._failure(error), **fields(vbucket=vbucket)},
-                )
+                self._log_failure(f"vbucket {vbucket} could not be compacted", error, vbucket=vbucket)
                 return
             finish_compaction(self._bucket, vbucket, compacted)
             after = compacted.reached_seqno
@@ -268,12 +257,9 @@ class CommitLoop:
 
     def _on_damage(self, error: VBucketDamaged) -> None:
         """A vbucket was stopped, by whichever thread has read it."""
-        self._loop.call_soon_threadsafe(self._announce_damage, error)
-
-    def _announce_damage(self, error: VBucketDamaged) -> None:
-        self._log_damage(error)
+        self._loop.call_soon_threadsafe(self._log_damage, error)
         # Streams look at their vbuckets when there is something new, and those of this one have to end.
-        self._on_durable()
+        self._loop.call_soon_threadsafe(self._on_durable)
 
     def _log_damage(self, error: VBucketDamaged) -> None:
         about = fields(
@@ -284,7 +270,7 @@ class CommitLoop:
     async def _scrub_forever(self) -> None:
         """Read everything that is stored, slowly, again and again."""
         while True:
-            scrub = Scrub(self._bucket.engine.unchecked, self._bucket.facts.name)
+            scrub = self._bucket.scrub()
             found = 0
             while not scrub.is_done:
                 for finding in await asyncio.to_thread(scrub.step, max(1, int(self._scrub_bytes_per_s * SCRUB_STEP_S))):
@@ -309,3 +295,25 @@ class CommitLoop:
             # What the row held is in memory. Settled, it is stored once more, and the row goes.
             async with self._resting:
                 await self._settle()
+
+
+class ChangeSignal:
+    """A signal to any number of waiters that something has changed, of which none can miss a change.
+
+    Note `count`, look at the thing, then wait for a change `after` that count. For one event loop: `notify` is called
+    in the loop that waits.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._next = asyncio.Event()
+
+    def notify(self) -> None:
+        self.count += 1
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def after(self, count: int) -> None:
+        """Return once there have been more changes than `count`."""
+        while self.count <= count:
+            await self._next.wait()

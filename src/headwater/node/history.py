@@ -6,9 +6,11 @@ of the old branch, then or later, is held against that:
 
 * what its active node last said of itself, asked by the dashboard (`heard`);
 * the snapshot that the copy was in the middle of: its end is a change that the active one had;
-* where consumers and returning copies say they are, when they ask for a stream and have to roll back (`asked`).
+* where returning copies say they are, when they ask for a stream and have to roll back (`asked`).
 
-All of that is evidence for at least so much, and never for nothing: where there is none, the loss is unknown.
+All of that is evidence for at least so much, and never for nothing: where there is none, the loss is unknown. Where a
+consumer says it is counts up to that evidence. Anyone who may read streams can say anything, so what is beyond it is
+shown as a claim and counted as no loss.
 
 Handlers and drills report what they do here; nothing is waited for. The dashboard shows it, and has what has changed
 stored with the bucket's next commit (`take_rows`), an event a row.
@@ -30,7 +32,6 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
-from headwater.store.engine import Change, DeleteRow, PutRow, Table
 
 EVENTS_MAX = 200
 """Events that are remembered, here and on disk."""
@@ -41,7 +42,7 @@ EVENT_VBUCKETS_MAX = 8
 GATHER_MS = 10_000
 """The same happens to vbuckets one after the other. What follows within this time is the same event."""
 CLAIMED_MAX = 100_000_000
-"""Changes of one vbucket that a consumer can say were lost. What is beyond that is no offset of a reader."""
+"""Changes of one vbucket that a consumer or a copy can say were lost. What is beyond that is no offset of a reader."""
 _GOING_ON_MAX = 8
 """How many of the last events may still go on."""
 _TOTALS = b"history"
@@ -93,10 +94,16 @@ class Branch:
     """The last change that the vbucket had when the branch began."""
     known_seqno: int | None
     """The last one that it is known to have had on the branch before; None where nothing is known."""
+    claimed_seqno: int = 0
+    """The last one that a consumer says it has of the branch before."""
 
     @property
     def lost(self) -> int:
         return 0 if self.known_seqno is None else max(0, self.known_seqno - self.kept_seqno)
+
+    @property
+    def claimed(self) -> int:
+        return max(0, self.claimed_seqno - max(self.kept_seqno, self.known_seqno or 0))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,6 +130,8 @@ class Event:
     lost_vbuckets: int = 0
     unknown_vbuckets: int = 0
     """Vbuckets of whose branch before nothing is known."""
+    claimed_changes: int = 0
+    """That consumers say they had, beyond what is known."""
     states: dict[str, int] = field(default_factory=dict)
     """How many vbuckets went from which state to which."""
     answers: int = 0
@@ -157,6 +166,8 @@ class Event:
                 words = f"vbuckets changed their state: {', '.join(changes)}"
             case Kind.NODE:
                 words = self.text
+        if self.claimed_changes:
+            words += f", consumers claim to have had {counted(self.claimed_changes, 'change')} more"
         if self.answers and self.kind is not Kind.ANSWERED:
             words += f"; consumers rolled back {counted(self.answers, 'time')}"
         return words
@@ -216,7 +227,7 @@ class BucketHistory:
         """What the active vbuckets of other nodes last had, and when."""
         self._load()
         if not bucket.was_stopped_in_order:
-            active = np.flatnonzero(bucket.vbuckets.states == VBucketState.ACTIVE).tolist()
+            active = bucket.vbuckets.active()
             seqnos = bucket.vbuckets.durable_seqnos
             self._enter_branches(Kind.RESTART, {vbucket: (int(seqnos[vbucket]),) * 2 for vbucket in active})
 
@@ -235,7 +246,7 @@ class BucketHistory:
 
     def taken_over(self, vbucket: VBucketId, *, node: str | None) -> None:
         """The old active one has sent everything before it gave the vbucket up (Takeover, in kv_engine's docs)."""
-        high = int(self._bucket.vbuckets.high_seqnos[vbucket])
+        high = self._bucket.vbuckets.high_seqno(vbucket)
         self._enter_branches(Kind.HANDOVER, {vbucket: (high, high)}, node=node)
 
     def rolled_back(self, vbucket: VBucketId, *, kept: Seqno, had: Seqno, is_drill: bool) -> None:
@@ -245,7 +256,7 @@ class BucketHistory:
         self._gathered(Kind.FLUSH, vbuckets)
 
     def changed_states(self, before: str, after: str, vbuckets: Sequence[int]) -> None:
-        """A rebalance moves vbuckets by and by, through several states: it is one event."""
+        """Enter changed states. A rebalance moves vbuckets through several states, one by one: it is one event."""
         event = self._gathered(Kind.STATE, ())
         change = f"{before} → {after}"
         event.states[change] = event.states.get(change, 0) + len(vbuckets)
@@ -266,7 +277,7 @@ class BucketHistory:
         self._heard_ms[active] = self._now_ms()
 
     def asked(self, vbucket: VBucketId, *, vbuuid: Vbuuid, seqno: Seqno, by_node: bool = False) -> None:
-        """A consumer that had to roll back has all changes up to `seqno` of a branch; or a copy, `by_node`."""
+        """A consumer that had to roll back says it has all changes up to `seqno` of a branch; or a copy, `by_node`."""
         self.totals.answers += not by_node
         self._unsaved.add(0)
         found = self._branch_after(vbucket, vbuuid)
@@ -275,7 +286,7 @@ class BucketHistory:
         else:
             event, branch = found
             if event.kind in _LEARNING:
-                self._learn(event, branch, seqno)
+                self._learn(event, branch, seqno, by_node=by_node)
         event.answers += not by_node or event.kind is Kind.ANSWERED
         self._touch(event)
 
@@ -290,15 +301,18 @@ class BucketHistory:
                 return event, branch
         return None
 
-    def _learn(self, event: Event, branch: Branch, seqno: int) -> None:
+    def _learn(self, event: Event, branch: Branch, seqno: int, *, by_node: bool) -> None:
         # A consumer that has no more than what was kept is sent back for another reason, and knows nothing of a loss.
         if not branch.kept_seqno < seqno <= branch.kept_seqno + CLAIMED_MAX:
             return
-        before = branch.lost
-        if branch.known_seqno is None:
-            event.unknown_vbuckets -= 1
-        branch.known_seqno = max(branch.known_seqno or 0, seqno)
-        self._count_lost(event, before, branch.lost)
+        lost, claimed = branch.lost, branch.claimed
+        if by_node:
+            event.unknown_vbuckets -= branch.known_seqno is None
+            branch.known_seqno = max(branch.known_seqno or 0, seqno)
+        else:
+            branch.claimed_seqno = max(branch.claimed_seqno, seqno)
+        event.claimed_changes += branch.claimed - claimed
+        self._count_lost(event, lost, branch.lost)
 
     def _count_lost(self, event: Event, before: int, after: int) -> None:
         is_first = before == 0 < after
@@ -391,17 +405,16 @@ class BucketHistory:
     def is_unsaved(self) -> bool:
         return bool(self._unsaved)
 
-    def take_rows(self) -> list[Change]:
+    def take_rows(self) -> dict[bytes, bytes | None]:
         """What has changed since the last call, to be stored with the next commit."""
         unsaved, self._unsaved = self._unsaved, set()
         if not unsaved:
-            return []
+            return {}
         by_number = {event.number: event for event in self.events}
-        rows: list[Change] = [PutRow(Table.BUCKET, _TOTALS, json.dumps(asdict(self.totals)).encode())]
+        rows: dict[bytes, bytes | None] = {_TOTALS: json.dumps(asdict(self.totals)).encode()}
         for number in sorted(unsaved - {0}):
             event = by_number.get(number)
-            key = _EVENT % number
-            rows.append(DeleteRow(Table.BUCKET, key) if event is None else PutRow(Table.BUCKET, key, self._row(event)))
+            rows[_EVENT % number] = None if event is None else self._row(event)
         return rows
 
     def _row(self, event: Event) -> bytes:
@@ -410,29 +423,26 @@ class BucketHistory:
         branches = self._branches.get(event.number)
         if branches is not None:
             members["branches"] = {
-                vbucket: [branch.vbuuid, branch.kept_seqno, branch.known_seqno] for vbucket, branch in branches.items()
+                vbucket: [branch.vbuuid, branch.kept_seqno, branch.known_seqno, branch.claimed_seqno]
+                for vbucket, branch in branches.items()
             }
         return json.dumps(members).encode()
 
     def _load(self) -> None:
         """What was stored. A row that can't be read is left out: it is of the past, and the documents are all there."""
-        with self._bucket.engine.view() as view:
-            totals = view.get(Table.BUCKET, _TOTALS)
-            rows = [bytes(value) for _, value in view.scan(Table.BUCKET, _FIRST_EVENT, _LAST_EVENT)]
-            stored = None if totals is None else bytes(totals)
         try:
-            self.totals = HistoryTotals(**json.loads(stored or b"{}"))
+            self.totals = HistoryTotals(**json.loads(self._bucket.stored_row(_TOTALS) or b"{}"))
         except (ValueError, TypeError):
             self.totals = HistoryTotals()
-        for row in rows[-EVENTS_MAX:]:
+        for row in self._bucket.stored_rows(_FIRST_EVENT, _LAST_EVENT)[-EVENTS_MAX:]:
             try:
                 members = json.loads(row)
                 branches = members.pop("branches", None)
                 event = Event(**{**members, "kind": Kind(members["kind"])})
                 if branches is not None:
                     self._branches[event.number] = {
-                        int(vbucket): Branch(vbuuid=vbuuid, kept_seqno=kept, known_seqno=known)
-                        for vbucket, (vbuuid, kept, known) in branches.items()
+                        int(vbucket): Branch(vbuuid=of, kept_seqno=kept, known_seqno=known, claimed_seqno=sum(claimed))
+                        for vbucket, (of, kept, known, *claimed) in branches.items()
                     }
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue

@@ -1,59 +1,59 @@
 """The key-value side over asyncio: sockets to sessions and back, within the limits.
 
-The node makes one listener, which owns all connections and decides when what is sent: an answer when its commit is
-durable, streams in turns. What a request does is for the session (`kv.session`).
+The node makes one listener, which owns all connections. It moves bytes: what a request does and what may be sent when
+is for the session (`kv.session`).
 
-No connection may keep the others waiting. A session handles a turn of its requests, and what is left waits for the next
-turn of the event loop. Passwords are checked in a thread. A peer whose requests can't be handled yet is not read from.
+No connection may keep the others waiting. A session handles a turn of its requests. After a whole turn the connection
+stands in line for its next one, and each turn of the event loop takes one turn's work from the line: however many
+connections ask for much, those that ask for little wait for one of them at a time. Workers, which are threads, do what
+takes longer than a turn; another thread checks passwords. The listener stops reading from a peer whose requests must
+wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
+from collections import deque
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
-from headwater.accepting import TlsDoor, close_servers
+from headwater.accepting import Handshake, HeldMemory, Places, TlsAcceptor, close_servers, peer_address
 from headwater.errors import ConnectionFailed, RemoteProtocolError, UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.login_checks import LoginChecks
-from headwater.node.kv.context import CloseSession, PendingLogin
-from headwater.node.kv.permissions import NEEDS_NO_LOGIN
-from headwater.node.kv.session import DeferredAnswer, KvSession, Outgoing, Waits
+from headwater.node.kv.context import TURN_WORK, CloseSession, PendingLogin
+from headwater.node.kv.session import KvSession
 from headwater.node.node_folder import give_back_freed_memory
 from headwater.node.options import ServerLimits
-from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.outbound import SpareOutput
 from headwater.node.service import BucketService, Service
-from headwater.protocol.features import Opcode
-from headwater.protocol.frames import decode_frames
-from headwater.protocol.messages.base import ErrorResponse
 from headwater.protocol.sasl import is_loopback_address
-from headwater.protocol.status import Status
 
 logger = logging.getLogger(__name__)
 
-_SESSION_OPCODES = frozenset(request.opcode for request in NEEDS_NO_LOGIN)
-STRANGER_BYTES_MAX = 16 * 1024
-"""What a peer that has not logged in may have sent of one request. Real servers allow as much."""
+_WORKERS = max(1, min(4, (os.cpu_count() or 1) - 1))
+"""One core is the event loop's."""
 _TICK_S = 0.5
-_LONG_READ_BYTES = 64 * 1024
-"""A read of so much is probably not the last."""
 _PRODUCE_BYTES = 1024 * 1024
-"""What a DCP connection gets to send before others have their turn."""
+"""What a DCP connection may send before others have their turn."""
 _COPIED_BYTES_MAX = 64 * 1024
-"""What a transport may keep until the end of the loop's turn, to send it with what comes by then."""
-_LARGE_BUFFER_BYTES = 1024 * 1024
-_BUFFERS_LOOK_S = 0.05
-"""Who has the node hold more than this is looked at, and how often."""
+"""Output up to this size is copied, so that the transport may send it together with what follows in this turn."""
+_WRITE_BYTES = 1024 * 1024
+"""What the transport gets at once of longer output. The rest is kept here, where it counts as long as it is held."""
+_STRANGERS_SHARE = 16
+"""One in so many places is for connections that have not logged in, so that all others can't keep a user out."""
 _GIVE_BACK_BYTES = 32 * 1024 * 1024
+_QUIET_BYTES = 1024 * 1024
 _GIVE_BACK_LOOKS = 30
-"""After so much was written, the memory that it took goes back to the system: when it is quiet, and once more after so
-many quiet looks."""
+"""After this many bytes were written or held for peers, return the freed memory to the system: once a check finds no
+more than so few since the last one, and again after this many such checks."""
 _FAREWELL_LOOKS_MAX, _FAREWELL_LOOK_S = 50, 0.01
-"""How long a node that stops waits for peers that do not answer its farewell."""
+"""How often, and how long each time, a stopping node waits for TLS peers to answer its close."""
 
 
 class KvListener:
@@ -66,29 +66,38 @@ class KvListener:
         self.connections: dict[ServedConnection, None] = {}
         """In the order in which they came: whatever is done to all of them is done in that order."""
         self._servers: list[asyncio.Server] = []
-        self._doors: list[TlsDoor] = []
+        self._acceptors: list[TlsAcceptor] = []
         self._watch: asyncio.Task[None] | None = None
         self.is_stopped = False
-        self._buffers_looked_at_s = 0.0
-        self._written_bytes = self._written_bytes_before = self._quiet_looks = 0
-        """Since memory was last given back: what was written, what was at the last look, and looks with no write."""
+        self.workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="worker")
+        self._line: deque[ServedConnection] = deque()
+        """The connections that wait for their turn."""
+        self._is_line_moving = False
+        self.memory = HeldMemory(limits.node_buffer_bytes_max)
+        self._strangers: Places[ServedConnection | Handshake] = Places()
+        """Connections without a user, by address. Those with one are in `_users`."""
+        self._users: Places[ServedConnection] = Places()
+        self._written_bytes = self._used_bytes_before = self._given_back_bytes = self._quiet_looks = 0
+        """Bytes written by now; bytes written or held at the last check, and when memory was last given back; and
+        quiet checks in a row."""
+        self._gives_back_again = False
         self.spare_output = SpareOutput()
         self._seen_commits: dict[str, int] = {}
         """The newest durable commit of each bucket when streams were last woken."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen, and return the port: the one asked for, or a free one for 0."""
-
-        def make_connection() -> ServedConnection:
-            return ServedConnection(self, is_tls=tls is not None)
-
-        make_protocol: Callable[[], asyncio.Protocol] = make_connection
+        make_protocol: Callable[[], asyncio.Protocol] = partial(ServedConnection, self)
         if tls is not None:
-            door = TlsDoor(
-                tls, make_connection, handshake_s=self.limits.auth_s, has_room=lambda handshakes: self.has_room()
+            acceptor = TlsAcceptor(
+                tls,
+                lambda below: ServedConnection(self, below_tls=below),
+                handshake_s=self.limits.auth_s,
+                admit=self.admit,
+                leave=self.leave,
             )
-            self._doors.append(door)
-            make_protocol = door.open_protocol
+            self._acceptors.append(acceptor)
+            make_protocol = acceptor.open_protocol
         server = await asyncio.get_running_loop().create_server(make_protocol, host, port)
         self._servers.append(server)
         if self._watch is None:
@@ -99,8 +108,8 @@ class KvListener:
     async def stop(self) -> None:
         self.is_stopped = True
         await close_servers(self._servers)
-        for door in self._doors:
-            door.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         if self._watch is not None:
             self._watch.cancel()
         for connection in list(self.connections):
@@ -113,71 +122,106 @@ class KvListener:
             await asyncio.sleep(_FAREWELL_LOOK_S)
         for connection in list(self.connections):
             connection.abort()
+        self.workers.shutdown(wait=False, cancel_futures=True)
 
-    def has_room(self) -> bool:
-        """Whether there may be one more connection. Handshakes that are not complete count as well."""
-        return len(self.connections) + sum(len(door.handshakes) for door in self._doors) < self.limits.connections_max
+    def stand_in_line(self, connection: ServedConnection) -> None:
+        """Give a connection a turn when those before it have had theirs."""
+        self._line.append(connection)
+        self._move_line()
+
+    def _move_line(self) -> None:
+        if self._line and not self._is_line_moving:
+            self._is_line_moving = True
+            asyncio.get_running_loop().call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        """Give turns, together as much work as one of them may take: most are over before that."""
+        work = 0
+        try:
+            for _ in range(len(self._line)):
+                work += self._line.popleft().take_turn()
+                if work >= TURN_WORK:
+                    break
+        finally:
+            self._is_line_moving = False
+            self._move_line()
+
+    # --- places ---------------------------------------------------------------------------------------------------
+
+    def admit(self, visitor: ServedConnection | Handshake) -> bool:
+        """Give a place to a connection that has not logged in; if need be, that of another one which has not.
+
+        Handshakes that are not complete count as well.
+        """
+        if len(self._strangers) + len(self._users) >= self.limits.connections_max:
+            oldest = next((next(iter(of_address)) for of_address in self._strangers.owners()), None)
+            if oldest is None:
+                return False
+            self.leave(oldest)
+            if isinstance(oldest, Handshake):
+                oldest.abort()
+            else:
+                oldest.drop("it has not logged in, and others want its place")
+        self._strangers.add(visitor, owner=visitor.address)
+        return True
+
+    def leave(self, visitor: ServedConnection | Handshake) -> None:
+        self._strangers.discard(visitor, owner=visitor.address)
+        if isinstance(visitor, ServedConnection):
+            self._users.discard(visitor, owner=visitor.address)
+
+    def on_user(self, connection: ServedConnection) -> None:
+        """A connection has logged in, or lost its user. One that logs in may take the place of another address."""
+        self.leave(connection)
+        if connection.session.user is None:
+            self._strangers.add(connection, owner=connection.address)
+            return
+        self._users.add(connection, owner=connection.address)
+        users_max = self.limits.connections_max - self.limits.connections_max // _STRANGERS_SHARE
+        if len(self._users) > users_max:
+            of_address = next(self._users.owners())
+            has_more = len(of_address) > self._users.count_of(connection.address)
+            silent = min(of_address, key=lambda one: (one.session.dcp is not None, one.heard_s))
+            (silent if has_more else connection).drop(f"{users_max} are logged in, most of them from its address")
 
     def send_durable(self) -> None:
         """A commit is durable: answers that waited for it go out, and streams go on."""
         for bucket in self.service.buckets.values():
             bucket.sync_writes.on_durable()
-            newest = bucket.bucket.young.get(bucket.bucket.durable_commit)
-            self._written_bytes += 0 if newest is None else len(newest.data)
         changed = {bucket.bucket: self._changed_vbuckets(bucket) for bucket in self.service.buckets.values()}
+        self._written_bytes = sum(bucket.bucket.written_bytes for bucket in self.service.buckets.values())
         for connection in list(self.connections):
-            session = connection.session
-            vbuckets = None if session.dcp is None else changed.get(session.dcp.bucket)
-            if session.dcp is not None and vbuckets is not None:
-                # Most commits change few vbuckets, and most connections have no stream that waits for them.
-                if session.dcp.wake(vbuckets) or session.outgoing or session.unordered:
-                    connection.send_ready(is_awake=True)
-            elif session.outgoing or session.unordered or session.dcp is not None or session.consumer is not None:
+            if connection.session.on_durable(changed):
                 connection.send_ready()
-        self.make_use_of_room()
+        self.resume_writers()
 
     def _changed_vbuckets(self, bucket: BucketService) -> list[int] | None:
-        """The vbuckets that have changes in the commit that is the newest since this was asked last; None where there
-        may be more, or where it is more than changes that came."""
+        """The vbuckets that have changes since the last call; None if others may have changed, too."""
         newest = bucket.bucket.durable_commit
         seen, self._seen_commits[bucket.name] = self._seen_commits.get(bucket.name), newest
-        commit = bucket.bucket.young.get(newest)
-        if commit is None or seen != newest - 1 or commit.extra or commit.advanced_seqnos:
-            return None
-        return list(commit.vbuckets())
+        return None if seen is None else bucket.bucket.changed_after(seen)
 
-    def make_use_of_room(self) -> None:
-        """A commit has been closed, or is durable: what waited for room may go on."""
+    def resume_writers(self) -> None:
+        """A commit was sealed or became durable: connections that waited for room in it resume."""
         for connection in list(self.connections):
-            if connection.session.waits_for is Waits.FOR_ROOM:
-                connection.go_on()
-
-    def keep_buffers_bounded(self, now_s: float) -> None:
-        """Where all peers together have the node hold too much, drop the one that has moved nothing for longest.
-
-        These are requests that have not come to their end, and answers that are not read.
-        """
-        if now_s < self._buffers_looked_at_s + _BUFFERS_LOOK_S:
-            return
-        self._buffers_looked_at_s = now_s
-        held = {connection: connection.held_bytes() for connection in self.connections}
-        if sum(held.values()) > self.limits.node_buffer_bytes_max:
-            large = [connection for connection, held_bytes in held.items() if held_bytes > _LARGE_BUFFER_BYTES]
-            if large:
-                min(large, key=lambda connection: connection.moved_s).drop("the node holds too much for its clients")
+            if connection.session.may_resume:
+                connection.resume()
 
     def fail_waiting(self, bucket: BucketService, commits: Collection[int]) -> None:
         """Commits of a bucket could not be written: what waited for them has not happened."""
         bucket.sync_writes.on_void()
         for connection in list(self.connections):
-            session = connection.session
-            if session.outgoing or session.unordered or session.consumer is not None:
-                connection.fail_waiting(bucket, commits)
+            try:
+                if connection.session.on_void(bucket, commits):
+                    connection.send_ready()
+            except CloseSession:
+                connection.close()
 
     def close_bucket(self, bucket: BucketService) -> None:
         """A bucket is dropped, and its vbuckets are gone: streams end, and its connections are closed (as kv_engine
         disconnects the clients of a bucket that it deletes)."""
         for connection in [one for one in self.connections if one.session.bucket is bucket]:
+            connection.session.on_bucket_dropped()
             connection.send_ready()
             connection.close()
 
@@ -186,33 +230,36 @@ class KvListener:
         for connection in list(self.connections):
             if connection.session.user in names:
                 connection.session.log_out()
+                self.on_user(connection)
                 connection.send_ready()
 
     async def _watch_connections(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK_S)
-            self.service.stay_awake()
-            self._decide_sync_writes()
-            for bucket in self.service.buckets.values():
-                bucket.range_scans.tick(self.service.now_s())
-            for connection in list(self.connections):
-                connection.check_times(loop.time())
-            # Also where nothing more comes: what came last may have been too much, and have come between two looks.
-            self.keep_buffers_bounded(loop.time())
+            self._tick(loop.time())
             await self._give_memory_back(loop)
 
+    def _tick(self, now_s: float) -> None:
+        """Do what is due by the clock. A coroutine's variable would keep the last connection while it sleeps."""
+        self.service.stay_awake()
+        self._decide_sync_writes()
+        for bucket in self.service.buckets.values():
+            bucket.range_scans.tick(self.service.now_s())
+        for connection in list(self.connections):
+            connection.check_times(now_s)
+
     async def _give_memory_back(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Much was written, and nothing since the last look. What was settled and compacted meanwhile goes as well."""
-        is_quiet, self._written_bytes_before = self._written_bytes == self._written_bytes_before, self._written_bytes
-        if self._written_bytes < _GIVE_BACK_BYTES or not is_quiet:
-            return
-        self._quiet_looks += 1
-        if self._quiet_looks % _GIVE_BACK_LOOKS == 1:
+        """Much was written or held for peers, and hardly more since the last check. What was settled and compacted
+        meanwhile goes as well."""
+        used_bytes = self._written_bytes + self.memory.taken_bytes
+        is_quiet, self._used_bytes_before = used_bytes - self._used_bytes_before < _QUIET_BYTES, used_bytes
+        self._quiet_looks = self._quiet_looks + 1 if is_quiet else 0
+        has_much = used_bytes - self._given_back_bytes >= _GIVE_BACK_BYTES
+        if is_quiet and (has_much or (self._gives_back_again and self._quiet_looks >= _GIVE_BACK_LOOKS)):
+            self._given_back_bytes, self._gives_back_again = used_bytes, has_much
             # Not in the loop: it takes a while where much has been freed.
             await loop.run_in_executor(None, give_back_freed_memory)
-        if self._quiet_looks > _GIVE_BACK_LOOKS:
-            self._written_bytes = self._written_bytes_before = self._quiet_looks = 0
 
     def _decide_sync_writes(self) -> None:
         """Let durable writes run out of time. What is decided without a commit has nothing else to send its answer."""
@@ -228,16 +275,25 @@ class KvListener:
 class ServedConnection(asyncio.Protocol):
     """One connection: its socket, its session, and what it may still take."""
 
-    def __init__(self, listener: KvListener, *, is_tls: bool) -> None:
+    def __init__(self, listener: KvListener, *, below_tls: asyncio.Transport | None = None) -> None:
+        """`below_tls` is the transport that TLS uses, which holds bytes, too."""
         self._listener = listener
         self._limits = listener.limits
-        self.is_tls = is_tls
+        self.is_tls = below_tls is not None
+        self._below_tls = below_tls
         self._transport: asyncio.Transport | None = None
+        self.address = ""
         self._peer_reads = True
         self._has_turn = False
         """Whether a turn of this connection is on its way."""
         self._login: asyncio.Task[None] | None = None
-        self._started_s = self._heard_s = self._sent_s = self.moved_s = asyncio.get_running_loop().time()
+        self._work: asyncio.Task[None] | None = None
+        """What requests wait for that a thread does."""
+        self._rest: bytes | memoryview = b""
+        """Output that the transport has not taken yet."""
+        self._longest_write = 0
+        """The longest output that the transport may still hold. It holds all of it until the last byte is sent."""
+        self._started_s = self.heard_s = self._sent_s = self.moved_s = asyncio.get_running_loop().time()
         self.session: KvSession
 
     # --- asyncio's side -------------------------------------------------------------------------------------------
@@ -245,56 +301,58 @@ class ServedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are asyncio's in all but their ancestry.
         self._transport = cast(asyncio.Transport, transport)
-        peer = str((transport.get_extra_info("peername") or ("",))[0])
-        allows_plain = self.is_tls or is_loopback_address(peer)
+        self.address = peer_address(transport)
         self.session = KvSession(
             self._listener.service,
-            peer=peer,
-            allows_plain=allows_plain,
+            peer=self.address,
+            allows_plain=self.is_tls or is_loopback_address(self.address),
             limits=self._limits,
+            on_replaced=self.close,
         )
         if self._listener.is_stopped:
             # It was accepted just before, and is none of those that were closed.
             self._transport.abort()
             return
-        if not self._listener.has_room():
+        if not self._listener.admit(self):
+            about = fields(event=LogEvent.CONNECTION_REFUSED, peer=self.address, limit=self._limits.connections_max)
             logger.warning(
-                "connection from %s refused: %d are open",
-                *(peer, self._limits.connections_max),
-                extra=fields(event=LogEvent.CONNECTION_REFUSED, peer=peer, limit=self._limits.connections_max),
+                "connection from %s refused: %d are open", self.address, self._limits.connections_max, extra=about
             )
             self._transport.abort()
             return
-        self.session.on_replaced = self.close
         self._listener.connections[self] = None
 
     def data_received(self, data: bytes) -> None:
         if not self._handle(data):
             return
-        session = self.session
-        if session.user is None and not session.is_held_back and session.unhandled_bytes > STRANGER_BYTES_MAX:
+        if self.session.is_flooded:
             self.drop("it sends much before it has logged in")
             return
-        if len(data) >= _LONG_READ_BYTES and session.waits_for is Waits.FOR_NOTHING:
-            # uvloop reads on and on while there is something to read. Others get their turn first.
-            session.waits_for = Waits.FOR_TURN
         self.moved_s = asyncio.get_running_loop().time()
         self.send_ready()
-        self._bound_buffers()
-
-    def _bound_buffers(self) -> None:
-        if self.held_bytes() > _LARGE_BUFFER_BYTES:
-            self._listener.keep_buffers_bounded(asyncio.get_running_loop().time())
 
     def held_bytes(self) -> int:
-        """What the node holds for the peer: half a request, answers. Streams have bounds of their own."""
-        if self._transport is None or self.session.dcp is not None:
+        """What the node holds for the peer."""
+        return self.session.held_bytes + self._sending_bytes()
+
+    def _sending_bytes(self) -> int:
+        """Output that is not sent, as the memory that it takes."""
+        if self._transport is None:
             return 0
-        return self.session.unhandled_bytes + self._unsent_bytes() + self._transport.get_write_buffer_size()
+        buffered = self._transport.get_write_buffer_size()
+        if self._below_tls is not None:
+            buffered += self._below_tls.get_write_buffer_size()
+        if not buffered:
+            self._longest_write = 0
+        # A part of a piece keeps all of it in memory.
+        rest_bytes = memoryview(self._rest.obj).nbytes if isinstance(self._rest, memoryview) else 0
+        return rest_bytes + buffered + self._longest_write
 
     def _handle(self, data: bytes) -> bool:
         """Let the session handle what has come. False where that was the end of the connection."""
         session, requests = self.session, self.session.requests
+        # If the transport has paused us, it also says when it has sent enough to go on.
+        session.in_transport_bytes = 0 if self._peer_reads else self._sending_bytes()
         try:
             session.receive_data(data)
         except CloseSession:
@@ -304,14 +362,32 @@ class ServedConnection(asyncio.Protocol):
             logger.info("connection from %s closed: %s", session.peer, error, extra=self._dropped(error.reason, error))
             self.close()
             return False
-        # Bytes that trickle in do not count, only requests that have come to their end.
+        # Only whole requests count, not bytes that trickle in.
         if session.requests != requests:
-            self._heard_s = asyncio.get_running_loop().time()
-            if session.dcp is not None:
-                session.dcp.heard(self._heard_s)
+            self.heard_s = asyncio.get_running_loop().time()
+            session.heard(self.heard_s)
         if session.login is not None and self._login is None:
             self._login = asyncio.get_running_loop().create_task(self._check_login(session.login))
+        if session.postponed is not None and self._work is None:
+            self._work = asyncio.get_running_loop().create_task(self._do_work())
         return True
+
+    async def _do_work(self) -> None:
+        loop, session = asyncio.get_running_loop(), self.session
+        try:
+            while session.postponed is not None:
+                await loop.run_in_executor(self._listener.workers, session.postponed.task.run)
+                session.finish_work()
+        except CloseSession:
+            self.close()
+            return
+        except Exception:
+            # As with any fault while a request is handled: the connection ends, and the log has the reason.
+            self.abort()
+            raise
+        finally:
+            self._work = None
+        self.send_ready()
 
     async def _check_login(self, login: PendingLogin) -> None:
         verdict = await self._listener.login_checks.check(login.attempt)
@@ -322,7 +398,8 @@ class ServedConnection(asyncio.Protocol):
             except CloseSession:
                 self.close()
                 return
-        self.go_on()
+            self._listener.on_user(self)
+        self.resume()
 
     def pause_writing(self) -> None:
         self._peer_reads = False
@@ -334,167 +411,110 @@ class ServedConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._listener.connections.pop(self, None)
-        if self._login is not None:
-            self._login.cancel()
+        self._free()
         self.session.disconnected()
+        # Transports, and TLS above them, refer to each other and to this.
+        self._transport = self._below_tls = None
+
+    def _free(self) -> None:
+        """Free what is held for the peer, and the place."""
+        self._listener.leave(self)
+        self._listener.memory.forget(self)
+        for task in (self._login, self._work):
+            if task is not None:
+                task.cancel()
+        self._login = self._work = None
+        self._rest = b""
+        self.session.free()
 
     # --- sending --------------------------------------------------------------------------------------------------
 
-    def send_ready(self, *, is_awake: bool = False) -> None:
-        """Send the answers whose commits are durable, in order, as long as the peer reads; then what streams have.
-
-        `is_awake` says that no stream has to be looked for that has something to send.
-        """
-        if self._transport is None:
+    def send_ready(self) -> None:
+        """Send the answers that may be sent, as long as the peer reads; then what streams have."""
+        transport, session = self._transport, self.session
+        if transport is None or transport.is_closing():
             return
-        self._send(self._transport)
-        if not self.session.outgoing:
-            self._send_streams(self._transport, is_awake=is_awake)
-            self._send_as_consumer(self._transport)
-        self._hold_or_take(self._transport)
-        if self.session.is_quitting and not self.session.outgoing and not self.session.unordered:
-            self._transport.close()
-
-    def go_on(self) -> None:
-        """Have requests that were left handled in the next turn of the loop: what they waited for may have come."""
-        if not self._has_turn:
-            self._has_turn = True
-            asyncio.get_running_loop().call_soon(self._take_turn)
-
-    def _take_turn(self) -> None:
-        self._has_turn = False
-        if self._transport is None or self._transport.is_closing():
-            return
-        if self.session.is_held_back and not self._handle(b""):
-            return
-        self.send_ready()
-        self._bound_buffers()
-
-    @property
-    def _may_go_on(self) -> bool:
-        """Whether what the session's next request waits for has come, as far as this is to be seen here."""
-        session = self.session
-        match session.waits_for:
-            case Waits.FOR_TURN:
-                return True
-            case Waits.FOR_READING:
-                return self._unsent_bytes() <= self._limits.unsent_bytes_max
-            case Waits.FOR_OUTCOME:
-                return not session.waits_for_outcome
-        return False
-
-    def _send(self, transport: asyncio.Transport) -> None:
-        outgoing, session = self.session.outgoing, self.session
-        while outgoing and self._peer_reads and outgoing[0].may_be_sent:
-            self._send_piece(transport, outgoing.popleft())
-        if session.unordered and self._peer_reads:
-            ready = [answer for answer in session.unordered if answer.may_be_sent]
-            session.unordered = [answer for answer in session.unordered if not answer.may_be_sent]
-            for answer in ready:
-                self._send_piece(transport, answer)
-
-    def _send_piece(self, transport: asyncio.Transport, piece: Outgoing | DeferredAnswer) -> None:
-        if isinstance(piece, DeferredAnswer) and piece.ends_connection:
+        self._send_answers(transport)
+        if session.dcp is not None and self._peer_reads:
+            self._send_streams(transport)
+        if session.is_finished and not self._rest:
             transport.close()
-            return
-        transport.write(self.session.to_send(piece))
-        self._sent_s = asyncio.get_running_loop().time()
-
-    def _send_streams(self, transport: asyncio.Transport, *, is_awake: bool) -> None:
-        """Let the streams of a DCP connection produce, if the peer reads. What is left waits for the next turn."""
-        dcp = self.session.dcp
-        if dcp is None or not self._peer_reads or transport.is_closing():
-            return
-        output = self._listener.spare_output.take()
-        dcp.produce_into(output, _PRODUCE_BYTES, is_awake=is_awake)
-        if not output.used:
-            self._listener.spare_output.give_back(output)
-            return
-        is_small = output.used <= _COPIED_BYTES_MAX
-        transport.write(bytes(output.data) if is_small else output.data)
-        if is_small or not transport.get_write_buffer_size():
-            self._listener.spare_output.give_back(output)
-        self._sent_s = asyncio.get_running_loop().time()
-        if dcp.has_more:
-            # A backfill takes as long as it takes; other connections get a turn between two pieces of it.
-            self.go_on()
-
-    def _send_as_consumer(self, transport: asyncio.Transport) -> None:
-        consumer = self.session.consumer
-        if consumer is None or transport.is_closing():
-            return
-        consumer.on_durable()
-        data = consumer.data_to_send()
-        if data:
-            transport.write(data)
-            self._sent_s = asyncio.get_running_loop().time()
-
-    def _unsent_bytes(self) -> int:
-        return sum(len(piece.data) for piece in self.session.outgoing)
-
-    def _hold_or_take(self, transport: asyncio.Transport) -> None:
-        """No more requests while some are left, or too many answers wait."""
+        self._listener.memory.enter(self)
         if transport.is_closing():
             return
-        if self._may_go_on:
-            self.go_on()
-        consumer = self.session.consumer
-        is_full = consumer is not None and consumer.is_full
-        if is_full or self.session.is_held_back or self._unsent_bytes() > self._limits.unsent_bytes_max:
+        session.in_transport_bytes = 0 if self._peer_reads else self._sending_bytes()
+        if session.may_resume:
+            self.resume()
+        if not session.wants_data:
             transport.pause_reading()
         elif not transport.is_reading():
             transport.resume_reading()
 
-    def fail_waiting(self, bucket: BucketService, commits: Collection[int]) -> None:
-        """Turn the answers that wait for these commits into temporary failures."""
-        session = self.session
-        if session.consumer is not None and session.bucket is bucket:
-            # What the producer believes to be here is not: the streams have to be asked for again.
-            session.consumer.on_void()
-            self.close()
+    def resume(self) -> None:
+        """Have the session handle the requests that it left, in the next turn of the loop."""
+        if not self._has_turn:
+            self._has_turn = True
+            self._listener.stand_in_line(self)
+
+    def take_turn(self) -> int:
+        """Have requests handled and streams sent. Returns the work that it took."""
+        self._has_turn = False
+        if self._transport is None or self._transport.is_closing():
+            return 0
+        before = self.session.work_done
+        if not self.session.is_held_back or self._handle(b""):
+            self.send_ready()
+        return self.session.work_done - before
+
+    def _send_answers(self, transport: asyncio.Transport) -> None:
+        while self._peer_reads and (data := self._rest or self.session.data_to_send()):
+            self._write(transport, data)
+
+    def _write(self, transport: asyncio.Transport, data: bytes | memoryview) -> None:
+        """Write as much as the transport gets at once, and keep the rest."""
+        if len(data) > _WRITE_BYTES:
+            view = memoryview(data)
+            data, self._rest = view[:_WRITE_BYTES], view[_WRITE_BYTES:]
+        else:
+            self._rest = b""
+        self._longest_write = max(self._longest_write, len(data))
+        transport.write(data)
+        self._sent_s = asyncio.get_running_loop().time()
+
+    def _send_streams(self, transport: asyncio.Transport) -> None:
+        """Let the streams of a DCP connection produce. What is left waits for the next turn."""
+        output = self._listener.spare_output.take()
+        has_more = self.session.produce_into(output, _PRODUCE_BYTES)
+        if not output.used:
+            self._listener.spare_output.give_back(output)
             return
-        # Of a deferred answer it is known by now what has become of it, or it is still to be decided.
-        void = {
-            at: piece
-            for at, piece in enumerate(session.outgoing)
-            if isinstance(piece, Outgoing) and piece.bucket is bucket and piece.commit in commits
-        }
-        if not all(piece.data for piece in void.values()):
-            # A quiet write is void, and it has no answer that could say so.
-            self.close()
-            return
-        for at, piece in void.items():
-            session.outgoing[at] = Outgoing(_failed(piece.data), 0, None, piece.received_s)
-        self.send_ready()
+        is_small = output.used <= _COPIED_BYTES_MAX
+        self._write(transport, bytes(output.data) if is_small else output.data)
+        self._send_answers(transport)
+        if is_small or not self._sending_bytes():
+            self._listener.spare_output.give_back(output)
+        if has_more:
+            # A backfill may take long; other connections get a turn between two pieces of it.
+            self.resume()
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
     def check_times(self, now_s: float) -> None:
         """Drop a peer that does not log in, says nothing, or does not read."""
         limits = self._limits
+        try:
+            self.session.tick(now_s)
+        except (ConnectionFailed, UnexpectedMessage) as error:
+            self.drop(error.reason)
+            return
         if self.session.dcp is not None:
-            self._keep_alive(self.session.dcp, now_s)
-        if self.session.consumer is not None:
-            try:
-                self.session.consumer.tick(now_s)
-            except ConnectionFailed as error:
-                self.drop(error.reason)
+            self.send_ready()
         if self.session.user is None and now_s - self._started_s > limits.auth_s:
             self.drop("it did not log in")
-        elif now_s - self._heard_s > limits.idle_s:
+        elif now_s - self.heard_s > limits.idle_s:
             self.drop("it was silent")
         elif not self._peer_reads and now_s - self._sent_s > limits.stalled_s:
             self.drop("it does not read its answers")
-
-    def _keep_alive(self, dcp: ProducerConnection, now_s: float) -> None:
-        try:
-            noop = dcp.tick(now_s)
-        except UnexpectedMessage as error:
-            self.drop(error.reason)
-            return
-        if noop and self._transport is not None:
-            self._transport.write(noop)
-        self.send_ready()
 
     def drop(self, reason: str) -> None:
         logger.info("connection from %s dropped: %s", self.session.peer, reason, extra=self._dropped(reason))
@@ -505,23 +525,17 @@ class ServedConnection(asyncio.Protocol):
         return about if error is None else {**about, **fields(error=type(error).__name__)}
 
     def abort(self) -> None:
+        """Close at once, and free what is held."""
         if self._transport is not None:
             self._transport.abort()
+            self._free()
 
     def close(self) -> None:
         """Close after what may be sent has been."""
         if self._transport is None:
             return
-        self._send(self._transport)
+        self._send_answers(self._transport)
+        if self._rest:
+            self._transport.write(self._rest)
+            self._rest = b""
         self._transport.close()
-
-
-def _failed(data: bytes) -> bytes:
-    """The same answers as temporary failures, but for those that are about the connection and not about data."""
-    failed = bytearray()
-    for frame in decode_frames(data):
-        if frame.opcode in _SESSION_OPCODES:
-            failed += frame.encode()
-        else:
-            failed += ErrorResponse(opcode=Opcode(frame.opcode), opaque=frame.opaque, status=Status.ETMPFAIL).encode()
-    return bytes(failed)

@@ -1,9 +1,9 @@
 """A bucket's membership in a cluster: the config it was published, kept with the bucket, and what follows from it.
 
-The node has one `ClusterMembership` for each bucket. A newer config is durable before the coordinator gets its answer.
-It changes the states of vbuckets, then what is replicated from where. A node that starts again asks the other nodes of
-the config it has for theirs before it serves: it may have been failed over meanwhile, and must not take writes that no
-client will ever see.
+`bucket_lifecycle` keeps one `ClusterMembership` for each bucket. A newer config is durable before the coordinator gets
+its answer. It changes the states of vbuckets, then what is replicated from where. A node that starts again asks the
+other nodes of the config it has for theirs before it serves: it may have been failed over meanwhile, and must not take
+writes that no client will ever see.
 """
 
 from __future__ import annotations
@@ -11,27 +11,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from headwater.client.kv_connection import FEATURES, Login, Timeouts
 from headwater.errors import DataDamaged, HeadwaterError, LocalProtocolError, MalformedJson, StoreError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.auth.sharing import UserSharing
-from headwater.node.bucket_settings import BucketSettings
+from headwater.node.auth.accounts import UserSharing
 from headwater.node.commit_loop import CommitLoop
-from headwater.node.options import NodeOptions, peer_context
+from headwater.node.options import BucketSettings, NodeOptions, peer_context
 from headwater.node.replication.peers import Peers, PeerStatistics
 from headwater.node.replication.replicator import ReplicationManager
 from headwater.node.replication.vbucket_states import apply_config, end_takeovers, replicated
-from headwater.node.service import BucketService, RequestRefused
+from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.features import Feature
-from headwater.protocol.manifest import Manifest
 from headwater.protocol.sasl import Credentials, Mechanism
-from headwater.protocol.status import Status
-from headwater.store.data_format import BUCKET_FACTS, MANIFEST
-from headwater.store.engine import Engine, PutRow, Table
+from headwater.protocol.status import RequestRefused, Status
+from headwater.store.bucket import Bucket
 from headwater.store.settling import remove_vbuckets
 
 logger = logging.getLogger(__name__)
@@ -58,21 +55,21 @@ class MemberSettings:
     """Those of the node, which its clusters have in common."""
 
 
-def is_member(engine: Engine) -> bool:
-    """Whether the bucket that an engine holds is in a cluster."""
-    with engine.view() as view:
-        return view.get(Table.BUCKET, CLUSTER_CONFIG) is not None
+def is_member(bucket: Bucket) -> bool:
+    """Whether a bucket is in a cluster."""
+    return bucket.stored_row(CLUSTER_CONFIG) is not None
 
 
 class ClusterMembership:
     """One for every bucket, whether it is in a cluster or not."""
 
     def __init__(self, service: BucketService, loop: CommitLoop, settings: MemberSettings) -> None:
-        self._service = service
+        self.service = service
         self._loop = loop
         self._settings = settings
         self._address: NodeAddress | None = None
-        self._shown: bytes = b""
+        self.shown_config: bytes = b""
+        """The config as clients of the bucket get it."""
         self._admitted: Credentials | None = None
         """The log-in by which the other nodes are let in."""
         self._removing: asyncio.Task[None] | None = None
@@ -81,74 +78,55 @@ class ClusterMembership:
         self.replication = ReplicationManager(
             service, login=self._login, random_bytes=settings.random_bytes, now_s=settings.now_s
         )
-        self._peers = Peers(
-            service,
-            login=self._login,
-            config=lambda: self.config,
-            this_node=lambda: self.this_node,
-            adopt=self.adopt,
-            users=settings.users,
-        )
-        self.peer_statistics = PeerStatistics(
-            login=self._login, config=lambda: self.config, this_node=lambda: self.this_node
-        )
+        self.peers = Peers(service, login=self._login, adopt=self.adopt, users=settings.users)
+        self.peer_statistics = PeerStatistics(service, login=self._login)
         self._load()
 
     @property
     def config(self) -> PublishedConfig | None:
-        return self._service.config
+        return self.service.config
 
     @property
     def this_node(self) -> int | None:
         """Which of the config's nodes this is; None where it was left out."""
-        return self._service.this_node
+        return self.service.this_node
 
     def _set_config(self, config: PublishedConfig) -> None:
-        self._service.config = config
-        self._service.this_node = None if self._address is None else config.index_of(self._address)
-
-    @property
-    def shown_config(self) -> bytes:
-        """The config as clients of the bucket get it."""
-        return self._shown
-
-    def shown_node_config(self) -> bytes:
-        assert self.config is not None
-        return self.config.encode_for_node(this_node=self.this_node)
+        self.service.config = config
+        self.service.this_node = None if self._address is None else config.index_of(self._address)
+        self.shown_config = config.encode(this_node=self.this_node)
 
     def _login(self, config: PublishedConfig) -> Login:
         return self._settings.login(config.bucket, config.login)
 
     def _load(self) -> None:
-        with self._service.bucket.engine.view() as view:
-            stored = view.get(Table.BUCKET, CLUSTER_CONFIG)
-            if stored is None:
-                return
-            try:
-                self._service.config = PublishedConfig.decode(stored)
-            except MalformedJson as error:
-                raise DataDamaged(
-                    f"the cluster config of bucket {self._service.name} is damaged: {error.reason}",
-                    hint="Restore the data from a backup, or start the node on an empty data folder and add it again",
-                ) from error
+        stored = self.service.bucket.stored_row(CLUSTER_CONFIG)
+        if stored is None:
+            return
+        try:
+            self.service.config = PublishedConfig.decode(stored)
+        except MalformedJson as error:
+            raise DataDamaged(
+                f"the cluster config of bucket {self.service.name} is damaged: {error.reason}",
+                hint="Restore the data from a backup, or start the node on an empty data folder and add it again",
+            ) from error
         if self.config is not None and len(self.config.nodes) > 1:
-            self._service.is_waiting = True
+            self.service.is_waiting = True
 
     # --- starting and stopping ------------------------------------------------------------------------------------
 
     async def start(self, address: NodeAddress) -> None:
-        """Begin, now that the node can be reached at this address."""
+        """Ask the other nodes and begin to replicate, now that the node can be reached at this address."""
         self._address = address
         if self.config is not None:
             self._set_config(self.config)
             self._admit_nodes(self.config)
-            self._show()
             await self._ask_others(self.config)
             self._replicate()
-        self._peers.start()
+        self.peers.start()
 
     async def _ask_others(self, stored: PublishedConfig) -> None:
-        if self._service.is_waiting and not await self._peers.ask_before_serving():
+        if self.service.is_waiting and not await self.peers.ask_before_serving():
             logger.warning(
                 "bucket %s: no other node of the cluster can be reached; going on with config %d",
                 *(stored.bucket, stored.revision),
@@ -161,16 +139,16 @@ class ClusterMembership:
                 *(stored.bucket, stored.revision),
                 extra=fields(event=LogEvent.CLUSTER_CONFIG, bucket=stored.bucket, config=stored.revision, vbuckets=0),
             )
-            apply_config(self._service, stored, None)
-            self._service.on_change()
-        self._service.is_waiting = False
+            apply_config(self.service, stored, None)
+            self.service.on_change()
+        self.service.is_waiting = False
 
     def ask_again(self) -> None:
-        """The node stood still, and may have been failed over: it serves nothing until the others have been asked."""
+        """Serve nothing until the others have been asked: the node stood still, and may have been failed over."""
         is_asking = self._asking is not None and not self._asking.done()
         if self._address is None or self.config is None or len(self.config.nodes) == 1 or is_asking:
             return
-        config, self._service.is_waiting = self.config, True
+        config, self.service.is_waiting = self.config, True
         logger.warning(
             "bucket %s: the node stood still; it asks the other nodes before it serves again",
             config.bucket,
@@ -186,20 +164,28 @@ class ClusterMembership:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self.peer_statistics.stop()
-        await self._peers.stop()
+        await self.peers.stop()
         await self.replication.stop()
+
+    async def leave(self) -> None:
+        """Let the other nodes of the cluster log in no longer: the bucket was dropped."""
+        self._settings.on_login(self.service.name, None)
+        if self.config is not None:
+            # If the users can't be stored now, they name a cluster too many, which does no harm.
+            with contextlib.suppress(StoreError):
+                await self._settings.users.leave(self.config.uuid)
 
     # --- a newer config -------------------------------------------------------------------------------------------
 
     def adopt(self, config: PublishedConfig) -> bool:
-        """Take a config; False where it is no newer. It is durable with the commit that is pending when this returns.
+        """Apply a config; returns False if it is no newer. The commit that is pending by then makes it durable.
 
-        The same one again is taken again, as the commit that was to keep it may have failed.
+        The same config is applied again, because the commit that was to keep it may have failed.
         """
         if self._address is None:
             # It does not know yet whether it is in the config, and one that is left out stops all that it has.
             raise RequestRefused(Status.ETMPFAIL, "the bucket is being opened or closed; try again")
-        bucket = self._service.bucket
+        bucket = self.service.bucket
         if len(config.rows) != len(bucket.vbuckets):
             raise LocalProtocolError(
                 f"the config has {len(config.rows)} vbuckets, the bucket has {len(bucket.vbuckets)}",
@@ -208,25 +194,26 @@ class ClusterMembership:
         known = self.config
         if known is not None and config.version <= known.version and config != known:
             return False
-        kept = self._service.settings
+        kept = self.service.settings
         settings = kept if config.settings is None else BucketSettings.decode(config.settings)
         self._set_config(config)
         self._admit_nodes(config)
-        self._take_uuid(config)
-        end_takeovers(self._service, config, self.this_node)
-        surplus = apply_config(self._service, config, self.this_node)
-        self._service.sync_writes.evaluate_all()
-        self._service.set_settings(replace(settings, is_forming=False))
-        bucket.pending.extra.append(PutRow(Table.BUCKET, CLUSTER_CONFIG, config.encode(with_login=True)))
+        if bucket.facts.uuid != config.uuid:
+            # A node that joins gives up the bucket it had: from now on it has a part of the cluster's.
+            bucket.join(config.uuid)
+        end_takeovers(self.service, config, self.this_node)
+        surplus = apply_config(self.service, config, self.this_node)
+        self.service.sync_writes.evaluate_all()
+        self.service.set_settings(replace(settings, is_forming=False))
+        bucket.put_rows({CLUSTER_CONFIG: config.encode(with_login=True)})
         if config != known:
             self._log_config(config)
-        self._service.is_waiting = False
-        self._service.on_change()
-        self._show()
+        self.service.is_waiting = False
+        self.service.on_change()
         self._replicate()
         self._remove(surplus)
         self._settings.on_config()
-        self._peers.notify()
+        self.peers.notify()
         return True
 
     def _admit_nodes(self, config: PublishedConfig) -> None:
@@ -245,25 +232,9 @@ class ClusterMembership:
             extra=fields(event=LogEvent.CLUSTER_CONFIG, bucket=config.bucket, config=config.revision, vbuckets=active),
         )
 
-    def _take_uuid(self, config: PublishedConfig) -> None:
-        """A node that joins gives up the bucket it had: from now on it has a part of the cluster's."""
-        bucket = self._service.bucket
-        if bucket.facts.uuid == config.uuid:
-            return
-        bucket.facts = replace(bucket.facts, uuid=config.uuid)
-        bucket.manifest = Manifest()
-        bucket.pending.extra += [
-            PutRow(Table.BUCKET, BUCKET_FACTS, bucket.facts.encode()),
-            PutRow(Table.BUCKET, MANIFEST, bucket.manifest.encode(with_ids_used=True)),
-        ]
-
-    def _show(self) -> None:
-        assert self.config is not None
-        self._shown = self.config.encode(this_node=self.this_node)
-
     def _replicate(self) -> None:
         if self.config is not None and self._address is not None:
-            wanted = replicated(self._service, self.config, self.this_node)
+            wanted = replicated(self.service, self.config, self.this_node)
             # By the name that the config has for it: a node may have got more ports since.
             name = self._address.kv_address if self.this_node is None else self.config.names()[self.this_node]
             self.replication.follow(self.config, wanted, name=name)
@@ -274,7 +245,7 @@ class ClusterMembership:
         self._removing = asyncio.create_task(self._remove_in_turns(surplus)) if surplus else None
 
     async def _remove_in_turns(self, surplus: list[int]) -> None:
-        service = self._service
+        service = self.service
         for at in range(0, len(surplus), _REMOVE_TOGETHER):
             together = surplus[at : at + _REMOVE_TOGETHER]
 
@@ -285,28 +256,7 @@ class ClusterMembership:
 
             await self._loop.at_rest(remove)
 
-    # --- collections ----------------------------------------------------------------------------------------------
-
-    @property
-    def asks_another_for_changes(self) -> bool:
-        """Whether another node makes changes of the collections."""
-        return self.config is not None and self.this_node != 0
-
-    async def change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        return await self._peers.change_manifest(change)
-
-    async def share_manifest(self) -> None:
-        if self.config is not None:
-            await self._peers.share()
-
-    # --- users ----------------------------------------------------------------------------------------------------
-
-    def other_nodes(self) -> list[NodeAddress]:
-        """Those that are in a cluster with this one."""
-        return [] if self.this_node is None else self._peers.others()
-
-    async def hand_over_users(self, node: NodeAddress) -> None:
-        await self._peers.hand_over_users(node)
+    # --- commits --------------------------------------------------------------------------------------------------
 
     def on_void(self) -> None:
         """A commit could not be written, so states are as they were: what the config asks for is done again."""
@@ -316,100 +266,35 @@ class ClusterMembership:
 
     def on_durable(self) -> None:
         """The bucket has published a commit."""
-        uid = self._service.bucket.manifest.uid
+        uid = self.service.bucket.manifest.uid
         if uid != self._manifest_uid:
             self._manifest_uid = uid
-            self._peers.notify()
+            self.peers.notify()
         self.replication.on_durable()
 
 
-# --- all memberships of a node ------------------------------------------------------------------------------------
+# --- the other nodes ----------------------------------------------------------------------------------------------
 
 TIMEOUTS = Timeouts(connect_s=2.0, answer_s=10.0)
 PEER_FEATURES = (*FEATURES, Feature.XATTR, Feature.SNAPPY)
 """With snappy, values are sent as they are stored."""
 
 
-class Memberships:
-    """The memberships of a node's buckets, and what the node asks of them as a whole."""
-
-    def __init__(self, settings: MemberSettings) -> None:
-        self._settings = settings
-        self._by_bucket: dict[str, ClusterMembership] = {}
-
-    def open(self, service: BucketService, loop: CommitLoop) -> None:
-        self._by_bucket[service.name] = ClusterMembership(service, loop, self._settings)
-
-    def of(self, bucket: str) -> ClusterMembership:
-        return self._by_bucket[bucket]
-
-    async def close(self, bucket: str) -> None:
-        """The bucket is dropped, and its membership has stopped: the other nodes of its cluster are let in no more."""
-        membership = self._by_bucket.pop(bucket)
-        self._settings.on_login(bucket, None)
-        if membership.config is not None:
-            # If the users can't be stored now, they name a cluster too many, which does no harm.
-            with contextlib.suppress(StoreError):
-                await self._settings.users.leave(membership.config.uuid)
-
-    async def start(self, address: NodeAddress) -> None:
-        for membership in self._by_bucket.values():
-            await membership.start(address)
-
-    async def stop(self) -> None:
-        for membership in self._by_bucket.values():
-            await membership.stop()
-
-    def ask_again(self) -> None:
-        for membership in self._by_bucket.values():
-            membership.ask_again()
-
-    def on_durable(self) -> None:
-        for membership in self._by_bucket.values():
-            membership.on_durable()
-
-    def on_void(self, service: BucketService) -> None:
-        self._by_bucket[service.name].on_void()
-
-    def adopt(self, bucket: str | None, config: bytes) -> bool | None:
-        """Take a config that a coordinator has published; None where it is not one."""
-        published = None if bucket is None else PublishedConfig.decode(config)
-        if published is None or bucket is None:
-            return None
-        if published.bucket != bucket:
-            raise MalformedJson(f"a config of bucket {published.bucket!r} was given to bucket {bucket!r}")
-        return self._by_bucket[bucket].adopt(published)
-
-    def shown_config(self, bucket: str | None) -> bytes | None:
-        """The config of the cluster that a bucket, or for None the node, is in; None where it is in none."""
-        if bucket is not None:
-            membership = self._by_bucket.get(bucket)
-            return membership.shown_config if membership is not None and membership.config is not None else None
-        for membership in self._by_bucket.values():
-            # A node that was left out gives a config of itself, or it could not be added again.
-            if membership.config is not None and membership.this_node is not None:
-                return membership.shown_node_config()
-        return None
-
-    async def change_manifest(self, bucket: str, change: Callable[[Manifest], Manifest]) -> Manifest | None:
-        """Have another node change the collections; None where this node makes the change itself."""
-        membership = self._by_bucket[bucket]
-        return await membership.change_manifest(change) if membership.asks_another_for_changes else None
-
-    async def share_users(self) -> dict[str, str]:
-        """Wait until all other nodes have the users of this one. Returns those that have not, and why."""
-        nodes = {
-            node.kv_address: (membership, node)
-            for membership in self._by_bucket.values()
-            for node in membership.other_nodes()
-        }
-        handed_over = (membership.hand_over_users(node) for membership, node in nodes.values())
-        results = await asyncio.gather(*handed_over, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, HeadwaterError):
-                raise result
-        failures = zip(nodes, results, strict=True)
-        return {name: error.reason for name, error in failures if isinstance(error, HeadwaterError)}
+async def share_users(memberships: Iterable[ClusterMembership]) -> dict[str, str]:
+    """Wait until all other nodes have the users of this one. Returns those that have not, and why."""
+    nodes = {
+        node.kv_address: (membership.peers, node)
+        for membership in memberships
+        if membership.this_node is not None
+        for node in membership.service.other_nodes()
+    }
+    handed_over = (peers.hand_over_users(node) for peers, node in nodes.values())
+    results = await asyncio.gather(*handed_over, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, HeadwaterError):
+            raise result
+    failures = zip(nodes, results, strict=True)
+    return {name: error.reason for name, error in failures if isinstance(error, HeadwaterError)}
 
 
 def peer_login(

@@ -1,7 +1,7 @@
 """Starting and stopping a node: its buckets are opened, its ports listen, its loops run, and all of it ends in order.
 
-`headwater serve`, the tests and the simulation make a `Node`. What a running node is asked is in `node_state`; here is
-nothing but the order of things.
+`headwater serve`, the tests and the simulation create a `Node`. `node_state` answers what a running node is asked; this
+module has the order in which it starts and stops.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from functools import partial
 
 from headwater.errors import LocalProtocolError
 from headwater.node.auth.accounts import ADMIN
-from headwater.node.http.server import HttpServer
-from headwater.node.kv_listener import KvListener
+from headwater.node.http.app import HttpServer
 from headwater.node.node_folder import NodeEnvironment
-from headwater.node.node_state import Coordination, NodeState
+from headwater.node.node_state import MakeCoordinator, NodeState
 from headwater.node.options import NodeOptions, server_context
-from headwater.node.service import Service
 from headwater.node.upr_listener import UprListener
 from headwater.protocol.cluster_config import NodeAddress, join_host_port
 
@@ -50,9 +48,9 @@ class Node(NodeState):
         self,
         options: NodeOptions,
         environment: NodeEnvironment | None = None,
-        coordination: Coordination | None = None,
+        coordinator: MakeCoordinator | None = None,
     ) -> None:
-        super().__init__(options, environment or NodeEnvironment(), coordination)
+        super().__init__(options, environment or NodeEnvironment(), coordinator)
         self._upr: UprListener | None = None
         self._upr_address: str | None = None
         self._tls: ssl.SSLContext | None = None
@@ -62,14 +60,9 @@ class Node(NodeState):
         """The thread that opens the buckets."""
         self._http: HttpServer | None = None
         if self.environment.serves_http:
-            self._http = HttpServer(
-                self,
-                open_metrics=options.open_metrics,
-                landing_urls=options.landing_urls,
-                hosts=options.own_names,
-                is_tls_only=not options.serves_plain,
-            )
-            self.on_bucket_made, self.on_bucket_dropped = self._http.watch_bucket, self._http.forget_bucket
+            self._http = HttpServer(self)
+            self.on_bucket_made = self._http.dashboard.watch
+            self.on_bucket_dropped = self._http.dashboard.forget
 
     # --- starting and stopping ------------------------------------------------------------------------------------
 
@@ -82,43 +75,46 @@ class Node(NodeState):
             await self._listen_http()
             await self._load()
             generated = self._accounts.load(options.user, options.password, first_only=options.first_user_only)
-            self._users = self._accounts.in_force
-            self._start_loops()
+            service = self._listener.service
+            service.users, service.awake_s = self._accounts.in_force, self.now_s()
+            self._accounts.on_change = self._put_in_force
+            self._buckets.serve_all()
             await self._listen()
             # When nothing can fail any more: a password is shown by the start that stores it.
             self._accounts.store(generated)
             self.why_not_ready = "it asks the other nodes of its cluster"
-            await self._members.start(self._address)
+            for membership in self._memberships.values():
+                await membership.start(self.address)
         except BaseException:
             await self.stop()
             raise
         if self._http is not None:
-            self._http.open()
+            self._http.dashboard.start()
         self.is_ready = True
-        urls = _urls(self._address)
+        urls = _urls(self.address)
         return Started(
             url=urls[0][0],
             http_url=urls[0][1],
             plain_url=urls[1][0] if len(urls) > 1 else None,
             plain_http_url=urls[1][1] if len(urls) > 1 else None,
             buckets=tuple(sorted(self._services)),
-            user=options.user if options.user is not None and options.user in self._users.by_name else ADMIN,
+            user=options.user if options.user is not None and options.user in self.users.by_name else ADMIN,
             generated_password=generated,
             upr_address=self._upr_address,
         )
 
     async def stop(self) -> None:
-        """A clean stop: everything taken is durable, and the next start adds no branch to any failover log."""
+        """Stop cleanly: all accepted writes are durable, and the next start adds no branch to any failover log."""
         self.is_ready = False
         self.why_not_ready = "it stops"
         self._buckets.is_stopping = True
-        # Who waits for a manifest sees that it will not come.
+        # Wake callers that wait for a manifest: it will not come.
         self._durable.notify()
-        await self._members.stop()
+        for membership in list(self._memberships.values()):
+            await membership.stop()
         if self._http is not None:
             await self._http.stop()
-        if hasattr(self, "_listener"):
-            await self._listener.stop()
+        await self._listener.stop()
         if self._upr is not None:
             await self._upr.stop()
         self.login_checks.stop()
@@ -131,34 +127,16 @@ class Node(NodeState):
 
     async def _load(self) -> None:
         """Open the buckets, in a thread where the HTTP side is to answer meanwhile."""
+
+        def report(why_not_ready: str) -> None:
+            self.why_not_ready = why_not_ready
+
         if self._http is None:
-            self._buckets.open_all(self._report)
+            self._buckets.open_all(report)
             return
-        opening = partial(self._buckets.open_all, self._report)
-        self._loading = asyncio.get_running_loop().run_in_executor(None, opening)
+        self._loading = asyncio.get_running_loop().run_in_executor(None, self._buckets.open_all, report)
         # Where the start is cancelled, the thread goes on to the end of the bucket, and `stop` waits for it.
         await asyncio.shield(self._loading)
-
-    def _report(self, why_not_ready: str) -> None:
-        self.why_not_ready = why_not_ready
-
-    def _start_loops(self) -> None:
-        service = Service(
-            buckets=self._services,
-            users=self._users,
-            now_ns=self.environment.now_ns,
-            now_s=self.now_s,
-            random_bytes=self.environment.random_bytes,
-            cluster_config=self.cluster_config,
-            set_cluster_config=self.set_cluster_config,
-            on_pause=self._members.ask_again,
-            server_version=self.server_version,
-            dialect=self.options.dialect,
-            log=self.log,
-        )
-        self._listener = KvListener(service, self.options.limits, self.login_checks)
-        self._accounts.on_change = self._put_in_force
-        self._buckets.serve_all()
 
     async def _listen(self) -> None:
         options, tls, listener = self.options, self._tls, self._listener
@@ -167,7 +145,7 @@ class Node(NodeState):
             context = tls if has_tls else None
             listen = partial(listener.listen, options.host, tls=context)
             kv_ports[has_tls] = await listen_at(options.host, usual if asked is None else asked, listen)
-        self._address = options.advertised(kv_ports, self._http_ports, uuid=self.identity.uuid)
+        self.address = options.advertised(kv_ports, self._http_ports, uuid=self.identity.uuid)
         if options.upr_port is not None:
             await self._listen_upr(options.upr_port)
 
@@ -176,15 +154,14 @@ class Node(NodeState):
         options = self.options
         name = options.upr_bucket or options.buckets[0]
         if name not in self._services:
-            raise LocalProtocolError(
-                f"UPR is to stream the bucket {name!r}, which is not here", hint="Give --bucket for it, too"
-            )
-        self._upr = upr = UprListener(self._services[name], options.limits)
+            raise LocalProtocolError(f"the bucket for UPR, {name!r}, does not exist", hint="Give --bucket for it, too")
+        self._upr = upr = UprListener(self._services[name], options.limits, self._listener.memory)
+        self._wakes.append(upr.send_durable)
         port = await listen_at(options.host, port, lambda port: upr.listen(options.host, port))
-        self._upr_address = join_host_port(self._address.host, port)
+        self._upr_address = join_host_port(self.address.host, port)
 
     async def _listen_http(self) -> None:
-        """From now on requests are answered: the node lives, and is not ready."""
+        """Answer HTTP requests from now on: the node is alive, but not ready."""
         http, options = self._http, self.options
         if http is None:
             return
@@ -199,11 +176,6 @@ class Node(NodeState):
             port = usual if asked is None else asked
             listen_there = partial(listen, tls=self._tls if has_tls else None)
             self._http_ports[has_tls] = await listen_at(options.host, port, listen_there)
-
-    def _wake(self) -> None:
-        self._listener.send_durable()
-        if self._upr is not None:
-            self._upr.send_durable()
 
 
 def _urls(address: NodeAddress) -> list[tuple[str, str]]:

@@ -15,23 +15,27 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import secrets
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from headwater.durable_files import replace_file, sync_folder
 from headwater.errors import DataDamaged, LocalProtocolError, StoreError, StoreFull
+from headwater.node.auth.accounts import UserFolder
 from headwater.node.auth.user_file import load_users, store_users
 from headwater.node.auth.users import Users
 from headwater.protocol.cluster_config import NodeAddress
 from headwater.protocol.numbers import Vbuuid
 from headwater.store.engine import Engine
-from headwater.store.lmdb_engine import LmdbEngine
+from headwater.store.lmdb_engine import LmdbEngine, is_unfinished
 
 _DROPPED = ".dropped-"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -72,11 +76,11 @@ class NodeIdentity:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LocalProtocolError) as error:
             raise DataDamaged(
                 f"node.json in the data folder is damaged: {error!r}",
-                hint="Restore it from a backup; without it the node gets another identity",
+                hint="Restore it from a backup; without it, the node gets a new identity",
             ) from error
 
 
-class Folder(Protocol):
+class Folder(UserFolder, Protocol):
     """What a node asks of its folder."""
 
     def make(self) -> None: ...
@@ -97,14 +101,6 @@ class Folder(Protocol):
 
     def store_identity(self, identity: NodeIdentity) -> None: ...
 
-    def load_users(self) -> Users | None: ...
-
-    def store_users(self, users: Users) -> None: ...
-
-    def store_password(self, password: str) -> None: ...
-
-    def forget_password(self) -> None: ...
-
 
 class NodeFolder:
     """A folder on a disk."""
@@ -117,8 +113,8 @@ class NodeFolder:
             self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise StoreError(
-                f"the data folder {self._data} can't be made: {error.strerror}",
-                hint="Give another one, or the right to make it",
+                f"the data folder {self._data} can't be created: {error.strerror}",
+                hint="Give another one, or permission to create it",
             ) from error
 
     # --- buckets --------------------------------------------------------------------------------------------------
@@ -129,8 +125,10 @@ class NodeFolder:
 
     def bucket_names(self) -> list[str]:
         # No bucket's name begins with a dot (`options`).
-        names = (entry.name for entry in self._buckets.iterdir()) if self._buckets.exists() else ()
-        return sorted(name for name in names if not name.startswith("."))
+        folders = self._buckets.iterdir() if self._buckets.exists() else ()
+        return sorted(
+            folder.name for folder in folders if not folder.name.startswith(".") and not is_unfinished(folder)
+        )
 
     def open_engine(self, bucket: str) -> Engine:
         return LmdbEngine(self._buckets / bucket)
@@ -140,6 +138,8 @@ class NodeFolder:
 
     def remove_bucket(self, bucket: str) -> None:
         # By one rename the bucket is gone as a whole: a crash never leaves a part of its files under its name.
+        if not (self._buckets / bucket).exists():
+            return
         dropped = self._buckets / f"{_DROPPED}{bucket}-{secrets.token_hex(4)}"
         try:
             (self._buckets / bucket).rename(dropped)
@@ -148,12 +148,13 @@ class NodeFolder:
         except OSError as error:
             raise StoreError(
                 f"the files of bucket {bucket} can't be removed: {error.strerror}",
-                hint="Check the folder's permissions and the disk; the next start tries again",
+                hint="Check the folder's permissions and the disk; the next start will retry",
             ) from error
 
     def remove_dropped(self) -> None:
-        for entry in self._buckets.glob(f"{_DROPPED}*"):
-            shutil.rmtree(entry, ignore_errors=True)
+        for entry in self._buckets.glob("*"):
+            if entry.name.startswith(_DROPPED) or is_unfinished(entry):
+                shutil.rmtree(entry, ignore_errors=True)
 
     # --- what the node is -----------------------------------------------------------------------------------------
 
@@ -238,9 +239,22 @@ class NodeEnvironment:
 # --- memory -------------------------------------------------------------------------------------------------------
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-MMAP_FROM_BYTES = 32 * 1024 * 1024
-"""glibc's own upper bound for it."""
+MMAP_FROM_BYTES = 8 * 1024 * 1024
+"""Larger buffers are those of single large documents. They go back to the system at once when they are freed."""
 KEEP_BYTES = 128 * 1024 * 1024
+
+
+def raise_open_files_limit() -> int:
+    """Let the process open as many files as the system allows it, and return how many these are.
+
+    The soft limit is 1,024 on most systems, for programs that use `select`. A node with more connections than files
+    could accept none, not even for its health.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # as where a system's bound for a process is below the hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    raised, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if raised == resource.RLIM_INFINITY else raised
 
 
 def keep_freed_memory() -> None:

@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, Unpack
-
-import numpy as np
 
 from headwater import __version__
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
-from headwater.errors import LocalProtocolError, StoreError
+from headwater.errors import LocalProtocolError, MalformedJson, StoreError
 from headwater.log_fields import Fields, fields
-from headwater.node.auth.accounts import Accounts, Change
+from headwater.node.auth.accounts import Accounts, Change, UserSharing
 from headwater.node.auth.login_checks import LoginChecks
-from headwater.node.auth.sharing import UserSharing
-from headwater.node.auth.users import Users
+from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
 from headwater.node.bucket_lifecycle import BucketLifecycle
-from headwater.node.bucket_settings import BucketSettings, stored_settings
-from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
-from headwater.node.failover_drill import RolledBack, roll_back_vbucket
+from headwater.node.commit_loop import ChangeSignal
 from headwater.node.kv_listener import KvListener
-from headwater.node.membership import ClusterMembership, MemberSettings, Memberships, peer_login
+from headwater.node.membership import ClusterMembership, MemberSettings, peer_login, share_users
 from headwater.node.node_folder import NodeEnvironment, NodeIdentity
-from headwater.node.options import NodeOptions, check_bucket_name
-from headwater.node.producer.connection import ProducerConnection
-from headwater.node.service import BucketService, ConfigVersion, Traffic
+from headwater.node.options import BucketSettings, NodeOptions, check_bucket_name, stored_settings
+from headwater.node.replication.vbucket_states import RolledBack, roll_back_vbucket
+from headwater.node.service import BucketService, ConfigVersion, Service, Traffic
 from headwater.protocol.cluster_config import (
     NO_NODE,
     BucketMap,
@@ -47,116 +40,91 @@ from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.store.bucket import Bucket
-from headwater.store.settling import flush
 
 logger = logging.getLogger(__name__)
 
-"""Clients decide by the first three numbers what they may use."""
 
-
-class ChangeSignal:
-    """A signal to any number of waiters that something has changed, of which none can miss a change.
-
-    Note `count`, look at the thing, then wait for a change `after` that count. For one event loop: `notify` is called
-    in the loop that waits.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._next = asyncio.Event()
-
-    def notify(self) -> None:
-        self.count += 1
-        self._next.set()
-        self._next = asyncio.Event()
-
-    async def after(self, count: int) -> None:
-        """Return once there have been more changes than `count`."""
-        while self.count <= count:
-            await self._next.wait()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketUsage:
-    """What a bucket holds and takes."""
-
-    items: int
-    disk_bytes: int
-    memory_bytes: int
-    memory_quota_bytes: int
-
-
-class Coordination(Protocol):
-    """What the node asks of the coordinator (`headwater.cluster`), where its HTTP side is asked to change a cluster.
+class Coordinator(Protocol):
+    """What the HTTP side asks of `headwater.cluster.coordinator`, which stands above the node.
 
     A `HeadwaterError` says what was not done, and what to do.
     """
 
-    async def form(self, seeds: Sequence[Address], login: Login, *, replicas: int, settings: Mapping[str, Any]) -> None:
-        """Share a bucket that is empty on all these nodes out over them."""
-        ...
+    async def init(self, *, replicas: int, settings: Mapping[str, Any]) -> object: ...
 
-    async def change(
-        self, seeds: Sequence[Address], login: Login, change: Callable[[PublishedConfig], PublishedConfig]
-    ) -> None:
-        """Have all nodes go by what `change` makes of the config of a bucket."""
-        ...
+    async def change(self, change: Callable[[PublishedConfig], PublishedConfig]) -> object: ...
+
+    def close(self) -> None: ...
 
 
-async def _nothing_to_end(bucket: str) -> None:
-    pass
+MakeCoordinator = Callable[[Sequence[Address], Login], Coordinator]
 
 
 class NodeState:
     """The parts of a node, and what is asked of them."""
 
     def __init__(
-        self, options: NodeOptions, environment: NodeEnvironment, coordination: Coordination | None = None
+        self, options: NodeOptions, environment: NodeEnvironment, coordinator: MakeCoordinator | None = None
     ) -> None:
         self.options = options
         self.environment = environment
         self.folder = environment.open_folder(options.data)
         self.is_ready = False
-        """Whether every bucket is open and served. Until then, and while the node stops, little is asked here."""
+        """Whether every bucket is open and served."""
         self.why_not_ready = "it has not been started"
         """What the node does instead, such as `it opens bucket 'travel', 1 of 2`."""
         self.config_changes = ChangeSignal()
         """Notified when a cluster config has changed."""
-        self.login_checks = LoginChecks(lambda: self._users, now_s=self.now_s)
+        self.login_checks = LoginChecks(lambda: self.users, now_s=self.now_s)
         """One for the key-value side and for HTTP: guesses count wherever they are made."""
         self._started_s = self.now_s()
         self._accounts = Accounts(self.folder, random_bytes=environment.random_bytes, now_ns=environment.now_ns)
-        self._users: Users
         self._durable = ChangeSignal()
-        self._listener: KvListener
-        self._address: NodeAddress
+        self._address: NodeAddress | None = None
+        self._wakes: list[Callable[[], None]] = []
+        """Called when a commit is durable: answers and streams go on."""
         # Clients take a config only if its revision is higher, and they may know one of before the last start. A start
         # can follow an end within the same second, so it is in milliseconds.
         self._revision = environment.now_ns() // 1_000_000
         self._known_states: object = None
         self._given_configs: dict[str | None, tuple[ConfigVersion, bytes]] = {}
-        self._members = Memberships(
-            MemberSettings(
-                login=peer_login(options, environment.random_bytes),
-                random_bytes=environment.random_bytes,
-                now_s=self.now_s,
-                on_config=self.config_changes.notify,
-                on_login=self._accounts.let_nodes_in,
-                users=UserSharing(self._accounts, random_bytes=environment.random_bytes),
-            )
+        member_settings = MemberSettings(
+            login=peer_login(options, environment.random_bytes),
+            random_bytes=environment.random_bytes,
+            now_s=self.now_s,
+            on_config=self.config_changes.notify,
+            on_login=self._accounts.let_nodes_in,
+            users=UserSharing(self._accounts, random_bytes=environment.random_bytes),
         )
         self._buckets = BucketLifecycle(
             options,
             environment,
             self.folder,
-            self._members,
+            member_settings,
             on_durable=self._on_durable,
             on_void=self._on_void,
         )
         self._services, self._loops = self._buckets.services, self._buckets.loops
-        self._coordination = coordination
-        self.on_bucket_made: Callable[[str], None] = lambda name: None
-        self.on_bucket_dropped: Callable[[str], Awaitable[None]] = _nothing_to_end
+        self._memberships = self._buckets.memberships
+        service = Service(
+            buckets=self._services,
+            # Nobody can log in before the node has loaded its users.
+            users=Users(decoy_secret=bytes(DECOY_SECRET_BYTES)),
+            now_ns=environment.now_ns,
+            now_s=self.now_s,
+            random_bytes=environment.random_bytes,
+            cluster_config=self.cluster_config,
+            set_cluster_config=self.set_cluster_config,
+            on_pause=self._ask_others_again,
+            server_version=self.server_version,
+            dialect=options.dialect,
+            log=self.log,
+        )
+        self._listener = KvListener(service, options.limits, self.login_checks)
+        self._wakes.append(self._listener.send_durable)
+        self._make_coordinator = coordinator
+        self.on_bucket_made: Callable[[str], None] | None = None
+        self.on_bucket_dropped: Callable[[str], Awaitable[None]] | None = None
         """Called when a bucket comes and goes, for the dashboard, which reads it."""
 
     @property
@@ -181,26 +149,26 @@ class NodeState:
 
     @property
     def users(self) -> Users:
-        return self._users
+        return self._listener.service.users
 
     def is_node_user(self, name: str) -> bool:
         """Whether other nodes of a cluster log in as this user."""
         return self._accounts.is_node(name)
 
     async def change_users(self, change: Change) -> dict[str, str]:
-        """Put what `change` makes of the users into force, on all nodes of its clusters. It is durable here then.
+        """Change the users on this node, durably, and on all nodes of its clusters.
 
-        Returns the nodes that do not have it yet, and why; they get it when they can be reached. `change` is called
-        once, in a thread. What it raises is raised here; a `StoreError` says that the users are as they were, and so
-        does a `LocalProtocolError` where there would be no admin left.
+        `change` is called once, in a thread; what it raises is raised here. Raises `StoreError` if the users could not
+        be stored, and `LocalProtocolError` if there would be no admin left; the users are as they were then. Returns
+        the nodes that do not have the change yet, and why; they get it when they can be reached.
         """
         await self._accounts.change(change)
-        return await self._members.share_users()
+        return await share_users(self._memberships.values())
 
     def _put_in_force(self, users: Users) -> None:
-        """Rights are looked up with every request, but a user who is gone must not come back with a namesake."""
-        gone = self._users.by_name.keys() - users.by_name.keys()
-        self._users = self._listener.service.users = users
+        """Use these users from now on. Connections of removed users end, or a namesake would inherit them."""
+        gone = self.users.by_name.keys() - users.by_name.keys()
+        self._listener.service.users = users
         self._listener.log_out(gone)
         # Streams of configs look whether they may go on.
         self.config_changes.notify()
@@ -218,30 +186,12 @@ class NodeState:
         return self._services[bucket]
 
     def membership(self, bucket: str) -> ClusterMembership:
-        return self._members.of(bucket)
-
-    def usage(self, bucket: str) -> BucketUsage:
-        opened = self._services[bucket].bucket
-        return BucketUsage(
-            items=opened.index.live_documents(),
-            disk_bytes=self.folder.disk_bytes(bucket),
-            memory_bytes=opened.index.memory_bytes + opened.young.total_bytes + len(opened.pending.frames),
-            memory_quota_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        )
-
-    def producer_connections(self, bucket: str) -> list[ProducerConnection]:
-        """The connections that get changes of a bucket."""
-        return self._services[bucket].producer_connections()
-
-    def consumer_views(
-        self, bucket: str, name: str | None = None, *, streams_max: int = STREAMS_VIEWED_MAX
-    ) -> list[ConsumerView]:
-        """The connections by which this node receives its copies, or the one that is named."""
-        return self._services[bucket].consumer_views(now_s=self.now_s(), name=name, streams_max=streams_max)
+        return self._memberships[bucket]
 
     def traffic(self, bucket: str) -> Traffic:
         """The totals of all connections since the node started, those that are gone included."""
-        service, connections = self._services[bucket], self.producer_connections(bucket)
+        service = self._services[bucket]
+        connections = service.producer_connections()
         sessions = (connection.session for connection in self._listener.connections)
         ended = service.ended
         return Traffic(
@@ -251,43 +201,50 @@ class NodeState:
         )
 
     async def roll_back(self, bucket: str, vbucket: VBucketId, to_seqno: Seqno) -> RolledBack:
-        """Do a failover drill. `InvalidInput` says that it can't be done so, a `StoreError` that it was not done."""
+        """Do a failover drill. Raises `InvalidInput` if that can't be done, `StoreError` if it was not done."""
         service = self._services[bucket]
         return await self._loops[bucket].at_rest(lambda: roll_back_vbucket(service, vbucket, to_seqno))
 
     def hold_replicas(self, bucket: str) -> int:
         """Let the copies on this node fall behind until they are released. Returns how many there are."""
-        return self._members.of(bucket).replication.hold()
+        return self._memberships[bucket].replication.hold()
 
     def release_replicas(self, bucket: str) -> int:
-        return self._members.of(bucket).replication.release()
+        return self._memberships[bucket].replication.release()
 
     # --- making, changing and dropping buckets --------------------------------------------------------------------
 
     @property
     def address(self) -> NodeAddress:
         """Where clients reach the node."""
+        assert self._address is not None, "nothing asks for the address before the node listens"
         return self._address
 
-    @property
-    def coordination(self) -> Coordination:
-        if self._coordination is None:
+    @address.setter
+    def address(self, address: NodeAddress) -> None:
+        self._address = address
+
+    def coordinator(self, seeds: Sequence[Address], login: Login) -> Coordinator:
+        """A coordinator for the bucket of the log-in. The caller closes it."""
+        if self._make_coordinator is None:
             raise LocalProtocolError(
                 "this node was started without a coordinator", hint="Start the nodes with `headwater serve`"
             )
-        return self._coordination
-
-    def settings(self, bucket: str) -> BucketSettings:
-        return self._services[bucket].settings
+        return self._make_coordinator(seeds, login)
 
     async def create_bucket(self, name: str, settings: BucketSettings, *, vbuckets: int | None = None) -> None:
-        """Make a bucket on this node, and return when it is served.
+        """Create a bucket on this node, and return when it is served.
 
-        A `LocalProtocolError` says what speaks against it, a `StoreError` that it could not be stored.
+        Raises `LocalProtocolError` if it can't be created, `StoreError` if it could not be stored.
         """
         check_bucket_name(name)
-        await self._buckets.create(name, settings, vbuckets=vbuckets or self.options.vbuckets, address=self._address)
-        self.on_bucket_made(name)
+        # Here and below: a caller that is cancelled leaves the change to its end.
+        creating = self._buckets.create(
+            name, settings, vbuckets=vbuckets or self.options.vbuckets, address=self.address
+        )
+        await asyncio.shield(asyncio.create_task(creating))
+        if self.on_bucket_made is not None:
+            self.on_bucket_made(name)
         self.config_changes.notify()
 
     async def drop_bucket(self, name: str) -> None:
@@ -296,11 +253,12 @@ class NodeState:
         if options.upr_port is not None and name == (options.upr_bucket or options.buckets[0]):
             raise LocalProtocolError(f"the UPR port streams bucket {name!r}", hint="Start the node without --upr-port")
         self._remember_cluster(without=name)
-        await self._buckets.drop(name, forget=self.on_bucket_dropped, close=self._listener.close_bucket)
+        dropping = self._buckets.drop(name, forget=self.on_bucket_dropped, close=self._listener.close_bucket)
+        await asyncio.shield(asyncio.create_task(dropping))
         self.config_changes.notify()
 
     def _remember_cluster(self, *, without: str) -> None:
-        """With its last bucket a cluster has no config, and would be forgotten."""
+        """Keep the nodes of a cluster whose last bucket is dropped: no config names them any more."""
         configs = {name: service.config for name, service in self._services.items() if service.config is not None}
         config = configs.get(without)
         if config is not None and len(configs) == 1 and (this_node := self._services[without].this_node) is not None:
@@ -308,27 +266,16 @@ class NodeState:
             self._buckets.change_identity(nodes=others, cluster_name=config.cluster_name or self.identity.cluster_name)
 
     async def flush_bucket(self, name: str) -> None:
-        """Drop all documents of a bucket that are active here. Consumers roll back to 0, and so do the replicas."""
-        service = self._services[name]
-
-        def flush_at_rest() -> None:
-            flush(service.bucket, active_only=True)
-            active = np.flatnonzero(service.bucket.vbuckets.states == VBucketState.ACTIVE).tolist()
-            service.history.flushed(active)
-            service.forget_locks(active)
-            service.sync_writes.evaluate_all()
-            for vbucket in active:
-                service.on_rolled_back(VBucketId(vbucket))
-
-        await self._loops[name].at_rest(flush_at_rest)
+        """Drop all documents of a bucket that are active here (`BucketService.flush`)."""
+        await self._loops[name].at_rest(self._services[name].flush)
 
     async def change_settings(self, bucket: str, settings: BucketSettings) -> None:
-        """Go by other settings of a bucket that is in no cluster, and return when they are durable."""
+        """Change the settings of a bucket that is not in a cluster, and return when they are durable."""
         service = self._services[bucket]
         commit = service.set_settings(settings)
         while service.bucket.durable_commit < commit:
             await self._durable.after(self._durable.count)
-        stored = stored_settings(service.bucket.engine)
+        stored = stored_settings(service.bucket)
         if stored != settings:
             service.settings, service.bucket.max_ttl_s = stored, stored.max_ttl_s
             raise StoreError("the settings could not be stored", hint="Free disk space and try again")
@@ -340,49 +287,55 @@ class NodeState:
         self.config_changes.notify()
 
     def _on_durable(self) -> None:
-        self._wake()
-        self._members.on_durable()
+        for wake in self._wakes:
+            wake()
+        for membership in self._memberships.values():
+            membership.on_durable()
         self._durable.notify()
 
-    def _wake(self) -> None:
-        """A commit is durable: answers and streams go on."""
-        self._listener.send_durable()
+    def _ask_others_again(self) -> None:
+        for membership in self._memberships.values():
+            membership.ask_again()
 
     def _on_void(self, service: BucketService, commits: Collection[int]) -> None:
         self._listener.fail_waiting(service, commits)
-        self._members.on_void(service)
+        self._memberships[service.name].on_void()
         self._durable.notify()
 
     # --- collections ----------------------------------------------------------------------------------------------
 
     async def change_manifest(self, bucket: str, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Put what `change` makes of the manifest into force, and return it once it is durable.
+        """Change the manifest of a bucket, and return the new one once it is durable.
 
-        `change` is called once, and nothing else happens between that and the new manifest being in force. What it
-        raises is raised here; a `StoreError` says that the manifest is as it was.
+        `change` is called once, and the manifest does not change between that call and its result being in force.
+        What it raises is raised here. Raises `StoreError` if the manifest is as it was.
         """
-        service, membership = self._services[bucket], self._members.of(bucket)
-        manifest = await self._members.change_manifest(bucket, change)
-        if manifest is None:
+        service, membership = self._services[bucket], self._memberships[bucket]
+        if service.config is not None and service.this_node != 0:
+            manifest = await membership.peers.change_manifest(change)
+        else:
             manifest = change(service.bucket.manifest)
             service.set_manifest(manifest)
         while service.bucket.durable_commit < service.manifest_commit:
             await self._durable.after(self._durable.count)
         if service.bucket.manifest.uid < manifest.uid:
             raise StoreError("the manifest could not be stored", hint="Free disk space and try again")
-        await membership.share_manifest()
+        await membership.peers.share()
         return manifest
 
     async def wait_for_manifest(self, bucket: str, uid: int) -> None:
         """Return once a manifest with this uid or a higher one is durable. The wait may be cancelled.
 
-        A `StoreError` says that the node stops first.
+        Raises `StoreError` if the node stops, or the bucket is dropped, first.
         """
         service = self._services[bucket]
         while service.bucket.manifest.uid < uid or service.bucket.durable_commit < service.manifest_commit:
             await self._durable.after(self._durable.count)
             if not self.is_ready:
-                raise StoreError("the node stops, and the manifest has not come", hint="Ask another node, or later")
+                raise StoreError(
+                    "the node is stopping, and the manifest has not arrived",
+                    hint="Ask another node, or try again later",
+                )
             if self._services.get(bucket) is not service:
                 raise StoreError("the bucket was dropped, and the manifest has not come")
 
@@ -390,9 +343,11 @@ class NodeState:
 
     def set_cluster_config(self, bucket: str | None, version: ConfigVersion, config: bytes) -> bool:
         """Give this config in place of the node's own; False where it is no newer than the one before."""
-        is_taken = self._members.adopt(bucket, config)
-        if is_taken is not None:
-            return is_taken
+        published = None if bucket is None else PublishedConfig.decode(config)
+        if published is not None and bucket is not None:
+            if published.bucket != bucket:
+                raise MalformedJson(f"a config of bucket {published.bucket!r} was given to bucket {bucket!r}")
+            return self._memberships[bucket].adopt(published)
         known = self._given_configs.get(bucket)
         if known is not None and version <= known[0]:
             return False
@@ -402,14 +357,14 @@ class NodeState:
 
     def cluster_config(self, bucket: str | None) -> bytes:
         """The config for a bucket, or for the node, as the key-value side and HTTP give it."""
-        published = self._members.shown_config(bucket)
+        published = self._published_config(bucket)
         if published is not None:
             return published
         if bucket in self._given_configs:
             return self._given_configs[bucket][1]
         self._notice_state_changes()
         cluster = ClusterNodes(
-            nodes=(self._address,),
+            nodes=(self.address,),
             revision=self._revision,
             uuid=self.identity.cluster_uuid,
             name=self.identity.cluster_name,
@@ -428,6 +383,17 @@ class NodeState:
         return bucket_config(
             cluster, BucketMap(name=facts.name, uuid=facts.uuid, replicas=replicas, vbucket_map=owners)
         )
+
+    def _published_config(self, bucket: str | None) -> bytes | None:
+        """The config of the cluster that a bucket, or for None the node, is in; None where it is in none."""
+        if bucket is not None:
+            membership = self._memberships.get(bucket)
+            return None if membership is None or membership.config is None else membership.shown_config
+        for membership in self._memberships.values():
+            # A node that was left out gives a config of itself, or it could not be added again.
+            if membership.config is not None and membership.this_node is not None:
+                return membership.config.encode_for_node(this_node=membership.this_node)
+        return None
 
     def _notice_state_changes(self) -> None:
         """A vbucket that has another state makes another config, and so do other settings, buckets and names."""

@@ -6,40 +6,69 @@ TLS.
 
 from __future__ import annotations
 
+import json
 import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from headwater.errors import HeadwaterError, LocalProtocolError
+from headwater.errors import DataDamaged, HeadwaterError, LocalProtocolError, MalformedJson
+from headwater.options import MIB, option
 from headwater.protocol.cluster_config import NodeAddress
-from headwater.protocol.dialects import NEWEST, Dialect
+from headwater.protocol.dialects import DIALECTS, NEWEST, Dialect
+from headwater.protocol.frames import DurabilityLevel
 from headwater.protocol.sasl import is_loopback_address
-from headwater.store.compaction import Retention
+from headwater.store.bucket import Bucket
+from headwater.store.vbuckets import Retention
+
+_FILES_OF_NODE = 320
+"""Open files beside connections: data, other nodes, and connections that are accepted to be closed."""
+_FILES_SPARE_MIN = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
     """The limits of the key-value side, each of them an option of `headwater serve`."""
 
-    connections_max: int = 10_000
-    auth_s: float = 30.0
-    """How long a connection may take to log in."""
-    idle_s: float = 3600.0
-    """How long a connection may go without a whole request."""
-    unsent_bytes_max: int = 16 * 1024 * 1024
-    """Answers that wait, for a commit or for the peer to read them, before no more requests are taken."""
-    stalled_s: float = 120.0
-    """How long a peer may leave its answers unread."""
-    pending_bytes_max: int = 64 * 1024 * 1024
-    """What one connection may have written that is not durable yet, before its next writes wait."""
-    node_pending_bytes_max: int = 256 * 1024 * 1024
-    """The same for all connections together. The most memory that writes take is a few times this."""
-    node_buffer_bytes_max: int = 512 * 1024 * 1024
-    """What the node holds for all peers: requests that have not come to their end, and answers that are not read.
-    Beyond that the peer that has moved nothing for longest is dropped."""
+    connections_max: int = option(
+        "Maximum number of connections. A further one replaces one that has not logged in, or is closed; one that logs"
+        " in may replace one of an address that has more.",
+        10_000,
+    )
+    http_connections_max: int = option(
+        "Maximum number of HTTP connections. A further one replaces the slowest of the address that has the most.",
+        576,
+        least=16,
+    )
+    auth_s: float = option("How long a connection may take to log in.", 30.0, cli_name="--auth-seconds")
+    idle_s: float = option(
+        "How long a connection may stay open without a complete request.", 3600.0, cli_name="--idle-seconds"
+    )
+    unsent_bytes_max: int = option(
+        "Stop reading from a peer once this much of its answers is waiting for a commit, or for the peer to read it.",
+        16 * MIB,
+    )
+    stalled_s: float = option("How long a peer may leave its answers unread.", 120.0, cli_name="--stalled-seconds")
+    pending_bytes_max: int = option(
+        "How much one connection may have written that is not on disk yet. Further writes wait.", 64 * MIB
+    )
+    node_pending_bytes_max: int = option(
+        "The same for all connections together. Writes take at most a few times this much memory.", 256 * MIB
+    )
+    node_buffer_bytes_max: int = option(
+        "How much the node buffers for all peers: unfinished requests and unread answers. Beyond that, it drops the"
+        " peers that make it hold the most.",
+        512 * MIB,
+    )
+
+    def within_open_files(self, files_max: int) -> ServerLimits:
+        """The same, with no more connections than there may be open files beside those that the node needs itself."""
+        spare = max(_FILES_SPARE_MIN, files_max - _FILES_OF_NODE)
+        http_max = min(self.http_connections_max, spare // 3)
+        return replace(self, http_connections_max=http_max, connections_max=min(self.connections_max, spare - http_max))
 
 
 KV_PORT = 11210
@@ -47,7 +76,8 @@ KV_TLS_PORT = 11207
 HTTP_PORT = 8091
 HTTP_TLS_PORT = 18091
 VBUCKETS = 1024
-SCRUB_BYTES_PER_S = 8 * 1024 * 1024
+_PORT: dict[str, Any] = {"least": 1, "most": 65535, "metavar": "PORT"}
+_ANY_PORT: dict[str, Any] = {**_PORT, "least": 0}
 WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})
 BUCKET_NAME_CHARS_MAX = 100
 _BUCKET_NAME = re.compile(rf"[A-Za-z0-9_%-][A-Za-z0-9_.%-]{{0,{BUCKET_NAME_CHARS_MAX - 1}}}")
@@ -59,57 +89,87 @@ class NodeOptions:
     """Every option of `headwater serve`. A port that is None is the usual one."""
 
     data: Path
-    host: str = "127.0.0.1"
-    advertise_host: str | None = None
-    """The name that clients know the node by; the host it listens on where that is one."""
-    advertise_port: int | None = None
-    """The key-value port that clients reach the node by; the one it listens on unless something lies in between."""
-    advertise_http_port: int | None = None
-    advertise_tls_port: int | None = None
-    """The same for the ports with TLS."""
-    advertise_http_tls_port: int | None = None
-    port: int | None = None
-    http_port: int | None = None
-    tls_port: int | None = None
-    http_tls_port: int | None = None
-    upr_port: int | None = None
-    """Where the UPR draft is served; None for nowhere."""
-    upr_bucket: str | None = None
-    """The bucket that the UPR draft streams; the first one where none is named."""
-    buckets: tuple[str, ...] = ("default",)
-    vbuckets: int = VBUCKETS
-    bare: bool = False
-    """No vbuckets: they come by set-vbucket, as on a bare kv_engine."""
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
+    host: str = option("The address to listen on.", "127.0.0.1", metavar="ADDRESS")
+    advertise_host: str | None = option(
+        "The name that clients use to reach the node, if it is not --host.", metavar="NAME"
+    )
+    advertise_port: int | None = option("The key-value port that clients use, if it is not --port.", **_PORT)
+    advertise_http_port: int | None = option("The same for --http-port.", **_PORT)
+    advertise_tls_port: int | None = option("The same for --tls-port.", **_PORT)
+    advertise_http_tls_port: int | None = option("The same for --http-tls-port.", **_PORT)
+    port: int | None = option("Key-value port; 0 for a free one.", default_words=f"{KV_PORT}", **_ANY_PORT)
+    http_port: int | None = option("HTTP port; 0 for a free one.", default_words=f"{HTTP_PORT}", **_ANY_PORT)
+    tls_port: int | None = option("Key-value port with TLS.", default_words=f"{KV_TLS_PORT}", **_ANY_PORT)
+    http_tls_port: int | None = option("HTTP port with TLS.", default_words=f"{HTTP_TLS_PORT}", **_ANY_PORT)
+    upr_port: int | None = option("Serve the UPR draft on this port; 0 for a free one.", **_ANY_PORT)
+    upr_bucket: str | None = option(
+        "The bucket that the UPR draft streams.", default_words="the first one", metavar="NAME"
+    )
+    buckets: tuple[str, ...] = option(
+        "A bucket to serve. Repeat for more.", ("default",), cli_name="--bucket", metavar="NAME"
+    )
+    vbuckets: int = option("Vbuckets of a new bucket, a power of two.", VBUCKETS)
+    bare: bool = option("Start without vbuckets, like a bare kv_engine: set-vbucket creates them.", False)
+    user: str | None = option(
+        "An admin. The node creates this user, or changes its password. If set by environment variable, only the "
+        "first user is created.",
+        metavar="NAME",
+        variable="HEADWATER_USER",
+    )
+    password: str | None = option("Its password.", secret=True, metavar="PASSWORD", variable="HEADWATER_PASSWORD")
     first_user_only: bool = False
-    """The user is made where there is none yet, and changed in nothing where there is."""
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_only: bool = False
-    """No ports without TLS."""
-    insecure: bool = False
-    """Listen beyond loopback without TLS."""
-    dialect: Dialect = NEWEST
-    """The version of Couchbase that the node speaks as, where versions judge differently."""
-    cluster_name: str | None = None
-    """What the cluster is called from now on; None leaves it as it is."""
-    ack_when_durable: bool = True
+    """Create the user if there is none, and change nothing if there is one."""
+    tls_cert: Path | None = option("Certificate, PEM.")
+    tls_key: Path | None = option("Its key, PEM.")
+    tls_only: bool = option("With TLS, open no plain ports.", False)
+    insecure: bool = option(
+        "Listen beyond loopback without TLS; with a certificate, on plain ports in addition to those with TLS.",
+        False,
+    )
+    dialect: Dialect = option(
+        "The version of Couchbase that the node imitates where versions differ.",
+        NEWEST,
+        choices=DIALECTS,
+        cli_name="--speaks-as",
+    )
+    cluster_name: str | None = option(
+        "The name of the cluster, as clients see it.", default_words="as it is, or headwater", metavar="NAME"
+    )
+    ack_when_durable: bool = option(
+        "When to acknowledge a write: once it is on disk, or immediately.",
+        True,
+        choices={"disk": True, "memory": False},
+        cli_name="--durability",
+    )
+    durable_alone: bool = option(
+        "Accept durable writes to buckets that were created over REST and whose replicas no node has. By default, the "
+        "node rejects them.",
+        False,
+    )
     retention: Retention = field(default_factory=Retention)
-    expiry_every_s: float = 60.0
-    compact_every_s: float = 10.0
-    durable_alone: bool = False
-    """Whether buckets that are made over REST take durable writes though no node has their replicas, as those of
-    `buckets` do (`BucketSettings.durable_alone`)."""
-    scrub_bytes_per_s: int = SCRUB_BYTES_PER_S
-    """How fast stored data is read in search of damage; 0 for not at all."""
+    expiry_every_s: float = option(
+        "Seconds between searches for expired documents.", 60.0, cli_name="--expiry-interval"
+    )
+    compact_every_s: float = option(
+        "Seconds between searches for data to compact.", 10.0, cli_name="--compact-interval"
+    )
+    scrub_bytes_per_s: int = option(
+        "How fast to scrub stored data for damage; 0 disables it.",
+        8 * MIB,
+        least=0,
+        cli_name="--scrub-bytes-per-second",
+    )
     limits: ServerLimits = field(default_factory=ServerLimits)
-    open_metrics: bool = False
-    """Whether `/metrics` needs no log-in."""
-    http_hosts: tuple[str, ...] = ()
-    """Names that HTTP requests may be for, beside the node's own."""
-    landing_urls: tuple[str, ...] = ()
-    """Where landings show their metrics, for the dashboard to fetch."""
+    open_metrics: bool = option("Serve /metrics without authentication.", False)
+    http_hosts: tuple[str, ...] = option(
+        "A host name to accept in HTTP requests, in addition to the node's own. Repeat for more.",
+        (),
+        cli_name="--http-host",
+        metavar="NAME",
+    )
+    landing_urls: tuple[str, ...] = option(
+        "Show this landing's lag on the dashboard.", (), cli_name="--landing-metrics", metavar="URL"
+    )
 
     def __post_init__(self) -> None:
         if self.vbuckets < 1 or self.vbuckets > 1024 or self.vbuckets & (self.vbuckets - 1):
@@ -118,8 +178,8 @@ class NodeOptions:
             raise LocalProtocolError("TLS needs both the certificate and its key")
         if not self.is_on_loopback and self.tls_cert is None and not self.insecure:
             raise LocalProtocolError(
-                f"listening on {self.host} without TLS would send passwords and data in the clear",
-                hint="Give --tls-cert and --tls-key, or --insecure where the network is your own",
+                f"listening on {self.host} without TLS would send passwords and data in clear text",
+                hint="Give --tls-cert and --tls-key, or --insecure if you trust the network",
             )
         if self.tls_cert is None and (self.tls_only or self.tls_port is not None or self.http_tls_port is not None):
             raise LocalProtocolError("ports with TLS need a certificate", hint="Give --tls-cert and --tls-key")
@@ -127,7 +187,7 @@ class NodeOptions:
         if self.host in WILDCARD_HOSTS and self.advertise_host is None:
             raise LocalProtocolError(
                 f"clients can't reach a node by the host {self.host}",
-                hint="Give the name that they know it by as --advertise-host",
+                hint="Give the name that they use with --advertise-host",
             )
         for name in self.buckets:
             check_bucket_name(name)
@@ -195,7 +255,7 @@ class NodeOptions:
         if not self.is_on_loopback and not self.insecure:
             # TLS does not help: it would hide the data from others on the way, and still give it to any client.
             raise LocalProtocolError(
-                f"the UPR port has no log-in, so that on {self.host} anyone could read the bucket",
+                f"the UPR port has no authentication: on {self.host} anyone could read the bucket",
                 hint="Listen on 127.0.0.1, or give --insecure where the network is your own",
             )
 
@@ -216,7 +276,7 @@ def check_bucket_name(name: str) -> None:
 def check_cluster_name(name: str) -> None:
     if len(name) > CLUSTER_NAME_CHARS_MAX or not name.isprintable():
         raise LocalProtocolError(
-            "the name of a cluster has characters that can be printed, "
+            "the name of a cluster has printable characters, "
             f"{CLUSTER_NAME_CHARS_MAX} at most; this one has {len(name)}"
         )
 
@@ -254,4 +314,120 @@ def _files_that_can_be_used() -> Iterator[None]:
     except OSError as error:  # those of TLS are some
         raise HeadwaterError(
             f"the TLS certificate or key can't be used: {error}", hint="Give PEM files that belong together"
+        ) from error
+
+
+# --- the settings of a bucket --------------------------------------------------------------------------------------
+# They are a row of the bucket's own table, beside its facts, so a bucket and its settings are made in one write. In a
+# cluster the published config carries them (`PublishedConfig.settings`), and every node stores what it adopts. REST's
+# names for them, and what is refused, are in `http.bucket_management`.
+
+
+BUCKET_SETTINGS = b"settings"
+"""The key in the bucket's own table."""
+REPLICAS_MAX = 3
+MAX_TTL_S_MAX = 2**31 - 1
+RAM_QUOTA_MB_MIN = 100
+"""Couchbase's bound."""
+RAM_QUOTA_MB_MAX = 2**31 - 1
+HISTORY_S_MAX = 2**53
+HISTORY_BYTES_MIN = 2**31
+"""Couchbase's bound for a bucket that has one."""
+HISTORY_BYTES_MAX = 2**53
+_BOUNDS = {
+    "replicas": REPLICAS_MAX,
+    "max_ttl_s": MAX_TTL_S_MAX,
+    "ram_quota_mb": RAM_QUOTA_MB_MAX,
+    "durability_min_level": max(DurabilityLevel),
+    "history_s": HISTORY_S_MAX,
+    "history_bytes": HISTORY_BYTES_MAX,
+}
+_CHOICES = {
+    "storage_backend": ("couchstore", "magma"),
+    "conflict_resolution": ("seqno", "lww"),
+    "compression_mode": ("off", "passive", "active"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSettings:
+    """The defaults are those of a bucket that `headwater serve --bucket` makes."""
+
+    ram_quota_mb: int | None = None
+    """Kept and shown, for clients that compare what they set; nothing is bounded by it. None shows the machine's."""
+    replicas: int = 1
+    """Of a bucket that is not in a cluster. In one the published config has the number. One is Couchbase's default,
+    too. Clients that watch over durability themselves refuse to, even for the active copy alone, if there is to be
+    none.
+    """
+    max_ttl_s: int = 0
+    """How long documents live at most, unless their collection says otherwise; 0 for no bound."""
+    flush_enabled: bool = False
+    durable_alone: bool = True
+    """Whether the active copy is enough for a durable write of a bucket in no cluster, where no node has the replicas.
+    Couchbase refuses such writes (DURABILITY_IMPOSSIBLE), and so do buckets that are made over REST."""
+    durability_min_level: int = 0
+    """The `DurabilityLevel` that every write of a client has at least; 0 for none."""
+    storage_backend: str = "couchstore"
+    """Kept and shown; there is one kind of storage. It keeps histories, which Couchbase has in Magma only."""
+    conflict_resolution: str = "seqno"
+    """Which of two versions a write with metadata leaves: the one with the higher revision, or with `lww` the one that
+    was written last."""
+    compression_mode: str = "passive"
+    """Kept and shown: values are kept as clients send them."""
+    history_s: int = 0
+    history_bytes: int = 0
+    """How much of superseded versions the whole bucket keeps, in place of the node's options where one of both is set;
+    0 is no bound then."""
+    history_default: bool = False
+    """Whether the history of a new collection is kept, if it does not say."""
+    is_forming: bool = False
+    """It was made to be shared out over several nodes, and has no config yet. One that never gets it is removed."""
+
+    def encode(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def decode(cls, members: Mapping[str, Any]) -> BucketSettings:
+        """Read settings that another node or an earlier version has written: what is missing has its default."""
+        known = {name: members[name] for name in cls.__dataclass_fields__ if name in members}
+        for name, value in known.items():
+            if name in _CHOICES:
+                is_valid = value in _CHOICES[name]
+            elif name in _BOUNDS:
+                is_valid = type(value) is int and 0 <= value <= _BOUNDS[name]
+            else:
+                is_valid = isinstance(value, bool)
+            if not is_valid and not (name == "ram_quota_mb" and value is None):
+                raise MalformedJson(f"{value!r} is not a value of the bucket's setting {name}")
+        return cls(**known)
+
+    def retention(self, of_node: Retention, *, vbuckets: int) -> Retention:
+        """What a bucket of so many vbuckets keeps."""
+        if not self.history_s and not self.history_bytes:
+            return of_node
+        return replace(
+            of_node,
+            history_s=self.history_s or HISTORY_S_MAX,
+            history_bytes=-(-self.history_bytes // vbuckets) or HISTORY_BYTES_MAX,
+        )
+
+    def rows(self) -> dict[bytes, bytes]:
+        """What is stored of them (`Bucket.put_rows`)."""
+        return {BUCKET_SETTINGS: json.dumps(self.encode()).encode()}
+
+
+def stored_settings(bucket: Bucket) -> BucketSettings:
+    """The settings of a bucket."""
+    stored = bucket.stored_row(BUCKET_SETTINGS)
+    if stored is None:
+        return BucketSettings()
+    try:
+        members = json.loads(stored)
+        if not isinstance(members, dict):
+            raise MalformedJson("they are no object")
+        return BucketSettings.decode(members)
+    except (ValueError, TypeError, AttributeError, MalformedJson) as error:
+        raise DataDamaged(
+            f"the settings of a bucket are damaged: {error!r}", hint="Restore the data from a backup or a replica"
         ) from error

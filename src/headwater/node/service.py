@@ -9,32 +9,135 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from headwater.errors import LocalProtocolError
 from headwater.node.auth.users import Users
-from headwater.node.bucket_settings import BucketSettings
-from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
 from headwater.node.durability import SyncWrites
 from headwater.node.history import BucketHistory
+from headwater.node.options import BucketSettings
 from headwater.node.producer.connection import ProducerConnection
-from headwater.node.producer.live_frames import LiveFrames
-from headwater.node.range_scans import RangeScans
-from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
+from headwater.node.producer.statistics import STREAMS_VIEWED_MAX
+from headwater.node.producer.stream import LiveFrames
+from headwater.protocol.cluster_config import NO_NODE, NodeAddress, PublishedConfig
 from headwater.protocol.dialects import NEWEST, Dialect
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.numbers import Cas, CollectionId, VBucketId
+from headwater.protocol.numbers import Cas, CollectionId, VBucketId, Vbuuid
 from headwater.protocol.sasl import Credentials
-from headwater.protocol.status import Status
 from headwater.protocol.system_events import CollectionCreated
 from headwater.store.bucket import Bucket
+from headwater.store.checked_engine import Scrubbed
+from headwater.store.range_scan import RangeScan
 from headwater.store.read_run import DocumentReads
-from headwater.store.scrub import Scrubbed
-from headwater.store.settling import YOUNG_BYTES_MAX
+from headwater.store.settling import YOUNG_BYTES_MAX, flush
+
+# --- what can be seen of the connections by which this node receives its copies ------------------------------------
+# Plain data: `consumer.connection` makes a view of itself, `BucketService.consumer_views` gathers those of a bucket.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedStreamView:
+    """A vbucket that is received."""
+
+    vbucket: int
+    opaque: int
+    flags: int
+    """Those it was asked for with."""
+    state: str
+    received_seqno: int
+    """Everything up to here has come; it may not be durable yet."""
+    snapshot_start_seqno: int
+    snapshot_end_seqno: int
+    """Of the snapshot that is being received, or was last."""
+    is_inside_snapshot: bool
+    received_changes: int
+    """By this stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerView:
+    """A connection on which this node is the consumer."""
+
+    name: str
+    peer: str
+    """The producer's address, or that of the proxy in between."""
+    is_proxied: bool
+    """Whether a proxy joins this node to the producer, as in a takeover."""
+    open_s: float
+    """How long it has been open."""
+    received_bytes: int
+    received_changes: int
+    """By its streams, also by those that have ended."""
+    acked_bytes: int
+    unacked_bytes: int
+    """What flow control counts of the changes that were taken and not acknowledged: mostly they are not durable yet."""
+    held_bytes: int
+    """What has come and was not looked into. It is much while replicas are held back, and next to nothing else."""
+    buffer_bytes_max: int
+    """What the producer may send before it has to wait."""
+    is_held: bool
+    """For a drill: nothing is taken in."""
+    vbuckets: tuple[int, ...]
+    """Those it receives, or has asked for, in order."""
+    streams: tuple[ReceivedStreamView, ...] | None
+    """In the order of their vbuckets. None where there are too many to give them unasked."""
+
+
+# --- range scans ---------------------------------------------------------------------------------------------------
+# A scan holds a view of the data, and what it needs is not given back to the disk meanwhile: so scans are few, and none
+# lives long. Handlers begin and continue them, a session that ends takes its own along, and the listener's tick ends
+# those that are too old. Sans-IO: the time comes in as a number.
+
+
+SCANS_MAX = 32
+"""Of a bucket, at a time. Each takes up to 6 MB for its keys, and what was young of its vbucket."""
+SCANS_OF_CONNECTION_MAX = 16
+SCAN_S_MAX = 180.0
+"""How long a scan may take in all; kv_engine's default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunningScan:
+    """A scan, and what it began with: on another branch of history it would be of something else."""
+
+    scan: RangeScan
+    vbucket: VBucketId
+    vbuuid: Vbuuid
+    owner: object
+    """The session that has begun it. Others that know its id may continue it: clients have several connections."""
+    until_s: float
+
+
+@dataclass(slots=True)
+class RangeScans:
+    running: dict[bytes, RunningScan] = field(default_factory=dict)
+
+    def is_full(self, owner: object) -> bool:
+        own = sum(1 for running in self.running.values() if running.owner is owner)
+        return len(self.running) >= SCANS_MAX or own >= SCANS_OF_CONNECTION_MAX
+
+    def end(self, scan_id: bytes) -> None:
+        self.running.pop(scan_id).scan.close()
+
+    def end_of(self, owner: object) -> None:
+        """The session is gone."""
+        for scan_id in [scan_id for scan_id, running in self.running.items() if running.owner is owner]:
+            self.end(scan_id)
+
+    def end_all(self) -> None:
+        """The bucket is closed."""
+        for scan_id in list(self.running):
+            self.end(scan_id)
+
+    def tick(self, now_s: float) -> None:
+        for scan_id in [scan_id for scan_id, running in self.running.items() if running.until_s <= now_s]:
+            self.end(scan_id)
+
 
 ConfigVersion = tuple[int, int]
 """Epoch and revision of a cluster config."""
 NO_CONFIG: ConfigVersion = (0, 0)
-"""The version of a bucket that is in no cluster."""
+"""The version of a bucket that is not in a cluster."""
 
 COMMIT_BYTES_MAX = 4 * 1024 * 1024
 """How large commits get while clients write more than the disk takes."""
@@ -43,19 +146,6 @@ Statistics = Iterable[tuple[str, object]]
 
 PAUSE_S_MAX = 2.0
 """How long a node may stand still and take for granted what it knows of its cluster. A failover takes longer."""
-
-
-class RequestRefused(Exception):
-    """A request, or a message of a stream, is answered with an error status."""
-
-    def __init__(self, status: Status, context: str = "", *, body: bytes | None = None, **members: Any) -> None:
-        super().__init__(status.name)
-        self.status = status
-        self.context = context
-        self.body = body
-        """The JSON body, where one is ready; the others are made of what follows."""
-        self.members = members
-        """More members of the JSON body, beside `error`."""
 
 
 class ReceivingConnection(Protocol):
@@ -130,7 +220,7 @@ class BucketService:
     when_at_rest: Callable[[Callable[[], None]], None] = lambda action: action()
     """Runs an action that must not meet a commit, such as a rollback, as soon as none is being written."""
     is_at_rest: Callable[[], bool] = lambda: True
-    """Whether no commit is being written and no house-keeping done, so that vbuckets can be taken away at once."""
+    """Whether neither a commit nor housekeeping is under way, so that vbuckets can be removed at once."""
     scrubbed: Callable[[], Scrubbed] = Scrubbed
     """The last pass over what is stored, in search of damage."""
     settings: BucketSettings = field(default_factory=BucketSettings)
@@ -148,7 +238,7 @@ class BucketService:
 
     # What the cluster has decided; the bucket's membership sets these.
     config: PublishedConfig | None = None
-    """None where the bucket is in no cluster."""
+    """None where the bucket is not in a cluster."""
     this_node: int | None = None
     """Which of the config's nodes this is; None where it was left out."""
     is_waiting: bool = False
@@ -182,8 +272,7 @@ class BucketService:
     @property
     def pending_bytes(self) -> int:
         """What is not durable yet."""
-        in_flight = self.bucket.in_flight
-        return self.bucket.pending.used_bytes + (0 if in_flight is None else len(in_flight.data))
+        return self.bucket.undurable_bytes
 
     @property
     def has_room(self) -> bool:
@@ -192,8 +281,8 @@ class BucketService:
         Commits are young until they are settled, and take memory. The further settling is behind, the less comes in
         with each commit between two steps of it: a rest for those who write much, and none for those who write little.
         """
-        behind = max(1, self.bucket.young.total_bytes // YOUNG_BYTES_MAX)
-        return self.bucket.pending.used_bytes < COMMIT_BYTES_MAX // behind
+        behind = max(1, self.bucket.young_bytes // YOUNG_BYTES_MAX)
+        return self.bucket.pending_bytes < COMMIT_BYTES_MAX // behind
 
     def producer_connections(self) -> list[ProducerConnection]:
         """All connections that get changes of this bucket."""
@@ -209,7 +298,7 @@ class BucketService:
         return [connection.view(now_s=now_s, with_streams=with_streams) for connection in wanted]
 
     def set_manifest(self, manifest: Manifest) -> int:
-        """Take a newer manifest. Returns the commit that makes it durable."""
+        """Use a newer manifest from now on. Returns the commit that makes it durable."""
         events = self.bucket.manifest.events_to(manifest)
         flushed = {event.collection_id for event in events if isinstance(event, CollectionCreated)}
         self.locks = {key: lock for key, lock in self.locks.items() if key[1] not in flushed}
@@ -219,24 +308,41 @@ class BucketService:
 
     @property
     def must_have_copies(self) -> bool:
-        """Whether a durable write needs nodes that the bucket does not have: it is in no cluster, and is to have
-        replicas. A majority of two copies or more is never the active one alone."""
+        """Whether a durable write needs nodes that the bucket does not have: it is not in a cluster, and is to have
+        replicas. A majority of two copies or more is never the active one alone.
+        """
         return self.config is None and self.settings.replicas > 0 and not self.settings.durable_alone
 
     def set_settings(self, settings: BucketSettings) -> int:
-        """Go by other settings from now on. Returns the commit that makes them durable."""
+        """Use other settings from now on. Returns the commit that makes them durable."""
         self.settings = settings
         self.bucket.max_ttl_s = settings.max_ttl_s
-        self.bucket.pending.extra.append(settings.row())
+        commit = self.bucket.put_rows(settings.rows())
         self.on_change()
-        return self.bucket.pending.number
+        return commit
+
+    def flush(self) -> None:
+        """Drop all documents that are active here. Consumers roll back to 0, and so do the replicas.
+
+        Every flush comes here, over whichever protocol it was asked for. Call it at rest. Raises `LocalProtocolError`
+        unless the bucket's settings allow it.
+        """
+        if not self.settings.flush_enabled:
+            # The SDKs look for these words.
+            raise LocalProtocolError("Flush is disabled for the bucket")
+        flush(self.bucket, active_only=True)
+        active = self.bucket.vbuckets.active()
+        self.history.flushed(active)
+        self.sync_writes.evaluate_all()
+        for vbucket in active:
+            self.on_rolled_back(VBucketId(vbucket))
 
     def forget_locks(self, vbuckets: Collection[int]) -> None:
-        """These vbuckets are gone, or empty: their documents are not locked any more."""
+        """Drop the locks on documents of these vbuckets, which are gone or empty."""
         self.locks = {key: lock for key, lock in self.locks.items() if key[0] not in vbuckets}
 
     def on_rolled_back(self, vbucket: VBucketId) -> None:
-        """A vbucket was taken back: its locks are void, and streams that have sent more than it holds end."""
+        """Drop the locks of a vbucket that was rolled back, and end streams that have sent more than it holds."""
         self.forget_locks({vbucket})
         for connection in self.producer_connections():
             connection.on_rolled_back(vbucket)
@@ -247,6 +353,11 @@ class BucketService:
     def config_version(self) -> ConfigVersion:
         """Of the config that the cluster has given the bucket."""
         return NO_CONFIG if self.config is None else self.config.version
+
+    def other_nodes(self) -> list[NodeAddress]:
+        """All nodes of the config but this one."""
+        nodes = () if self.config is None else self.config.nodes
+        return [node for at, node in enumerate(nodes) if at != self.this_node]
 
     @property
     def nodes_login(self) -> Credentials | None:
@@ -293,7 +404,7 @@ class Service:
         self.awake_s = self.now_s()
 
     def stay_awake(self) -> None:
-        """Notice that the process stood still: stopped by a signal, swapped out, or on a machine that was frozen.
+        """Detect that the process stood still: stopped by a signal, swapped out, or on a machine that was frozen.
 
         Its cluster may have gone on without it meanwhile. Call it every second or more often, and before what has come
         is handled: when the process wakes up, requests that have waited come before any timer.

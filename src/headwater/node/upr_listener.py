@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import cast
 
-from headwater.accepting import close_servers
+from headwater.accepting import HeldMemory, close_servers
 from headwater.errors import RemoteProtocolError
 from headwater.log_fields import LogEvent, fields
 from headwater.node.options import ServerLimits
@@ -27,8 +27,10 @@ _PRODUCE_BYTES = 256 * 1024
 class UprListener:
     """All UPR connections of a node. They stream one bucket: the draft has no way to name one."""
 
-    def __init__(self, service: BucketService, limits: ServerLimits) -> None:
+    def __init__(self, service: BucketService, limits: ServerLimits, memory: HeldMemory) -> None:
+        """`memory` is the account of all connections of the node."""
         self.service = service
+        self.memory = memory
         self.limits = limits
         self.connections: dict[UprConnection, None] = {}
         self._server: asyncio.Server | None = None
@@ -74,7 +76,7 @@ class UprConnection(asyncio.Protocol):
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._peer_reads = True
-        self._heard_s = self._sent_s = asyncio.get_running_loop().time()
+        self._heard_s = self._sent_s = self.moved_s = asyncio.get_running_loop().time()
         self._session: UprSession | None = None
 
     # --- asyncio's side -------------------------------------------------------------------------------------------
@@ -119,8 +121,13 @@ class UprConnection(asyncio.Protocol):
             return
         # Bytes that trickle in do not count, only requests that have come to their end.
         if session.requests != requests:
-            self._heard_s = asyncio.get_running_loop().time()
+            self._heard_s = self.moved_s = asyncio.get_running_loop().time()
         self.send_ready()
+
+    def held_bytes(self) -> int:
+        if self._session is None or self._transport is None:
+            return 0
+        return self._session.held_bytes + self._transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
         """No more requests of a peer that does not read: their answers would have to be kept."""
@@ -130,15 +137,17 @@ class UprConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._peer_reads = True
-        self._sent_s = asyncio.get_running_loop().time()
+        self._sent_s = self.moved_s = asyncio.get_running_loop().time()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         self.send_ready()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._listener.connections.pop(self, None)
+        self._listener.memory.forget(self)
         if self._session is not None:
             self._session.disconnected()
+        self._session = self._transport = None
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -148,12 +157,10 @@ class UprConnection(asyncio.Protocol):
         if session is None or transport is None:
             return
         self._send_answers(session, transport)
-        while self._peer_reads and not transport.is_closing():
-            data = session.produce(_PRODUCE_BYTES)
-            if not data:
-                return
+        while self._peer_reads and not transport.is_closing() and (data := session.produce(_PRODUCE_BYTES)):
             transport.write(data)
             self._sent_s = asyncio.get_running_loop().time()
+        self._listener.memory.enter(self)
 
     def _send_answers(self, session: UprSession, transport: asyncio.Transport) -> None:
         answers = session.data_to_send()
@@ -169,17 +176,20 @@ class UprConnection(asyncio.Protocol):
         if session is None or self._transport is None:
             return
         if not session.has_streams and now_s - max(self._heard_s, self._sent_s) > limits.idle_s:
-            self._drop(session, self._transport, "it was silent")
+            self.drop("it was silent")
         elif not self._peer_reads and now_s - self._sent_s > limits.stalled_s:
-            self._drop(session, self._transport, "it does not read")
+            self.drop("it does not read")
         else:
             # A vbucket may have changed its state without a commit.
             self.send_ready()
 
-    def _drop(self, session: UprSession, transport: asyncio.Transport, reason: str) -> None:
-        about = fields(event=LogEvent.CONNECTION_DROPPED, connection=session.name, reason=reason)
-        logger.info("connection %s dropped: %s", session.name, reason, extra=about)
-        transport.abort()
+    def drop(self, reason: str) -> None:
+        if self._session is None or self._transport is None:
+            return
+        name = self._session.name
+        about = fields(event=LogEvent.CONNECTION_DROPPED, connection=name, reason=reason)
+        logger.info("connection %s dropped: %s", name, reason, extra=about)
+        self._transport.abort()
 
     def close(self) -> None:
         """Close after the answers so far have been sent."""

@@ -21,7 +21,7 @@ Of documents the draft has key and value: extended attributes and datatypes are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from headwater.errors import UnexpectedMessage
@@ -50,6 +50,8 @@ from headwater.protocol.stream_requests import StreamRefusal
 _REQUEST_BODY_BYTES_MAX = upr.UprStreamRequest.layouts[0].size_bytes + KEY_BYTES_MAX
 """The longest request there is. A packet that announces more is refused on its header."""
 
+_WithSeqno = Mutation | Deletion | Expiration | SeqnoAdvanced
+
 _HINT = "The UPR draft has no answer for this: connect again"
 
 
@@ -58,7 +60,6 @@ class UprSession:
 
     def __init__(self, service: BucketService, *, name: str, now_s: float) -> None:
         self._service = service
-        self._bucket = service.bucket
         self.name = name
         self.producer = ProducerConnection(
             bucket=service.bucket,
@@ -96,6 +97,10 @@ class UprSession:
             else:
                 raise UnexpectedMessage(f"{type(packet).__name__} is sent by producers, not to them", hint=_HINT)
 
+    @property
+    def held_bytes(self) -> int:
+        return self._frames.held_bytes + len(self._answers)
+
     def data_to_send(self) -> bytes:
         """The answers since the last call."""
         data = bytes(self._answers)
@@ -127,8 +132,7 @@ class UprSession:
             self._answer(upr.UprFailoverLogResponse, packet, failover_log=log.entries)
 
     def _failover_log(self, vbucket: VBucketId) -> FailoverLog | None:
-        numbers = self._bucket.vbuckets
-        facts = numbers.facts[vbucket] if numbers.exists(vbucket) else None
+        facts = self._service.bucket.vbuckets.facts_of(vbucket)
         return None if facts is None else facts.failover_log
 
     def _answer(self, kind: type[upr.UprPacket], request: upr.UprPacket, **fields: Any) -> None:
@@ -149,53 +153,46 @@ class UprSession:
         return b""
 
     def _translated(self, data: bytes) -> Iterator[upr.UprPacket]:
+        """The packets for what a producer sends to a consumer without collections."""
         for frame in decode_frames(data):
             message = decode_message(frame, NOTHING_NEGOTIATED)
             assert isinstance(message, Request), "a producer sends requests"
-            yield from _TRANSLATIONS[type(message)](self, message)
+            header: dict[str, Any] = {"vbucket": message.vbucket, "request_id": message.opaque}
+            match message:
+                case SnapshotMarker():
+                    self._snapshot_ends[message.vbucket] = message.end_seqno
+                    yield upr.UprSnapshotStart(**header)
+                case Mutation():
+                    yield upr.UprMutation(
+                        **header,
+                        **_change(message),
+                        item_flags=message.flags,
+                        item_exp=message.expiry,
+                        lock_time=message.lock_time,
+                        value=message.value,
+                    )
+                case Deletion():
+                    yield upr.UprDeletion(**header, **_change(message))
+                case Expiration():
+                    yield upr.UprExpiration(**header, **_change(message))
+                case DcpFlush():
+                    yield upr.UprFlush(**header)
+                case StreamEnd():
+                    yield from self._end(message, header)
+                case _:
+                    assert isinstance(message, SeqnoAdvanced), f"a consumer without collections gets {message}"
+            if isinstance(message, _WithSeqno) and message.seqno >= self._snapshot_ends[message.vbucket]:
+                del self._snapshot_ends[message.vbucket]
+                yield upr.UprSnapshotEnd(**header)
 
-    def _on_marker(self, message: SnapshotMarker) -> Iterator[upr.UprPacket]:
-        self._snapshot_ends[message.vbucket] = message.end_seqno
-        yield upr.UprSnapshotStart(**_header(message))
-
-    def _on_mutation(self, message: Mutation) -> Iterator[upr.UprPacket]:
-        yield upr.UprMutation(
-            **_header(message),
-            **_change(message),
-            item_flags=message.flags,
-            item_exp=message.expiry,
-            lock_time=message.lock_time,
-            value=message.value,
-        )
-        yield from self._reached(message, message.seqno)
-
-    def _on_deletion(self, message: Deletion) -> Iterator[upr.UprPacket]:
-        yield upr.UprDeletion(**_header(message), **_change(message))
-        yield from self._reached(message, message.seqno)
-
-    def _on_expiration(self, message: Expiration) -> Iterator[upr.UprPacket]:
-        yield upr.UprExpiration(**_header(message), **_change(message))
-        yield from self._reached(message, message.seqno)
-
-    def _on_seqno_advanced(self, message: SeqnoAdvanced) -> Iterator[upr.UprPacket]:
-        yield from self._reached(message, message.seqno)
-
-    def _reached(self, message: Request, seqno: Seqno) -> Iterator[upr.UprPacket]:
-        if seqno >= self._snapshot_ends[message.vbucket]:
-            del self._snapshot_ends[message.vbucket]
-            yield upr.UprSnapshotEnd(**_header(message))
-
-    def _on_flush(self, message: DcpFlush) -> Iterator[upr.UprPacket]:
-        yield upr.UprFlush(**_header(message))
-
-    def _on_stream_end(self, message: StreamEnd) -> Iterator[upr.UprPacket]:
+    def _end(self, message: StreamEnd, header: dict[str, Any]) -> Iterator[upr.UprPacket]:
         self._snapshot_ends.pop(message.vbucket, None)
         began_with = self._logs.pop(message.vbucket)
         if message.reason == StreamEndReason.ROLLBACK and not self._is_kin(message.vbucket, began_with):
-            yield upr.UprFlush(**_header(message))
+            yield upr.UprFlush(**header)
         is_done = message.reason == StreamEndReason.OK
         reason = upr.UprStreamEndReason.OK if is_done else upr.UprStreamEndReason.STATE_CHANGED
-        yield upr.UprStreamEnd(**_header(message), reason=reason)
+        yield upr.UprStreamEnd(**header, reason=reason)
 
     def _is_kin(self, vbucket: VBucketId, older: FailoverLog) -> bool:
         """Whether the vbucket's history of today has a branch in common with an older one."""
@@ -208,18 +205,6 @@ class UprSession:
             del self._service.upr_connections[self.name]
         self._service.ended.add_connection(self.producer)
         self.producer.disconnect()
-
-
-_TRANSLATIONS: dict[type[Request], Callable[[Any, Any], Iterator[upr.UprPacket]]] = {
-    SnapshotMarker: UprSession._on_marker,
-    Mutation: UprSession._on_mutation,
-    Deletion: UprSession._on_deletion,
-    Expiration: UprSession._on_expiration,
-    SeqnoAdvanced: UprSession._on_seqno_advanced,
-    DcpFlush: UprSession._on_flush,
-    StreamEnd: UprSession._on_stream_end,
-}
-"""How each message that a consumer without collections may get becomes packets."""
 
 
 def _as_dcp(packet: upr.UprStreamRequest, log: FailoverLog | None) -> StreamRequest:
@@ -235,10 +220,6 @@ def _as_dcp(packet: upr.UprStreamRequest, log: FailoverLog | None) -> StreamRequ
         snapshot_start_seqno=packet.start_by_seqno,
         snapshot_end_seqno=packet.start_by_seqno,
     )
-
-
-def _header(message: Request) -> dict[str, Any]:
-    return {"vbucket": message.vbucket, "request_id": message.opaque}
 
 
 def _change(message: Mutation | Deletion | Expiration) -> dict[str, Any]:

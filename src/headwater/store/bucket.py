@@ -15,26 +15,28 @@ Published commits stay in memory, and in the journal, until they are settled int
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from headwater.errors import LocalProtocolError, VBucketDamaged
+from headwater.kernels.memory import Bytes, Column
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.frames import DurabilityLevel
-from headwater.protocol.kernels.memory import Bytes, Column
+from headwater.protocol.frames import DurabilityLevel, encode_collection_id
 from headwater.protocol.manifest import Collection, Manifest
 from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid, encode_collection_id
+from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.system_events import Event
 from headwater.protocol.values import Datatype
-from headwater.store.checked_engine import CheckedEngine, CheckedView
+from headwater.store.checked_engine import CheckedEngine, CheckedView, Scrub
 from headwater.store.commits import COMMIT_LOW, GroupCommit, PendingCommit, YoungCommits, joined_runs
 from headwater.store.data_format import (
+    BUCKET_FACTS,
     CLEAN_STOP,
     MANIFEST,
     BucketFacts,
@@ -47,9 +49,9 @@ from headwater.store.data_format import (
 )
 from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table
 from headwater.store.index import Index, index_run
-from headwater.store.prepares import PendingPrepare, Prepares, commit_opaque, decode_prepare
+from headwater.store.prepares import PendingPrepare, Prepares, UndecidedPrepares, commit_opaque, decode_prepare
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
-from headwater.store.vbuckets import VBuckets, encode_stored_event, is_flush, manifest_of_runs
+from headwater.store.vbuckets import VBucketNumbers, is_flush, manifest_of_runs, raise_to, stored_event
 
 MakeValue = Callable[[Cas, Seqno], bytes]
 """A value that names its own write: it is made once the CAS and the seqno are known."""
@@ -57,7 +59,7 @@ MakeValue = Callable[[Cas, Seqno], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreEnvironment:
-    """What a bucket takes from the machine: the time, and names for branches of history."""
+    """What a bucket takes from the machine: the time, and random ids for branches of history."""
 
     now_ns: Callable[[], int]
     new_vbuuid: Callable[[], Vbuuid]
@@ -68,7 +70,7 @@ class StoreEnvironment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A change that was taken: durable once the commit of this number is."""
+    """An accepted change. It is durable once the commit of this number is."""
 
     seqno: Seqno
     cas: Cas
@@ -77,64 +79,74 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenVersion:
-    """The numbers that a version has got elsewhere and keeps here."""
+    """The numbers of a version that another node made, which it keeps here."""
 
     cas: Cas | None
-    """None for the vbucket's next one."""
+    """None takes the vbucket's next one."""
     rev_seqno: int
 
 
 class Bucket:
-    """See the module. Opened by `opening.open_bucket`."""
+    """See the module. Opened by `opening.open_bucket`.
+
+    Its methods are what can be done to a bucket; `vbuckets` and `prepares` show what it holds and can't be written to.
+    The rest of what it holds (`engine`, `index`, `numbers`, `undecided`, `pending`, `in_flight`, `young`) is for the
+    modules of the store.
+    """
 
     def __init__(
         self,
         engine: Engine,
         facts: BucketFacts,
-        *,
-        index: Index,
         manifest: Manifest,
+        *,
         environment: StoreEnvironment,
+        secret: tuple[int, int],
         next_commit: int,
     ) -> None:
+        """`secret` keys the hashes of the index."""
         self.engine = CheckedEngine.over(engine, facts.name)
         self.facts = facts
-        self.index = index
+        self.index = Index(facts.vbuckets, secret=secret)
         self.manifest = manifest
         self.environment = environment
-        self.vbuckets = VBuckets.empty(facts.vbuckets)
-        self.prepares = Prepares(facts.vbuckets)
+        self.numbers = VBucketNumbers.empty(facts.vbuckets)
+        self.vbuckets = self.numbers.read_only()
+        self.undecided = UndecidedPrepares(facts.vbuckets)
+        self.prepares: Prepares = self.undecided
         self.pending = PendingCommit(next_commit, facts.vbuckets)
         self.in_flight: GroupCommit | None = None
         self.young = YoungCommits()
         """Durable commits that are not settled yet, by number."""
+        self.damaged_commits: dict[int, set[int]] = {}
+        """Commits of the journal that are not what was written, and the vbuckets that are stopped for that."""
         self.durable_commit = self.opened_commit = next_commit - 1
-        self.is_marked_clean = False
-        """The mark of a clean stop is still stored, as there was no room to take it away: the next commit does it."""
+        self.written_bytes = 0
+        """Bytes of changes made durable since the bucket was opened."""
+        self.is_as_found = False
+        """There was no room to store that the bucket is open. The next commit does, and begins the `due_branches`."""
+        self.due_branches: dict[int, FailoverLog] = {}
+        """The failover logs that vbuckets have with the first commit, each with a branch more than now."""
         self.entered_events = 0
         self.entered_prepares = 0
         """Since this was opened: seqnos that went to events of collections, and to the beginnings and the failures of
         durable writes. All others are changes of documents."""
         self.was_stopped_in_order = True
-        """False where the vbuckets that are active began a branch when this was opened."""
+        """False if the active vbuckets began a branch when the bucket was opened."""
         self.on_damage: Callable[[VBucketDamaged], None] = lambda error: None
         """Called with each vbucket that is stopped, in the thread that found the damage."""
         self.max_ttl_s = 0
-        """How long documents live at most where their collection does not say; 0 for no bound."""
+        """The longest life of a document whose collection sets no limit; 0 disables it."""
         self._columns: tuple[Column, Column] = (np.empty(0, dtype=np.uint32), np.empty(0, dtype=np.uint32))
         self._columns_of: tuple[Manifest | None, int] = (None, 0)
 
-    @property
-    def memory_bytes(self) -> int:
-        return self.index.memory_bytes + self.young.total_bytes + len(self.pending.frames)
-
     def max_ttl_s_of(self, collection: Collection) -> int:
-        """How long documents of a collection live at most; 0 for no bound. None in the manifest is the bucket's own."""
+        """The longest life of a document of a collection; 0 for no limit. None in the manifest is the bucket's."""
         return self.max_ttl_s if collection.max_ttl_s is None else collection.max_ttl_s
 
     @property
     def collection_columns(self) -> tuple[Column, Column]:
-        """For kernels: the ids of the collections, ascending, and the longest life of a document in each; 0 for any."""
+        """For kernels: the ids of the collections, ascending, and the longest life of a document in each, or 0."""
         manifest, max_ttl_s = self._columns_of
         if manifest is not self.manifest or max_ttl_s != self.max_ttl_s:
             by_id = sorted((found.id, self.max_ttl_s_of(found)) for _, found in self.manifest.collections())
@@ -143,10 +155,103 @@ class Bucket:
             self._columns_of = self.manifest, self.max_ttl_s
         return self._columns
 
+    # --- numbers --------------------------------------------------------------------------------------------------
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.index.memory_bytes + self.young.total_bytes + len(self.pending.frames)
+
+    @property
+    def pending_commit(self) -> int:
+        """The number of the commit that takes the next change."""
+        return self.pending.number
+
+    @property
+    def pending_changes(self) -> int:
+        return self.pending.count
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of changes that are in no sealed commit yet."""
+        return self.pending.used_bytes
+
+    @property
+    def undurable_bytes(self) -> int:
+        return self.pending.used_bytes + (0 if self.in_flight is None else len(self.in_flight.data))
+
+    @property
+    def young_bytes(self) -> int:
+        """Bytes of commits that are durable and not settled."""
+        return self.young.total_bytes
+
+    @property
+    def young_commits(self) -> int:
+        return len(self.young)
+
+    def young_of(self, vbucket: int) -> list[GroupCommit]:
+        """The commits that hold durable changes of a vbucket and are not settled, oldest first."""
+        return self.young.of(vbucket)
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether a commit is being written."""
+        return self.in_flight is not None
+
+    def live_documents(self, vbucket: int | None = None) -> int:
+        """Count the documents of one vbucket or of all, without the deleted."""
+        return self.index.live_documents(vbucket)
+
+    def tombstones(self, vbucket: int) -> int:
+        return int(self.index.entries[vbucket]) - self.index.live_documents(vbucket)
+
+    def changed_after(self, commit: int) -> list[int] | None:
+        """The vbuckets that have changes after a commit was durable. None if that is not known: after more than one
+        commit, and after one that changed more than documents."""
+        newest = self.young.get(self.durable_commit)
+        if newest is None or newest.number != commit + 1 or newest.extra or newest.advanced_seqnos:
+            return None
+        return list(newest.vbuckets())
+
+    # --- rows of the node -----------------------------------------------------------------------------------------
+
+    def put_rows(self, rows: Mapping[bytes, bytes | None]) -> int:
+        """Store rows of the bucket's own table with the next commit; None removes one. Returns the commit's number."""
+        self.pending.extra += [
+            DeleteRow(Table.BUCKET, key) if value is None else PutRow(Table.BUCKET, key, value)
+            for key, value in rows.items()
+        ]
+        return self.pending.number
+
+    def stored_row(self, key: bytes) -> bytes | None:
+        """A durable row of the bucket's own table."""
+        with self.engine.view() as view:
+            value = view.get(Table.BUCKET, key)
+            return None if value is None else bytes(value)
+
+    def stored_rows(self, start: bytes, end: bytes) -> list[bytes]:
+        """The values of the durable rows from one key to another."""
+        with self.engine.view() as view:
+            return [bytes(value) for _, value in view.scan(Table.BUCKET, start, end)]
+
+    def join(self, uuid: str) -> None:
+        """Become a part of a cluster's bucket of this uuid: the bucket gives up its own collections."""
+        self.facts = replace(self.facts, uuid=uuid)
+        self.manifest = Manifest()
+        self.put_rows({BUCKET_FACTS: self.facts.encode(), MANIFEST: self.manifest.encode(with_ids_used=True)})
+
+    def scrub(self) -> Scrub:
+        """Begin a pass over all that is stored."""
+        return Scrub(self.engine.unchecked, self.facts.name)
+
+    def drop_vbuckets(self) -> None:
+        """Stop serving all vbuckets, because the bucket is being dropped."""
+        for vbucket in range(len(self.vbuckets)):
+            self.numbers.set_facts(vbucket, None)
+
     # --- reading --------------------------------------------------------------------------------------------------
 
     def find(self, vbucket: int, collection_id: CollectionId, key: bytes) -> Entry | None:
-        """What the index knows of a document, deleted ones included."""
+        """Return the index entry of a document, also of a deleted one; None if there is none."""
         return self.index.find(vbucket, as_run(encode_collection_id(collection_id) + key))
 
     def read(self, vbucket: int, entry: Entry) -> Document:
@@ -174,9 +279,9 @@ class Bucket:
             raise
 
     def stop_vbucket(self, error: VBucketDamaged) -> None:
-        """What is stored of a vbucket is damaged: nothing of it is given out or taken from now on."""
-        is_new = error.vbucket not in self.vbuckets.damage
-        self.vbuckets.stop(error)
+        """Stop serving and writing a vbucket, because its stored data is damaged."""
+        is_new = error.vbucket not in self.numbers.damage
+        self.numbers.stop(error)
         if is_new:
             self.on_damage(error)
 
@@ -236,13 +341,17 @@ class Bucket:
         written = self._enter_change(vbucket, frame, supersedes, is_deleted=True)
         # An expiration leaves one revision more behind, as real servers have it.
         deleted_rev = rev_seqno + 1 if expired else rev_seqno
-        self.vbuckets.deleted_revs[vbucket] = max(int(self.vbuckets.deleted_revs[vbucket]), deleted_rev)
+        raise_to(self.numbers.deleted_revs, vbucket, deleted_rev)
         return written
 
     def set_locked(self, vbucket: int, collection_id: CollectionId, key: bytes, entry: Entry, *, locked: bool) -> None:
         """Mark a document as locked, so that fast paths leave it alone. A lock is never stored."""
         encoded = as_run(encode_collection_id(collection_id) + key)
         self.index.put(vbucket, encoded, replace(entry, is_locked=locked))
+
+    def next_cas(self, vbucket: int) -> Cas:
+        """Take the next CAS of a vbucket."""
+        return self.numbers.next_cas(vbucket, self.environment.now_ns())
 
     def _coming_version(
         self, vbucket: int, collection_id: CollectionId, key: bytes, given: GivenVersion | None = None
@@ -252,15 +361,15 @@ class Bucket:
         None of them is taken yet, because making the value or the frame may fail.
         """
         entry = self.find(vbucket, collection_id, key)
-        previous = entry.rev_seqno if entry is not None else int(self.vbuckets.deleted_revs[vbucket])
+        previous = entry.rev_seqno if entry is not None else int(self.numbers.deleted_revs[vbucket])
         rev_seqno = previous + 1 if given is None else given.rev_seqno
         cas = None if given is None else given.cas
         if cas is None:
-            cas = self.vbuckets.coming_cas(vbucket, self.environment.now_ns())
+            cas = self.numbers.coming_cas(vbucket, self.environment.now_ns())
         return self._coming_seqno(vbucket), cas, rev_seqno, entry is not None
 
     def _coming_seqno(self, vbucket: int) -> Seqno:
-        return Seqno(int(self.vbuckets.high_seqnos[vbucket]) + 1)
+        return Seqno(int(self.numbers.high_seqnos[vbucket]) + 1)
 
     def _enter_change(
         self, vbucket: int, change: Mutation | Deletion | Expiration, supersedes: bool, *, expiry: int = 0,
@@ -268,7 +377,7 @@ class Bucket:
     ) -> Written:  # fmt: skip
         """Store a change that has its numbers, and make it the newest version of its document."""
         self._append(vbucket, change.encode(), change.seqno, change.cas)
-        self.vbuckets.superseded[vbucket] += supersedes
+        self.numbers.superseded[vbucket] += supersedes
         entry = Entry(
             seqno=change.seqno, cas=change.cas, rev_seqno=change.rev_seqno, expiry=expiry,
             commit=self.pending.number & COMMIT_LOW, is_deleted=is_deleted, is_locked=is_locked,
@@ -279,20 +388,20 @@ class Bucket:
 
     def _append(self, vbucket: int, frame: bytes, seqno: Seqno, cas: int) -> None:
         self.pending.append(vbucket, frame)
-        self.vbuckets.high_seqnos[vbucket] = seqno
+        self.numbers.high_seqnos[vbucket] = seqno
         # A commit has the CAS of its prepare, and others may have been given since.
-        self.vbuckets.max_cas[vbucket] = max(int(self.vbuckets.max_cas[vbucket]), cas)
+        raise_to(self.numbers.max_cas, vbucket, cas)
 
     def index_changes(self, vbucket: int, run: Bytes, *, documents: int, commit: int) -> None:
         """Enter a run of changes in the index, and in the numbers that go with it. At most so many are of documents."""
-        index, numbers = self.index, self.vbuckets
+        index, numbers = self.index, self.numbers
         index.make_room(vbucket, documents)
         superseded, cas_max, deleted_rev = index_run(
             index.slots, index.tables, vbucket, index.secret, run, commit & COMMIT_LOW
         )
         numbers.superseded[vbucket] += superseded
-        numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), int(cas_max))
-        numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), int(deleted_rev))
+        raise_to(numbers.max_cas, vbucket, int(cas_max))
+        raise_to(numbers.deleted_revs, vbucket, int(deleted_rev))
 
     # --- durable writes: beginning and deciding -------------------------------------------------------------------
 
@@ -319,12 +428,12 @@ class Bucket:
         vbucket, frame = prepare.vbucket, replace(prepare, opaque=0, frame_infos=()).encode()
         self._append(vbucket, frame, prepare.seqno, prepare.cas)
         # It will be of no use once it is decided, and that is soon.
-        self.vbuckets.superseded[vbucket] += 1
+        self.numbers.superseded[vbucket] += 1
         pending = PendingPrepare(
             vbucket=vbucket, seqno=prepare.seqno, cas=prepare.cas, collection_id=prepare.collection_id,
             key=prepare.key, frame=frame, commit=self.pending.number,
         )  # fmt: skip
-        self.prepares.add(pending)
+        self.undecided.add(pending)
         return pending
 
     def commit_prepare(self, pending: PendingPrepare, *, seqno: Seqno | None = None) -> Written:
@@ -335,23 +444,17 @@ class Bucket:
             seqno = self._coming_seqno(vbucket)
         opaque = commit_opaque(seqno - pending.seqno)
         supersedes = self.find(vbucket, prepare.collection_id, prepare.key) is not None
-        change: Mutation | Deletion
+        kept = ("cas", "datatype", "rev_seqno", "collection_id", "key", "value")
+        version: dict[str, Any] = {"vbucket": vbucket, "opaque": opaque, "seqno": seqno}
+        version |= {name: getattr(prepare, name) for name in kept}
         if prepare.deleted:
-            change = Deletion(
-                vbucket=vbucket, opaque=opaque, cas=prepare.cas, datatype=prepare.datatype, seqno=seqno,
-                rev_seqno=prepare.rev_seqno, delete_time=prepare.expiry, collection_id=prepare.collection_id,
-                key=prepare.key, value=prepare.value,
-            )  # fmt: skip
-            written = self._enter_change(vbucket, change, supersedes, is_deleted=True)
-            self.vbuckets.deleted_revs[vbucket] = max(int(self.vbuckets.deleted_revs[vbucket]), prepare.rev_seqno)
+            removal = Deletion(delete_time=prepare.expiry, **version)
+            written = self._enter_change(vbucket, removal, supersedes, is_deleted=True)
+            raise_to(self.numbers.deleted_revs, vbucket, prepare.rev_seqno)
         else:
-            change = Mutation(
-                vbucket=vbucket, opaque=opaque, cas=prepare.cas, datatype=prepare.datatype, seqno=seqno,
-                rev_seqno=prepare.rev_seqno, flags=prepare.flags, expiry=prepare.expiry,
-                collection_id=prepare.collection_id, key=prepare.key, value=prepare.value,
-            )  # fmt: skip
-            written = self._enter_change(vbucket, change, supersedes, expiry=prepare.expiry)
-        self.prepares.remove(pending)
+            mutation = Mutation(flags=prepare.flags, expiry=prepare.expiry, **version)
+            written = self._enter_change(vbucket, mutation, supersedes, expiry=prepare.expiry)
+        self.undecided.remove(pending)
         return written
 
     def abort_prepare(self, pending: PendingPrepare) -> int:
@@ -368,7 +471,7 @@ class Bucket:
         """Store an abort that has its numbers, and end its prepare, which may be missing: it was compacted away."""
         assert abort.collection_id is not None
         vbucket = abort.vbucket
-        cas = abort.cas or self.vbuckets.coming_cas(vbucket, self.environment.now_ns())
+        cas = abort.cas or self.numbers.coming_cas(vbucket, self.environment.now_ns())
         stored = Abort(
             vbucket=vbucket, cas=cas, prepared_seqno=abort.abort_seqno, abort_seqno=abort.prepared_seqno,
             collection_id=abort.collection_id, key=abort.key,
@@ -376,7 +479,19 @@ class Bucket:
         self._append(vbucket, stored.encode(), abort.abort_seqno, cas)
         pending = self.prepares.find(vbucket, abort.collection_id, abort.key)
         if pending is not None and pending.seqno == abort.prepared_seqno:
-            self.prepares.remove(pending)
+            self.undecided.remove(pending)
+
+    def forget_damaged_commits(self, vbuckets: Iterable[int]) -> list[Change]:
+        """Nothing is left of these vbuckets. Returns what removes the damaged commits that stop no other."""
+        gone, damaged = set(vbuckets), self.damaged_commits
+        self.damaged_commits = {number: stopped - gone for number, stopped in damaged.items() if stopped - gone}
+        return [DeleteRow(Table.JOURNAL, commit_key(number)) for number in damaged.keys() - self.damaged_commits.keys()]
+
+    def forget_vbucket(self, vbucket: int) -> None:
+        """Drop all that is in memory of a vbucket but its facts: it is removed, emptied or about to be loaded."""
+        self.numbers.reset_numbers(vbucket)
+        self.index.clear(vbucket)
+        self.undecided.clear(vbucket)
 
     # --- the states of vbuckets -----------------------------------------------------------------------------------
 
@@ -385,9 +500,9 @@ class Bucket:
 
         One that becomes active begins a new branch of history: another copy may have gone on from its seqno.
         """
-        if not 0 <= vbucket < len(self.vbuckets):
-            raise LocalProtocolError(f"vbucket {vbucket} is beyond the bucket's {len(self.vbuckets)}")
-        facts = self.vbuckets.facts[vbucket]
+        if not 0 <= vbucket < len(self.numbers):
+            raise LocalProtocolError(f"vbucket {vbucket} is beyond the bucket's {len(self.numbers)}")
+        facts = self.numbers.facts[vbucket]
         if facts is None:
             facts = VBucketFacts(state=state, failover_log=FailoverLog.start(self.environment.new_vbuuid()))
             if state == VBucketState.ACTIVE:
@@ -399,7 +514,7 @@ class Bucket:
         return self.set_vbucket_facts(vbucket, facts)
 
     def set_vbucket_facts(self, vbucket: int, facts: VBucketFacts) -> int:
-        self.vbuckets.set_facts(vbucket, facts)
+        self.numbers.set_facts(vbucket, facts)
         self.pending.extra.append(PutRow(Table.VBUCKETS, vbucket_key(vbucket), facts.encode()))
         return self.pending.number
 
@@ -409,7 +524,7 @@ class Bucket:
         The branch begins at the high seqno if the snapshot that was being received is complete. If it is not, this copy
         holds a state that never was, and consumers that have the same half of it must go back to where it began.
         """
-        high = Seqno(int(self.vbuckets.high_seqnos[vbucket]))
+        high = Seqno(int(self.numbers.high_seqnos[vbucket]))
         is_inside_snapshot = facts.snapshot_start_seqno <= high < facts.snapshot_end_seqno
         branch_seqno = facts.snapshot_start_seqno if is_inside_snapshot else high
         log = facts.failover_log.branch(self.environment.new_vbuuid(), at_seqno=branch_seqno)
@@ -433,8 +548,8 @@ class Bucket:
         Only an active one has a chain of copies, or a pending one, which was given the chain for when it is active.
         """
         facts = replace(facts, state=state, topology=facts.topology if state == VBucketState.PENDING else None)
-        if self.vbuckets.states[vbucket] == VBucketState.ACTIVE:
-            high = Seqno(int(self.vbuckets.high_seqnos[vbucket]))
+        if self.numbers.states[vbucket] == VBucketState.ACTIVE:
+            high = Seqno(int(self.numbers.high_seqnos[vbucket]))
             facts = replace(facts, snapshot_start_seqno=high, snapshot_end_seqno=high)
         return facts
 
@@ -444,10 +559,9 @@ class Bucket:
         """Take a newer manifest: every active vbucket gets the difference as system events."""
         events = self.manifest.events_to(manifest)
         self.manifest = manifest
-        for vbucket in np.flatnonzero(self.vbuckets.states == VBucketState.ACTIVE).tolist():
+        for vbucket in np.flatnonzero(self.numbers.states == VBucketState.ACTIVE).tolist():
             self._enter_events(vbucket, events)
-        self.pending.extra.append(PutRow(Table.BUCKET, MANIFEST, manifest.encode(with_ids_used=True)))
-        return self.pending.number
+        return self.put_rows({MANIFEST: manifest.encode(with_ids_used=True)})
 
     def enter_manifest(self, vbucket: int) -> None:
         """Begin a vbucket with the events that create all collections of the bucket."""
@@ -455,12 +569,16 @@ class Bucket:
 
     def vbucket_manifest(self, vbucket: int) -> Manifest:
         """The manifest that the events of a vbucket add up to, those included that are not durable yet."""
+        return manifest_of_runs(self._accepted_runs(vbucket))
+
+    def _accepted_runs(self, vbucket: int) -> Iterator[Bytes]:
+        """All changes of a vbucket, durable or not, oldest first."""
         in_flight = () if self.in_flight is None else (self.in_flight.run(vbucket),)
-        return manifest_of_runs(chain(self.runs(vbucket), in_flight, self.pending.runs(vbucket)))
+        return chain(self.runs(vbucket), in_flight, self.pending.runs(vbucket))
 
     def _reconcile_collections(self, vbucket: int) -> None:
         """A copy learns of collections by its stream, the bucket by the cluster. The one behind catches up."""
-        if self.vbuckets.manifest_uids[vbucket] == self.manifest.uid:
+        if self.numbers.manifest_uids[vbucket] == self.manifest.uid:
             # Only the last event of a manifest carries its uid, so the vbucket has all of it.
             return
         known = self.vbucket_manifest(vbucket)
@@ -473,28 +591,29 @@ class Bucket:
         """Enter the last events up to the bucket's manifest."""
         self.entered_events += len(events)
         for event in events:
-            encoded = encode_stored_event(event)
-            frame = SystemEvent(
-                vbucket=VBucketId(vbucket), seqno=self.vbuckets.next_seqno(vbucket), event=encoded.event,
-                version=encoded.version, key=encoded.key, value=encoded.value,
-            )  # fmt: skip
+            frame = stored_event(event, vbucket, self.numbers.next_seqno(vbucket))
             self.pending.append(vbucket, frame.encode())
-            self.vbuckets.on_event(vbucket, frame.seqno, self.manifest.uid)
+            self.numbers.on_event(vbucket, frame.seqno, event, manifest_uid=self.manifest.uid)
             if is_flush(event):
                 self.flush_collection(vbucket, event.collection_id, frame.seqno)
-        self.vbuckets.manifest_uids[vbucket] = self.manifest.uid
+        self.numbers.manifest_uids[vbucket] = self.manifest.uid
+
+    def enter_again(self, vbucket: int, events: Iterable[SystemEvent]) -> None:
+        """Enter system events that a rollback has taken, at new seqnos."""
+        for event in events:
+            self.entered_events += 1
+            self.pending.append(vbucket, replace(event, seqno=self.numbers.next_seqno(vbucket)).encode())
 
     def flush_collection(self, vbucket: int, collection_id: CollectionId, seqno: Seqno) -> None:
         """The event of this seqno voids what the collection held. Compaction drops it, as it does superseded changes.
 
         So a rollback to before the flush can't be exact, and starts again from 0.
         """
-        facts = self.vbuckets.facts[vbucket]
+        facts = self.numbers.facts[vbucket]
         if facts is None or not self.index.entries[vbucket]:
             return
-        in_flight = () if self.in_flight is None else (self.in_flight.run(vbucket),)
-        runs = chain(self.runs(vbucket), in_flight, self.pending.runs(vbucket))
-        self.vbuckets.superseded[vbucket] += self.index.forget_flushed(vbucket, {collection_id: seqno}, runs)
+        forgotten = self.index.forget_flushed(vbucket, {collection_id: seqno}, self._accepted_runs(vbucket))
+        self.numbers.superseded[vbucket] += forgotten
         self.set_vbucket_facts(vbucket, replace(facts, history_start_seqno=seqno))
 
     # --- committing -----------------------------------------------------------------------------------------------
@@ -505,45 +624,60 @@ class Bucket:
         return self.pending.number - self.pending.is_empty
 
     def accepted_visible_seqnos(self) -> Column:
-        """As `vbuckets.visible_seqnos`, with the changes that are not durable yet."""
-        high, visible, completed = np.zeros((3, len(self.vbuckets)), dtype=np.uint64)
-        visible[:] = self.vbuckets.visible_seqnos
+        """Return `vbuckets.visible_seqnos` as they will be once all accepted changes are durable."""
+        high, visible, completed = np.zeros((3, len(self.numbers)), dtype=np.uint64)
+        visible[:] = self.numbers.visible_seqnos
         for commit in (self.in_flight, self.pending.seal()):
             if commit is not None:
                 last_seqnos(commit.data, commit.group_starts, high, visible, completed)
         return visible
 
+    def commit_of_seqno(self, vbucket: int, seqno: Seqno) -> int:
+        """The number of the commit that makes a change durable which is not yet."""
+        is_pending = self.in_flight is None or self.pending.find(vbucket, seqno) is not None
+        return self.pending.number if is_pending or self.in_flight is None else self.in_flight.number
+
     def seal(self) -> GroupCommit | None:
         """Close the pending commit and begin the next; None where there is nothing to commit or one is in flight."""
         if self.pending.is_empty or self.in_flight is not None:
             return None
+        self.begin_due_branches()
         self.in_flight = self.pending.seal()
         self.pending.restart(self.in_flight.number + 1)
         return self.in_flight
+
+    def begin_due_branches(self) -> None:
+        """Have the next commit begin the branches that the opening of the bucket could not store."""
+        for vbucket, log in self.due_branches.items():
+            facts = self.numbers.facts[vbucket]
+            # One that was removed since, or has begun another branch, needs none.
+            if facts is not None and log.entries[1:2] == (facts.failover_log.newest,):
+                self.set_vbucket_facts(vbucket, replace(facts, failover_log=log))
 
     def persist(self, commit: GroupCommit) -> None:
         """Write a commit. Touches the engine and the commit only, so that it may run beside everything else."""
         changes: list[Change] = list(commit.extra)
         if len(commit.data):
             changes.append(PutRow(Table.JOURNAL, commit_key(commit.number), commit.data.data))
-        if self.is_marked_clean:
+        if self.is_as_found:
             changes.append(DeleteRow(Table.BUCKET, CLEAN_STOP))
         self.engine.write(changes)
-        self.is_marked_clean = False
+        self.is_as_found, self.due_branches = False, {}
 
     def publish(self, commit: GroupCommit) -> None:
-        """The commit in flight is durable."""
+        """Make the commit in flight visible: it is durable."""
         assert commit is self.in_flight
         self.in_flight = None
         self.durable_commit = commit.number
+        self.written_bytes += len(commit.data)
         if len(commit.data):
             self.young[commit.number] = commit
-        numbers = self.vbuckets
+        numbers = self.numbers
         last_seqnos(
             commit.data, commit.group_starts, numbers.durable_seqnos, numbers.visible_seqnos, numbers.completed_seqnos
         )
         for vbucket, seqno in commit.advanced_seqnos.items():
-            numbers.durable_seqnos[vbucket] = max(int(numbers.durable_seqnos[vbucket]), seqno)
+            raise_to(numbers.durable_seqnos, vbucket, seqno)
 
     def commit_now(self) -> None:
         """Make what is pending durable at once, for callers that can wait. If that fails, it is still pending.
@@ -552,6 +686,7 @@ class Bucket:
         """
         if self.pending.is_empty or self.in_flight is not None:
             return
+        self.begin_due_branches()
         commit = self.pending.seal()
         self.persist(commit)
         self.in_flight = commit
@@ -569,7 +704,7 @@ class Bucket:
         young = self.young.of(vbucket, after_seqno=after_seqno)
         if not young or first_seqno(young[0].run(vbucket)) > after_seqno + 1:
             with self.reading(vbucket) as view:
-                events_upto = int(self.vbuckets.event_seqnos[vbucket])
+                events_upto = int(self.numbers.event_seqnos[vbucket])
                 for last, run in view.changes(vbucket, after_seqno=after_seqno, needed=needed, needed_upto=events_upto):
                     yield run[split_after(run, reached) :]
                     reached = last

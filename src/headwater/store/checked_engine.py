@@ -6,22 +6,21 @@ its checksum, or read one that the disk has changed: that raises `VBucketDamaged
 
 The one row that is stored as it is given is that of the bucket's facts. Its checksum is a member of its JSON, so that a
 program of any version can read the format from it, and refuse the data with the right reason.
-
-Data of formats 1 and 2, whose rows have no checksums, is sealed row by row when it is opened (`upgrade`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from headwater.errors import DataDamaged, VBucketDamaged
-from headwater.protocol.kernels.memory import Bytes, Column, Int64s, read_only, u32, u64
+from headwater.kernels.memory import Bytes, Column, Int64s, read_only, u32, u64
 from headwater.store.checksums import (
     ABSENT,
+    CHECKSUM_BYTES,
     DAMAGED,
     check_block,
     check_front,
@@ -33,22 +32,19 @@ from headwater.store.checksums import (
 )
 from headwater.store.data_format import (
     BUCKET_FACTS,
-    FORMAT_VERSION,
     BucketFacts,
+    VBucketFacts,
     block_last_seqno,
     blocks_of,
     commit_number,
     vbucket_of_block,
     vbucket_of_key,
 )
-from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table, View
-from headwater.store.runs import as_run
+from headwater.store.engine import Change, Engine, PutRow, Table, View
+from headwater.store.runs import as_run, first_seqno, is_sound
 
 FIRST, LAST = b"", b"\xff" * 16
 """Below and above all keys."""
-_UPGRADE = b"upgrade"
-"""There while data of an older format is sealed: the last row that has been, as its table, a zero byte and its key."""
-_UPGRADE_STEP_BYTES = 16 * 1024 * 1024
 
 
 class CheckedEngine:
@@ -94,7 +90,7 @@ def sealed(row: PutRow) -> PutRow:
 
 
 class CheckedView:
-    """What `View` has, every row checked. Beside it is what need not read a whole row."""
+    """A `View` that checks every row, with calls that need not read a whole row."""
 
     def __init__(self, view: View, bucket: str) -> None:
         self._view = view
@@ -111,6 +107,12 @@ class CheckedView:
     def last_before(self, table: Table, end: bytes) -> tuple[bytes, memoryview] | None:
         found = self._view.last_before(table, end)
         return None if found is None else (found[0], self._checked(table, *found))
+
+    def journal(self) -> Iterator[tuple[bytes, memoryview, bool]]:
+        """The rows of the journal: the key, the commit, and whether it is as it was written."""
+        for key, row in self._view.scan(Table.JOURNAL, FIRST, LAST):
+            value = checked_value(Table.JOURNAL, key, row)
+            yield key, row[:-CHECKSUM_BYTES] if value is None else value, value is not None
 
     def sizes(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, int]]:
         """The keys of rows and how long those are: for what removes or counts them, damaged or not."""
@@ -154,7 +156,7 @@ class CheckedView:
             yield block_last_seqno(key), row[start:end]
 
     def fronts(self, vbucket: int) -> Iterator[tuple[bytes, Bytes, int]]:
-        """Of each block of a vbucket: its key, its first changes, which are checked, and the length of all of them."""
+        """For each block of a vbucket: its key, its first changes, which are checked, and the length of all."""
         for key, value in self._view.scan(Table.BLOCKS, *blocks_of(vbucket)):
             row = read_only(as_run(value))
             front, size = check_front(row, u32(row_seed(Table.BLOCKS.value, key)))
@@ -173,7 +175,7 @@ class CheckedView:
 
 
 def checked_value(table: Table, key: bytes, row: memoryview) -> memoryview | None:
-    """What was stored in a row; None where the row is not as it was written."""
+    """Return what was stored in a row; None if the row is not as it was written."""
     if table is Table.BUCKET and key == BUCKET_FACTS:
         return row  # `BucketFacts.decode` checks it.
     seed = row_seed(table.value, key)
@@ -204,58 +206,85 @@ def row_name(table: Table, key: bytes) -> str:
     return f"commit {commit_number(key)}" if table is Table.JOURNAL else f"{key.decode(errors='replace')!r}"
 
 
-# --- the formats before -------------------------------------------------------------------------------------------
-#
-# Rows are sealed in place, in the order of tables and keys, some at a time. Each step is one durable write with a row
-# that says how far it has come, so a process that dies leaves data that the next one goes on with. The first step sets
-# the version: from then on programs that know no checksums refuse the data.
+# --- scrubbing -----------------------------------------------------------------------------------------------------
+# A node scrubs its buckets slowly while it runs (`node/commit_loop.py`), and `headwater check` the data of a stopped
+# one. Both go through all rows of all tables in steps, each in a view of its own: a view that stays open would keep the
+# engine from using again what has been freed since.
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far an upgrade has come."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A row that is not what was written."""
 
-    rows: int
-    bytes: int
-
-
-def upgrade(engine: Engine, facts: BucketFacts, report: Callable[[Progress], None]) -> BucketFacts:
-    """Seal what has no checksums yet. Returns the facts as they are then; does nothing where all is sealed."""
-    if facts.version < FORMAT_VERSION:
-        facts = replace(facts, version=FORMAT_VERSION)
-        begun = sealed(PutRow(Table.BUCKET, _UPGRADE, Table.BUCKET.value + b"\0"))
-        engine.write([PutRow(Table.BUCKET, BUCKET_FACTS, facts.encode()), begun])
-    rows = size = 0
-    while (changes := _next_step(engine, facts)) is not None:
-        engine.write(changes)
-        rows += len(changes)
-        size += sum(len(change.value) for change in changes if isinstance(change, PutRow))
-        report(Progress(rows, size))
-    return facts
+    table: Table
+    key: bytes
+    seqnos: tuple[int, int] | None
+    """The first and the last change of a block, as far as they can still be seen."""
+    error: DataDamaged
 
 
-def _next_step(engine: Engine, facts: BucketFacts) -> list[Change] | None:
-    """The rows to seal next, and how far that is; None where there is nothing left to do."""
-    with engine.view() as view:
-        stored = view.get(Table.BUCKET, _UPGRADE)
-        if stored is None:
-            return None
-        reached = checked_value(Table.BUCKET, _UPGRADE, stored)
-        if reached is None:
-            raise damage(facts.name, Table.BUCKET, _UPGRADE)
-        name, _, after = bytes(reached).partition(b"\0")
-        tables = list(Table)
-        for table in tables[tables.index(Table(name)) :]:
-            changes: list[Change] = []
-            size = 0
-            for key, value in view.scan(table, after + b"\0" if after else FIRST, LAST):
-                if table is Table.BUCKET and key in (BUCKET_FACTS, _UPGRADE):
-                    continue
-                changes.append(sealed(PutRow(table, key, value)))
-                size += len(value)
-                if size >= _UPGRADE_STEP_BYTES:
-                    break
-            if changes:
-                return [*changes, sealed(PutRow(Table.BUCKET, _UPGRADE, table.value + b"\0" + changes[-1].key))]
-            after = b""
-        return [DeleteRow(Table.BUCKET, _UPGRADE)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrubbed:
+    """The last pass of a running node that came to its end."""
+
+    passes: int = 0
+    completed_ns: int = 0
+    """When it ended; 0 for never."""
+    read_bytes: int = 0
+    findings: int = 0
+
+
+class Scrub:
+    """One pass over all rows of a bucket."""
+
+    def __init__(self, engine: Engine, bucket: str) -> None:
+        self._engine = engine
+        self._bucket = bucket
+        self._tables = list(Table)
+        self._from = FIRST
+        self.read_bytes = 0
+        self.rows = 0
+
+    @property
+    def is_done(self) -> bool:
+        return not self._tables
+
+    def step(self, bytes_max: int) -> list[Finding]:
+        """Check rows until so many bytes are read, or the table ends. Returns those that are damaged."""
+        table, until = self._tables[0], self.read_bytes + bytes_max
+        found: list[Finding] = []
+        with self._engine.view() as view:
+            for key, row in view.scan(table, self._from, LAST):
+                self._from = key + b"\0"
+                self.rows += 1
+                self.read_bytes += len(row)
+                if not _is_sound_row(table, key, row):
+                    seqnos = _seqnos(key, row) if table is Table.BLOCKS else None
+                    error = damage(self._bucket, table, key)
+                    found.append(Finding(table=table, key=key, seqnos=seqnos, error=error))
+                if self.read_bytes >= until:
+                    return found
+        self._tables.pop(0)
+        self._from = FIRST
+        return found
+
+
+def _is_sound_row(table: Table, key: bytes, row: memoryview) -> bool:
+    """Whether a row is what was written, and what was written can be read."""
+    value = checked_value(table, key, row)
+    if value is None:
+        return False
+    try:
+        if table is Table.VBUCKETS:
+            VBucketFacts.decode(value)
+        elif table is Table.BUCKET and key == BUCKET_FACTS:
+            BucketFacts.decode(value)
+        elif table is Table.BLOCKS:
+            return is_sound(read_only(as_run(value)), vbucket_of_block(key), u64(0), u64(block_last_seqno(key)))
+    except DataDamaged:
+        return False
+    return True
+
+
+def _seqnos(key: bytes, row: memoryview) -> tuple[int, int]:
+    return (first_seqno(as_run(row)) if len(row) >= 32 else 0), block_last_seqno(key)

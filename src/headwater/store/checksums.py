@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from headwater.protocol.kernels.machine_code import Intrinsic
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.machine_code import Intrinsic
+from headwater.kernels.memory import (
     AnyBytes,
     Bytes,
     Column,
@@ -47,7 +47,7 @@ from headwater.protocol.kernels.memory import (
 PIECE_BYTES = 4096
 CHECKSUM_BYTES = 4
 ENTRY_BYTES = 16
-"""Of the directory of a block, for each piece."""
+"""Length of a piece's entry in the directory of a block."""
 BLOCK_END_BYTES = 8
 ABSENT, DAMAGED = -1, -2
 """What `find_frame` returns in place of a position."""
@@ -77,7 +77,7 @@ _TABLES = _step_tables()
 
 @kernel_part
 def step_by_tables(array: Bytes, at: int, crc: int) -> int:
-    """What eight bytes make of a checksum, where the processor has no instruction for it."""
+    """Add eight bytes to a checksum, for processors without an instruction for it."""
     result: int = u32(0)
     for index in range(8):
         byte = u32(array[at + index])
@@ -149,10 +149,7 @@ def seal_block(run: Bytes, seed: int) -> Bytes:
 
 @kernel
 def _seal_block(run: AnyBytes, seed: UInt32, row: Bytes) -> int:
-    """Write a run with its directory. Returns where the row ends.
-
-    Older data is sealed before it is opened, and what is no frame must not lead out of the run.
-    """
+    """Write a run with its directory. Returns where the row ends. What is no frame must not lead out of the run."""
     start = i64(0)
     at = i64(0)
     last = u64(0)
@@ -178,7 +175,7 @@ def _seal_block(run: AnyBytes, seed: UInt32, row: Bytes) -> int:
 
 @inlined_part
 def _directory(row: Bytes, seed: int) -> int:
-    """Where the directory of a block starts, which is where its frames end; -1 where it is damaged."""
+    """Return where the directory of a block starts, which is where its frames end; -1 if it is damaged."""
     size = i64(len(row))
     if size < BLOCK_END_BYTES:
         return -1
@@ -189,12 +186,12 @@ def _directory(row: Bytes, seed: int) -> int:
 
 
 @inlined_part
-def _piece_start(row: Bytes, directory: int, piece: int) -> int:
+def piece_start(row: Bytes, directory: int, piece: int) -> int:
     return int(load_u32(row, directory + (piece - 1) * ENTRY_BYTES + 8)) if piece else 0
 
 
 @inlined_part
-def _first_piece(row: Bytes, directory: int, pieces: int, seqno: int) -> int:
+def first_piece(row: Bytes, directory: int, pieces: int, seqno: int) -> int:
     """The first piece that ends at a seqno or behind it; as many as there are where none does."""
     low: int = i64(0)
     high = i64(pieces)
@@ -217,11 +214,11 @@ def check_block(row: AnyBytes, seed: UInt32, after_seqno: UInt64) -> tuple[int, 
     if directory < 0:
         return i64(-1), i64(-1)
     pieces = (i64(len(row)) - BLOCK_END_BYTES - directory) // ENTRY_BYTES
-    piece = _first_piece(row, directory, pieces, after_seqno + u64(1))
-    start = _piece_start(row, directory, piece)
+    piece = first_piece(row, directory, pieces, after_seqno + u64(1))
+    start = piece_start(row, directory, piece)
     while piece + 3 <= pieces:
         entry = directory + piece * ENTRY_BYTES
-        first = _piece_start(row, directory, piece)
+        first = piece_start(row, directory, piece)
         second = i64(load_u32(row, entry + 8))
         third = i64(load_u32(row, entry + ENTRY_BYTES + 8))
         end = i64(load_u32(row, entry + 2 * ENTRY_BYTES + 8))
@@ -250,11 +247,11 @@ def is_piece_sound(row: Bytes, directory: int, piece: int) -> bool:
     """Whether one piece of a block, whose directory is sound, is as it was written."""
     entry = directory + piece * ENTRY_BYTES
     end = i64(load_u32(row, entry + 8))
-    return bool(_finish(row, _piece_start(row, directory, piece), end, _ONES) ^ _ONES == load_u32(row, entry + 12))
+    return bool(_finish(row, piece_start(row, directory, piece), end, _ONES) ^ _ONES == load_u32(row, entry + 12))
 
 
-@kernel_part
-def frame_in_block(row: Bytes, seed: int, seqno: int) -> tuple[int, int]:
+@kernel
+def find_frame(row: AnyBytes, seed: UInt32, seqno: UInt64) -> tuple[int, int]:
     """Where the frame of a seqno starts and ends in a block's row; `ABSENT` twice, or `DAMAGED` twice.
 
     The piece that it lies in has been checked then, and so has the directory; the rest of the block has not.
@@ -263,12 +260,12 @@ def frame_in_block(row: Bytes, seed: int, seqno: int) -> tuple[int, int]:
     if directory < 0:
         return i64(DAMAGED), i64(DAMAGED)
     pieces = (i64(len(row)) - BLOCK_END_BYTES - directory) // ENTRY_BYTES
-    piece = _first_piece(row, directory, pieces, seqno)
+    piece = first_piece(row, directory, pieces, seqno)
     if piece == pieces:
         return i64(ABSENT), i64(ABSENT)
     if not is_piece_sound(row, directory, piece):
         return i64(DAMAGED), i64(DAMAGED)
-    at = i64(_piece_start(row, directory, piece))
+    at = i64(piece_start(row, directory, piece))
     piece_end = i64(load_u32(row, directory + piece * ENTRY_BYTES + 8))
     while at < piece_end and load_u64(row, at + 24) <= seqno:
         end = at + 24 + i64(load_u32(row, at + 8))
@@ -286,7 +283,7 @@ def checksum_of(data: Bytes, start: int, end: int) -> int:
 
 @kernel
 def directory_start(row: AnyBytes, seed: UInt32) -> int:
-    """Where the directory of a block starts; -1 where it is damaged."""
+    """Return where the directory of a block starts; -1 if it is damaged."""
     return _directory(row, seed)
 
 
@@ -296,10 +293,4 @@ def check_front(row: AnyBytes, seed: UInt32) -> tuple[int, int]:
     directory = _directory(row, seed)
     if directory < 0 or (directory > 0 and not is_piece_sound(row, directory, i64(0))):
         return i64(DAMAGED), i64(DAMAGED)
-    return _piece_start(row, directory, i64(1)) if directory > 0 else i64(0), directory
-
-
-@kernel
-def find_frame(row: AnyBytes, seed: UInt32, seqno: UInt64) -> tuple[int, int]:
-    """As `frame_in_block`, for Python."""
-    return frame_in_block(row, seed, u64(seqno))
+    return piece_start(row, directory, i64(1)) if directory > 0 else i64(0), directory

@@ -7,7 +7,9 @@ A change is needed while it is the newest of its key, or while it is young enoug
 change streams, exact rollbacks and repeated reads. So is, of a key that has changed inside the window, the version that
 it had when the window began: a rollback may go back to that. A deletion that is the newest of its key is needed until
 it is older than the purge age; the highest one that goes becomes the purge seqno. Changes of a collection that has been
-dropped are not needed at all. One call handles a few blocks of one vbucket, so that the work comes in bounded steps.
+dropped are not needed at all. Until they are gone their documents are counted, so a vbucket in which one was dropped
+is always worth compacting. One call handles a few blocks of one vbucket, so that the work comes in bounded steps: they
+are read and written by the thread that writes the engine, and only the decisions are made where the index is.
 
 A deletion may go only if no older version of its document stays, which would come back to life. So it has to be outside
 the window as well, and the window has one start for all steps over a vbucket, decided by the first: whatever lies
@@ -20,18 +22,11 @@ decision leaves it undecided again. An abort is kept like a deletion: a copy tha
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from headwater.protocol.kernels.frame_header import (
-    ABORT,
-    MUTATION,
-    PREPARE,
-    SYSTEM_EVENT,
-    collection_id,
-    is_document_change,
-)
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     Bytes,
     Column,
     Int64Rows,
@@ -51,38 +46,39 @@ from headwater.protocol.kernels.memory import (
     u32,
     u64,
 )
-from headwater.protocol.kernels.siphash import siphash128
+from headwater.kernels.siphash import siphash128
+from headwater.protocol.frames import encode_collection_id
+from headwater.protocol.kernels.frame_runs import (
+    ABORT,
+    MUTATION,
+    PREPARE,
+    SYSTEM_EVENT,
+    collection_id,
+    is_document_change,
+)
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.numbers import Seqno, encode_collection_id
+from headwater.protocol.numbers import Seqno
 from headwater.protocol.values import Datatype, keep_system_xattrs
 from headwater.store.bucket import Bucket, Written
 from headwater.store.checked_engine import CheckedView
-from headwater.store.data_format import Entry, VBucketFacts, block_last_seqno, blocks_of, vbucket_key
+from headwater.store.data_format import RISING_FACTS, Entry, VBucketFacts, block_last_seqno, blocks_of, vbucket_key
 from headwater.store.engine import Change, DeleteRow, PutRow, Table
 from headwater.store.index import BASE, CAPACITY, SEQNO, probe
 from headwater.store.opening import stored_manifest
 from headwater.store.prepares import NO_PREPARES, sync_frames
 from headwater.store.runs import EMPTY_RUN, as_run, first_seqno, split_after
 from headwater.store.settling import blocks
+from headwater.store.vbuckets import Retention
 
-STEP_BYTES = 16 * 1024 * 1024
+STEP_BYTES = 4 * 1024 * 1024
+"""What is decided at once, while clients wait: up to ten milliseconds where documents are small."""
 EXPIRED_MAX = 256
-"""Documents of a vbucket that expire in one go."""
+EXPIRED_BYTES_MAX = 1024 * 1024
+"""The most documents of a vbucket that expire in one call; the last may be longer than that."""
 SUPERSEDED_SHARE = 0.25
 """Compact a vbucket when this share of its changes is superseded."""
 _START = Seqno(0)
 _CHANGE_BYTES_MIN = 24 + 20 + 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
-    """What is kept beyond the newest version of each key."""
-
-    history_s: int = 3600
-    history_bytes: int = 16 * 1024 * 1024
-    """Of superseded versions, a vbucket: whichever of the two bounds is reached first."""
-    purge_age_s: int = 3 * 24 * 3600
-    """How long deletions are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,35 +87,61 @@ class Compacted:
 
     changes: list[Change]
     reached_seqno: Seqno | None
-    """Where the next step goes on; None where the vbucket is done."""
+    """Where the next step continues; None if the vbucket is done."""
     dropped_bytes: int
     dropped_superseded: int
     forgotten_seqnos: Column
-    """Of documents that are gone altogether: purged deletions, and what a dropped collection held."""
+    """Seqnos of documents that are gone altogether: purged deletions, and documents of dropped collections."""
     facts: VBucketFacts | None
-    """What is stored of the vbucket now; None where nothing was dropped."""
+    """The stored facts of the vbucket; None if nothing was dropped."""
+    manifest_uid: int
+    """The manifest that said which collections are dropped."""
 
 
 def worth_compacting(bucket: Bucket) -> list[int]:
-    """The vbuckets of which enough changes are superseded."""
-    return np.flatnonzero(bucket.vbuckets.superseded > SUPERSEDED_SHARE * bucket.index.entries + 1).tolist()
+    """The vbuckets of which enough changes are superseded, or whose documents may be of dropped collections."""
+    numbers = bucket.numbers
+    is_worth = (numbers.superseded > SUPERSEDED_SHARE * bucket.index.entries + 1) | (numbers.dropped_seqnos > 0)
+    return np.flatnonzero(is_worth).tolist()
+
+
+def needs_settling(bucket: Bucket, vbucket: int) -> bool:
+    """Whether documents of a dropped collection are in commits, where compaction does not see them."""
+    return int(bucket.numbers.dropped_seqnos[vbucket]) > _settled_seqno(bucket, vbucket)
 
 
 def compact_vbucket(bucket: Bucket, vbucket: int, retention: Retention, *, after_seqno: Seqno = _START) -> Compacted:
-    """One step: the changes that compact a vbucket's blocks after a seqno.
+    """One step, for callers that can wait: the changes that compact a vbucket's blocks after a seqno."""
+    return compact_part(bucket, vbucket, retention, read_part(bucket, vbucket, retention, after_seqno=after_seqno))
 
-    Write them, then call `finish_compaction`; nothing of the bucket may be committed or settled in between. This looks
-    at the index, so it runs where the bucket is used and not in a thread beside it.
-    """
-    assert bucket.in_flight is None, "the facts that a commit in flight carries would overwrite those written here"
-    now_s = bucket.environment.now_s()
+
+def read_part(bucket: Bucket, vbucket: int, retention: Retention, *, after_seqno: Seqno = _START) -> Part:
+    """Read what a step is about. Touches the engine only, so that it may run in another thread."""
     with bucket.reading(vbucket) as view:
         # What is not durable yet may still be taken back. It must not decide about what is.
         stored, manifest = view.get(Table.VBUCKETS, vbucket_key(vbucket)), stored_manifest(view)
-        facts = None if stored is None else VBucketFacts.decode(stored)
-        if after_seqno == _START:
-            bucket.vbuckets.window_starts[vbucket] = _window_start(view, vbucket, now_s, retention)
-        part = _read_part(view, vbucket, after_seqno)
+        now_s, is_first = bucket.environment.now_s(), after_seqno == _START
+        keys, run, reached_seqno = _read_blocks(view, vbucket, after_seqno)
+        return Part(
+            keys=keys,
+            run=run,
+            reached_seqno=reached_seqno,
+            manifest=manifest,
+            facts=None if stored is None else VBucketFacts.decode(stored),
+            window_start=_window_start(view, vbucket, now_s, retention) if is_first else None,
+        )
+
+
+def compact_part(bucket: Bucket, vbucket: int, retention: Retention, part: Part) -> Compacted:
+    """Decide what is kept of a part.
+
+    Call `write_compacted`, then `finish_compaction`; nothing of the bucket may be committed or settled from `read_part`
+    on. This looks at the index, so it runs where the bucket is used and not in a thread beside it.
+    """
+    assert bucket.in_flight is None, "the facts that a commit in flight carries would overwrite those written here"
+    now_s, facts, manifest = bucket.environment.now_s(), part.facts, part.manifest
+    if part.window_start is not None:
+        bucket.numbers.window_starts[vbucket] = part.window_start
     kept, dropped = _filter_part(bucket, vbucket, part.run, manifest, facts, now_s - retention.purge_age_s)
     changes: list[Change] = []
     compacted: VBucketFacts | None = None
@@ -139,12 +161,22 @@ def compact_vbucket(bucket: Bucket, vbucket: int, retention: Retention, *, after
         dropped_superseded=dropped.superseded,
         forgotten_seqnos=dropped.forgotten_seqnos,
         facts=compacted,
+        manifest_uid=manifest.uid,
     )
 
 
+def write_compacted(bucket: Bucket, compacted: Compacted) -> None:
+    """Make a step durable. Touches the engine only, so that it may run in another thread."""
+    bucket.engine.write(compacted.changes)
+
+
 def finish_compaction(bucket: Bucket, vbucket: int, compacted: Compacted) -> None:
-    """The changes are durable: take over what they say."""
-    if compacted.facts is None or bucket.vbuckets.facts[vbucket] is None:
+    """Apply a durable step to the facts and the index."""
+    numbers = bucket.numbers
+    knows_all_drops = compacted.manifest_uid >= numbers.manifest_uids[vbucket] and not needs_settling(bucket, vbucket)
+    if compacted.reached_seqno is None and knows_all_drops:
+        numbers.dropped_seqnos[vbucket] = 0
+    if compacted.facts is None or bucket.numbers.facts[vbucket] is None:
         return
     facts = _take_over(bucket, vbucket, compacted.facts)
     key = vbucket_key(vbucket)
@@ -154,29 +186,21 @@ def finish_compaction(bucket: Bucket, vbucket: int, compacted: Compacted) -> Non
     forgotten = bucket.index.forget(vbucket, compacted.forgotten_seqnos)
     # One that has been written again meanwhile counts its old version as superseded, which is gone as well.
     rewritten = len(compacted.forgotten_seqnos) - forgotten
-    bucket.vbuckets.superseded[vbucket] -= compacted.dropped_superseded + rewritten
+    bucket.numbers.superseded[vbucket] -= compacted.dropped_superseded + rewritten
 
 
 def _take_over(bucket: Bucket, vbucket: int, compacted: VBucketFacts) -> VBucketFacts:
-    """Know what compaction has decided, and nothing else: the vbucket may have another state by now, and more facts."""
-    facts = bucket.vbuckets.facts[vbucket]
+    """Raise the numbers that compaction has decided, and only those: other facts may have changed since."""
+    facts = bucket.numbers.facts[vbucket]
     assert facts is not None, "only vbuckets that exist are compacted"
-    facts = replace(
-        facts,
-        purge_seqno=max(facts.purge_seqno, compacted.purge_seqno),
-        history_start_seqno=max(facts.history_start_seqno, compacted.history_start_seqno),
-        high_seqno_floor=max(facts.high_seqno_floor, compacted.high_seqno_floor),
-        visible_seqno_floor=max(facts.visible_seqno_floor, compacted.visible_seqno_floor),
-        completed_seqno_floor=max(facts.completed_seqno_floor, compacted.completed_seqno_floor),
-        max_cas_floor=max(facts.max_cas_floor, compacted.max_cas_floor),
-        deleted_rev_floor=max(facts.deleted_rev_floor, compacted.deleted_rev_floor),
-    )
-    bucket.vbuckets.set_facts(vbucket, facts)
+    risen: dict[str, Any] = {name: max(getattr(facts, name), getattr(compacted, name)) for name in RISING_FACTS}
+    facts = replace(facts, **risen)
+    bucket.numbers.set_facts(vbucket, facts)
     return facts
 
 
 def _compacted_facts(bucket: Bucket, vbucket: int, facts: VBucketFacts, *, purge_seqno: int) -> VBucketFacts:
-    numbers = bucket.vbuckets
+    numbers = bucket.numbers
     return replace(
         facts,
         purge_seqno=Seqno(max(facts.purge_seqno, purge_seqno)),
@@ -193,15 +217,20 @@ def _compacted_facts(bucket: Bucket, vbucket: int, facts: VBucketFacts, *, purge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """The blocks that one step looks at."""
+class Part:
+    """The blocks that one step looks at, and what is stored beside them."""
 
     keys: list[bytes]
     run: Bytes
     reached_seqno: Seqno | None
+    """The last one; None if no blocks are behind these."""
+    manifest: Manifest
+    facts: VBucketFacts | None
+    window_start: int | None
+    """Of the first part of a vbucket."""
 
 
-def _read_part(view: CheckedView, vbucket: int, after_seqno: Seqno) -> _Part:
+def _read_blocks(view: CheckedView, vbucket: int, after_seqno: Seqno) -> tuple[list[bytes], Bytes, Seqno | None]:
     keys: list[bytes] = []
     runs: list[Bytes] = []
     size = 0
@@ -213,11 +242,8 @@ def _read_part(view: CheckedView, vbucket: int, after_seqno: Seqno) -> _Part:
         keys.append(key)
         runs.append(as_run(value).copy())
         size += len(value)
-    return _Part(
-        keys=keys,
-        run=np.concatenate(runs) if runs else EMPTY_RUN,
-        reached_seqno=None if is_last else block_last_seqno(keys[-1]),
-    )
+    run = np.concatenate(runs) if runs else EMPTY_RUN
+    return keys, run, None if is_last else block_last_seqno(keys[-1])
 
 
 def _window_start(view: CheckedView, vbucket: int, now_s: int, retention: Retention) -> int:
@@ -258,8 +284,8 @@ class _Dropped:
 def _filter_part(
     bucket: Bucket, vbucket: int, run: Bytes, manifest: Manifest, facts: VBucketFacts | None, purge_before_s: int
 ) -> tuple[Bytes, _Dropped]:
-    """What is kept of a run, and what that drops."""
-    index, numbers = bucket.index, bucket.vbuckets
+    """Return what is kept of a run, and what is dropped."""
+    index, numbers = bucket.index, bucket.numbers
     window_start = int(numbers.window_starts[vbucket])
     history_start = max(window_start, facts.history_start_seqno if facts else 0)
     collections = np.array(sorted(collection.id for _, collection in manifest.collections()), dtype=np.uint32)
@@ -294,7 +320,7 @@ def _settled_seqno(bucket: Bucket, vbucket: int) -> int:
     """The last seqno that is in blocks alone. Where settling has stopped half-way, blocks hold changes that are young
     as well: dropped here, they would come back from there."""
     young = bucket.young.of(vbucket)
-    return first_seqno(young[0].run(vbucket)) - 1 if young else int(bucket.vbuckets.durable_seqnos[vbucket])
+    return first_seqno(young[0].run(vbucket)) - 1 if young else int(bucket.numbers.durable_seqnos[vbucket])
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
@@ -437,10 +463,13 @@ def _filter(
 
 
 def expire_documents(bucket: Bucket, vbucket: int) -> int:
-    """Let expired documents of a vbucket go, up to a bound. Returns how many went."""
-    went = 0
+    """Expire documents of a vbucket whose time has come, as many as one call may. Returns how many."""
+    went = read_bytes = 0
     for entry in bucket.index.expired(vbucket, now_s=bucket.environment.now_s(), entries_max=EXPIRED_MAX):
+        if read_bytes > EXPIRED_BYTES_MAX:
+            break
         document = bucket.read(vbucket, entry)
+        read_bytes += len(document.value)
         if bucket.manifest.collection_by_id(document.collection_id) is None:
             # Its collection was dropped, and no more changes of that may be stored. Compaction drops the document;
             # until then it is not to be found here again.
@@ -454,7 +483,7 @@ def expire_documents(bucket: Bucket, vbucket: int) -> int:
 
 
 def expire_document(bucket: Bucket, vbucket: int, entry: Entry) -> Written:
-    """Let a document go. The extended attributes of the system stay in its tombstone."""
+    """Expire a document. Its system extended attributes stay in the tombstone."""
     document = bucket.read(vbucket, entry)
     kept = keep_system_xattrs(document.value) if document.datatype & Datatype.XATTR else b""
     return bucket.put_removal(

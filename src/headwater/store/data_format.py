@@ -13,21 +13,21 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from headwater.errors import DataDamaged, DataTooNew, HeadwaterError, MalformedSnappy
+from headwater.errors import DataDamaged, DataTooNew, HeadwaterError, MalformedSnappy, StoreError
+from headwater.kernels.memory import u32
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.features import WITH_COLLECTIONS
-from headwater.protocol.frames import decode_frame
-from headwater.protocol.kernels.memory import u32
+from headwater.protocol.frames import HEADER_BYTES, decode_frame
 from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
-from headwater.protocol.values import Datatype, decompress
+from headwater.protocol.values import Datatype, decompress, decompressed_bytes
 from headwater.store.checksums import crc32c
 
 FORMAT_VERSION = 3
-"""2 has prepares and aborts among the changes; 3 has checksums. Older data becomes data of 3 when it is opened."""
-_CHECKED_VERSION = 3
+"""The only one: 1 and 2, which had no checksums, were never released."""
 VBUCKETS_MAX = 1024
 
 BUCKET_FACTS = b"facts"
@@ -36,6 +36,8 @@ CLEAN_STOP = b"clean-stop"
 MANIFEST = b"manifest"
 
 _RESTORE = "Restore a backup, or start the node on an empty data folder and add it to its cluster again"
+_SNAPPY_LENGTH_BYTES_MAX = 5
+"""A number of 32 bits, seven in a byte."""
 _COMMIT_KEY = struct.Struct(">Q")
 _BLOCK_KEY = struct.Struct(">HQ")
 _VBUCKET_KEY = struct.Struct(">H")
@@ -85,30 +87,32 @@ def blocks_of(vbucket: int, *, from_seqno: int = 0) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketFacts:
-    """What a bucket is, from its creation on."""
+    """What identifies a bucket, fixed when it is created."""
 
     name: str
     uuid: str
     vbuckets: int
-    version: int = FORMAT_VERSION
 
     def encode(self) -> bytes:
-        facts = {"version": self.version, "name": self.name, "uuid": self.uuid, "vbuckets": self.vbuckets}
-        if self.version >= _CHECKED_VERSION:
-            facts["crc32c"] = _crc_of(facts)
+        facts = {"version": FORMAT_VERSION, "name": self.name, "uuid": self.uuid, "vbuckets": self.vbuckets}
+        facts["crc32c"] = _crc_of(facts)
         return json.dumps(facts).encode()
 
     @classmethod
     def decode(cls, value: bytes | memoryview) -> BucketFacts:
         facts = _members(value)
         # Any version that has a checksum is held to it: a version that was changed by the disk must not be believed.
-        if facts.get("version") == _CHECKED_VERSION or "crc32c" in facts:
+        if facts.get("version") == FORMAT_VERSION or "crc32c" in facts:
             found = facts.pop("crc32c", None)
             if found != _crc_of(facts):
                 raise DataDamaged("the checksum of the bucket's facts does not fit", hint=_RESTORE)
         version = facts.get("version")
         if not _is_number(version) or version < 1:
             raise DataDamaged("the bucket's facts have no version", hint="Restore the data from a backup")
+        if version < FORMAT_VERSION:
+            raise StoreError(
+                f"the data has format {version}, which no release has written", hint="Start on an empty data folder"
+            )
         if version > FORMAT_VERSION:
             raise DataTooNew(
                 f"the data has format {version}, this program reads up to {FORMAT_VERSION}",
@@ -119,12 +123,19 @@ class BucketFacts:
             not 1 <= vbuckets <= VBUCKETS_MAX
         ):
             raise DataDamaged("the bucket's facts are damaged", hint="Restore the data from a backup")
-        return cls(name=name, uuid=uuid, vbuckets=vbuckets, version=version)
+        return cls(name=name, uuid=uuid, vbuckets=vbuckets)
+
+
+RISING_FACTS = (
+    "purge_seqno", "history_start_seqno", "high_seqno_floor", "visible_seqno_floor", "completed_seqno_floor",
+    "max_cas_floor", "deleted_rev_floor",
+)  # fmt: skip
+"""The numbers of a vbucket's facts that compaction only ever raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VBucketFacts:
-    """What is stored of a vbucket beside its changes."""
+    """What is stored about a vbucket beside its changes."""
 
     state: VBucketState
     failover_log: FailoverLog
@@ -145,21 +156,13 @@ class VBucketFacts:
     topology: tuple[Any, ...] | None = field(default=None)
 
     def encode(self) -> bytes:
-        return json.dumps(
-            {
-                "state": int(self.state),
-                "failover_log": [[entry.vbuuid, entry.seqno] for entry in self.failover_log.entries],
-                "purge_seqno": self.purge_seqno,
-                "history_start_seqno": self.history_start_seqno,
-                "snapshot": [self.snapshot_start_seqno, self.snapshot_end_seqno],
-                "high_seqno_floor": self.high_seqno_floor,
-                "visible_seqno_floor": self.visible_seqno_floor,
-                "completed_seqno_floor": self.completed_seqno_floor,
-                "max_cas_floor": self.max_cas_floor,
-                "deleted_rev_floor": self.deleted_rev_floor,
-                "topology": self.topology,
-            }
-        ).encode()
+        members = {
+            "state": int(self.state),
+            "failover_log": [[entry.vbuuid, entry.seqno] for entry in self.failover_log.entries],
+            "snapshot": [self.snapshot_start_seqno, self.snapshot_end_seqno],
+            "topology": self.topology,
+        }
+        return json.dumps(members | {name: getattr(self, name) for name in RISING_FACTS}).encode()
 
     @classmethod
     def decode(cls, value: bytes | memoryview) -> VBucketFacts:
@@ -169,24 +172,18 @@ class VBucketFacts:
                 FailoverEntry(vbuuid=Vbuuid(_u64(vbuuid)), seqno=Seqno(_u64(seqno)))
                 for vbuuid, seqno in members["failover_log"]
             ]
-            snapshot_start, snapshot_end = members["snapshot"]
+            snapshot_start, snapshot_end = (Seqno(_u64(seqno)) for seqno in members["snapshot"])
             state, topology = VBucketState(_u64(members["state"])), members["topology"]
+            rising: dict[str, Any] = {name: _u64(members[name]) for name in RISING_FACTS}
             if not state.is_known:
                 raise ValueError(f"{state} is not a state")
             return cls(
                 state=state,
                 failover_log=FailoverLog.of(entries),
-                purge_seqno=Seqno(_u64(members["purge_seqno"])),
-                history_start_seqno=Seqno(_u64(members["history_start_seqno"])),
-                snapshot_start_seqno=Seqno(_u64(snapshot_start)),
-                snapshot_end_seqno=Seqno(_u64(snapshot_end)),
-                high_seqno_floor=Seqno(_u64(members["high_seqno_floor"])),
-                # Data of before these were kept: what was purged there was visible, but for the rare prepare.
-                visible_seqno_floor=Seqno(_u64(members.get("visible_seqno_floor", members["high_seqno_floor"]))),
-                completed_seqno_floor=Seqno(_u64(members.get("completed_seqno_floor", 0))),
-                max_cas_floor=_u64(members["max_cas_floor"]),
-                deleted_rev_floor=_u64(members["deleted_rev_floor"]),
+                snapshot_start_seqno=snapshot_start,
+                snapshot_end_seqno=snapshot_end,
                 topology=None if topology is None else tuple(topology),
+                **rising,
             )
         except (KeyError, TypeError, ValueError, HeadwaterError) as error:
             raise DataDamaged(f"the facts of a vbucket are damaged: {error!r}", hint="Restore the data") from error
@@ -222,7 +219,7 @@ def _members(value: bytes | memoryview) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What the index knows of a document."""
+    """What the index holds about a document."""
 
     seqno: Seqno
     cas: Cas
@@ -262,11 +259,26 @@ class Document:
         return self.datatype if self.packed is None else self.datatype | Datatype.SNAPPY
 
 
-def decode_document(frame: bytes | memoryview) -> Document:
-    """The document in a stored frame."""
+def decode_stored(frame: bytes | memoryview) -> Message:
+    """The message in a stored frame."""
     decoded = decode_frame(frame)
     assert decoded is not None, "stored frames are whole"
-    change = decode_message(decoded[0], WITH_COLLECTIONS)
+    return decode_message(decoded[0], WITH_COLLECTIONS)
+
+
+def inflated_bytes(frame: memoryview) -> int:
+    """How long the value of a stored frame becomes when it is inflated; 0 where it is not compressed."""
+    if not frame[5] & Datatype.SNAPPY:
+        return 0
+    value_at = HEADER_BYTES + frame[4] + int.from_bytes(frame[2:4])
+    with suppress(MalformedSnappy):
+        return decompressed_bytes(bytes(frame[value_at : value_at + _SNAPPY_LENGTH_BYTES_MAX]))
+    return 0
+
+
+def decode_document(frame: bytes | memoryview) -> Document:
+    """The document in a stored frame."""
+    change = decode_stored(frame)
     assert isinstance(change, Mutation | Deletion | Expiration), "only changes of documents are read back"
     assert change.collection_id is not None
     mutation = change if isinstance(change, Mutation) else None

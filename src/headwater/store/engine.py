@@ -15,8 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
+from headwater.kernels.memory import Int64s
 from headwater.protocol.cluster_config import VBUCKETS_MAX
-from headwater.protocol.kernels.memory import Int64s
 
 
 class Table(Enum):
@@ -39,7 +39,7 @@ class PutRow:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRow:
-    """A key that is not there is no fault."""
+    """Deleting a key that does not exist is not an error."""
 
     table: Table
     key: bytes
@@ -65,7 +65,7 @@ class View(Protocol):
 class Engine(Protocol):
     @property
     def was_left_alone(self) -> bool:
-        """Whether the tables are those that were closed last, where they were closed: no copy, nor brought back."""
+        """Whether these are the tables as they were last closed, and not a copy or a restored backup."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class Engine(Protocol):
     def view(self) -> AbstractContextManager[View]: ...
 
     def write(self, changes: Sequence[Change]) -> None:
-        """All of the changes or none, durable when it returns. `StoreFull` where there is no room."""
+        """Write all of the changes or none, durable when this returns. Raises `StoreFull` if there is no room."""
         ...
 
     def close(self) -> None: ...

@@ -24,15 +24,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from headwater.errors import HeadwaterError
-from headwater.protocol.kernels.frame_header import (
-    ABORT,
-    EXPIRATION,
-    MUTATION,
-    PREPARE,
-    collection_id,
-    is_document_change,
-)
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     AnyBytes,
     Bytes,
     Column,
@@ -52,7 +44,15 @@ from headwater.protocol.kernels.memory import (
     u32,
     u64,
 )
-from headwater.protocol.kernels.siphash import siphash128
+from headwater.kernels.siphash import siphash128
+from headwater.protocol.kernels.frame_runs import (
+    ABORT,
+    EXPIRATION,
+    MUTATION,
+    PREPARE,
+    collection_id,
+    is_document_change,
+)
 from headwater.protocol.numbers import Cas, Seqno
 from headwater.store.data_format import Entry
 
@@ -111,12 +111,12 @@ class Index:
 
     @property
     def entries(self) -> Column:
-        """How many documents each vbucket has, deleted ones included."""
+        """The number of documents of each vbucket, with the deleted."""
         return self.tables[:, COUNT]
 
     @property
     def capacities(self) -> Column:
-        """How many slots each vbucket has: what a count of its documents has to read."""
+        """The number of slots of each vbucket: what counting its documents has to read."""
         return self.tables[:, CAPACITY]
 
     @property
@@ -128,7 +128,7 @@ class Index:
         _count_live(self.slots, self.tables, vbuckets, counts)
 
     def live_documents(self, vbucket: int | None = None) -> int:
-        """How many documents there are, in one vbucket or in all, without the deleted."""
+        """Count the documents of one vbucket or of all, without the deleted."""
         vbuckets = np.arange(len(self.tables)) if vbucket is None else np.array([vbucket])
         counts = np.zeros(len(self.tables), dtype=np.int64)
         self.count_live(vbuckets, counts)
@@ -210,7 +210,7 @@ class Index:
         if base + capacity > len(self.slots):
             raise HeadwaterError(
                 f"the index is full at {base} slots",
-                hint="Spread the bucket over more nodes, or give this one more memory",
+                hint="Distribute the bucket over more nodes, or give this one more memory",
             )
         self._next_slot += capacity
         return base
@@ -383,7 +383,7 @@ def _live_slot(slots: UInt64Rows, tables: Int64Rows, vbucket: int, place: int, n
 
 @kernel
 def count_documents(run: AnyBytes) -> int:
-    """How many frames of a stored run are about a document."""
+    """Count the frames of a stored run that are about a document."""
     at = i64(0)
     documents = 0
     while at < len(run):

@@ -2,8 +2,8 @@
 
 The folder is locked by the process that has it. The file `owner` in it holds, after the folder was closed in order,
 which file the data was and when that file was last changed. No copy of the folder and no copy laid over it fits that:
-the system sets the time of a change, and no program can choose it. So a copy is noticed when it is opened. The file may
-be deleted, which makes a copy of the data; so it is not what the lock depends on.
+the system sets the time of a change, and no program can choose it. So a copy is noticed when it is opened. Deleting the
+file has the same effect, so the lock is on the folder.
 
 Every transaction stores its own number in a table of this module. The number that a meta page has must be the one in
 its tree: a page that the disk has changed could otherwise present an older state of the data as the newest.
@@ -29,8 +29,9 @@ from typing import Any, BinaryIO
 import lmdb
 import numpy as np
 
+from headwater.durable_files import replace_file
 from headwater.errors import DataDamaged, DataInUse, StoreError, StoreFull
-from headwater.protocol.kernels.memory import Int64s
+from headwater.kernels.memory import Int64s
 from headwater.store.engine import Change, PutRow, Table, View, count_block_writes, new_block_versions
 
 MAP_BYTES = 2**42
@@ -38,10 +39,11 @@ MAP_BYTES = 2**42
 VIEWS_WAIT_S = 30.0
 """How long `close` waits for open views. Scrubs and searches read for a fraction of a second at a time."""
 _READERS_MAX = 512
-_FILE = "data.mdb"
+_FILE, _LOCK_FILE, _OWNER = "data.mdb", "lock.mdb", "owner"
+_LOCK_BYTES = 64 * 1024
+"""Room for the readers, which LMDB keeps in a file that it maps."""
 _NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _ROOM_BYTES_MIN = 64 * 1024
-_IDENTITY_BYTES_MAX = 128
 _OWN_TABLE = b"engine"
 _TRANSACTION = b"transaction"
 _NUMBER = struct.Struct(">Q")
@@ -65,18 +67,14 @@ class LmdbEngine:
         try:
             if not read_only:
                 folder.mkdir(parents=True, exist_ok=True)
-            self._lock: int | None = _hold(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                # Older programs lock this file and not the folder.
-                self._owner = _hold(folder / "owner", os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
-            except BaseException:
-                os.close(self._lock)
-                raise
+            self._lock: int | None = _lock_folder(folder)
         except OSError as error:
-            raise _unusable(folder, error.strerror or str(error)) from error
+            raise _failed(error, folder) from error
         try:
-            found = _identity(folder / _FILE)
-            self.was_left_alone = found is None or found == os.pread(self._owner, _IDENTITY_BYTES_MAX, 0)
+            if not read_only:
+                _allocate(folder / _LOCK_FILE, _LOCK_BYTES)
+            found, owner = _identity(folder / _FILE), folder / _OWNER
+            self.was_left_alone = found is None or (owner.exists() and found == owner.read_bytes())
             check_pages(folder / _FILE, [*(table.value.decode() for table in Table), _OWN_TABLE.decode()])
             self._environment = lmdb.open(
                 str(folder), map_size=MAP_BYTES, max_dbs=len(Table) + 1, max_readers=_READERS_MAX, meminit=False,
@@ -90,14 +88,14 @@ class LmdbEngine:
             if isinstance(error, lmdb.Error):
                 raise _translated(error, folder) from error
             if isinstance(error, OSError):
-                raise _unusable(folder, error.strerror or str(error)) from error
+                raise _failed(error, folder) from error
             raise
 
     @contextmanager
     def view(self) -> Iterator[View]:
         with self._views_changed:
             if self._is_closing:
-                raise StoreError(f"the data in {self._folder} is closed", hint="Ask again when it has been opened")
+                raise StoreError(f"the data in {self._folder} is closed", hint="Try again when it is open")
             self._open_views += 1
         try:
             with self._environment.begin(buffers=True) as transaction:
@@ -111,7 +109,6 @@ class LmdbEngine:
 
     def write(self, changes: Sequence[Change]) -> None:
         assert not self._is_read_only
-        self._was_written = True
         try:
             with self._environment.begin(write=True) as transaction:
                 for change in changes:
@@ -122,6 +119,7 @@ class LmdbEngine:
                 transaction.put(_TRANSACTION, _NUMBER.pack(transaction.id()), db=self._own_table)
         except lmdb.Error as error:
             raise _translated(error, self._folder) from error
+        self._was_written = True
         count_block_writes(self.block_versions, changes)
 
     def close(self) -> None:
@@ -140,9 +138,10 @@ class LmdbEngine:
             if is_unread:
                 self._environment.close()
             if not self._is_read_only and (self.was_left_alone or self._was_written):
-                # A copy that was never opened as a bucket stays one: a start may be given up before that.
-                _note_identity(self._owner, self._folder / _FILE)
-        os.close(self._owner)
+                # A copy that was never opened as a bucket stays one: a start may be given up before that. Data without
+                # the note is taken for a copy, which costs a branch and is never wrong: a full disk is no fault here.
+                with suppress(OSError):
+                    replace_file(self._folder / _OWNER, _identity(self._folder / _FILE) or b"", is_private=True)
         os.close(self._lock)
         self._lock = None
 
@@ -169,21 +168,38 @@ class _LmdbView:
             return (bytes(cursor.key()), cursor.value()) if found else None
 
 
-def _hold(path: Path, flags: int) -> int:
-    """Lock a file or folder for this process; the lock goes with the process, however it ends."""
-    descriptor = os.open(path, flags, 0o600)
+def _lock_folder(folder: Path) -> int:
+    """Lock a folder for this process; the lock goes with the process, however it ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    except OSError as error:
         os.close(descriptor)
-        folder = path if path.is_dir() else path.parent
+        if not isinstance(error, BlockingIOError):
+            raise
         raise DataInUse(
-            f"another process holds the data in {folder}", hint="Stop it, or give this one a folder of its own"
+            f"another process uses the data in {folder}", hint="Stop it, or give this one its own folder"
         ) from error
-    except OSError:
-        os.close(descriptor)
-        raise
     return descriptor
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether making an engine was cut short before it had any data. There may be no room now to open it."""
+    data = folder / _FILE
+    has_data = data.exists() and data.stat().st_size > 0
+    return folder.is_dir() and not has_data and {file.name for file in folder.iterdir()} <= {_FILE, _LOCK_FILE}
+
+
+def _allocate(file: Path, size_bytes: int) -> None:
+    """Give a file its blocks before it is mapped: to touch a page that the disk has no room for ends the process.
+
+    A file that has them needs no room for this, so a node that was killed can start on a full disk.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    finally:
+        os.close(descriptor)
 
 
 def _identity(file: Path) -> bytes | None:
@@ -195,24 +211,25 @@ def _identity(file: Path) -> bytes | None:
     return f"{status.st_ino} {status.st_ctime_ns}".encode()
 
 
-def _note_identity(owner: int, file: Path) -> None:
-    # Data without the note is taken for a copy, which costs a branch and is never wrong: a full disk is no fault here.
-    with suppress(OSError):
-        os.ftruncate(owner, 0)
-        os.pwrite(owner, _identity(file) or b"", 0)
-        os.fsync(owner)
-
-
 def _translated(error: lmdb.Error, folder: Path) -> StoreError:
     text = str(error)
     is_cut_short = os.strerror(errno.EIO) in text and not _has_room(folder)
     if isinstance(error, lmdb.MapFullError) or any(reason in text for reason in _NO_ROOM) or is_cut_short:
-        return StoreFull(
-            f"no room is left for the data in {folder}", hint="Free disk space; the node goes on by itself"
-        )
+        return _full(folder)
     if isinstance(error, lmdb.CorruptedError | lmdb.InvalidError | lmdb.PageNotFoundError | lmdb.VersionMismatchError):
         return DataDamaged(f"the data in {folder} is damaged: {text}", hint="Restore it from a backup or a replica")
     return _unusable(folder, text)
+
+
+def _failed(error: OSError, folder: Path) -> StoreError:
+    text = error.strerror or str(error)
+    return _full(folder) if text in _NO_ROOM else _unusable(folder, text)
+
+
+def _full(folder: Path) -> StoreFull:
+    return StoreFull(
+        f"the disk is full: no space for the data in {folder}", hint="Free disk space; the node resumes by itself"
+    )
 
 
 def _unusable(folder: Path, reason: str) -> StoreError:

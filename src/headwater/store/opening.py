@@ -8,20 +8,23 @@ copy, or was brought back from one: its original may have gone on, and given the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 
 from headwater.errors import DataDamaged, MalformedJson, StoreFull, VBucketDamaged
+from headwater.kernels.memory import Bytes, u64
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.kernels.memory import Bytes, u64
+from headwater.protocol.features import Opcode
+from headwater.protocol.frames import decode_collection_id, decode_frames
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import Seqno
+from headwater.protocol.numbers import Seqno, vbucket_of
 from headwater.store.bucket import Bucket, StoreEnvironment
-from headwater.store.checked_engine import FIRST, LAST, CheckedEngine, CheckedView, Progress, upgrade
+from headwater.store.checked_engine import FIRST, LAST, CheckedEngine, CheckedView
 from headwater.store.commits import GroupCommit, YoungCommits
 from headwater.store.data_format import (
     BUCKET_FACTS,
@@ -32,15 +35,16 @@ from headwater.store.data_format import (
     block_key,
     block_last_seqno,
     blocks_of,
+    commit_key,
     commit_number,
     vbucket_key,
     vbucket_of_block,
     vbucket_of_key,
 )
-from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table
-from headwater.store.index import Index, count_documents
+from headwater.store.engine import DeleteRow, Engine, PutRow, Table
+from headwater.store.index import count_documents
 from headwater.store.runs import as_run, group_starts_of, is_sound, last_seqnos, split_after
-from headwater.store.vbuckets import events_in, is_flush
+from headwater.store.vbuckets import events_in, is_flush, raise_to
 
 
 def create_bucket(
@@ -49,15 +53,15 @@ def create_bucket(
     *,
     environment: StoreEnvironment,
     secret: tuple[int, int],
-    extra: Sequence[Change] = (),
+    rows: Mapping[bytes, bytes] = MappingProxyType({}),
 ) -> Bucket:
-    """A new bucket with no vbuckets. `extra` is written with it."""
-    bucket = _bare_bucket(engine, facts, Manifest(), environment=environment, secret=secret, next_commit=1)
+    """A new bucket with no vbuckets. `rows` are stored with it, as by `Bucket.put_rows`."""
+    bucket = Bucket(engine, facts, Manifest(), environment=environment, secret=secret, next_commit=1)
     bucket.engine.write(
         [
             PutRow(Table.BUCKET, BUCKET_FACTS, facts.encode()),
             PutRow(Table.BUCKET, MANIFEST, Manifest().encode()),
-            *extra,
+            *(PutRow(Table.BUCKET, key, value) for key, value in rows.items()),
         ]
     )
     return bucket
@@ -75,31 +79,32 @@ def stored_facts(engine: Engine) -> BucketFacts | None:
         return None
 
 
-def open_bucket(
-    engine: Engine,
-    *,
-    environment: StoreEnvironment,
-    secret: tuple[int, int],
-    on_upgrade: Callable[[Progress], None] = lambda progress: None,
-) -> Bucket:
+def open_bucket(engine: Engine, *, environment: StoreEnvironment, secret: tuple[int, int]) -> Bucket:
     """The bucket that an engine holds, as it was when it was last durable.
 
-    A vbucket that is damaged is stopped, and the others are there; damage to what belongs to all of them is an error.
+    A vbucket that is damaged is stopped, and the others are there; damage to what belongs to all of them is an error. A
+    commit of the journal that is damaged stops the vbuckets that it has changes of.
     """
-    stored = stored_facts(engine)
-    if stored is None:
+    facts = stored_facts(engine)
+    if facts is None:
         raise DataDamaged("the data holds no bucket", hint="Create the bucket first, or restore the data")
-    engine = CheckedEngine.over(engine, stored.name)
-    facts = upgrade(engine.unchecked, stored, on_upgrade)
+    engine = CheckedEngine.over(engine, facts.name)
     with engine.view() as view:
         for _ in view.scan(Table.BUCKET, FIRST, LAST):
             """A name that the disk has changed is not missed below: its row is checked here."""
         manifest = stored_manifest(view)
         was_clean = engine.was_left_alone and view.get(Table.BUCKET, CLEAN_STOP) is not None
-        commits = [_read_commit(key, value, facts.vbuckets) for key, value in view.scan(Table.JOURNAL, FIRST, LAST)]
-        next_commit = commits[-1].number + 1 if commits else 1
-        bucket = _bare_bucket(engine, facts, manifest, environment=environment, secret=secret, next_commit=next_commit)
+        next_commit, commits, damaged = 1, list[GroupCommit](), dict[int, set[int]]()
+        for key, value, is_sound_row in view.journal():
+            next_commit = commit_number(key) + 1
+            commit = _read_commit(key, value, facts.vbuckets) if is_sound_row else None
+            if commit is None:
+                damaged[commit_number(key)] = _vbuckets_of_damaged(value, facts.vbuckets)
+            else:
+                commits.append(commit)
+        bucket = Bucket(engine, facts, manifest, environment=environment, secret=secret, next_commit=next_commit)
         bucket.young = YoungCommits(commits)
+        bucket.damaged_commits = damaged
         for vbucket in _stored_vbuckets(view, facts):
             _open_vbucket(bucket, view, vbucket)
     _mark_open(bucket, was_clean=was_clean)
@@ -131,13 +136,17 @@ def _open_vbucket(bucket: Bucket, view: CheckedView, vbucket: int) -> None:
                 f"bucket {bucket.facts.name}: vbucket {vbucket} has lost its state and its failover log",
                 vbucket=vbucket,
             )
-        bucket.vbuckets.set_facts(vbucket, _decoded_facts(bucket, vbucket, stored))
+        bucket.numbers.set_facts(vbucket, _decoded_facts(bucket, vbucket, stored))
+        for number, vbuckets in bucket.damaged_commits.items():
+            if vbucket in vbuckets:
+                where = f"bucket {bucket.facts.name}: vbucket {vbucket}, its changes in commit {number} of the journal"
+                raise VBucketDamaged(f"{where} are not what was written", vbucket=vbucket)
         load_vbucket(bucket, view, vbucket)
     except VBucketDamaged as error:
-        if bucket.vbuckets.facts[vbucket] is None:
-            bucket.vbuckets.set_facts(vbucket, unknown)
+        if bucket.numbers.facts[vbucket] is None:
+            bucket.numbers.set_facts(vbucket, unknown)
         bucket.index.clear(vbucket)
-        bucket.prepares.clear(vbucket)
+        bucket.undecided.clear(vbucket)
         bucket.stop_vbucket(error)
 
 
@@ -166,18 +175,17 @@ def _damaged(reason: str) -> DataDamaged:
 def close_bucket(bucket: Bucket) -> None:
     """Commit what is pending and leave the mark of a clean stop. The engine stays open."""
     assert bucket.in_flight is None, "a stop is clean only if nothing is lost"
+    bucket.begin_due_branches()
     bucket.commit_now()
-    if not bucket.is_marked_clean:
+    if not bucket.is_as_found:
         bucket.engine.write([PutRow(Table.BUCKET, CLEAN_STOP, b"1")])
 
 
 def load_vbucket(bucket: Bucket, view: CheckedView, vbucket: int) -> None:
     """Rebuild the index and the numbers of a vbucket from its stored changes."""
-    bucket.index.clear(vbucket)
-    bucket.prepares.clear(vbucket)
-    bucket.vbuckets.reset_numbers(vbucket)
+    bucket.forget_vbucket(vbucket)
     flushes: dict[int, int] = {}
-    """Of the collections that were flushed: where that was last."""
+    """The seqno of the last flush of each collection that was flushed."""
     reached = 0
     for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket)):
         last = block_last_seqno(key)
@@ -197,26 +205,26 @@ def load_vbucket(bucket: Bucket, view: CheckedView, vbucket: int) -> None:
     if flushes:
         stored = (as_run(block) for _, block in view.scan(Table.BLOCKS, *blocks_of(vbucket)))
         runs = chain(stored, (commit.run(vbucket) for commit in bucket.young.of(vbucket)))
-        bucket.vbuckets.superseded[vbucket] += bucket.index.forget_flushed(vbucket, flushes, runs)
-    facts = bucket.vbuckets.facts[vbucket]
+        bucket.numbers.superseded[vbucket] += bucket.index.forget_flushed(vbucket, flushes, runs)
+    facts = bucket.numbers.facts[vbucket]
     assert facts is not None
-    numbers = bucket.vbuckets
-    numbers.high_seqnos[vbucket] = max(int(numbers.high_seqnos[vbucket]), reached, facts.high_seqno_floor)
+    numbers = bucket.numbers
+    raise_to(numbers.high_seqnos, vbucket, max(reached, facts.high_seqno_floor))
     numbers.durable_seqnos[vbucket] = numbers.high_seqnos[vbucket]
-    numbers.visible_seqnos[vbucket] = max(int(numbers.visible_seqnos[vbucket]), facts.visible_seqno_floor)
-    numbers.completed_seqnos[vbucket] = max(int(numbers.completed_seqnos[vbucket]), facts.completed_seqno_floor)
-    numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), facts.max_cas_floor)
-    numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), facts.deleted_rev_floor)
+    raise_to(numbers.visible_seqnos, vbucket, facts.visible_seqno_floor)
+    raise_to(numbers.completed_seqnos, vbucket, facts.completed_seqno_floor)
+    raise_to(numbers.max_cas, vbucket, facts.max_cas_floor)
+    raise_to(numbers.deleted_revs, vbucket, facts.deleted_rev_floor)
 
 
 def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> dict[int, int]:
     """Enter a run. Returns the collections that are flushed in it, each with the seqno of that."""
     flushes: dict[int, int] = {}
-    numbers = bucket.vbuckets
+    numbers = bucket.numbers
     bucket.index_changes(vbucket, run, documents=count_documents(run), commit=commit)
-    bucket.prepares.enter_run(vbucket, run)
+    bucket.undecided.enter_run(vbucket, run)
     for seqno, event in events_in(run):
-        numbers.on_event(vbucket, seqno, event.manifest_uid)
+        numbers.on_event(vbucket, seqno, event, manifest_uid=event.manifest_uid)
         if is_flush(event):
             flushes[event.collection_id] = seqno
     starts = np.array([0, len(run)], dtype=np.int64)
@@ -225,42 +233,50 @@ def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> dict[
     return flushes
 
 
-def _read_commit(key: bytes, value: memoryview, vbuckets: int) -> GroupCommit:
+def _read_commit(key: bytes, value: memoryview, vbuckets: int) -> GroupCommit | None:
+    """A commit of the journal; None if its changes can't be told apart."""
     data = as_run(value).copy()
     group_starts = np.empty(vbuckets + 1, dtype=np.int64)
     if not group_starts_of(data, group_starts):
-        raise _damaged(f"commit {commit_number(key)} in the journal is damaged")
+        return None
     return GroupCommit(number=commit_number(key), data=data, group_starts=group_starts)
 
 
-def _bare_bucket(
-    engine: Engine,
-    facts: BucketFacts,
-    manifest: Manifest,
-    *,
-    environment: StoreEnvironment,
-    secret: tuple[int, int],
-    next_commit: int,
-) -> Bucket:
-    index = Index(facts.vbuckets, secret=secret)
-    return Bucket(engine, facts, index=index, manifest=manifest, environment=environment, next_commit=next_commit)
+def _vbuckets_of_damaged(value: memoryview, vbuckets: int) -> set[int]:
+    """The vbuckets that a damaged commit may have changes of.
+
+    It is those that its frames name, if the frames are whole and each key belongs to the vbucket that its frame names:
+    then it is neither a length nor a name of a vbucket that the disk has changed. Where that is in doubt, it is all of
+    them: one that lost a change unnoticed would give its seqno away a second time.
+    """
+    commit = _read_commit(commit_key(0), value, vbuckets)
+    named: set[int] = set()
+    for frame in () if commit is None else decode_frames(commit.data.tobytes()):
+        named.add(frame.specific)
+        if frame.opcode == Opcode.DCP_SYSTEM_EVENT:
+            return set(range(vbuckets))
+        _, key_at = decode_collection_id(frame.key)
+        if vbucket_of(frame.key[key_at:], vbuckets) != frame.specific:
+            return set(range(vbuckets))
+    return named or set(range(vbuckets))
 
 
 def _mark_open(bucket: Bucket, *, was_clean: bool) -> None:
     bucket.was_stopped_in_order = was_clean
-    changes: list[Change] = [DeleteRow(Table.BUCKET, CLEAN_STOP)]
-    for vbucket, facts in enumerate(bucket.vbuckets.facts):
-        if was_clean or facts is None or bucket.vbuckets.states[vbucket] != VBucketState.ACTIVE:
+    branched: dict[int, VBucketFacts] = {}
+    for vbucket, facts in enumerate(bucket.numbers.facts):
+        if was_clean or facts is None or bucket.numbers.states[vbucket] != VBucketState.ACTIVE:
             continue
-        high = Seqno(int(bucket.vbuckets.high_seqnos[vbucket]))
+        high = Seqno(int(bucket.numbers.high_seqnos[vbucket]))
         log = facts.failover_log.branch(bucket.environment.new_vbuuid(), at_seqno=high)
-        branched = replace(facts, failover_log=log)
-        bucket.vbuckets.set_facts(vbucket, branched)
-        changes.append(PutRow(Table.VBUCKETS, vbucket_key(vbucket), branched.encode()))
+        branched[vbucket] = replace(facts, failover_log=log)
+    rows = (PutRow(Table.VBUCKETS, vbucket_key(vbucket), facts.encode()) for vbucket, facts in branched.items())
     try:
-        bucket.engine.write(changes)
+        bucket.engine.write([DeleteRow(Table.BUCKET, CLEAN_STOP), *rows])
     except StoreFull:
-        # A node that was stopped in order can be read on a full disk. It is as clean as before until something changes.
-        if not was_clean:
-            raise
-        bucket.is_marked_clean = True
+        # It can be read on a full disk. As long as nothing is written, no seqno is given on a branch that has ended.
+        bucket.is_as_found = True
+        bucket.due_branches = {vbucket: facts.failover_log for vbucket, facts in branched.items()}
+        return
+    for vbucket, facts in branched.items():
+        bucket.numbers.set_facts(vbucket, facts)

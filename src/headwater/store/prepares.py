@@ -1,7 +1,7 @@
 """Prepares: durable writes that have begun and are not decided yet, and how durable writes are stored.
 
-The bucket holds one `Prepares`, enters prepares in it and decides them; compaction and receiving ask it what is
-undecided. Nothing here writes to a bucket.
+The bucket holds one `UndecidedPrepares`, enters prepares in it and decides them. Others read `Bucket.prepares`, which
+is the same to be read. Nothing here writes to a bucket.
 
 A durable write is stored twice. It begins as a *prepare*, which is a DCP prepare frame with a seqno of its own; no
 client sees it as a document. It ends as a *commit* or as an *abort*.
@@ -24,10 +24,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from headwater.protocol.features import WITH_COLLECTIONS, Opcode
-from headwater.protocol.frames import decode_frame
-from headwater.protocol.kernels.frame_header import ABORT, PREPARE, is_document_change
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     AnyBytes,
     Bytes,
     Column,
@@ -39,21 +36,25 @@ from headwater.protocol.kernels.memory import (
     load_u16,
     load_u32,
     load_u64,
+    read_only,
     u64,
 )
-from headwater.protocol.kernels.siphash import siphash128
-from headwater.protocol.messages import decode_message
+from headwater.kernels.siphash import siphash128
+from headwater.protocol.features import Opcode
+from headwater.protocol.frames import encode_collection_id
+from headwater.protocol.kernels.frame_runs import ABORT, PREPARE, is_document_change
 from headwater.protocol.messages.dcp_changes import Prepare
-from headwater.protocol.numbers import SEQNO_MAX, Cas, CollectionId, Seqno, VBucketId, encode_collection_id
+from headwater.protocol.numbers import SEQNO_MAX, Cas, CollectionId, Seqno, VBucketId
+from headwater.store.data_format import decode_stored
 from headwater.store.runs import as_run
 
 PENDING_BYTES_MAX = 256 * 1024 * 1024
-"""Of undecided prepares in a bucket: they are held in memory. A caller that takes durable writes refuses more."""
+"""Limit for the undecided prepares of a bucket, which are held in memory. The node refuses durable writes beyond it."""
 NO_PREPARES: Column = np.empty(0, dtype=np.uint64)
 _DISTANCE_MAX = 2**32 - 1
 _CHANGES = frozenset({Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION})
 _FRAME_BYTES_MIN = 24 + 16 + 2
-"""Of a change: its header, the two numbers that all changes have, and a key."""
+"""The shortest change: its header, the two numbers that all changes have, and a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,20 +76,20 @@ class PendingPrepare:
         return encode_collection_id(self.collection_id) + self.key
 
     def is_same(self, other: PendingPrepare | None) -> bool:
-        """Whether that is this prepare, be it that it was read back from what is stored meanwhile."""
+        """Whether both are the same prepare, even if one was read back from the stored data since."""
         return other is not None and (self.seqno, self.cas) == (other.seqno, other.cas)
 
 
 class Prepares:
-    """The undecided prepares of a bucket."""
+    """The undecided prepares of a bucket, to be read."""
 
     def __init__(self, vbuckets: int) -> None:
-        self.counts = np.zeros(vbuckets, dtype=np.int64)
+        self._counts = np.zeros(vbuckets, dtype=np.int64)
+        self._high_prepared = np.zeros(vbuckets, dtype=np.uint64)
+        self.counts = read_only(self._counts)
         """How many each vbucket has."""
-        self.high_prepared = np.zeros(vbuckets, dtype=np.uint64)
+        self.high_prepared = read_only(self._high_prepared)
         """The highest seqno of a prepare, as far as this was seen since the vbucket was loaded."""
-        self.high_completed = np.zeros(vbuckets, dtype=np.uint64)
-        """The highest seqno of a prepare that was decided."""
         self.held_bytes = 0
         self._by_key: dict[int, OrderedDict[bytes, PendingPrepare]] = {}
         """By vbucket, oldest first: they come in the order of their seqnos. Unlike a plain dict, an ordered one finds
@@ -98,27 +99,31 @@ class Prepares:
         return self.find_encoded(vbucket, encode_collection_id(collection_id) + key) if self.counts[vbucket] else None
 
     def find_encoded(self, vbucket: int, key: bytes) -> PendingPrepare | None:
-        """The same by the key as it is stored, which starts with its collection id."""
+        """Find a prepare by its stored key, which starts with the collection id."""
         return self._undecided(vbucket).get(key)
 
     def _undecided(self, vbucket: int) -> Mapping[bytes, PendingPrepare]:
         return self._by_key.get(vbucket) or {}
 
     def of(self, vbucket: int) -> list[PendingPrepare]:
-        """Those of a vbucket, oldest first."""
+        """The prepares of a vbucket, oldest first."""
         return list(self._undecided(vbucket).values())
 
     def up_to(self, vbucket: int, seqno: int) -> list[PendingPrepare]:
-        """The same, without those that are newer, which are not looked at."""
+        """The prepares of a vbucket up to a seqno, oldest first. Newer ones are not read."""
         return list(takewhile(lambda prepare: prepare.seqno <= seqno, self._undecided(vbucket).values()))
 
     def keys_of(self, vbucket: int) -> list[bytes]:
-        """The keys as they are stored."""
+        """The stored keys of a vbucket's prepares."""
         return list(self._undecided(vbucket))
 
     def vbuckets(self) -> list[int]:
-        """The vbuckets that have any."""
+        """The vbuckets that have undecided prepares."""
         return [vbucket for vbucket, found in self._by_key.items() if found]
+
+
+class UndecidedPrepares(Prepares):
+    """The same to be written to, which is for modules of the store."""
 
     def add(self, prepare: PendingPrepare) -> None:
         """Enter a prepare. An older one of the same key was decided in a way that left no trace."""
@@ -129,9 +134,9 @@ class Prepares:
             self._removed(older)
         assert not found or next(reversed(found.values())).seqno < prepare.seqno, "prepares come in their order"
         found[prepare.encoded_key] = prepare
-        self.counts[vbucket] += 1
+        self._counts[vbucket] += 1
         self.held_bytes += len(prepare.frame)
-        self.high_prepared[vbucket] = max(int(self.high_prepared[vbucket]), prepare.seqno)
+        self._high_prepared[vbucket] = max(int(self._high_prepared[vbucket]), prepare.seqno)
 
     def remove(self, prepare: PendingPrepare) -> None:
         """A prepare is decided."""
@@ -140,16 +145,14 @@ class Prepares:
         self._removed(removed)
 
     def _removed(self, prepare: PendingPrepare) -> None:
-        vbucket = prepare.vbucket
-        self.counts[vbucket] -= 1
+        self._counts[prepare.vbucket] -= 1
         self.held_bytes -= len(prepare.frame)
-        self.high_completed[vbucket] = max(int(self.high_completed[vbucket]), prepare.seqno)
 
     def clear(self, vbucket: int) -> None:
         """The vbucket is removed, or empty, or about to be loaded."""
         for prepare in self._by_key.pop(vbucket, {}).values():
             self.held_bytes -= len(prepare.frame)
-        self.counts[vbucket] = self.high_prepared[vbucket] = self.high_completed[vbucket] = 0
+        self._counts[vbucket] = self._high_prepared[vbucket] = 0
 
     def enter_run(self, vbucket: int, run: Bytes) -> None:
         """Take what a stored run says of prepares. Only those that it leaves undecided are looked at one by one."""
@@ -166,8 +169,7 @@ class Prepares:
         for start in starts[~np.isin(seqnos, completed)].tolist():
             self.add(_read_back(vbucket, run, start))
         # Those that began and ended within the run count as well.
-        for highest, seen in ((self.high_prepared, seqnos), (self.high_completed, completed)):
-            highest[vbucket] = max(int(highest[vbucket]), int(seen.max(initial=0)))
+        self._high_prepared[vbucket] = max(int(self._high_prepared[vbucket]), int(seqnos.max(initial=0)))
 
 
 def _read_back(vbucket: int, run: Bytes, start: int) -> PendingPrepare:
@@ -183,9 +185,7 @@ def _read_back(vbucket: int, run: Bytes, start: int) -> PendingPrepare:
 
 def decode_prepare(frame: bytes) -> Prepare:
     """The prepare in a stored frame."""
-    decoded = decode_frame(frame)
-    assert decoded is not None, "stored frames are whole"
-    prepare = decode_message(decoded[0], WITH_COLLECTIONS)
+    prepare = decode_stored(frame)
     assert isinstance(prepare, Prepare), "only prepares are decided"
     return prepare
 
@@ -197,7 +197,7 @@ def commit_opaque(distance: int) -> int:
     return distance if distance <= _DISTANCE_MAX else 0
 
 
-def decide_by_changes(prepares: Prepares, vbucket: int, run: Bytes, secret: Column) -> None:
+def decide_by_changes(prepares: UndecidedPrepares, vbucket: int, run: Bytes, secret: Column) -> None:
     """A change that was received for a document with an undecided prepare is its commit, though it does not say so.
 
     Producers send it so where the prepare may have been compacted away. `run` lies in the pending commit, and is marked

@@ -1,7 +1,8 @@
 """Range scans: the documents of one collection in one vbucket, in the order of their keys, as they were at one moment.
 
 Handlers of the key-value side begin a scan and take it part by part. It sees what was durable when it began: it holds a
-view of the blocks and copies of what was young then, until it is closed.
+view of the blocks and copies of what was young then, until it is closed. To walk all of that may take long, so a scan
+is begun and taken in threads, one part at a time, and may be closed meanwhile.
 
 No part of the store knows the order of keys: changes lie in the order of their seqnos, and the index has hashes. So a
 scan walks all changes of the vbucket and keeps the lowest keys that it meets, as many as a chunk holds. When the chunk
@@ -12,22 +13,15 @@ first and keys are sorted stably, so of several versions the last is the newest;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
+from threading import Lock
 
 import numpy as np
 
-from headwater.protocol.kernels.frame_header import (
-    MUTATION,
-    SNAPPY,
-    XATTR,
-    collection_id,
-    is_document_change,
-    prefix_bytes,
-)
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     AnyBytes,
     Bytes,
     Column,
@@ -49,13 +43,22 @@ from headwater.protocol.kernels.memory import (
     store_u64,
     u64,
 )
-from headwater.protocol.kernels.siphash import siphash128
+from headwater.kernels.siphash import siphash128
+from headwater.protocol.kernels.frame_runs import (
+    MUTATION,
+    SNAPPY,
+    XATTR,
+    collection_id,
+    is_document_change,
+    prefix_bytes,
+)
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.range_scan import RangeScanContinueResponse, ScannedDocument
 from headwater.protocol.numbers import KEY_BYTES_MAX, CollectionId, VBucketId
 from headwater.protocol.values import Datatype, body_offset
 from headwater.store.bucket import Bucket
 from headwater.store.checked_engine import CheckedView
+from headwater.store.commits import GroupCommit
 from headwater.store.data_format import Entry, block_last_seqno, blocks_of, decode_document
 from headwater.store.engine import Table
 from headwater.store.index import BASE, CAPACITY, SEQNO, probe
@@ -63,7 +66,7 @@ from headwater.store.runs import as_run, first_seqno, split_after
 
 CHUNK_KEYS = 2**16
 _KEY_BYTES_MEAN = 64
-"""A chunk has room for so many bytes a key. Where keys are longer, it holds fewer."""
+"""Room in a chunk for each key. If keys are longer, the chunk holds fewer."""
 ABOVE_ALL_KEYS = b"\xff" * (KEY_BYTES_MAX + 1)
 _META_BYTES = 25
 """In front of a document in a part: flags, expiry, seqno, CAS and datatype."""
@@ -72,8 +75,8 @@ _NO_DOCUMENT = -1
 _COMPRESSED = -1
 """In place of a count: the next document has to be inflated first."""
 _DRAWS = 16
-_WALKED_BYTES_MAX = 32 * 1024 * 1024
-"""How much is read to find a random document of a collection that has next to none."""
+_WALKED_BYTES_MAX = 1024 * 1024
+"""The most that is read to find a random document of a nearly empty collection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,19 +103,24 @@ class RangeScan:
     """See the module. It holds a view until it is closed, or until all that is left of it is in memory."""
 
     def __init__(
-        self, bucket: Bucket, vbucket: int, wanted: ScanWanted, *, now_s: int, chunk_keys: int = CHUNK_KEYS
-    ) -> None:
+        self, bucket: Bucket, vbucket: int, young: Sequence[GroupCommit], wanted: ScanWanted, *, now_s: int,
+        chunk_keys: int = CHUNK_KEYS,
+    ) -> None:  # fmt: skip
+        """`young` are the commits of the vbucket, which are for the event loop to take from the bucket."""
+        self._lock = Lock()
+        """Held while a part is made."""
+        self._is_closed = False
         self.wanted = wanted
         self._now_s = now_s
         self._chunk = _Chunk(chunk_keys)
         self._order: Column = np.empty(0, dtype=np.int64)
         self._given = 0
-        """How many of those in order are given out."""
+        """How many of `_order` have been returned."""
         self._next_low: bytes | None = wanted.low
-        """Where the next chunk begins; None behind the last one."""
+        """Where the next chunk begins; None after the last one."""
         with ExitStack() as stack:
             view = stack.enter_context(bucket.reading(vbucket))
-            self._runs = list(_runs(bucket, view, vbucket))
+            self._runs = list(_runs(view, vbucket, young))
             self._addresses = np.array([address_of(run) for run in self._runs], dtype=np.int64)
             self._lengths = np.array([len(run) for run in self._runs], dtype=np.int64)
             self._draws = None if wanted.sample is None else self._begin_sample(wanted.sample)
@@ -129,6 +137,13 @@ class RangeScan:
 
         `datatypes` are the bits that the receiver understands; the one for extended attributes where it wants them.
         """
+        with self._lock:
+            part = b"" if self._is_closed else self._take(items_max, bytes_max, datatypes)
+        if self._is_closed:
+            self.close()
+        return part
+
+    def _take(self, items_max: int, bytes_max: int, datatypes: Datatype) -> bytes:
         if self._given == len(self._order):
             self._load()
         end = min(len(self._order), self._given + items_max)
@@ -144,13 +159,16 @@ class RangeScan:
         return part
 
     def close(self) -> None:
-        """Let the view go. A scan that is closed gives out no more."""
-        self._runs, self._next_low = [], None
-        self._order, self._given = self._order[:0], 0
-        self._held.close()
+        """Release the view. A closed scan returns nothing more. Where a part is being made, that is the last."""
+        self._is_closed = True
+        if self._lock.acquire(blocking=False):
+            self._runs, self._next_low = [], None
+            self._order, self._given = self._order[:0], 0
+            self._held.close()
+            self._lock.release()
 
     def _release(self) -> None:
-        """Let the view go as soon as nothing is read from it any more."""
+        """Release the view as soon as it is not needed."""
         if self.is_complete or (self.wanted.keys_only and self._next_low is None):
             self._runs = []
             self._held.close()
@@ -160,12 +178,15 @@ class RangeScan:
     def _documents(self, end: int, bytes_max: int, datatypes: int) -> tuple[int, bytes]:
         order = self._order[self._given : end]
         places = self._addresses, self._lengths, self._chunk.run_numbers, self._chunk.frame_starts, order
-        count, size = _measure(*places, bytes_max, datatypes)
+        out = np.empty(bytes_max, dtype=np.uint8)
+        count, used = _write_documents(*places, datatypes, out)
         if count == _COMPRESSED:
             return 1, self._inflated(int(order[0]), datatypes)
-        out = np.empty(size, dtype=np.uint8)
-        _write_documents(*places[:4], order[:count], datatypes, out)
-        return count, out.tobytes()
+        if used > bytes_max:
+            # The first is longer than a part, which is then as long as that.
+            out = np.empty(used, dtype=np.uint8)
+            count, used = _write_documents(*places, datatypes, out)
+        return count, out[:used].tobytes()
 
     def _inflated(self, item: int, datatypes: int) -> bytes:
         """A document that its receiver, or its extended attributes, need uncompressed."""
@@ -238,14 +259,14 @@ class _Draws:
     numbers: np.random.Generator
 
 
-def _runs(bucket: Bucket, view: CheckedView, vbucket: int) -> Iterator[Bytes]:
+def _runs(view: CheckedView, vbucket: int, young: Sequence[GroupCommit]) -> Iterator[Bytes]:
     """The durable changes of a vbucket, oldest first, as runs that are valid as long as the view is open."""
     reached = 0
     for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket)):
         yield as_run(block)
         reached = block_last_seqno(key)
     # While commits are settled, their changes lie both in them and in blocks.
-    for commit in bucket.young.of(vbucket):
+    for commit in young:
         run = commit.run(vbucket)
         # A copy, as the run alone would keep the changes of all vbuckets in memory for as long as the scan lives.
         yield run[split_after(run, reached) :].copy()
@@ -259,7 +280,7 @@ class _Chunk:
         self.count = 0
         self.keys: Bytes = np.empty(max(capacity * _KEY_BYTES_MEAN, 4 * KEY_BYTES_MAX), dtype=np.uint8)
         self.starts = np.zeros(capacity + 1, dtype=np.int64)
-        """Of the keys, and where the last one ends."""
+        """Where each key starts, and where the last one ends."""
         self.run_numbers = np.empty(capacity, dtype=np.int64)
         self.frame_starts = np.empty(capacity, dtype=np.int64)
 
@@ -309,6 +330,7 @@ class FoundDocument:
     vbucket: VBucketId = VBucketId(0)
     entry: Entry | None = None
     is_cut_short: bool = False
+    walked_bytes: int = 0
 
 
 def random_document(bucket: Bucket, collection: CollectionId, *, draw: int, now_s: int) -> FoundDocument:
@@ -318,7 +340,7 @@ def random_document(bucket: Bucket, collection: CollectionId, *, draw: int, now_
     collection, vbuckets are walked one after the other, from a random one on, as far as is bearable.
     """
     numbers = np.random.Generator(np.random.PCG64(draw))
-    is_active = (bucket.vbuckets.states == VBucketState.ACTIVE) & (bucket.index.entries > 0)
+    is_active = (bucket.numbers.states == VBucketState.ACTIVE) & (bucket.index.entries > 0)
     vbuckets = [VBucketId(vbucket) for vbucket in np.flatnonzero(is_active).tolist()]
     if not vbuckets:
         return FoundDocument()
@@ -332,7 +354,7 @@ def random_document(bucket: Bucket, collection: CollectionId, *, draw: int, now_
         met, key = 0, b""
         for run in bucket.runs(vbucket):
             if walked_bytes > _WALKED_BYTES_MAX:
-                return FoundDocument(is_cut_short=True)
+                return FoundDocument(is_cut_short=True, walked_bytes=walked_bytes)
             walked_bytes += len(run)
             index = bucket.index
             met, start, end = _draw_key(
@@ -341,8 +363,8 @@ def random_document(bucket: Bucket, collection: CollectionId, *, draw: int, now_
             key = run[start:end].tobytes() if end else key
         entry = bucket.index.find(vbucket, as_run(key)) if key else None
         if entry is not None:
-            return FoundDocument(vbucket=vbucket, entry=entry)
-    return FoundDocument()
+            return FoundDocument(vbucket=vbucket, entry=entry, walked_bytes=walked_bytes)
+    return FoundDocument(walked_bytes=walked_bytes)
 
 
 # --- kernels: keys ------------------------------------------------------------------------------------------------
@@ -532,12 +554,12 @@ def _spans(run: Bytes, at: int, datatypes: int) -> tuple[int, int, int, int]:
 
 
 @kernel
-def _measure(
-    addresses: Int64s, lengths: Int64s, run_numbers: Int64s, frame_starts: Int64s, order: Int64s, bytes_max: int,
-    datatypes: int,
+def _write_documents(
+    addresses: Int64s, lengths: Int64s, run_numbers: Int64s, frame_starts: Int64s, order: Int64s, datatypes: int,
+    out: Bytes,
 ) -> tuple[int, int]:  # fmt: skip
-    """How many of the documents fit, one at least, and the bytes they take. Compressed ones that can't be sent as they
-    are end the part, or are `_COMPRESSED` where they come first."""
+    """Write as many documents as there is room for. Returns how many, and the bytes that they take, or that the first
+    would. Compressed ones that can't be sent as they are end the part, or are `_COMPRESSED` where they come first."""
     used = i64(0)
     for place in range(len(order)):
         item = order[place]
@@ -549,30 +571,16 @@ def _measure(
         key_at, value_at, body_at, end = _spans(run, at, datatypes)
         key_bytes, body_bytes = value_at - key_at, end - body_at
         size = _META_BYTES + _length_bytes(key_bytes) + key_bytes + _length_bytes(body_bytes) + body_bytes
-        if place and used + size > bytes_max:
-            return place, used
-        used += size
-    return i64(len(order)), used
-
-
-@kernel
-def _write_documents(
-    addresses: Int64s, lengths: Int64s, run_numbers: Int64s, frame_starts: Int64s, order: Int64s, datatypes: int,
-    out: Bytes,
-) -> None:  # fmt: skip
-    used = i64(0)
-    for place in range(len(order)):
-        item = order[place]
-        run = bytes_at(addresses[run_numbers[item]], lengths[run_numbers[item]])
-        at = frame_starts[item]
-        key_at, value_at, body_at, end = _spans(run, at, datatypes)
+        if used + size > len(out):
+            return i64(place), used if place else size
         store_u32(out, used, load_u32(run, at + 40))
         store_u32(out, used + 4, load_u32(run, at + 44))
         store_u64(out, used + 8, load_u64(run, at + 24))
         store_u64(out, used + 16, load_u64(run, at + 16))
-        out[used + 24] = i64(run[at + 5]) & datatypes
-        used = _put_length(out, used + _META_BYTES, value_at - key_at)
-        copy_bytes(out, used, run, key_at, value_at - key_at)
-        used = _put_length(out, used + value_at - key_at, end - body_at)
-        copy_bytes(out, used, run, body_at, end - body_at)
-        used += end - body_at
+        out[used + 24] = datatype & datatypes
+        used = _put_length(out, used + _META_BYTES, key_bytes)
+        copy_bytes(out, used, run, key_at, key_bytes)
+        used = _put_length(out, used + key_bytes, body_bytes)
+        copy_bytes(out, used, run, body_at, body_bytes)
+        used += body_bytes
+    return i64(len(order)), used

@@ -1,7 +1,7 @@
 """The read kernel: a run of gets and sub-document look-ups, from request bytes to answers in one pass.
 
 Key-value sessions call it with what has come. The kernel takes the requests as they lie in the receive buffer, looks
-each key up in the index, finds the newest version where it lies (`frame_places`) and writes the answer. It stops in
+each key up in the index, finds the newest version where it lies (`commits`) and writes the answer. It stops in
 front of the first request that is anything else, or that needs a closer look, such as one for a document that is locked
 or has expired, or a path with escapes, and leaves it to the handlers of `node.kv`, which must always give the same
 result.
@@ -10,35 +10,10 @@ result.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
-from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.kernels.frame_header import (
-    GET,
-    GETK,
-    GETKQ,
-    GETQ,
-    JSON,
-    RAW,
-    REQUEST,
-    RESPONSE,
-    SNAPPY,
-    SUBDOC_EXISTS,
-    SUBDOC_GET,
-    SUBDOC_MULTI_LOOKUP,
-    XATTR,
-)
-from headwater.protocol.kernels.json_check import is_json
-from headwater.protocol.kernels.json_path import (
-    NEEDS_CLOSER_LOOK,
-    NOT_THERE,
-    copy_compact,
-    find_part,
-    is_shallow_container,
-)
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     Bytes,
     Column,
     Int64Rows,
@@ -56,23 +31,40 @@ from headwater.protocol.kernels.memory import (
     load_u16,
     load_u32,
     load_u64,
-    store_u16,
     store_u32,
-    store_u64,
-    u16,
-    u32,
     u64,
+)
+from headwater.protocol.frames import HEADER_BYTES
+from headwater.protocol.kernels.frame_runs import (
+    GET,
+    GETK,
+    GETKQ,
+    GETQ,
+    JSON,
+    RAW,
+    REQUEST,
+    SNAPPY,
+    SUBDOC_GET,
+    XATTR,
+    write_response_header,
+)
+from headwater.protocol.kernels.json_check import is_json
+from headwater.protocol.kernels.json_path import (
+    NEEDS_CLOSER_LOOK,
+    RESULT_BYTES,
+    answer_lookup,
+    count_paths,
+    has_lookup_lengths,
+    is_shallow_container,
 )
 from headwater.protocol.kernels.snappy import inflate_value, stated_length
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.messages.subdocument import SPECS_MAX
 from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
-from headwater.store.commits import COMMIT_LOW
-from headwater.store.engine import View
-from headwater.store.frame_places import (
+from headwater.store.commits import (
+    COMMIT_LOW,
     NOT_FOUND,
     UNKNOWN_BLOCKS,
     UNKNOWN_DIRECTORY,
@@ -88,58 +80,27 @@ from headwater.store.set_run import INFLATED_BYTES_MAX, UNKNOWN_COLLECTION, key_
 from headwater.store.vbuckets import ABSENT
 
 ANSWERS_BYTES = 256 * 1024
-"""What one call of the kernel may answer; more for a single large document."""
+"""Limit for the answers of one call of the kernel; a single large document may exceed it."""
+WALKED_BYTES = 512 * 1024
+"""Limit for what the look-ups of one call walk through: about a millisecond. A document that takes longer, or is longer
+when it is inflated, is left to the handlers, which have it done beside the event loop."""
 _FLAGS_BYTES = 4
 _STORED_FLAGS_AT = HEADER_BYTES + 16
 """In a stored mutation they follow seqno and revision."""
 _ACTIVE = int(VBucketState.ACTIVE)
 _SUCCESS = int(Status.SUCCESS)
 _KEY_ENOENT = int(Status.KEY_ENOENT)
-_PATH_ENOENT = int(Status.SUBDOC_PATH_ENOENT)
-_PATH_MISMATCH = int(Status.SUBDOC_PATH_MISMATCH)
-_MULTI_PATH_FAILURE = int(Status.SUBDOC_MULTI_PATH_FAILURE)
-_PATH_EXTRAS_BYTES = 3
-"""Of a look-up of one path: the length of the path, and its flags."""
-_SPEC_BYTES = 4
-"""Opcode, flags and length of the path in front of each path of a look-up of many."""
-_RESULT_BYTES = 6
-"""Status and length in front of each value of its answer."""
-_PATH_BYTES_MAX = 1024
-_LOOKUP_BYTES_MAX = 32 * 1024
-"""The key and all paths."""
 _NO_STARTS: Column = np.zeros(1, dtype=np.int64)
 _NO_COMMIT = -1
-_NO_ROOM, _DAMAGED, _UNUSUAL = -1, -2, -3
+_NO_ROOM, _UNUSUAL = -1, -2
 """In place of where an answer ends."""
 
 
-class ReadRunStop(IntEnum):
-    """Why the kernel stopped."""
-
-    END = 0
-    """No whole request is left."""
-    OTHER = 1
-    """The next request is for the handlers."""
-    ROOM = 2
-    """The next answer has no room."""
-    BLOCKS = 3
-    """Where the blocks of a vbucket lie has to be found out."""
-    DIRECTORY = 4
-    """The directory of a block has to be read."""
-
-
-_END, _OTHER, _ROOM, _BLOCKS, _DIRECTORY = (int(stop) for stop in ReadRunStop)
-
-
-class Shows(IntEnum):
-    """What the answers show that is not durable: they have to wait for it."""
-
-    DURABLE = 0
-    IN_FLIGHT = 1
-    PENDING = 2
-
-
-_IN_FLIGHT, _PENDING = int(Shows.IN_FLIGHT), int(Shows.PENDING)
+_END, _OTHER, _ROOM, _BLOCKS, _DIRECTORY = range(5)
+"""Why the kernel stopped: no whole request is left; the next one is for the handlers; its answer has no room; where the
+blocks of its vbucket lie, or the directory of a block, has to be read first."""
+_DURABLE, _IN_FLIGHT, _PENDING = range(3)
+"""The newest of what the answers show: they wait until it is durable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +112,8 @@ class ReadRun:
     responses: bytes
     commit: int
     """The commit that has to be durable before the answers are sent; 0 for none."""
+    walked_bytes: int
+    """Bytes of documents that look-ups have walked through, which their answers do not show."""
 
 
 class DocumentReads:
@@ -158,7 +121,7 @@ class DocumentReads:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._places = BlockPlaces(len(bucket.vbuckets))
+        self._places = BlockPlaces(len(bucket.numbers))
         self._scratch = np.empty(KEY_BYTES_MAX + 1, dtype=np.uint8)
         self._inflated = np.empty(INFLATED_BYTES_MAX, dtype=np.uint8)
         self._answers: Bytes = np.empty(ANSWERS_BYTES, dtype=np.uint8)
@@ -174,32 +137,29 @@ class DocumentReads:
         # Blocks may be written in another thread. What is known of them is good for this view if none was while it was
         # taken: a page that is given up is not used for anything else as long as a view of before is open.
         version = versions[-1]
-        answers, at, written, reads, shows = self._answers, 0, 0, 0, int(Shows.DURABLE)
+        answers, at, written, reads, shows, walked = self._answers, 0, 0, 0, _DURABLE, 0
         with engine.unchecked.view() as view:
             while versions[-1] == version:
-                stop, at, written, reads, shows, vbucket, wanted = self._answer(
-                    data, at, answers, written, reads, shows, versions, collections=collections, datatypes=datatypes
-                )
-                if stop == ReadRunStop.BLOCKS:
-                    self._enter_blocks(view, vbucket, version)
-                elif stop == ReadRunStop.ROOM and not written:
+                stop, at, written, reads, shows, walked, vbucket, wanted = self._answer(
+                    data, at, answers, written, reads, shows, walked, versions,
+                    collections=collections, datatypes=datatypes,
+                )  # fmt: skip
+                if stop == _BLOCKS:
+                    of_vbucket = int(versions[vbucket])
+                    if versions[-1] == version:
+                        self._places.enter_blocks(view, vbucket, version=of_vbucket)
+                elif stop == _ROOM and not written:
                     answers = np.empty(wanted, dtype=np.uint8)
-                elif stop != ReadRunStop.DIRECTORY or not self._places.enter_directory(vbucket, wanted):
+                elif stop != _DIRECTORY or not self._places.enter_directory(vbucket, wanted):
                     break  # Where a directory is damaged the handlers find that, too, and know what to do.
-        return ReadRun(
-            consumed_bytes=at, reads=reads, responses=answers[:written].tobytes(), commit=self._commit_number(shows)
-        )
-
-    def _enter_blocks(self, view: View, vbucket: int, version: int) -> None:
-        versions = self._bucket.engine.block_versions
-        of_vbucket = int(versions[vbucket])
-        if versions[-1] == version:
-            self._places.enter_blocks(view, vbucket, version=of_vbucket)
+        commit = 0 if shows == _DURABLE else self._bucket.pending.number - (shows == _IN_FLIGHT)
+        responses = answers[:written].tobytes()
+        return ReadRun(consumed_bytes=at, reads=reads, responses=responses, commit=commit, walked_bytes=walked)
 
     def _answer(
-        self, data: Bytes, at: int, answers: Bytes, written: int, reads: int, shows: int, versions: Column, *,
-        collections: bool, datatypes: Datatype,
-    ) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
+        self, data: Bytes, at: int, answers: Bytes, written: int, reads: int, shows: int, walked: int, versions: Column,
+        *, collections: bool, datatypes: Datatype,
+    ) -> tuple[int, int, int, int, int, int, int, int]:  # fmt: skip
         bucket, numbers = self._bucket, self._bucket.vbuckets
         index, pending, in_flight = bucket.index, bucket.pending, bucket.in_flight
         # A request may have to wait for a durable write, which is the session's to see: to the kernel the vbuckets that
@@ -214,14 +174,8 @@ class DocumentReads:
             EMPTY_RUN if in_flight is None else in_flight.data,
             _NO_STARTS if in_flight is None else in_flight.group_starts,
             _NO_COMMIT if in_flight is None else in_flight.number & COMMIT_LOW,
-            bucket.young.places, self._places.heads, versions, answers, written, reads, shows,
+            bucket.young.places, self._places.heads, versions, answers, written, reads, shows, walked,
         )  # fmt: skip
-
-    def _commit_number(self, shows: int) -> int:
-        if shows == Shows.PENDING:
-            return self._bucket.pending.number
-        in_flight = self._bucket.in_flight
-        return in_flight.number if shows == Shows.IN_FLIGHT and in_flight is not None else 0
 
 
 # --- the kernel ---------------------------------------------------------------------------------------------------
@@ -233,10 +187,10 @@ def _answer(
     inflated: Bytes, slots: UInt64Rows, tables: Int64Rows, secret: UInt64s, states: Bytes,
     pending: Bytes, item_vbuckets: UInt16s, item_starts: Int64s, items: int, pending_used: int, pending_low: int,
     flying: Bytes, flying_starts: Int64s, flying_low: int, young: Int64Rows, heads: Int64Rows, versions: Int64s,
-    answers: Bytes, written: int, reads: int, shows: int,
-) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
-    """Returns why and where it stopped, the end of the answers, how many and what they show, and, where it stopped for
-    want of something: the vbucket, and the seqno or the room that is wanted."""
+    answers: Bytes, written: int, reads: int, shows: int, walked: int,
+) -> tuple[int, int, int, int, int, int, int, int]:  # fmt: skip
+    """Returns why and where it stopped, the end of the answers, how many, what they show and have walked through, and,
+    where it stopped for want of something: the vbucket, and the seqno or the room that is wanted."""
     data = borrowed(data)
     known = borrowed(known)
     scratch = borrowed(scratch)
@@ -249,10 +203,11 @@ def _answer(
     written = i64(written)
     reads = i64(reads)
     shows = i64(shows)
+    walked = i64(walked)
     vbucket = i64(0)
     wanted = i64(0)
     stop = _END
-    while len(data) - at >= HEADER_BYTES:
+    while len(data) - at >= HEADER_BYTES and walked < WALKED_BYTES:
         vbucket = i64(load_u16(data, at + 6))
         if not _is_plain_read(data, at) or vbucket >= len(states) or states[vbucket] != _ACTIVE:
             stop = _OTHER
@@ -264,7 +219,7 @@ def _answer(
             break
         is_lookup = data[at + 1] >= SUBDOC_GET
         is_known = known_collection(data, key_at, key_end, collections, known) != UNKNOWN_COLLECTION
-        if not is_known or (is_lookup and not _is_plain_lookup(data, at, key_end, end)):
+        if not is_known or (is_lookup and count_paths(data, at, key_end, end) == 0):
             stop = _OTHER
             break
         if len(answers) - written < HEADER_BYTES:
@@ -298,9 +253,11 @@ def _answer(
                 answer_end = _write_lookup(data, at, key_end, end, slots[slot, CAS], frame, inflated, answers, written)
             else:
                 answer_end = _write_hit(data, at, slots[slot, CAS], frame, datatypes, answers, written)
+            if is_lookup and answer_end >= 0:
+                walked += len(frame) * (1 + count_paths(data, at, key_end, end))
         if answer_end < 0:
             stop = _ROOM if answer_end == _NO_ROOM else _OTHER
-            wanted = _room_for(frame, _paths(data, at, key_end, end) if is_lookup else i64(0))
+            wanted = _room_for(frame, count_paths(data, at, key_end, end) if is_lookup else i64(0))
             break
         if commit_low == pending_low:
             shows = i64(_PENDING)
@@ -309,7 +266,7 @@ def _answer(
         written = answer_end
         reads += 1
         at = end
-    return stop, at, written, reads, shows, vbucket, wanted
+    return stop, at, written, reads, shows, walked, vbucket, wanted
 
 
 @inlined_part
@@ -340,43 +297,43 @@ def _is_plain_read(data: Bytes, at: int) -> bool:
     key_bytes, body_bytes = i64(load_u16(data, at + 2)), i64(load_u32(data, at + 8))
     if opcode == GET or opcode == GETQ or opcode == GETK or opcode == GETKQ:  # noqa: SIM109
         return bool(data[at + 4] == 0 and body_bytes == key_bytes)
-    if opcode == SUBDOC_MULTI_LOOKUP:
-        return bool(data[at + 4] == 0 and key_bytes < body_bytes <= _LOOKUP_BYTES_MAX)
-    is_lookup = opcode in (SUBDOC_GET, SUBDOC_EXISTS)
-    return bool(is_lookup and data[at + 4] == _PATH_EXTRAS_BYTES and key_bytes < body_bytes <= _LOOKUP_BYTES_MAX)
+    extras_bytes = i64(data[at + 4])
+    return bool(extras_bytes + key_bytes < body_bytes and has_lookup_lengths(opcode, extras_bytes, body_bytes))
 
 
 @inlined_part
 def _write_miss(data: Bytes, at: int, answers: Bytes, to: int) -> int:
-    """That there is no such document, unless the get at `at` is quiet about it. Returns where the answer ends."""
+    """Answer that the document does not exist, unless the get at `at` is quiet. Returns where the answer ends."""
     if data[at + 1] == GETQ or data[at + 1] == GETKQ:
         return to
-    _write_header(data, at, 0, 0, RAW, _KEY_ENOENT, 0, u64(0), answers, to)
+    write_response_header(data, at, 0, 0, RAW, _KEY_ENOENT, 0, u64(0), answers, to)
     return to + HEADER_BYTES
 
 
 @inlined_part
-def _write_hit(
-    data: Bytes, at: int, cas: int, frame: Bytes, datatypes: int, answers: Bytes, to: int
-) -> int:  # fmt: skip
+def _write_hit(data: Bytes, at: int, cas: int, frame: Bytes, datatypes: int, answers: Bytes, to: int) -> int:
     """The document in a stored frame as the answer to the get at `at`. Returns where it ends, or why there is none."""
     datatype = i64(frame[5])
     value_at = HEADER_BYTES + i64(frame[4]) + i64(load_u16(frame, 2))
     if datatype & XATTR:
         # Plain commands do not see extended attributes, which stand in front of the body.
         if len(frame) - value_at < 4 or i64(load_u32(frame, value_at)) > len(frame) - value_at - 4:
-            return _DAMAGED
+            return _UNUSUAL
         value_at += 4 + i64(load_u32(frame, value_at))
     value_bytes = i64(len(frame) - value_at)
     is_inflated = datatype & SNAPPY and not datatypes & SNAPPY
     if is_inflated:
         value_bytes, value_at = stated_length(frame, value_at, i64(len(frame)))
         datatype &= ~SNAPPY
+        if value_bytes > WALKED_BYTES:
+            return _UNUSUAL
     key_bytes = i64(load_u16(data, at + 2)) if data[at + 1] >= GETK else i64(0)
     body_bytes: int = _FLAGS_BYTES + key_bytes + value_bytes
     if len(answers) - to < HEADER_BYTES + body_bytes:
         return _NO_ROOM
-    _write_header(data, at, key_bytes, _FLAGS_BYTES, datatype & datatypes, _SUCCESS, body_bytes, cas, answers, to)
+    write_response_header(
+        data, at, key_bytes, _FLAGS_BYTES, datatype & datatypes, _SUCCESS, body_bytes, cas, answers, to
+    )
     store_u32(answers, to + HEADER_BYTES, load_u32(frame, _STORED_FLAGS_AT))
     key_to = to + HEADER_BYTES + _FLAGS_BYTES
     value_to = key_to + key_bytes
@@ -384,7 +341,7 @@ def _write_hit(
     if not is_inflated:
         copy_bytes(answers, value_to, frame, value_at, value_bytes)
     elif not inflate_value(frame, value_at, i64(len(frame)), answers, value_to, value_to + value_bytes):
-        return _DAMAGED
+        return _UNUSUAL
     return to + HEADER_BYTES + body_bytes
 
 
@@ -394,45 +351,14 @@ def _room_for(frame: Bytes, paths: int) -> int:
     may lead to all of it."""
     value_at = HEADER_BYTES + i64(frame[4]) + i64(load_u16(frame, 2))
     inflated_bytes: int = stated_length(frame, value_at, i64(len(frame)))[0] if frame[5] & SNAPPY else i64(0)
-    return HEADER_BYTES + (paths + 1) * (len(frame) + inflated_bytes + _RESULT_BYTES)
-
-
-# --- sub-document look-ups ----------------------------------------------------------------------------------------
-
-
-@inlined_part
-def _is_plain_lookup(data: Bytes, at: int, value_at: int, end: int) -> bool:
-    """Whether the look-up at `at` has no flags, and paths that are not empty, of parts that are there to be read."""
-    if data[at + 1] != SUBDOC_MULTI_LOOKUP:
-        path_bytes = i64(load_u16(data, at + HEADER_BYTES))
-        return bool(0 < path_bytes <= _PATH_BYTES_MAX and value_at + path_bytes == end and data[at + 26] == 0)
-    return _paths(data, at, value_at, end) > 0
-
-
-@inlined_part
-def _paths(data: Bytes, at: int, value_at: int, end: int) -> int:
-    """How many paths a look-up has; 0 where they are not sound and plain."""
-    if data[at + 1] != SUBDOC_MULTI_LOOKUP:
-        return 1
-    paths = 0
-    while value_at < end:
-        if end - value_at < _SPEC_BYTES or data[value_at + 1] != 0:
-            return 0
-        path_bytes = i64(load_u16(data, value_at + 2))
-        is_known = data[value_at] == SUBDOC_GET or data[value_at] == SUBDOC_EXISTS
-        value_at += _SPEC_BYTES + path_bytes
-        paths += 1
-        if not is_known or path_bytes == 0 or path_bytes > _PATH_BYTES_MAX or value_at > end or paths > SPECS_MAX:
-            return 0
-    return paths
+    return HEADER_BYTES + (paths + 1) * (len(frame) + inflated_bytes + RESULT_BYTES)
 
 
 @inlined_part
 def _write_lookup(
-    data: Bytes, at: int, value_at: int, end: int, cas: int, frame: Bytes, inflated: Bytes, answers: Bytes,
-    to: int,
-) -> int:  # fmt: skip
-    """What the paths of the look-up at `at` lead to. Returns where the answer ends, or why there is none."""
+    data: Bytes, at: int, value_at: int, end: int, cas: int, frame: Bytes, inflated: Bytes, answers: Bytes, to: int
+) -> int:
+    """Answer the look-up at `at` from a stored frame. Returns where the answer ends, or why there is none."""
     body_at = HEADER_BYTES + i64(frame[4]) + i64(load_u16(frame, 2))
     body_end = i64(len(frame))
     text = frame
@@ -441,73 +367,11 @@ def _write_lookup(
         if length < 0 or length > len(inflated) or not inflate_value(frame, elements_at, body_end, inflated, 0, length):
             return _UNUSUAL
         text, body_at, body_end = inflated, i64(0), length
-    elif frame[5] != JSON:
+    elif frame[5] != JSON or body_end - body_at > WALKED_BYTES:
         return _UNUSUAL
     if not is_json(text, body_at, body_end) or not is_shallow_container(text, body_at, body_end):
         return _UNUSUAL
-    if len(answers) - to < _room_for(frame, _paths(data, at, value_at, end)):
+    if len(answers) - to < _room_for(frame, count_paths(data, at, value_at, end)):
         return _NO_ROOM
-    if data[at + 1] != SUBDOC_MULTI_LOOKUP:
-        status, answer_end = _look_up(data[at + 1], text, body_at, body_end, data, value_at, end, answers, to, 0)
-        if status < 0:
-            return _UNUSUAL
-        if status != _SUCCESS:
-            cas = u64(0)
-        _write_header(data, at, 0, 0, RAW, status, answer_end - to - HEADER_BYTES, cas, answers, to)
-        return answer_end
-    answer_end = to
-    overall = _SUCCESS
-    spec_at = value_at
-    while spec_at < end:
-        path_at = spec_at + _SPEC_BYTES
-        path_end = path_at + i64(load_u16(data, spec_at + 2))
-        # The first result stands behind the header, and each of the others behind the one before.
-        result_at = answer_end if answer_end > to else to + HEADER_BYTES
-        status, result_end = _look_up(
-            data[spec_at], text, body_at, body_end, data, path_at, path_end, answers, result_at - HEADER_BYTES,
-            _RESULT_BYTES,
-        )  # fmt: skip
-        if status < 0:
-            return _UNUSUAL
-        store_u16(answers, result_at, u16(status))
-        store_u32(answers, result_at + 2, u32(result_end - result_at - _RESULT_BYTES))
-        if status != _SUCCESS:
-            overall = _MULTI_PATH_FAILURE
-        answer_end = result_end
-        spec_at = path_end
-    _write_header(data, at, 0, 0, RAW, overall, answer_end - to - HEADER_BYTES, cas, answers, to)
-    return answer_end
-
-
-@inlined_part
-def _look_up(
-    opcode: int, text: Bytes, body_at: int, body_end: int, data: Bytes, path_at: int, path_end: int, answers: Bytes,
-    to: int, head_bytes: int,
-) -> tuple[int, int]:  # fmt: skip
-    """The status of one path, -1 where it needs a closer look, and where its value ends, which stands a header and a
-    head behind `to`."""
-    value_to = to + HEADER_BYTES + head_bytes
-    start, stop = find_part(text, body_at, body_end, data, path_at, path_end)
-    if start == NEEDS_CLOSER_LOOK:
-        return i64(-1), value_to
-    if start < 0:
-        return i64(_PATH_ENOENT if start == NOT_THERE else _PATH_MISMATCH), value_to
-    if opcode == SUBDOC_EXISTS:
-        return i64(_SUCCESS), value_to
-    return i64(_SUCCESS), copy_compact(answers, value_to, text, start, stop)
-
-
-@inlined_part
-def _write_header(
-    data: Bytes, at: int, key_bytes: int, extras_bytes: int, datatype: int, status: int, body_bytes: int, cas: int,
-    answers: Bytes, to: int,
-) -> None:  # fmt: skip
-    answers[to] = RESPONSE
-    answers[to + 1] = data[at + 1]
-    store_u16(answers, to + 2, u16(key_bytes))
-    answers[to + 4] = extras_bytes
-    answers[to + 5] = datatype
-    store_u16(answers, to + 6, u16(status))
-    store_u32(answers, to + 8, u32(body_bytes))
-    store_u32(answers, to + 12, load_u32(data, at + 12))
-    store_u64(answers, to + 16, cas)
+    answer_end: int = answer_lookup(data, at, value_at, end, cas, text, body_at, body_end, answers, to)
+    return _UNUSUAL if answer_end == NEEDS_CLOSER_LOOK else answer_end

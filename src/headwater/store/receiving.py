@@ -12,20 +12,9 @@ values within their limits. `SnapshotViolation` and `MalformedMessage` say what 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
 from headwater.errors import MalformedMessage, SnapshotViolation
-from headwater.protocol.failover_log import FailoverEntry, FailoverLog
-from headwater.protocol.kernels.frame_header import (
-    EXPIRATION,
-    JSON,
-    MUTATION,
-    SNAPPY,
-    SYSTEM_EVENT,
-    XATTR,
-    prefix_bytes,
-)
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     AnyBytes,
     Bytes,
     UInt64,
@@ -41,6 +30,16 @@ from headwater.protocol.kernels.memory import (
     u32,
     u64,
 )
+from headwater.protocol.failover_log import FailoverEntry, FailoverLog
+from headwater.protocol.kernels.frame_runs import (
+    EXPIRATION,
+    JSON,
+    MUTATION,
+    SNAPPY,
+    SYSTEM_EVENT,
+    XATTR,
+    prefix_bytes,
+)
 from headwater.protocol.kernels.snappy import inflated_bytes
 from headwater.protocol.kernels.xattr_split import has_sound_xattrs
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent
@@ -53,7 +52,7 @@ from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
 from headwater.store.prepares import decide_by_changes
 from headwater.store.runs import frame_end
-from headwater.store.vbuckets import encode_stored_event, is_flush
+from headwater.store.vbuckets import is_flush, raise_to, stored_event
 
 RECEIVING_STATES = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
 """The states in which a vbucket takes what others have written."""
@@ -63,25 +62,17 @@ Change = Mutation | Deletion | Expiration
 _NO_SEQNO = Seqno(0)
 
 
-class ReceiveStop(IntEnum):
-    """Why the kernel stopped."""
-
-    END = 0
-    OTHER = 1
-    """The next frame has not the stored form, or is not sound."""
-    RANGE = 2
-    """The next seqno does not rise, or lies outside the snapshot."""
-
-
-_END, _OTHER, _RANGE = (int(stop) for stop in ReceiveStop)
+_END, _OTHER, _RANGE = range(3)
+"""Why the kernel stopped: at the end; before a frame that is not sound or has not the stored form; before a seqno that
+does not rise or lies outside the snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What was taken of a run."""
+    """The part of a run that was stored."""
 
     consumed_bytes: int
-    """Where the first frame starts that was not taken."""
+    """Where the first frame starts that was not stored."""
     high_seqno: Seqno
     has_to_be_decoded: bool
     """The next frame is for `receive_change`."""
@@ -96,7 +87,7 @@ def resume_offset(bucket: Bucket, vbucket: int) -> StreamOffset:
     The branch is the one that the end of that snapshot belongs to, and not just the newest: a producer that does not
     know the newest may still share everything that this copy holds.
     """
-    facts, high = _facts(bucket, vbucket), Seqno(int(bucket.vbuckets.high_seqnos[vbucket]))
+    facts, high = _facts(bucket, vbucket), Seqno(int(bucket.numbers.high_seqnos[vbucket]))
     start, end = facts.snapshot_start_seqno, facts.snapshot_end_seqno
     if not start < high < end:
         # Complete, or nothing of it has come.
@@ -111,7 +102,7 @@ def whole_seqno(bucket: Bucket, vbucket: int) -> Seqno:
 
     In the middle of a snapshot that leaves out older versions, documents are missing whose newest one is still to come.
     """
-    facts, durable = _facts(bucket, vbucket), bucket.vbuckets.durable_seqno(vbucket)
+    facts, durable = _facts(bucket, vbucket), bucket.numbers.durable_seqno(vbucket)
     if facts.state != VBucketState.ACTIVE and durable < facts.history_start_seqno:
         return Seqno(min(durable, facts.snapshot_start_seqno))
     return Seqno(durable)
@@ -142,21 +133,21 @@ def begin_snapshot(
         purge_seqno=Seqno(max(facts.purge_seqno, purge_seqno)),
         completed_seqno_floor=Seqno(max(facts.completed_seqno_floor, completed_seqno)),
     )
-    numbers = bucket.vbuckets
-    numbers.completed_seqnos[vbucket] = max(int(numbers.completed_seqnos[vbucket]), completed_seqno)
+    numbers = bucket.numbers
+    raise_to(numbers.completed_seqnos, vbucket, completed_seqno)
     return bucket.set_vbucket_facts(vbucket, facts)
 
 
 def advance_seqno(bucket: Bucket, vbucket: int, seqno: Seqno) -> int:
     """The vbucket is at this seqno, whose change is not sent. Returns the commit that makes that durable."""
     facts = replace(_facts(bucket, vbucket), high_seqno_floor=seqno)
-    bucket.vbuckets.high_seqnos[vbucket] = seqno
+    bucket.numbers.high_seqnos[vbucket] = seqno
     bucket.pending.advanced_seqnos[vbucket] = seqno
     return bucket.set_vbucket_facts(vbucket, facts)
 
 
 def _facts(bucket: Bucket, vbucket: int) -> VBucketFacts:
-    facts = bucket.vbuckets.facts[vbucket]
+    facts = bucket.numbers.facts[vbucket]
     assert facts is not None, "only vbuckets that exist receive"
     return facts
 
@@ -166,7 +157,7 @@ def _facts(bucket: Bucket, vbucket: int) -> VBucketFacts:
 
 def receive_run(bucket: Bucket, vbucket: int, run: Bytes, *, end_seqno: Seqno) -> Received:
     """Take the changes at the front of `run` that have the stored form. `end_seqno` ends their snapshot."""
-    pending, numbers = bucket.pending, bucket.vbuckets
+    pending, numbers = bucket.pending, bucket.numbers
     after = numbers.high_seqnos[vbucket]
     pending.reserve(len(run), 1)
     stop, at, used, high, documents = _take(
@@ -177,12 +168,12 @@ def receive_run(bucket: Bucket, vbucket: int, run: Bytes, *, end_seqno: Seqno) -
         pending.add_run(vbucket, int(used))
         _enter(bucket, vbucket, taken, documents=int(documents))
         numbers.high_seqnos[vbucket] = high
-    if stop == ReceiveStop.RANGE:
+    if stop == _RANGE:
         raise SnapshotViolation(
             f"seqno {int.from_bytes(run[at + 24 : at + 32])} after {int(high)} in a snapshot that ends at {end_seqno}",
             offset=int(at),
         )
-    return Received(consumed_bytes=int(at), high_seqno=Seqno(int(high)), has_to_be_decoded=stop == ReceiveStop.OTHER)
+    return Received(consumed_bytes=int(at), high_seqno=Seqno(int(high)), has_to_be_decoded=stop == _OTHER)
 
 
 def receive_change(bucket: Bucket, vbucket: int, change: Change, *, end_seqno: Seqno) -> None:
@@ -195,13 +186,9 @@ def receive_event(bucket: Bucket, vbucket: int, message: SystemEvent, *, end_seq
     """Take a system event. Returns the uid of the manifest that the vbucket is at with it."""
     _check_seqno(bucket, vbucket, message, end_seqno)
     event = decode_event(message)
-    encoded = encode_stored_event(event)
-    stored = SystemEvent(
-        vbucket=message.vbucket, cas=message.cas, seqno=message.seqno, event=encoded.event, version=encoded.version,
-        key=encoded.key, value=encoded.value,
-    )  # fmt: skip
+    stored = stored_event(event, vbucket, message.seqno, cas=message.cas)
     _append(bucket, vbucket, stored.encode(), message.seqno)
-    bucket.vbuckets.on_event(vbucket, message.seqno, event.manifest_uid)
+    bucket.numbers.on_event(vbucket, message.seqno, event, manifest_uid=event.manifest_uid)
     if is_flush(event):
         bucket.flush_collection(vbucket, event.collection_id, message.seqno)
     return event.manifest_uid
@@ -210,7 +197,7 @@ def receive_event(bucket: Bucket, vbucket: int, message: SystemEvent, *, end_seq
 def _check_seqno(bucket: Bucket, vbucket: int, change: Change | SystemEvent, end_seqno: Seqno) -> None:
     if change.vbucket != vbucket:
         raise MalformedMessage(f"a change of vbucket {change.vbucket} in a stream of vbucket {vbucket}", offset=6)
-    high = int(bucket.vbuckets.high_seqnos[vbucket])
+    high = int(bucket.numbers.high_seqnos[vbucket])
     if not high < change.seqno <= end_seqno:
         raise SnapshotViolation(f"seqno {change.seqno} after {high} in a snapshot that ends at {end_seqno}")
     if change.seqno >> 63:
@@ -250,12 +237,12 @@ def _append(bucket: Bucket, vbucket: int, frame: bytes, seqno: Seqno) -> None:
     start = bucket.pending.used_bytes
     bucket.pending.append(vbucket, frame)
     _enter(bucket, vbucket, bucket.pending.frames[start : bucket.pending.used_bytes], documents=1)
-    bucket.vbuckets.high_seqnos[vbucket] = seqno
+    bucket.numbers.high_seqnos[vbucket] = seqno
 
 
 def _enter(bucket: Bucket, vbucket: int, run: Bytes, *, documents: int) -> None:
     bucket.index_changes(vbucket, run, documents=documents, commit=bucket.pending.number)
-    decide_by_changes(bucket.prepares, vbucket, run, bucket.index.secret)
+    decide_by_changes(bucket.undecided, vbucket, run, bucket.index.secret)
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------

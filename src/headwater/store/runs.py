@@ -10,23 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headwater.protocol.kernels.frame_header import (
-    ABORT,
-    ABORT_EXTRAS_BYTES,
-    DELETION,
-    EXPIRATION,
-    EXPIRATION_EXTRAS_BYTES,
-    MUTATION,
-    MUTATION_EXTRAS_BYTES,
-    PREPARE,
-    PREPARE_EXTRAS_BYTES,
-    REQUEST,
-    SYSTEM_EVENT,
-    SYSTEM_EVENT_EXTRAS_BYTES,
-    TIMED_DELETION_EXTRAS_BYTES,
-    prefix_bytes,
-)
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     AnyBytes,
     Bytes,
     Int64Rows,
@@ -46,6 +30,22 @@ from headwater.protocol.kernels.memory import (
     load_u32,
     load_u64,
     u64,
+)
+from headwater.protocol.kernels.frame_runs import (
+    ABORT,
+    ABORT_EXTRAS_BYTES,
+    DELETION,
+    EXPIRATION,
+    EXPIRATION_EXTRAS_BYTES,
+    MUTATION,
+    MUTATION_EXTRAS_BYTES,
+    PREPARE,
+    PREPARE_EXTRAS_BYTES,
+    REQUEST,
+    SYSTEM_EVENT,
+    SYSTEM_EVENT_EXTRAS_BYTES,
+    TIMED_DELETION_EXTRAS_BYTES,
+    prefix_bytes,
 )
 
 EMPTY_RUN: Bytes = np.empty(0, dtype=np.uint8)

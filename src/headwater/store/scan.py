@@ -1,7 +1,7 @@
 """Scans over the durable changes of a vbucket: what a producer has to know of a snapshot before it sends it.
 
 The producer calls `scan_snapshot`, `completed_prepares` and `sync_seqnos` before a snapshot's marker, and the handler
-of GET_ALL_VB_SEQNOS calls `collection_high_seqnos`. Each is one walk over runs by a kernel, which keeps and changes
+of GET_ALL_VB_SEQNOS uses `CollectionSeqnos`. Each is one walk over runs by a kernel, which keeps and changes
 nothing.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headwater.protocol.kernels.frame_header import ABORT, PREPARE, SYSTEM_EVENT, collection_id, is_document_change
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     AnyBytes,
     Bytes,
     Column,
@@ -23,22 +23,26 @@ from headwater.protocol.kernels.memory import (
     UInt64s,
     i64,
     kernel,
-    kernel_part,
     load_u16,
     load_u32,
     load_u64,
     u32,
     u64,
 )
-from headwater.protocol.kernels.siphash import siphash128
+from headwater.kernels.siphash import siphash128
+from headwater.protocol.kernels.frame_runs import ABORT, PREPARE, SYSTEM_EVENT, collection_id
 from headwater.protocol.numbers import CollectionId
-from headwater.protocol.system_events import FLATBUFFERS_VERSION
-from headwater.store.bucket import Bucket
+from headwater.protocol.system_events import CollectionCreated
 from headwater.store.checked_engine import CheckedView
+from headwater.store.commits import GroupCommit
 from headwater.store.data_format import blocks_of
 from headwater.store.engine import Table
 from headwater.store.prepares import sync_frames
 from headwater.store.runs import as_run
+from headwater.store.vbuckets import events_in
+
+if TYPE_CHECKING:
+    from headwater.store.bucket import Bucket
 
 _FRAME_BYTES_MIN = 24 + 18 + 2
 _SLOTS_MIN = 256
@@ -68,7 +72,7 @@ def newest_in_snapshot(bucket: Bucket, vbucket: int, *, after_seqno: int, end_se
     """
     if end_seqno - after_seqno < bucket.index.entries[vbucket]:
         return None
-    if bucket.prepares.high_prepared[vbucket] or bucket.vbuckets.completed_seqnos[vbucket]:
+    if bucket.prepares.high_prepared[vbucket] or bucket.numbers.completed_seqnos[vbucket]:
         return None
     seqnos = bucket.index.newest_seqnos(vbucket)
     return None if len(seqnos) and seqnos[-1] > end_seqno else seqnos
@@ -125,7 +129,7 @@ def _empty_table(slots: int) -> Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSeqnos:
-    """What a snapshot holds of durable writes. Each is 0 where there is none."""
+    """The durable writes of a snapshot. Each number is 0 if there is none."""
 
     first_visible: int
     """The first change that is neither a prepare nor an abort."""
@@ -151,30 +155,49 @@ def completed_prepares(bucket: Bucket, vbucket: int, *, after_seqno: int, end_se
     return np.concatenate([NO_SEQNOS, *(sync_frames(run, end_seqno=end_seqno)[1] for run in runs)])
 
 
-def collection_high_seqnos(bucket: Bucket, vbuckets: Sequence[int], collection: CollectionId) -> list[int]:
-    """The last durable seqno of a collection in each vbucket: that of its creation at least, 0 where it never was.
-
-    Prepares and aborts count, as in a server of 7.0.5.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionSeqnos:
+    """The last durable seqnos of a collection. Prepares and aborts count, as in a server of 7.0.5.
 
     No part of the store counts these, so the changes themselves are read, the newest first. A collection that is
-    written to is found at once; for one that is not, everything that came after its last change has to be read.
+    written to is found at once; for one that is not, everything that came after its last change has to be read. So
+    `high_seqnos` may take long, and may run in a thread: what has to be taken from the bucket first, `of` has taken.
     """
-    return [_high_seqno(bucket, vbucket, collection) for vbucket in vbuckets]
 
+    bucket: Bucket
+    collection: CollectionId
+    young: dict[int, list[GroupCommit]]
+    """By vbucket, oldest first."""
 
-def _high_seqno(bucket: Bucket, vbucket: int, collection: CollectionId) -> int:
-    with bucket.reading(vbucket) as view:
-        found = (int(_last_of_collection(run, collection)) for run in _runs_newest_first(bucket, view, vbucket))
-        return next((seqno for seqno in found if seqno), 0)
+    @classmethod
+    def of(cls, bucket: Bucket, vbuckets: Sequence[int], collection: CollectionId) -> CollectionSeqnos:
+        young = {vbucket: bucket.young.of(vbucket) for vbucket in vbuckets}
+        return cls(bucket=bucket, collection=collection, young=young)
 
+    def high_seqnos(self) -> list[int]:
+        """Of each vbucket: that of the collection's creation at least, 0 where it never was."""
+        return [self._high_seqno(vbucket) for vbucket in self.young]
 
-def _runs_newest_first(bucket: Bucket, view: CheckedView, vbucket: int) -> Iterator[Bytes]:
-    for commit in reversed(bucket.young.of(vbucket)):
-        yield commit.run(vbucket)
-    start, end = blocks_of(vbucket)
-    while (last := view.last_before(Table.BLOCKS, end)) is not None and last[0] >= start:
-        yield as_run(last[1])
-        end = last[0]
+    def _high_seqno(self, vbucket: int) -> int:
+        with self.bucket.reading(vbucket) as view:
+            for run in self._runs_newest_first(view, vbucket):
+                created = (
+                    seqno
+                    for seqno, event in events_in(run)
+                    if type(event) is CollectionCreated and event.collection_id == self.collection
+                )
+                seqno = max(int(_last_of_collection(run, self.collection)), *created, 0)
+                if seqno:
+                    return seqno
+        return 0
+
+    def _runs_newest_first(self, view: CheckedView, vbucket: int) -> Iterator[Bytes]:
+        for commit in reversed(self.young[vbucket]):
+            yield commit.run(vbucket)
+        start, end = blocks_of(vbucket)
+        while (last := view.last_before(Table.BLOCKS, end)) is not None and last[0] >= start:
+            yield as_run(last[1])
+            end = last[0]
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
@@ -266,44 +289,15 @@ def _sync_seqnos(run: AnyBytes, end_seqno: UInt64) -> tuple[int, int, int, int]:
     return first, visible, prepared, completed
 
 
-@kernel_part
-def _load_le(run: Bytes, at: int, size: int) -> int:
-    """A little-endian number, as FlatBuffers has them."""
-    number = i64(0)
-    for byte in range(size):
-        number |= i64(run[at + byte]) << (8 * byte)
-    return number
-
-
-@kernel_part
-def _created_collection(run: Bytes, value_at: int, version: int) -> int:
-    """The collection that a stored event creates or flushes.
-
-    The packed value has it behind the manifest's uid and the scope's id. In FlatBuffers it is field 2 of the root
-    table, whose vtable says where its fields are, and lies as far in front of it as its first number says.
-    """
-    if version != FLATBUFFERS_VERSION:
-        return i64(load_u32(run, value_at + 12))
-    table = value_at + _load_le(run, value_at, 4)
-    field = _load_le(run, table - _load_le(run, table, 4) + 8, 2)
-    return _load_le(run, table + field, 4) if field else i64(0)
-
-
 @kernel
 def _last_of_collection(run: AnyBytes, wanted: int) -> int:
-    """The seqno of the last change of a collection in a run, its creation included; 0 where there is none."""
+    """The seqno of the last change in a run that is about a document of a collection; 0 where there is none."""
     at = i64(0)
     seqno = u64(0)
     while at < len(run):
         extras_at = at + 24
         key_at = extras_at + i64(run[at + 4])
-        opcode = run[at + 1]
-        if is_document_change(opcode) or opcode == PREPARE or opcode == ABORT:
-            if collection_id(run, key_at) == u64(wanted):
-                seqno = load_u64(run, extras_at)
-        elif opcode == SYSTEM_EVENT and load_u32(run, extras_at + 8) == 0:
-            value_at = key_at + i64(load_u16(run, at + 2))
-            if _created_collection(run, value_at, i64(run[extras_at + 12])) == wanted:
-                seqno = load_u64(run, extras_at)
+        if run[at + 1] != SYSTEM_EVENT and collection_id(run, key_at) == u64(wanted):
+            seqno = load_u64(run, extras_at)
         at = extras_at + i64(load_u32(run, at + 8))
     return int(seqno)

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headwater.errors import VBucketDamaged
-from headwater.protocol.kernels.frame_header import collection_id, is_document_change, prefix_bytes
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     AnyBytes,
     Bytes,
     Column,
@@ -37,6 +36,7 @@ from headwater.protocol.kernels.memory import (
     load_u64,
     u64,
 )
+from headwater.protocol.kernels.frame_runs import collection_id, is_document_change, prefix_bytes
 from headwater.store.bucket import Bucket
 from headwater.store.commits import GroupCommit
 from headwater.store.data_format import block_key, block_last_seqno
@@ -92,7 +92,7 @@ class SearchedBucket:
 
     @classmethod
     def of(cls, bucket: Bucket) -> SearchedBucket:
-        numbers = bucket.vbuckets
+        numbers = bucket.numbers
         existing = np.flatnonzero(numbers.states).tolist()
         bounds = tuple(zip(existing, numbers.max_cas[existing].tolist(), strict=True))
         return cls(engine=bucket.engine, young=tuple(bucket.young.values()), bounds=bounds)

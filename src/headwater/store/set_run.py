@@ -10,26 +10,10 @@ stops in front of the first request that is anything else, or that needs a close
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
-from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.kernels.frame_header import (
-    JSON,
-    MUTATION,
-    MUTATION_EXTRAS_BYTES,
-    RAW,
-    REQUEST,
-    RESPONSE,
-    SET,
-    SETQ,
-    SNAPPY,
-    collection_id,
-    prefix_bytes,
-)
-from headwater.protocol.kernels.json_check import is_json
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     Bytes,
     Column,
     Int64Rows,
@@ -54,10 +38,25 @@ from headwater.protocol.kernels.memory import (
     u32,
     u64,
 )
-from headwater.protocol.kernels.siphash import siphash128
+from headwater.kernels.siphash import siphash128
+from headwater.protocol.frames import HEADER_BYTES
+from headwater.protocol.kernels.frame_runs import (
+    JSON,
+    MUTATION,
+    MUTATION_EXTRAS_BYTES,
+    RAW,
+    REQUEST,
+    SET,
+    SETQ,
+    SNAPPY,
+    collection_id,
+    prefix_bytes,
+    write_response_header,
+)
+from headwater.protocol.kernels.json_check import is_json
 from headwater.protocol.kernels.snappy import inflate_value, stated_length
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import DEFAULT_COLLECTION, KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
+from headwater.protocol.numbers import DEFAULT_COLLECTION, KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
@@ -89,6 +88,9 @@ _GROWTHS_MAX = 8
 while: what comes behind waits for the next run."""
 INFLATED_BYTES_MAX = 64 * 1024
 """Compressed values are inflated to be checked or looked into; one that becomes longer is left to the handlers."""
+PLAIN_VALUE_BYTES_MAX = 512 * 1024
+"""To check whether a value is JSON takes up to four milliseconds for a megabyte. A longer one is left to the handlers,
+which have it checked beside the event loop."""
 _NO_DATATYPE = -1
 _TOKEN_BYTES = 16
 _RESPONSE_BYTES_MAX = HEADER_BYTES + _TOKEN_BYTES
@@ -99,18 +101,8 @@ _DEFAULT_COLLECTION = int(DEFAULT_COLLECTION)
 UNKNOWN_COLLECTION = -1
 
 
-class SetRunStop(IntEnum):
-    """Why the kernel stopped."""
-
-    END = 0
-    """No whole request is left."""
-    OTHER = 1
-    """The next request is for the handlers."""
-    GROW = 2
-    """The index of a vbucket is full."""
-
-
-_END, _OTHER, _GROW = (int(stop) for stop in SetRunStop)
+_END, _OTHER, _GROW = range(3)
+"""Why the kernel stopped: no whole request is left; the next is for the handlers; the index of a vbucket is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +124,7 @@ def apply_set_run(
 
     `datatypes` are those that the client has negotiated. A value that comes compressed is stored as it comes.
     """
-    index, numbers, pending = bucket.index, bucket.vbuckets, bucket.pending
+    index, numbers, pending = bucket.index, bucket.numbers, bucket.pending
     requests_max = len(data) // _REQUEST_BYTES_MIN
     pending.reserve(len(data) + requests_max * _GROWTH_BYTES, requests_max)
     responses = np.empty(requests_max * _RESPONSE_BYTES_MAX, dtype=np.uint8)
@@ -154,14 +146,14 @@ def apply_set_run(
             u64(pending.number & 0xFFFFFFFF), responses, written,
         )  # fmt: skip
         stop, at, pending.used_bytes, pending.count, written, full = outcome
-        if stop != SetRunStop.GROW:
+        if stop != _GROW:
             break
         index.make_room(full, 1)
     return SetRun(
         consumed_bytes=at,
         sets=pending.count - first,
         responses=responses[:written].tobytes(),
-        is_cut_short=stop == SetRunStop.GROW,
+        is_cut_short=stop == _GROW,
     )
 
 
@@ -264,7 +256,7 @@ def _is_plain_set(data: Bytes, at: int, datatypes: int) -> bool:
     if data[at + 4] != _SET_EXTRAS_BYTES or i64(data[at + 5]) & ~datatypes or load_u64(data, at + 16) != 0:
         return False
     value_bytes = i64(load_u32(data, at + 8)) - _SET_EXTRAS_BYTES - i64(load_u16(data, at + 2))
-    return bool(0 <= value_bytes <= VALUE_BYTES_MAX)
+    return bool(0 <= value_bytes <= PLAIN_VALUE_BYTES_MAX)
 
 
 @inlined_part
@@ -346,17 +338,9 @@ def _write_mutation(
 def _write_response(
     data: Bytes, at: int, cas: int, mutation_tokens: bool, vbuuid: int, seqno: int, responses: Bytes, to: int
 ) -> int:
-    """That the set at `at` has succeeded. Returns where the response ends."""
+    """Answer that the set at `at` succeeded. Returns where the response ends."""
     token_bytes = _TOKEN_BYTES if mutation_tokens else 0
-    responses[to] = RESPONSE
-    responses[to + 1] = SET
-    store_u16(responses, to + 2, u16(0))
-    responses[to + 4] = token_bytes
-    responses[to + 5] = RAW
-    store_u16(responses, to + 6, u16(_SUCCESS))
-    store_u32(responses, to + 8, u32(token_bytes))
-    store_u32(responses, to + 12, load_u32(data, at + 12))
-    store_u64(responses, to + 16, cas)
+    write_response_header(data, at, 0, token_bytes, RAW, _SUCCESS, token_bytes, cas, responses, to)
     if mutation_tokens:
         store_u64(responses, to + 24, vbuuid)
         store_u64(responses, to + 32, seqno)

@@ -17,8 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from headwater.errors import StoreError, VBucketDamaged
+from headwater.kernels.memory import Bytes
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
@@ -51,11 +51,19 @@ def is_due(bucket: Bucket) -> bool:
 
 
 class Settling:
-    """One round over all vbuckets. `steps` are to be written one after the other, then `finish` is called."""
+    """One round over all vbuckets. Call `write_step` until it returns False, then `finish`."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._commits = [commit for _, commit in sorted(bucket.young.items())]
+        self._steps = self.steps()
+
+    def write_step(self) -> bool:
+        """Write the next step. Touches the engine only, so that it may run in another thread. False after the last."""
+        changes = next(self._steps, None)
+        if changes is not None:
+            self._bucket.engine.write(changes)
+        return changes is not None
 
     def steps(self) -> Iterator[list[Change]]:
         """Changes for the engine, a step at a time; each must be written before the next is asked for."""
@@ -93,13 +101,13 @@ class Settling:
 def settle_now(bucket: Bucket) -> None:
     """Settle everything at once, for callers that can wait."""
     settling = Settling(bucket)
-    for changes in settling.steps():
-        bucket.engine.write(changes)
+    while settling.write_step():
+        pass
     settling.finish()
 
 
 def settle_vbucket(view: CheckedView, vbucket: int, fresh: Bytes) -> list[Change]:
-    """What brings changes of a vbucket into its blocks, without those that are there already."""
+    """The writes that append changes to a vbucket's blocks, without those that the blocks hold already."""
     start, end = blocks_of(vbucket)
     last = view.last_size_before(Table.BLOCKS, end)
     reached = block_last_seqno(last[0]) if last is not None and last[0] >= start else 0
@@ -144,10 +152,10 @@ def roll_back(bucket: Bucket, vbucket: int, to_seqno: Seqno, *, branch: bool = F
     versions are missing, so the vbucket starts again from 0. With `branch` a new branch of history begins there.
     """
     _bring_to_rest(bucket)
-    facts = bucket.vbuckets.facts[vbucket]
+    facts = bucket.numbers.facts[vbucket]
     assert facts is not None, "only vbuckets that exist are rolled back"
     target = to_seqno if to_seqno >= facts.history_start_seqno else Seqno(0)
-    target = Seqno(min(target, int(bucket.vbuckets.high_seqnos[vbucket])))
+    target = Seqno(min(target, int(bucket.numbers.high_seqnos[vbucket])))
     rolled = replace(
         facts,
         failover_log=facts.failover_log.truncate(target),
@@ -158,14 +166,14 @@ def roll_back(bucket: Bucket, vbucket: int, to_seqno: Seqno, *, branch: bool = F
         high_seqno_floor=target,
         visible_seqno_floor=Seqno(min(facts.visible_seqno_floor, target)),
         completed_seqno_floor=Seqno(min(facts.completed_seqno_floor, target)),
-        max_cas_floor=int(bucket.vbuckets.max_cas[vbucket]),
+        max_cas_floor=int(bucket.numbers.max_cas[vbucket]),
     )
     if branch:
         log = rolled.failover_log.branch(bucket.environment.new_vbuuid(), at_seqno=target)
         rolled = replace(rolled, failover_log=log)
     changes = _drop_after(bucket, vbucket, target)
     bucket.engine.write([*changes, PutRow(Table.VBUCKETS, vbucket_key(vbucket), rolled.encode())])
-    bucket.vbuckets.set_facts(vbucket, rolled)
+    bucket.numbers.set_facts(vbucket, rolled)
     _reload(bucket, vbucket)
     return target
 
@@ -181,18 +189,16 @@ def remove_vbuckets(bucket: Bucket, vbuckets: Sequence[int]) -> None:
     changes: list[Change] = []
     for vbucket in vbuckets:
         changes += [*_drop_after(bucket, vbucket, Seqno(0)), DeleteRow(Table.VBUCKETS, vbucket_key(vbucket))]
-    bucket.engine.write(changes)
+    bucket.engine.write([*changes, *bucket.forget_damaged_commits(vbuckets)])
     for vbucket in vbuckets:
-        bucket.vbuckets.damage.pop(vbucket, None)
-        bucket.vbuckets.set_facts(vbucket, None)
-        bucket.vbuckets.reset_numbers(vbucket)
-        bucket.index.clear(vbucket)
-        bucket.prepares.clear(vbucket)
+        bucket.numbers.damage.pop(vbucket, None)
+        bucket.numbers.set_facts(vbucket, None)
+        bucket.forget_vbucket(vbucket)
 
 
 def reset_vbucket(bucket: Bucket, vbucket: int) -> None:
     """Drop what is stored of a damaged vbucket, so that a copy of it can be received from another node."""
-    facts = bucket.vbuckets.facts[vbucket]
+    facts = bucket.numbers.facts[vbucket]
     assert facts is not None, "only vbuckets that exist are reset"
     remove_vbuckets(bucket, [vbucket])
     log = FailoverLog.start(bucket.environment.new_vbuuid())
@@ -208,26 +214,25 @@ def flush(bucket: Bucket, *, active_only: bool = False) -> None:
     _bring_to_rest(bucket)
     existing = {
         vbucket: facts
-        for vbucket, facts in enumerate(bucket.vbuckets.facts)
+        for vbucket, facts in enumerate(bucket.numbers.facts)
         if facts is not None and (not active_only or facts.state == VBucketState.ACTIVE)
     }
     # One commit for all: a crash leaves either everything or nothing.
     for vbucket, facts in existing.items():
-        bucket.vbuckets.damage.pop(vbucket, None)
+        bucket.numbers.damage.pop(vbucket, None)
         bucket.pending.extra += _drop_after(bucket, vbucket, Seqno(0))
         log = FailoverLog.start(bucket.environment.new_vbuuid())
         bucket.set_vbucket_facts(vbucket, VBucketFacts(state=facts.state, failover_log=log, topology=facts.topology))
-        bucket.vbuckets.reset_numbers(vbucket)
-        bucket.index.clear(vbucket)
-        bucket.prepares.clear(vbucket)
+        bucket.forget_vbucket(vbucket)
         if facts.state == VBucketState.ACTIVE:
             bucket.enter_manifest(vbucket)
+    bucket.pending.extra += bucket.forget_damaged_commits(existing)
     try:
         bucket.commit_now()
     except StoreError:
         bucket.pending.restart(bucket.pending.number)
         for vbucket, facts in existing.items():
-            bucket.vbuckets.set_facts(vbucket, facts)
+            bucket.numbers.set_facts(vbucket, facts)
             _reload(bucket, vbucket)
         raise
 
@@ -242,21 +247,19 @@ def abandon(bucket: Bucket) -> list[int]:
         bucket.manifest = stored_manifest(view)
         facts = view.get(Table.BUCKET, BUCKET_FACTS)
         bucket.facts = bucket.facts if facts is None else BucketFacts.decode(facts)
-        stored = {vbucket: _stored_facts(bucket, view, vbucket) for vbucket in range(len(bucket.vbuckets))}
+        stored = {vbucket: _stored_facts(bucket, view, vbucket) for vbucket in range(len(bucket.numbers))}
     for vbucket, encoded in stored.items():
-        if vbucket in bucket.vbuckets.damage:
+        if vbucket in bucket.numbers.damage:
             continue
-        bucket.vbuckets.set_facts(vbucket, None if encoded is None else VBucketFacts.decode(encoded))
-        changed = bucket.vbuckets.high_seqnos[vbucket] != bucket.vbuckets.durable_seqnos[vbucket]
+        bucket.numbers.set_facts(vbucket, None if encoded is None else VBucketFacts.decode(encoded))
+        changed = bucket.numbers.high_seqnos[vbucket] != bucket.numbers.durable_seqnos[vbucket]
         if encoded is not None and changed:
             # Locks are not stored, and a disk that fails is no reason to take them from their holders.
             locked = bucket.index.locked(vbucket)
             _reload(bucket, vbucket)
             bucket.index.lock_again(vbucket, locked)
         elif encoded is None:
-            bucket.vbuckets.reset_numbers(vbucket)
-            bucket.index.clear(vbucket)
-            bucket.prepares.clear(vbucket)
+            bucket.forget_vbucket(vbucket)
     return void
 
 
@@ -282,11 +285,11 @@ def _reload(bucket: Bucket, vbucket: int) -> None:
     except VBucketDamaged:
         # It is stopped. What called this goes on with the others.
         bucket.index.clear(vbucket)
-        bucket.prepares.clear(vbucket)
+        bucket.undecided.clear(vbucket)
 
 
 def _drop_after(bucket: Bucket, vbucket: int, seqno: Seqno) -> list[Change]:
-    """What removes the changes after a seqno from the blocks."""
+    """The writes that remove the changes after a seqno from the blocks."""
     changes: list[Change] = []
     if seqno == 0:
         # Nothing is kept, so nothing is read: this also removes what is damaged.

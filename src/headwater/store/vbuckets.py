@@ -1,52 +1,51 @@
 """The vbuckets of a bucket: their facts, the numbers that change with every write, and the system events they store.
 
-The numbers are arrays with one entry a vbucket, which kernels read and write. The bucket owns one `VBuckets`; others
-read it, and only modules of the store write to it.
+The numbers are arrays with one entry a vbucket, which kernels read and write. The bucket owns one `VBucketNumbers`,
+which only modules of the store write to. Others read `Bucket.vbuckets`, a view of it that can't be written to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TypeGuard
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from headwater.errors import VBucketDamaged
-from headwater.protocol.features import WITH_COLLECTIONS
-from headwater.protocol.frames import decode_frame
-from headwater.protocol.kernels.frame_header import SYSTEM_EVENT
-from headwater.protocol.kernels.memory import AnyBytes, Bytes, i64, kernel, load_u32
+from headwater.kernels.memory import AnyBytes, Bytes, Column, i64, kernel, load_u32
+from headwater.options import MIB, option
+from headwater.protocol.kernels.frame_runs import SYSTEM_EVENT
 from headwater.protocol.manifest import Collection, Manifest, Scope
-from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import Cas, ManifestUid, Seqno
+from headwater.protocol.numbers import Cas, ManifestUid, Seqno, VBucketId
 from headwater.protocol.system_events import (
     CollectionCreated,
     CollectionDropped,
     CollectionModified,
-    EncodedEvent,
     Event,
     ScopeCreated,
     ScopeDropped,
     decode_event,
     encode_event,
 )
-from headwater.store.data_format import VBucketFacts
+from headwater.store.data_format import VBucketFacts, decode_stored
 
 ABSENT = 0
 """The state number of a vbucket that does not exist here."""
 
+_NO_CAS = Cas(0)
 _LOGICAL_BITS = 0xFFFF
 """A CAS is a time in nanoseconds whose low 16 bits count writes within the same tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class VBuckets:
-    """Arrays have one entry a vbucket."""
+    """A read-only view of the vbuckets. Arrays have one entry a vbucket."""
 
-    facts: list[VBucketFacts | None]
+    facts: Sequence[VBucketFacts | None]
     vbuuids: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """The newest branch of each."""
     states: np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -63,32 +62,16 @@ class VBuckets:
     superseded: np.ndarray[tuple[int], np.dtype[np.int64]]
     """How many stored changes are no longer the newest of their key. While 0, blocks can be streamed as they are."""
     window_starts: np.ndarray[tuple[int], np.dtype[np.uint64]]
-    """Where the history window began when the compaction that is under way did; one line for all its steps."""
+    """Where the history window began at the first step of the current compaction; it holds for all its steps."""
     manifest_uids: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """The manifest that the system events of each have come to, durable or not."""
     event_seqnos: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """The seqno of the last system event, durable or not."""
-    damage: dict[int, VBucketDamaged] = field(default_factory=dict)
+    dropped_seqnos: np.ndarray[tuple[int], np.dtype[np.uint64]]
+    """The seqno of the last event that dropped collections, until compaction has dropped their documents; else 0."""
+    damage: Mapping[int, VBucketDamaged] = field(default_factory=dict)
     """The vbuckets that are stopped because what is stored of them is damaged, and what was found. Their state is dead
     to all that serves, streams or receives; their facts have the one that they are to have."""
-
-    @classmethod
-    def empty(cls, count: int) -> VBuckets:
-        return cls(
-            facts=[None] * count,
-            vbuuids=np.zeros(count, dtype=np.uint64),
-            states=np.zeros(count, dtype=np.uint8),
-            high_seqnos=np.zeros(count, dtype=np.uint64),
-            durable_seqnos=np.zeros(count, dtype=np.uint64),
-            visible_seqnos=np.zeros(count, dtype=np.uint64),
-            completed_seqnos=np.zeros(count, dtype=np.uint64),
-            max_cas=np.zeros(count, dtype=np.uint64),
-            deleted_revs=np.zeros(count, dtype=np.uint64),
-            superseded=np.zeros(count, dtype=np.int64),
-            window_starts=np.zeros(count, dtype=np.uint64),
-            manifest_uids=np.zeros(count, dtype=np.uint64),
-            event_seqnos=np.zeros(count, dtype=np.uint64),
-        )
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -96,8 +79,50 @@ class VBuckets:
     def exists(self, vbucket: int) -> bool:
         return 0 <= vbucket < len(self.facts) and self.facts[vbucket] is not None
 
+    def facts_of(self, vbucket: int) -> VBucketFacts | None:
+        """Return `facts[vbucket]`, or None if the bucket has no such vbucket."""
+        return self.facts[vbucket] if 0 <= vbucket < len(self.facts) else None
+
     def state(self, vbucket: int) -> VBucketState | None:
         return VBucketState(int(self.states[vbucket])) if self.exists(vbucket) else None
+
+    def high_seqno(self, vbucket: int) -> Seqno:
+        return Seqno(int(self.high_seqnos[vbucket]))
+
+    def durable_seqno(self, vbucket: int) -> Seqno:
+        return Seqno(int(self.durable_seqnos[vbucket]))
+
+    def active(self) -> list[int]:
+        return np.flatnonzero(self.states == VBucketState.ACTIVE).tolist()
+
+
+def raise_to(numbers: Column, vbucket: int, number: int) -> None:
+    """Set a vbucket's number, unless it is higher already."""
+    numbers[vbucket] = max(int(numbers[vbucket]), number)
+
+
+_ARRAYS = tuple(one.name for one in fields(VBuckets) if one.name not in ("facts", "damage"))
+
+
+@dataclass(frozen=True, slots=True)
+class VBucketNumbers(VBuckets):
+    """The vbuckets as the modules of the store write to them."""
+
+    facts: list[VBucketFacts | None]
+    damage: dict[int, VBucketDamaged] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, count: int) -> VBucketNumbers:
+        dtypes = {"states": np.uint8, "superseded": np.int64}
+        arrays: dict[str, Any] = {name: np.zeros(count, dtype=dtypes.get(name, np.uint64)) for name in _ARRAYS}
+        return cls(facts=[None] * count, **arrays)
+
+    def read_only(self) -> VBuckets:
+        """A view that shows every change of these numbers."""
+        arrays: dict[str, Any] = {name: getattr(self, name).view() for name in _ARRAYS}
+        for array in arrays.values():
+            array.flags.writeable = False
+        return VBuckets(facts=self.facts, damage=MappingProxyType(self.damage), **arrays)
 
     def set_facts(self, vbucket: int, facts: VBucketFacts | None) -> None:
         self.facts[vbucket] = facts
@@ -108,26 +133,23 @@ class VBuckets:
         self.vbuuids[vbucket] = 0 if facts is None else facts.failover_log.newest.vbuuid
 
     def stop(self, error: VBucketDamaged) -> None:
-        """What is stored of a vbucket is damaged: no client and no stream gets anything of it from now on."""
+        """Mark a vbucket as damaged, so that no client and no stream gets anything of it."""
         self.damage.setdefault(error.vbucket, error)
         if self.exists(error.vbucket):
             self.states[error.vbucket] = VBucketState.DEAD
 
     def reset_numbers(self, vbucket: int) -> None:
-        for array in (
-            self.high_seqnos, self.durable_seqnos, self.visible_seqnos, self.completed_seqnos, self.max_cas,
-            self.deleted_revs, self.superseded, self.window_starts, self.manifest_uids,
-            self.event_seqnos,
-        ):  # fmt: skip
-            array[vbucket] = 0
+        """Forget all but the facts, and the state and branch that follow from them."""
+        for name in _ARRAYS:
+            if name not in ("vbuuids", "states"):
+                getattr(self, name)[vbucket] = 0
 
-    def on_event(self, vbucket: int, seqno: int, manifest_uid: int) -> None:
+    def on_event(self, vbucket: int, seqno: int, event: Event, *, manifest_uid: int) -> None:
         """A system event has been stored, or read back."""
-        self.event_seqnos[vbucket] = max(int(self.event_seqnos[vbucket]), seqno)
-        self.manifest_uids[vbucket] = max(int(self.manifest_uids[vbucket]), manifest_uid)
-
-    def durable_seqno(self, vbucket: int) -> Seqno:
-        return Seqno(int(self.durable_seqnos[vbucket]))
+        raise_to(self.event_seqnos, vbucket, seqno)
+        raise_to(self.manifest_uids, vbucket, manifest_uid)
+        if isinstance(event, CollectionDropped | ScopeDropped):
+            raise_to(self.dropped_seqnos, vbucket, seqno)
 
     def next_seqno(self, vbucket: int) -> Seqno:
         self.high_seqnos[vbucket] += np.uint64(1)
@@ -150,12 +172,16 @@ class VBuckets:
 # its stream, so it may be behind the bucket's manifest, and ahead of it, too.
 
 
-def encode_stored_event(event: Event) -> EncodedEvent:
+def stored_event(event: Event, vbucket: int, seqno: Seqno, *, cas: Cas = _NO_CAS) -> SystemEvent:
     """An event as it is stored: packed, unless only the other form holds all of it."""
     needs_flatbuffers = isinstance(event, CollectionModified) or (
         isinstance(event, CollectionCreated) and bool(event.history or event.metered or event.flush_uid)
     )
-    return encode_event(event, as_flatbuffers=needs_flatbuffers)
+    encoded = encode_event(event, as_flatbuffers=needs_flatbuffers)
+    return SystemEvent(
+        vbucket=VBucketId(vbucket), cas=cas, seqno=seqno, event=encoded.event, version=encoded.version,
+        key=encoded.key, value=encoded.value,
+    )  # fmt: skip
 
 
 def is_flush(event: Event) -> TypeGuard[CollectionCreated]:
@@ -167,12 +193,11 @@ def events_in(run: Bytes) -> Iterator[tuple[Seqno, Event]]:
     """The system events of a stored run, each with its seqno."""
     at = _next_event(run, 0)
     while at < len(run):
-        decoded = decode_frame(run[at:].data)
-        assert decoded is not None, "stored frames are whole"
-        message = decode_message(decoded[0], WITH_COLLECTIONS)
+        end = at + 24 + int.from_bytes(run[at + 8 : at + 12])
+        message = decode_stored(run[at:end].data)
         assert isinstance(message, SystemEvent)
         yield message.seqno, decode_event(message)
-        at = _next_event(run, at + decoded[1])
+        at = _next_event(run, end)
 
 
 def manifest_of_runs(runs: Iterable[Bytes]) -> Manifest:
@@ -222,3 +247,12 @@ def _next_event(run: AnyBytes, at: int) -> int:
     while at < len(run) and run[at + 1] != SYSTEM_EVENT:
         at += 24 + i64(load_u32(run, at + 8))
     return at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What is kept beyond the newest version of each key."""
+
+    history_s: int = option("How long to keep superseded versions.", 3600, cli_name="--history-seconds")
+    history_bytes: int = option("How much of them a vbucket keeps. The limit that is reached first applies.", 16 * MIB)
+    purge_age_s: int = option("How long to keep deletions.", 3 * 24 * 3600, cli_name="--purge-age-seconds")

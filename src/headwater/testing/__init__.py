@@ -6,8 +6,9 @@ used, nothing but `plugin` is imported: what `__all__` names is loaded when it i
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headwater.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headwater.testing.cluster import HeadwaterCluster
@@ -27,13 +28,4 @@ __all__ = [
     "NodeFailed",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(home), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, __all__)

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from headwater.client import blocking_client
@@ -71,9 +70,7 @@ class HeadwaterCluster:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     @property
@@ -110,7 +107,7 @@ class HeadwaterCluster:
             self.nodes[number].write(part, collection=collection)
 
     def wait_until_replicated(self) -> None:
-        """Until every replica has all changes of its active copy."""
+        """Wait until every replica has all changes of its active copy."""
         deadline_s = time.monotonic() + REPLICATED_S_MAX
         while any(node.behind for node in self.status().nodes):
             if time.monotonic() > deadline_s:
@@ -176,7 +173,7 @@ class HeadwaterCluster:
         return self.active_node(vbucket).rollback(vbucket, seqno)
 
     def pause(self, node: HeadwaterNode | None = None) -> HeadwaterNode:
-        """Let a node, by default the first, stand still until `resume`."""
+        """Pause a node, by default the first, until `resume`."""
         paused = node or self._running()[0]
         paused.pause()
         return paused

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from headwater.cli.management import Management
@@ -174,9 +173,7 @@ class HeadwaterNode:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     # --- where it is ----------------------------------------------------------------------------------------------
@@ -191,7 +188,7 @@ class HeadwaterNode:
 
     @property
     def http_url(self) -> str:
-        """Of the management side, and of the dashboard."""
+        """The URL of the management side and of the dashboard."""
         return f"http://127.0.0.1:{self.process.ports[1]}"
 
     @property
@@ -285,22 +282,22 @@ class HeadwaterNode:
         self._drill("replicas", "release")
 
     def pause(self) -> None:
-        """Stand still: connections stay open, and nothing is answered."""
+        """Pause the process: connections stay open, and it answers nothing."""
         self.process.send(signal.SIGSTOP)
 
     def resume(self) -> None:
         self.process.send(signal.SIGCONT)
 
     def kill(self) -> None:
-        """kill -9. Does nothing where it has ended."""
+        """Kill the process (kill -9). Does nothing if it has ended."""
         self.process.end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """A clean end."""
+        """Stop the node cleanly."""
         self.process.end(signal.SIGTERM)
 
     def start(self) -> None:
-        """Again, with the same data and on the same ports, after `stop` or `kill`."""
+        """Start the node again, with the same data and ports, after `stop` or `kill`."""
         self.process.start()
 
     def restart(self) -> None:

@@ -18,7 +18,6 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 READY_S_MAX = 120.0
@@ -42,9 +41,7 @@ class Nursery:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def _close(self) -> int | None:
@@ -117,8 +114,8 @@ class Nursery:
 def main() -> None:
     """Import, and fork for each line."""
     from headwater.cli.serve import serve
+    from headwater.kernels.machine_code import compile_kernels
     from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
-    from headwater.protocol.kernels.machine_code import compile_kernels
 
     compile_kernels(*KERNEL_PACKAGES)
     assert threading.active_count() == 1, "a fork would leave the other threads' locks as they are"

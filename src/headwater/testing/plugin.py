@@ -55,7 +55,7 @@ def _logs(funcargs: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def _headwater_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """A process that has everything imported, and becomes a node by a fork."""
+    """A process with everything already imported; each node is forked from it."""
     from headwater.testing.nursery import Nursery
 
     with Nursery(tmp_path_factory.mktemp("headwater-nursery")) as nursery:

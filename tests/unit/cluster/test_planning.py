@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.cluster.planning import Copy, VBucketMap, empty_map, fail_over, moves, plan
+from headwater.cluster.planning import Copy, Row, VBucketMap, empty_map, fail_over, moves, plan
 from headwater.errors import InvalidInput
 from headwater.protocol.numbers import Seqno, VBucketId
 from support.cases import each
@@ -60,9 +60,9 @@ def test_no_active_vbucket_moves_without_need(vbuckets: int, replicas: int, node
     small = plan(empty_map(vbuckets, replicas), fewer, replicas=replicas)
     large = plan(small, nodes, replicas=replicas)
     came = sum(row[0] == nodes[-1] for row in large)
-    assert sum(move.hands_over for move in moves(small, large)) == came
+    assert sum(move.is_takeover for move in moves(small, large)) == came
     again = plan(large, fewer, replicas=replicas)
-    assert sum(move.hands_over for move in moves(large, again)) == came
+    assert sum(move.is_takeover for move in moves(large, again)) == came
 
 
 @each(("nodes", "replicas"), [*itertools.product(range(2, 7), range(1, 4))])
@@ -79,7 +79,7 @@ def test_few_copies_are_built_when_a_node_comes_or_goes(nodes: int, replicas: in
 
 def test_an_active_vbucket_goes_where_a_replica_is() -> None:
     rows = plan(empty_map(64, 1), NAMES[:3], replicas=1)
-    handed_over = [move for move in moves(rows, plan(rows, NAMES[:2], replicas=1)) if move.hands_over]
+    handed_over = [move for move in moves(rows, plan(rows, NAMES[:2], replicas=1)) if move.is_takeover]
     assert len(handed_over) == 21
     # The quotas leave one that can't.
     assert sum(move.target not in move.before for move in handed_over) <= 1
@@ -96,7 +96,7 @@ def test_the_replicas_of_a_node_are_spread_over_the_others(nodes: int) -> None:
 
 def test_a_move_tells_what_is_to_be_done() -> None:
     (move,) = moves((("a", "b"), ("b", "a")), (("c", "a"), ("b", "a")))
-    assert (move.vbucket, move.source, move.target, move.hands_over) == (0, "a", "c", True)
+    assert (move.vbucket, move.source, move.target, move.is_takeover) == (0, "a", "c", True)
     assert (move.builds, move.drops) == (("c",), ("b",))
 
 
@@ -113,36 +113,26 @@ def seqnos(**reached: int) -> dict[str, Copy]:
     return {node: Copy(seqno=Seqno(seqno), branches=(1,)) for node, seqno in reached.items()}
 
 
-def test_the_most_advanced_copy_is_promoted() -> None:
-    failover = fail_over((("a", "b", "c"),), ["a"], {VBucketId(0): seqnos(b=7, c=9)})
-    assert failover.rows == (("c", "b", None),)
-    assert failover.promoted == {0: "c"}
-    assert failover.lost == ()
+ON_OLD_BRANCH = {"b": Copy(seqno=Seqno(100), branches=(1,)), "c": Copy(seqno=Seqno(97), branches=(2, 1))}
 
 
-def test_of_equal_copies_the_first_is_promoted() -> None:
-    assert fail_over((("a", "b", "c"),), ["a"], {VBucketId(0): seqnos(b=9, c=9)}).rows == (("b", "c", None),)
-
-
-def test_a_copy_that_is_being_built_is_promoted_if_it_is_ahead() -> None:
-    assert fail_over((("a", "b"),), ["a"], {VBucketId(0): seqnos(b=1, d=2)}).rows == (("d", "b"),)
-
-
-def test_a_higher_seqno_on_a_branch_that_was_left_counts_for_nothing() -> None:
-    copies = {"b": Copy(seqno=Seqno(100), branches=(1,)), "c": Copy(seqno=Seqno(97), branches=(2, 1))}
-    assert fail_over((("a", "b", "c"),), ["a"], {VBucketId(0): copies}).promoted == {0: "c"}
-
-
-def test_a_lost_replica_leaves_a_gap() -> None:
-    failover = fail_over((("b", "a", "c"), ("b", "c", "a")), ["a"], {})
-    assert failover.rows == (("b", "c", None), ("b", "c", None))
-    assert failover.promoted == {}
-
-
-def test_a_vbucket_with_no_copy_left_is_lost() -> None:
-    failover = fail_over((("a", "b"), ("c", "a"), (None, None)), ["a", "b"], {})
-    assert failover.rows == ((None, None), ("c", None), (None, None))
-    assert failover.lost == (0,)
+@each(
+    ("row", "copies", "after"),
+    [
+        # The most advanced copy is promoted, of equals the first, and one that is being built if it is ahead.
+        (("a", "b", "c"), seqnos(b=7, c=9), ("c", "b", None)),
+        (("a", "b", "c"), seqnos(b=9, c=9), ("b", "c", None)),
+        (("a", "b"), seqnos(b=1, d=2), ("d", "b")),
+        # A higher seqno on a branch that the others have left counts for nothing.
+        (("a", "b", "c"), ON_OLD_BRANCH, ("c", "b", None)),
+        # A lost replica leaves a gap, and a vbucket with no copy left has no node.
+        (("b", "a", "c"), {}, ("b", "c", None)),
+        (("b", "c", "a"), {}, ("b", "c", None)),
+        (("a", None), {}, (None, None)),
+    ],
+)
+def test_what_is_left_without_a_node(row: Row, copies: dict[str, Copy], after: Row) -> None:
+    assert fail_over((row,), ["a"], {VBucketId(0): copies}) == (after,)
 
 
 @given(vbuckets=VBUCKETS, replicas=st.integers(1, 3), nodes=MEMBERS.filter(lambda nodes: len(nodes) > 1))
@@ -150,7 +140,6 @@ def test_after_a_failover_a_plan_mends_the_map(vbuckets: int, replicas: int, nod
     rows = plan(empty_map(vbuckets, replicas), nodes, replicas=replicas)
     reached = {VBucketId(v): {node: Copy(seqno=Seqno(1)) for node in row if node} for v, row in enumerate(rows)}
     lost, left = nodes[0], nodes[1:]
-    failover = fail_over(rows, [lost], {v: {n: s for n, s in r.items() if n != lost} for v, r in reached.items()})
-    assert failover.lost == ()
-    assert all(lost not in row and row[0] is not None for row in failover.rows)
-    check_map(plan(failover.rows, left, replicas=replicas), left, replicas)
+    after = fail_over(rows, [lost], {v: {n: s for n, s in r.items() if n != lost} for v, r in reached.items()})
+    assert all(lost not in row and row[0] is not None for row in after)
+    check_map(plan(after, left, replicas=replicas), left, replicas)

@@ -8,17 +8,16 @@ from random import Random
 import pytest
 
 from headwater.client.kv_connection import Login
-from headwater.node.auth.accounts import Accounts
-from headwater.node.auth.sharing import UserSharing
+from headwater.node.auth.accounts import Accounts, UserSharing
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.membership import ClusterMembership, MemberSettings
 from headwater.node.replication.peers import Peers
-from headwater.node.service import BucketService, RequestRefused
+from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.status import Status
-from headwater.sim.machines import SimulatedDisk, SimulatedFolder
-from headwater.store.compaction import Retention
+from headwater.protocol.status import RequestRefused, Status
+from headwater.sim.network import SimulatedDisk, SimulatedFolder
+from headwater.store.vbuckets import Retention
 from support.kv_harness import users
 from support.store_harness import new_bucket
 
@@ -45,38 +44,25 @@ def membership() -> tuple[ClusterMembership, BucketService]:
     return ClusterMembership(service, loop, settings), service
 
 
-def test_a_config_that_comes_before_the_node_knows_its_address_is_refused_for_now() -> None:
+async def test_a_config_that_comes_before_the_node_knows_its_address_is_refused_for_now() -> None:
     """Otherwise it would be a config that leaves this node out, and all that it has would be dead."""
-
-    async def story() -> None:
-        member, service = membership()
-        with pytest.raises(RequestRefused) as refused:
-            member.adopt(CONFIG)
-        assert refused.value.status == Status.ETMPFAIL
-        assert member.config is None
-        member.on_void()
-        await member.start(NODES[0])
-        assert member.adopt(CONFIG)
-        assert {service.bucket.vbuckets.state(vbucket) for vbucket in range(4)} == {VBucketState.ACTIVE}
-        await member.stop()
-
-    asyncio.run(asyncio.wait_for(story(), 20))
+    member, service = membership()
+    with pytest.raises(RequestRefused) as refused:
+        member.adopt(CONFIG)
+    assert refused.value.status == Status.ETMPFAIL
+    assert member.config is None
+    member.on_void()
+    await member.start(NODES[0])
+    assert member.adopt(CONFIG)
+    assert {service.bucket.vbuckets.state(vbucket) for vbucket in range(4)} == {VBucketState.ACTIVE}
+    await member.stop()
 
 
-def test_nodes_may_leave_while_the_others_are_asked() -> None:
-    async def story() -> None:
-        wide = PublishedConfig(revision=5, bucket="default", uuid="0", nodes=NODES, rows=((0,),) * 4)
-        known = [wide]
-        peers = Peers(
-            BucketService(bucket=new_bucket()),
-            login=lambda config: Login(credentials=None, bucket="default"),
-            config=lambda: known[0],
-            this_node=lambda: 0,
-            adopt=lambda config: True,
-            users=user_sharing(),
-        )
-        asking = asyncio.create_task(peers.exchange())
-        asyncio.get_running_loop().call_soon(known.__setitem__, 0, CONFIG)
-        assert await asking == 0
-
-    asyncio.run(asyncio.wait_for(story(), 20))
+async def test_nodes_may_leave_while_the_others_are_asked() -> None:
+    wide = PublishedConfig(revision=5, bucket="default", uuid="0", nodes=NODES, rows=((0,),) * 4)
+    service = BucketService(bucket=new_bucket(), config=wide, this_node=0)
+    login = Login(credentials=None, bucket="default")
+    peers = Peers(service, login=lambda config: login, adopt=lambda config: True, users=user_sharing())
+    asking = asyncio.create_task(peers.exchange())
+    asyncio.get_running_loop().call_soon(setattr, service, "config", CONFIG)
+    assert await asking == 0

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from headwater.node.node_state import ChangeSignal
+from headwater.node.commit_loop import ChangeSignal
 
 
-def test_no_change_is_missed() -> None:
-    async def scenario() -> None:
-        changes = ChangeSignal()
-        seen = changes.count
-        changes.notify()
-        await asyncio.wait_for(changes.after(seen), 1)
-        waiting = [asyncio.create_task(changes.after(changes.count)) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert not any(task.done() for task in waiting)
-        changes.notify()
-        await asyncio.wait_for(asyncio.gather(*waiting), 1)
-
-    asyncio.run(scenario())
+async def test_no_change_is_missed() -> None:
+    changes = ChangeSignal()
+    seen = changes.count
+    changes.notify()
+    await asyncio.wait_for(changes.after(seen), 1)
+    waiting = [asyncio.create_task(changes.after(changes.count)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    changes.notify()
+    await asyncio.wait_for(asyncio.gather(*waiting), 1)

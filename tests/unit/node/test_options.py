@@ -1,4 +1,4 @@
-"""What `headwater serve` is given: its ports with and without TLS, and what can't work."""
+"""What `headwater serve` is given: its ports with and without TLS, what can't work; and the settings of a bucket."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from headwater.errors import LocalProtocolError
-from headwater.node.options import NodeOptions, check_cluster_name
+from headwater.errors import DataDamaged, LocalProtocolError, MalformedJson
+from headwater.node.options import (
+    BUCKET_SETTINGS,
+    BucketSettings,
+    NodeOptions,
+    ServerLimits,
+    check_cluster_name,
+    stored_settings,
+)
+from support.store_harness import new_bucket
 
 TLS = {"tls_cert": Path("cert.pem"), "tls_key": Path("key.pem")}
 EVERYWHERE = {"host": "0.0.0.0", "advertise_host": "db.example.com"}
@@ -63,3 +71,52 @@ def test_names_of_clusters_are_short_and_can_be_printed() -> None:
     for name in ("a\nb", "x" * 257):
         with pytest.raises(LocalProtocolError):
             check_cluster_name(name)
+
+
+# --- the settings of a bucket -------------------------------------------------------------------------------------
+
+SETTINGS = BucketSettings(ram_quota_mb=128, replicas=2, max_ttl_s=60, flush_enabled=True)
+
+
+def test_they_are_what_they_were() -> None:
+    bucket = new_bucket()
+    assert stored_settings(bucket) == BucketSettings()
+    bucket.put_rows(SETTINGS.rows())
+    bucket.commit_now()
+    assert stored_settings(bucket) == SETTINGS
+    assert BucketSettings.decode({**SETTINGS.encode(), "of a newer version": 1}) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"replicas": 4},
+        {"replicas": True},
+        {"max_ttl_s": -1},
+        {"flush_enabled": 1},
+        {"max_ttl_s": "1"},
+        {"durability_min_level": 4},
+        {"storage_backend": "rocks"},
+    ],
+)
+def test_junk_is_refused(members: dict[str, Any]) -> None:
+    with pytest.raises(MalformedJson):
+        BucketSettings.decode(members)
+
+
+@pytest.mark.parametrize("stored", [b"{", b"[1]", b'{"replicas": -1}'])
+def test_damage_is_reported(stored: bytes) -> None:
+    bucket = new_bucket()
+    bucket.put_rows({BUCKET_SETTINGS: stored})
+    bucket.commit_now()
+    with pytest.raises(DataDamaged):
+        stored_settings(bucket)
+
+
+@pytest.mark.parametrize(
+    ("files_max", "kv", "http"),
+    [(100, 32, 16), (1_024, 470, 234), (4_096, 3_200, 576), (2**63 - 1, 10_000, 576)],
+)
+def test_connections_are_bounded_by_open_files(files_max: int, kv: int, http: int) -> None:
+    limits = ServerLimits().within_open_files(files_max)
+    assert (limits.connections_max, limits.http_connections_max) == (kv, http)

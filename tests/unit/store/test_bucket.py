@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+import headwater
 from headwater.errors import LocalProtocolError
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation
@@ -15,10 +19,10 @@ from headwater.store.bucket import Bucket
 from headwater.store.settling import settle_now
 from support.store_harness import (
     Clock,
+    branches,
     changes_of,
     check_counts,
     events_of,
-    facts_of,
     get,
     new_bucket,
     put,
@@ -27,17 +31,6 @@ from support.store_harness import (
     seqnos_of,
     value_of,
 )
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def bucket(clock: Clock) -> Bucket:
-    return new_bucket(clock=clock)
-
 
 # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -60,10 +53,6 @@ def test_a_document_is_stored_as_the_change_that_is_streamed(bucket: Bucket, clo
     ]
 
 
-def test_seqnos_count_per_vbucket(bucket: Bucket) -> None:
-    assert [put(bucket, vbucket, b"k").seqno for vbucket in (0, 1, 0, 0, 2)] == [1, 1, 2, 3, 1]
-
-
 def test_the_cas_rises_whatever_the_clock_does(bucket: Bucket, clock: Clock) -> None:
     first, second = put(bucket, 0, b"k").cas, put(bucket, 0, b"k").cas
     assert (first, second) == (clock.ns & ~0xFFFF, (clock.ns & ~0xFFFF) + 1)
@@ -77,7 +66,6 @@ def test_the_cas_rises_whatever_the_clock_does(bucket: Bucket, clock: Clock) -> 
 def test_revisions_count_per_document_and_start_above_what_was_deleted(bucket: Bucket) -> None:
     def revision(key: bytes) -> int:
         document = get(bucket, 0, key)
-        assert document is not None
         return document.rev_seqno
 
     for expected in (1, 2, 3):
@@ -91,11 +79,10 @@ def test_revisions_count_per_document_and_start_above_what_was_deleted(bucket: B
     assert revision(b"k") == 5
     put(bucket, 1, b"k")
     entry = bucket.find(1, CollectionId(0), b"k")
-    assert entry is not None
     assert entry.rev_seqno == 1
 
 
-def test_a_value_may_tell_of_its_own_write(bucket: Bucket) -> None:
+def test_a_value_may_be_made_from_its_own_cas_and_seqno(bucket: Bucket) -> None:
     written = bucket.put_mutation(
         0, collection_id=CollectionId(0), key=b"k", value=lambda cas, seqno: b"%d %d" % (cas, seqno),
         datatype=Datatype.RAW,
@@ -105,7 +92,6 @@ def test_a_value_may_tell_of_its_own_write(bucket: Bucket) -> None:
         0, collection_id=CollectionId(0), key=b"k", value=lambda cas, seqno: b"%d" % seqno, datatype=Datatype.XATTR
     )
     document = get(bucket, 0, b"k")
-    assert document is not None
     assert (document.value, document.is_deleted) == (b"%d" % removed.seqno, True)
 
 
@@ -136,41 +122,18 @@ def test_a_write_that_fails_takes_no_number(bucket: Bucket) -> None:
 def test_a_lock_is_a_mark_that_the_next_version_loses(bucket: Bucket) -> None:
     put(bucket, 0, b"k", b"v")
     entry = bucket.find(0, CollectionId(0), b"k")
-    assert entry is not None
     bucket.set_locked(0, CollectionId(0), b"k", entry, locked=True)
     locked = bucket.find(0, CollectionId(0), b"k")
-    assert locked is not None
     assert (locked.is_locked, locked.seqno, value_of(bucket, 0, b"k")) == (True, entry.seqno, b"v")
     bucket.set_locked(0, CollectionId(0), b"k", locked, locked=False)
     assert bucket.find(0, CollectionId(0), b"k") == entry
     bucket.set_locked(0, CollectionId(0), b"k", entry, locked=True)
     put(bucket, 0, b"k")
     newer = bucket.find(0, CollectionId(0), b"k")
-    assert newer is not None
     assert not newer.is_locked
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
-
-
-def test_a_document_is_read_wherever_it_is(bucket: Bucket) -> None:
-    """One in each place at a time, all of one vbucket, while they move on from place to place."""
-    for number in range(12):
-        put(bucket, 0, b"k%d" % number, b"%d" % number)
-        put(bucket, 1, b"k%d" % number, b"%d in 1" % number)
-        sealed = bucket.seal()
-        put(bucket, 0, b"pending", b"after %d" % number)
-        for seen in range(number + 1):
-            assert value_of(bucket, 0, b"k%d" % seen) == b"%d" % seen
-            assert value_of(bucket, 1, b"k%d" % seen) == b"%d in 1" % seen
-        assert value_of(bucket, 0, b"pending") == b"after %d" % number
-        assert sealed is not None
-        bucket.persist(sealed)
-        bucket.publish(sealed)
-        if number % 3 == 2:
-            settle_now(bucket)
-    assert get(bucket, 0, b"none") is None
-    assert get(bucket, 3, b"k1") is None
 
 
 def test_which_commit_an_answer_has_to_wait_for(bucket: Bucket) -> None:
@@ -187,7 +150,6 @@ def test_which_commit_an_answer_has_to_wait_for(bucket: Bucket) -> None:
     durable = bucket.durable_commit
     put(bucket, 0, b"in flight")
     sealed = bucket.seal()
-    assert sealed is not None
     written = put(bucket, 0, b"pending")
     assert sealed.number == durable + 1
     assert written.commit == bucket.pending.number == durable + 2
@@ -226,7 +188,6 @@ def test_one_commit_is_in_flight_at_a_time(bucket: Bucket) -> None:
     assert bucket.seal() is None
     put(bucket, 0, b"k")
     sealed = bucket.seal()
-    assert sealed is not None
     assert bucket.seal() is None
     put(bucket, 0, b"j")
     assert bucket.seal() is None
@@ -235,23 +196,7 @@ def test_one_commit_is_in_flight_at_a_time(bucket: Bucket) -> None:
     bucket.persist(sealed)
     bucket.publish(sealed)
     following = bucket.seal()
-    assert following is not None
     assert following.number == sealed.number + 1
-
-
-def test_durable_seqnos_follow_commits(bucket: Bucket) -> None:
-    put(bucket, 0, b"k")
-    put(bucket, 2, b"k")
-    sealed = bucket.seal()
-    put(bucket, 0, b"k")
-    assert bucket.vbuckets.high_seqnos.tolist() == [2, 0, 1, 0]
-    assert bucket.vbuckets.durable_seqnos.tolist() == [0, 0, 0, 0]
-    assert sealed is not None
-    bucket.persist(sealed)
-    bucket.publish(sealed)
-    assert bucket.vbuckets.durable_seqnos.tolist() == [1, 0, 1, 0]
-    bucket.commit_now()
-    assert bucket.vbuckets.durable_seqnos.tolist() == [2, 0, 1, 0]
 
 
 def test_a_commit_of_facts_alone_leaves_nothing_young(bucket: Bucket) -> None:
@@ -262,10 +207,6 @@ def test_a_commit_of_facts_alone_leaves_nothing_young(bucket: Bucket) -> None:
 
 
 # --- states -------------------------------------------------------------------------------------------------------
-
-
-def branches(bucket: Bucket, vbucket: int = 0) -> list[tuple[int, int]]:
-    return [(entry.vbuuid, entry.seqno) for entry in facts_of(bucket, vbucket).failover_log.entries]
 
 
 @pytest.mark.parametrize("state", [VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING, VBucketState.DEAD])
@@ -328,7 +269,7 @@ def test_vbuckets_beyond_the_bucket(bucket: Bucket, vbucket: int) -> None:
 GARDEN = Manifest().with_scope("garden").with_collection("garden", "fruit", max_ttl_s=60)
 
 
-def test_a_manifest_is_told_to_every_active_vbucket(bucket: Bucket) -> None:
+def test_every_active_vbucket_gets_the_events_of_a_manifest(bucket: Bucket) -> None:
     bucket.set_vbucket_state(1, VBucketState.REPLICA)
     bucket.set_vbucket_state(2, VBucketState.PENDING)
     number = bucket.set_manifest(GARDEN)
@@ -374,7 +315,7 @@ def test_events_and_documents_are_of_one_history(bucket: Bucket) -> None:
     assert again.manifest.with_collection("garden", "new").find("garden", "new").id == 10  # type: ignore[union-attr]
 
 
-def test_a_vbucket_that_begins_is_told_all(bucket: Bucket) -> None:
+def test_a_new_active_vbucket_gets_all_events(bucket: Bucket) -> None:
     fresh = new_bucket(state=None)
     fresh.set_manifest(GARDEN)
     fresh.set_vbucket_state(0, VBucketState.ACTIVE)
@@ -391,7 +332,7 @@ def test_the_same_manifest_again_is_no_event(bucket: Bucket) -> None:
     assert len(events_of(bucket, 0)) == 2
 
 
-def test_a_collection_that_changes_is_told_as_flatbuffers(bucket: Bucket) -> None:
+def test_a_changed_collection_is_stored_as_flatbuffers(bucket: Bucket) -> None:
     bucket.set_manifest(GARDEN)
     encoded = GARDEN.encode().replace(b'"maxTTL": 60', b'"maxTTL": 70').replace(b'"uid": "2"', b'"uid": "3"')
     bucket.set_manifest(Manifest.decode(encoded))
@@ -401,3 +342,17 @@ def test_a_collection_that_changes_is_told_as_flatbuffers(bucket: Bucket) -> Non
     event = decode_event(changed)
     assert isinstance(event, CollectionCreated)
     assert (event.manifest_uid, event.collection_id, event.max_ttl_s) == (3, 9, 70)
+
+
+# --- a store that is closed ---------------------------------------------------------------------------------------
+
+
+def test_only_the_store_writes_to_its_numbers_and_its_commits() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        new_bucket().vbuckets.high_seqnos[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        new_bucket().prepares.counts[0] = 1
+    inside = re.compile(r"bucket\.(pending|in_flight|young|engine|numbers|undecided)\b|\bPutRow\b|\bDeleteRow\b")
+    sources = Path(headwater.__file__).parent
+    outside = [path for package in ("node", "cluster", "cli", "testing") for path in (sources / package).rglob("*.py")]
+    assert [path.name for path in outside if inside.search(path.read_text())] == []

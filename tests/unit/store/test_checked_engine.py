@@ -1,53 +1,36 @@
-"""Rows with checksums: what the disk has changed is never given out, and data without checksums gets them.
-
-`formats/` holds the data files of buckets that programs of formats 1 and 2 have written: four vbuckets, blocks and
-journal, a collection, deletions, an expiration, and in format 2 a committed and an aborted durable write.
-"""
+"""Rows with checksums: what the disk has changed is never given out."""
 
 from __future__ import annotations
 
-import lzma
+from collections import Counter
 from collections.abc import Callable
-from hashlib import sha256
-from pathlib import Path
 
 import pytest
 
-from headwater.errors import DataDamaged, StoreFull, VBucketDamaged
+from headwater.errors import DataDamaged, VBucketDamaged
 from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import vbucket_of
 from headwater.store.bucket import Bucket
-from headwater.store.checked_engine import CheckedEngine
+from headwater.store.checked_engine import LAST, CheckedEngine
 from headwater.store.data_format import (
     BUCKET_FACTS,
     CLEAN_STOP,
-    FORMAT_VERSION,
     MANIFEST,
-    BucketFacts,
     block_key,
-    commit_key,
     vbucket_key,
 )
 from headwater.store.engine import Engine, MemoryEngine, PutRow, Table
-from headwater.store.lmdb_engine import LmdbEngine
-from headwater.store.opening import close_bucket, open_bucket, stored_facts
+from headwater.store.opening import close_bucket, open_bucket
 from headwater.store.settling import remove_vbucket, reset_vbucket, settle_now
 from support.store_harness import (
     SECRET,
     Clock,
-    FailingEngine,
     changes_of,
     compact,
     new_bucket,
     put,
     value_of,
 )
-
-FORMATS = Path(__file__).parent / "formats"
-RUNS = {
-    1: ("3297ef86d380", "379064f0b1f1", "2744875d8c19", "e3b0c44298fc"),
-    2: ("3297ef86d380", "71c2585491c0", "2744875d8c19", "e3b0c44298fc"),
-}
-"""What the programs that wrote the files had in each vbucket: the SHA-256 of its changes."""
 
 
 def opened(engine: Engine) -> Bucket:
@@ -84,20 +67,47 @@ def last_block(bucket: Bucket, vbucket: int) -> bytes:
 # --- damage -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "key", [BUCKET_FACTS, MANIFEST, CLEAN_STOP, commit_key(3)], ids=["facts", "manifest", "clean stop", "journal"]
-)
+@pytest.mark.parametrize("key", [BUCKET_FACTS, MANIFEST, CLEAN_STOP], ids=["facts", "manifest", "clean stop"])
 @pytest.mark.parametrize("at", [0, -1], ids=["first", "last"])
 def test_damage_to_what_belongs_to_the_bucket_refuses_it(key: bytes, at: int) -> None:
     bucket = settled_bucket()
     close_bucket(bucket)
-    table = Table.JOURNAL if key == commit_key(3) else Table.BUCKET
-    spoil(bucket.engine, table, key, at)
+    spoil(bucket.engine, Table.BUCKET, key, at)
     with pytest.raises(DataDamaged) as raised:
         opened(bucket.engine)
     assert raised.value.hint
     assert "\n" not in str(raised.value)
     assert not isinstance(raised.value, VBucketDamaged)
+
+
+def test_damage_to_a_commit_stops_the_vbuckets_that_it_has_changes_of() -> None:
+    """Every bit of it, one after the other. The keys are in the vbuckets that clients would put them into."""
+    bucket = settled_bucket()
+    keys = {int(vbucket_of(key, 4)): key for key in (b"key-%d" % number for number in range(20))}
+    for vbucket in (0, 2):
+        put(bucket, vbucket, keys[vbucket], b"1")
+    bucket.commit_now()
+    with bucket.engine.unchecked.view() as view:
+        key, row = view.last_before(Table.JOURNAL, LAST) or (b"", b"")
+        sound = bytes(row)
+    stopped: Counter[tuple[int, ...]] = Counter()
+    for at in range(len(sound) * 8):
+        spoiled = bytearray(sound)
+        spoiled[at // 8] ^= 1 << at % 8
+        bucket.engine.unchecked.write([PutRow(Table.JOURNAL, key, bytes(spoiled))])
+        again = opened(bucket.engine)
+        assert set(again.vbuckets.damage) >= {0, 2}, f"bit {at}"
+        stopped[tuple(again.vbuckets.damage)] += 1
+        if 1 not in again.vbuckets.damage:
+            assert value_of(again, 1, b"key 1") is not None
+    assert stopped.keys() == {(0, 2), (0, 1, 2, 3)}
+    assert stopped[0, 2] > len(sound) * 4, "most of a commit is documents"
+    # A copy that is fetched again has nothing to do with it any more, and the last one takes the commit along.
+    reset_vbucket(again, 0)
+    assert list(opened(again.engine).vbuckets.damage) == [0, 2]
+    for vbucket in list(again.vbuckets.damage):
+        reset_vbucket(again, vbucket)
+    assert not opened(again.engine).vbuckets.damage
 
 
 def read_a_document(bucket: Bucket) -> None:
@@ -165,53 +175,3 @@ def test_a_vbucket_that_has_lost_its_facts_is_not_forgotten() -> None:
     remove_vbucket(bucket, 3)
     bucket.engine.unchecked.write([PutRow(Table.VBUCKETS, vbucket_key(3), facts)])
     assert list(opened(bucket.engine).vbuckets.damage) == [3]
-
-
-# --- the formats before -------------------------------------------------------------------------------------------
-
-
-def data_of_format(version: int, folder: Path) -> LmdbEngine:
-    folder.mkdir()
-    (folder / "data.mdb").write_bytes(lzma.decompress((FORMATS / f"format-{version}.mdb.xz").read_bytes()))
-    return LmdbEngine(folder)
-
-
-def digests(bucket: Bucket) -> tuple[str, ...]:
-    hashes = (sha256(b"".join(bytes(run) for run in bucket.runs(vbucket))) for vbucket in range(4))
-    return tuple(digest.hexdigest()[:12] for digest in hashes)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_data_of_the_formats_before_gets_checksums(version: int, tmp_path: Path) -> None:
-    engine = data_of_format(version, tmp_path / "data")
-    bucket = opened(engine)
-    assert digests(bucket) == RUNS[version]
-    assert not bucket.vbuckets.damage
-    assert stored_facts(engine) == BucketFacts(name="default", uuid="5eed" * 8, vbuckets=4, version=FORMAT_VERSION)
-    for vbucket in range(4):
-        assert digests(opened(engine)) == RUNS[version]
-        spoil(bucket.engine, Table.VBUCKETS, vbucket_key(vbucket), 3)
-    spoil(bucket.engine, Table.BLOCKS, last_block(bucket, 2), 3)
-    assert sorted(opened(engine).vbuckets.damage) == [0, 1, 2, 3]
-    engine.close()
-
-
-def test_an_upgrade_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After every number of steps: what is sealed is not sealed again, and what is not is not read as if it were."""
-    monkeypatch.setattr("headwater.store.checked_engine._UPGRADE_STEP_BYTES", 1)
-    lmdb = data_of_format(2, tmp_path / "data")
-    with lmdb.view() as view:
-        rows = [
-            PutRow(table, key, bytes(value)) for table in Table for key, value in view.scan(table, b"", b"\xff" * 16)
-        ]
-    for steps in range(len(rows) + 3):
-        memory = MemoryEngine()
-        memory.write(rows)
-        try:
-            opened(FailingEngine(memory, writes_left=steps))
-        except StoreFull:
-            facts = stored_facts(memory)
-            assert facts is not None
-            assert facts.version == (FORMAT_VERSION if steps else 2)
-        assert digests(opened(memory)) == RUNS[2]
-    lmdb.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headwater.protocol.kernels.memory import Bytes, kernel, u32, u64
+from headwater.kernels.memory import Bytes, kernel, u32, u64
 from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId
 from headwater.store.checksums import (

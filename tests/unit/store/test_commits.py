@@ -7,8 +7,6 @@ import numpy as np
 from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId
 from headwater.store.commits import PendingCommit
-from headwater.store.data_format import vbucket_key
-from headwater.store.engine import PutRow, Table
 from support.store_harness import changes_of, get, new_bucket, put
 
 
@@ -23,32 +21,6 @@ def frame(seqno: int, vbucket: int = 0, value: bytes = b"v") -> bytes:
     ).encode()
 
 
-def test_a_new_commit_is_empty() -> None:
-    pending = PendingCommit(1, 4)
-    assert pending.is_empty
-    sealed = pending.seal()
-    assert (len(sealed.data), sealed.group_starts.tolist(), list(sealed.vbuckets())) == (0, [0] * 5, [])
-
-
-def test_facts_alone_are_something_to_commit() -> None:
-    pending = PendingCommit(1, 4)
-    pending.extra.append(PutRow(Table.VBUCKETS, vbucket_key(1), b"{}"))
-    assert not pending.is_empty
-    assert pending.seal().extra == (PutRow(Table.VBUCKETS, vbucket_key(1), b"{}"),)
-
-
-def test_sealed_frames_are_grouped() -> None:
-    pending = PendingCommit(7, 4)
-    for seqno, vbucket in ((1, 3), (1, 0), (2, 3), (2, 0)):
-        pending.append(vbucket, frame(seqno, vbucket))
-    sealed = pending.seal()
-    assert sealed.number == 7
-    assert list(sealed.vbuckets()) == [0, 3]
-    assert sealed.run(0).tobytes() == frame(1) + frame(2)
-    assert sealed.run(3).tobytes() == frame(1, 3) + frame(2, 3)
-    assert len(sealed.run(1)) == len(sealed.run(2)) == 0
-
-
 def test_a_sealed_commit_does_not_change_when_the_next_is_filled() -> None:
     pending = PendingCommit(1, 4)
     pending.append(0, frame(1))
@@ -58,18 +30,6 @@ def test_a_sealed_commit_does_not_change_when_the_next_is_filled() -> None:
     pending.append(0, frame(2, value=b"w"))
     assert sealed.run(0).tobytes() == frame(1)
     assert pending.seal().run(0).tobytes() == frame(2, value=b"w")
-
-
-def test_pending_frames_are_found() -> None:
-    pending = PendingCommit(1, 4)
-    for seqno in (1, 2, 3):
-        pending.append(1, frame(seqno, 1, value=bytes([seqno])))
-    pending.append(2, frame(1, 2))
-    found = pending.find(1, 2)
-    assert found is not None
-    assert found.tobytes() == frame(2, 1, value=bytes([2]))
-    assert pending.find(1, 4) is None
-    assert pending.find(0, 1) is None
 
 
 def test_the_memory_grows_and_keeps_what_it_has() -> None:
@@ -99,6 +59,5 @@ def test_a_large_commit_goes_the_whole_way() -> None:
     bucket.commit_now()
     for number, value in enumerate(values):
         document = get(bucket, number % 64, b"%d" % number)
-        assert document is not None
         assert document.value == value
     assert sum(len(changes_of(bucket, vbucket)) for vbucket in range(64)) == 2000

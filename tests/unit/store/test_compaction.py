@@ -1,8 +1,7 @@
-"""Compaction: what leaves the blocks, what stays, and that nothing that was deleted comes back."""
+"""Compaction: what leaves the blocks, what stays, and that nothing deleted comes back. And expiry, once and bounded."""
 
 from __future__ import annotations
 
-import itertools
 from copy import deepcopy
 from dataclasses import replace
 
@@ -10,15 +9,24 @@ import pytest
 
 from headwater.errors import StoreFull
 from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.dcp_changes import Expiration, Mutation
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, Seqno
-from headwater.protocol.values import Datatype
+from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, encode_xattrs
 from headwater.store import compaction, settling
 from headwater.store.bucket import Bucket, GivenVersion
-from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
+from headwater.store.compaction import (
+    compact_vbucket,
+    expire_document,
+    expire_documents,
+    finish_compaction,
+    is_expired,
+    write_compacted,
+)
 from headwater.store.engine import MemoryEngine
 from headwater.store.receiving import begin_snapshot
 from headwater.store.settling import abandon, roll_back, settle_now
+from headwater.store.vbuckets import Retention
 from support.store_harness import (
     EVERYTHING_KEPT,
     NOTHING_KEPT,
@@ -28,6 +36,7 @@ from support.store_harness import (
     changes_of,
     check_counts,
     compact,
+    compaction_steps,
     events_of,
     facts_of,
     get,
@@ -41,16 +50,6 @@ from support.store_harness import (
 )
 
 LONG = 10**9
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def bucket(clock: Clock) -> Bucket:
-    return new_bucket(clock=clock)
 
 
 @pytest.fixture(params=[1, 2**24], ids=["many steps", "one step"])
@@ -104,18 +103,13 @@ def test_superseded_versions_go(bucket: Bucket) -> None:
 
 
 @pytest.mark.usefixtures("steps")
-def test_with_nothing_to_drop_nothing_is_written(bucket: Bucket) -> None:
-    write(bucket, *"abc")
+@pytest.mark.parametrize("keys", ["abc", ""])
+def test_with_nothing_to_drop_nothing_is_written(bucket: Bucket, keys: str) -> None:
+    write(bucket, *keys)
     facts = facts_of(bucket, 0)
     assert compact(bucket, 0) == 0
     assert compact_vbucket(bucket, 0, NOTHING_KEPT).changes == []
     assert facts_of(bucket, 0) == facts
-
-
-def test_an_empty_vbucket_has_nothing_to_drop(bucket: Bucket) -> None:
-    compacted = compact_vbucket(bucket, 0, NOTHING_KEPT)
-    assert (compacted.changes, compacted.reached_seqno, compacted.dropped_bytes) == ([], None, 0)
-    finish_compaction(bucket, 0, compacted)
 
 
 def test_what_is_young_is_not_looked_at(bucket: Bucket) -> None:
@@ -130,16 +124,6 @@ def test_what_is_young_is_not_looked_at(bucket: Bucket) -> None:
     compact(bucket, 0)
     assert seqnos_of(bucket, 0) == [2, 4]
     assert value_of(bucket, 0, b"a") == b"younger"
-
-
-@pytest.mark.usefixtures("steps")
-def test_other_vbuckets_are_left_alone(bucket: Bucket) -> None:
-    for vbucket in (0, 1):
-        put(bucket, vbucket, b"k")
-        put(bucket, vbucket, b"k")
-    settle(bucket)
-    compact(bucket, 0)
-    assert (seqnos_of(bucket, 0), seqnos_of(bucket, 1)) == ([2], [1, 2])
 
 
 def test_what_is_settled_half_way_is_not_dropped_while_it_is_young_as_well(clock: Clock) -> None:
@@ -194,20 +178,6 @@ def test_versions_inside_the_window_of_bytes_are_kept(bucket: Bucket) -> None:
     assert seqnos_of(bucket, 0) == [15, 16, 17, 18, 19, 20]
     assert facts_of(bucket, 0).history_start_seqno == 15
     check_counts(bucket)
-
-
-@pytest.mark.usefixtures("block_sizes")
-def test_whichever_bound_is_reached_first(bucket: Bucket, clock: Clock) -> None:
-    for second in range(10):
-        clock.ns = (START_S + second) * 1_000_000_000
-        write(bucket, "k", value=bytes(100))
-    frame = sum(len(run) for run in bucket.runs(0)) // 10
-    seconds_first = Retention(history_s=3, history_bytes=8 * frame, purge_age_s=LONG)
-    bytes_first = Retention(history_s=8, history_bytes=2 * frame, purge_age_s=LONG)
-    compact(bucket, 0, seconds_first)
-    assert seqnos_of(bucket, 0) == [7, 8, 9, 10]
-    compact(bucket, 0, bytes_first)
-    assert seqnos_of(bucket, 0) == [8, 9, 10]
 
 
 @pytest.mark.usefixtures("steps")
@@ -307,27 +277,6 @@ def test_a_superseded_deletion_does_not_move_the_purge_seqno(bucket: Bucket, clo
     assert facts_of(bucket, 0).purge_seqno == 0
 
 
-@pytest.mark.usefixtures("steps")
-@pytest.mark.parametrize("history_s", [0, 5, 50, 500])
-@pytest.mark.parametrize("history_bytes", [0, 100, 2**30])
-@pytest.mark.parametrize("purge_age_s", [0, 5, 50, 500])
-def test_nothing_deleted_comes_back(
-    bucket: Bucket, clock: Clock, history_s: int, history_bytes: int, purge_age_s: int
-) -> None:
-    """Whichever of the bounds is the shorter: a deletion goes after what it has deleted."""
-    for _ in range(4):
-        write(bucket, "a", "b", "-a", "c", "-c")
-        clock.advance(20)
-    expected = {key for (_, key), document in state_of(bucket, 0).items() if not document.is_deleted}
-    for _ in range(4):
-        compact(bucket, 0, Retention(history_s=history_s, history_bytes=history_bytes, purge_age_s=purge_age_s))
-        for seen in (bucket, reopened(bucket, copy_of(bucket))):
-            live = {key for (_, key), document in state_of(seen, 0).items() if not document.is_deleted}
-            assert live == expected
-            check_counts(seen)
-        clock.advance(20)
-
-
 def test_a_deletion_whose_clock_was_behind_its_cas_does_not_bring_its_document_back(
     bucket: Bucket, clock: Clock
 ) -> None:
@@ -353,14 +302,8 @@ def test_time_that_passes_between_steps_does_not_bring_a_document_back(
     write(bucket, "-k")
     clock.advance(8)
     retention = Retention(history_s=10, history_bytes=2**30, purge_age_s=10)
-    first = compact_vbucket(bucket, 0, retention)
-    bucket.engine.write(first.changes)
-    finish_compaction(bucket, 0, first)
+    first, *_ = (clock.advance(60) or step for step in compaction_steps(bucket, 0, retention))
     assert first.reached_seqno == 1
-    clock.advance(60)
-    second = compact_vbucket(bucket, 0, retention, after_seqno=first.reached_seqno)
-    bucket.engine.write(second.changes)
-    finish_compaction(bucket, 0, second)
     assert value_of(reopened(bucket), 0, b"k") is None
     compact(bucket, 0, retention)
     assert seqnos_of(bucket, 0) == []
@@ -376,13 +319,13 @@ def test_streams_know_of_versions_that_go_before_they_are_gone(bucket: Bucket) -
     assert known.purge_seqno == compacted.facts.purge_seqno
 
 
-def test_what_a_copy_was_told_while_it_was_compacted_stays(bucket: Bucket) -> None:
+def test_a_snapshot_that_begins_while_a_copy_is_compacted_stays(bucket: Bucket) -> None:
     write(bucket, "a", "a", "b")
     bucket.set_vbucket_state(0, VBucketState.REPLICA)
     bucket.commit_now()
     compacted = compact_vbucket(bucket, 0, NOTHING_KEPT)
     begin_snapshot(bucket, 0, start=Seqno(4), end=Seqno(9), has_history=False, purge_seqno=Seqno(7))
-    bucket.engine.write(compacted.changes)
+    write_compacted(bucket, compacted)
     finish_compaction(bucket, 0, compacted)
     assert (facts_of(bucket, 0).history_start_seqno, facts_of(bucket, 0).purge_seqno) == (9, 7)
 
@@ -424,32 +367,9 @@ def test_what_is_taken_back_between_steps_does_not_bring_a_document_back(
     write(bucket, "k", "-k")
     clock.advance(100)
     put(bucket, 0, b"k", b"pending")
-    after: Seqno | None = Seqno(0)
-    while after is not None:
-        compacted = compact_vbucket(bucket, 0, NOTHING_KEPT, after_seqno=after)
-        bucket.engine.write(compacted.changes)
-        finish_compaction(bucket, 0, compacted)
-        after = compacted.reached_seqno
+    for _ in compaction_steps(bucket, 0):
         abandon(bucket)
         assert value_of(reopened(bucket, copy_of(bucket)), 0, b"k") is None
-
-
-def test_a_write_that_fails_leaves_all_as_it_was(clock: Clock) -> None:
-    """But for what streams may count on: they have been told that versions are about to go."""
-    engine = FailingEngine(MemoryEngine())
-    bucket = new_bucket(engine, clock)
-    write(bucket, "a", "a", "-b", "c")
-    clock.advance(10)
-    before, facts = state_of(bucket, 0), facts_of(bucket, 0)
-    engine.writes_left = 0
-    with pytest.raises(StoreFull):
-        compact(bucket, 0)
-    engine.writes_left = None
-    assert state_of(bucket, 0) == before
-    assert facts_of(bucket, 0).failover_log == facts.failover_log
-    check_counts(bucket)
-    compact(bucket, 0)
-    assert seqnos_of(bucket, 0) == [2, 4]
 
 
 # --- what happens meanwhile ---------------------------------------------------------------------------------------
@@ -462,7 +382,7 @@ def test_documents_written_while_a_step_is_written(bucket: Bucket, clock: Clock)
     compacted = compact_vbucket(bucket, 0, NOTHING_KEPT)
     put(bucket, 0, b"a", b"again")
     put(bucket, 0, b"b", b"again")
-    bucket.engine.write(compacted.changes)
+    write_compacted(bucket, compacted)
     finish_compaction(bucket, 0, compacted)
     bucket.commit_now()
     assert (value_of(bucket, 0, b"a"), value_of(bucket, 0, b"b")) == (b"again", b"again")
@@ -474,7 +394,7 @@ def test_a_state_given_while_a_step_is_written_is_kept(bucket: Bucket) -> None:
     write(bucket, "a", "a")
     compacted = compact_vbucket(bucket, 0, NOTHING_KEPT)
     bucket.set_vbucket_state(0, VBucketState.REPLICA)
-    bucket.engine.write(compacted.changes)
+    write_compacted(bucket, compacted)
     finish_compaction(bucket, 0, compacted)
     bucket.commit_now()
     for seen in (bucket, reopened(bucket)):
@@ -557,37 +477,6 @@ def test_system_events_are_kept(bucket: Bucket) -> None:
 # --- the whole ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step_bytes", [1, 700, 5000, 2**24])
-def test_documents_are_all_still_readable(
-    bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch, step_bytes: int
-) -> None:
-    monkeypatch.setattr(compaction, "STEP_BYTES", step_bytes)
-    monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", 500)
-    expected: dict[bytes, bytes] = {}
-    for number, repeat in itertools.product(range(25), range(8)):
-        key = b"k%d" % (number * repeat % 17)
-        expected[key] = b"%d.%d" % (number, repeat)
-        put(bucket, 0, key, expected[key])
-        if repeat == 7:
-            settle(bucket)
-            clock.advance(1)
-    steps = 0
-    after: Seqno | None = Seqno(0)
-    while after is not None:
-        compacted = compact_vbucket(bucket, 0, NOTHING_KEPT, after_seqno=after)
-        bucket.engine.write(compacted.changes)
-        finish_compaction(bucket, 0, compacted)
-        after = compacted.reached_seqno
-        steps += 1
-        for seen in (bucket, reopened(bucket, copy_of(bucket))):
-            assert {key: value_of(seen, 0, key) for key in expected} == expected
-            seqnos = seqnos_of(seen, 0)
-            assert seqnos == sorted(set(seqnos))
-    assert steps == 1 if step_bytes == 2**24 else steps > 1
-    assert len(changes_of(bucket, 0)) == len(expected)
-    check_counts(bucket)
-
-
 def test_compaction_asks_for_a_bucket_at_rest(bucket: Bucket) -> None:
     write(bucket, "a")
     put(bucket, 0, b"a")
@@ -607,3 +496,105 @@ def test_a_vbucket_that_is_not_stored_yet(clock: Clock) -> None:
 
 def test_retention_has_the_documented_defaults() -> None:
     assert Retention() == replace(NOTHING_KEPT, history_s=3600, history_bytes=2**24, purge_age_s=3 * 86400)
+
+
+# --- expiry -----------------------------------------------------------------------------------------------------------
+
+
+def test_documents_expire_when_their_time_has_come(bucket: Bucket, clock: Clock) -> None:
+    now = clock.now_s()
+    for key, expiry in ((b"never", 0), (b"past", now - 1), (b"now", now), (b"later", now + 1)):
+        put(bucket, 0, key, expiry=expiry)
+    assert expire_documents(bucket, 0) == 2
+    assert [value_of(bucket, 0, key) for key in (b"never", b"past", b"now", b"later")] == [b"{}", None, None, b"{}"]
+    assert expire_documents(bucket, 0) == 0
+    clock.advance(1)
+    assert expire_documents(bucket, 0) == 1
+    bucket.commit_now()
+    assert [type(change) for change in changes_of(bucket, 0)] == [Mutation] * 4 + [Expiration] * 3
+    check_counts(bucket)
+
+
+def test_an_expiration_is_a_version(bucket: Bucket, clock: Clock) -> None:
+    written = put(bucket, 0, b"k", expiry=1)
+    entry = bucket.find(0, 0, b"k")
+    assert entry is not None
+    clock.advance(5)
+    expired = expire_document(bucket, 0, entry)
+    document = get(bucket, 0, b"k")
+    assert (document.seqno, document.cas, document.rev_seqno) == (expired.seqno, expired.cas, 2)
+    assert (expired.seqno, expired.commit) == (written.seqno + 1, bucket.pending.number)
+    assert (document.is_deleted, document.delete_time, document.value) == (True, clock.now_s(), b"")
+
+
+def test_an_expiration_leaves_one_revision_more_behind(bucket: Bucket) -> None:
+    """As real servers have it: a document that follows it under another key begins above."""
+    put(bucket, 0, b"k", expiry=1)
+    expire_documents(bucket, 0)
+    bucket.commit_now()
+    put(bucket, 0, b"other")
+    for seen in (bucket, reopened(bucket)):
+        assert seen.vbuckets.deleted_revs[0] == 3
+    other = get(bucket, 0, b"other")
+    assert other.rev_seqno == 4
+
+
+def test_one_go_is_bounded(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "EXPIRED_MAX", 10)
+    for number in range(25):
+        put(bucket, 0, b"k%d" % number, expiry=1)
+    assert [expire_documents(bucket, 0) for _ in range(4)] == [10, 10, 5, 0]
+
+
+def test_attributes_of_the_system_outlive_the_document(bucket: Bucket) -> None:
+    both = encode_xattrs(ValueParts({"_sync": b"1", "user": b"2"}, b'{"a":1}'))
+    users = encode_xattrs(ValueParts({"user": b"2"}, b"body"))
+    put(bucket, 0, b"both", both, expiry=1, datatype=Datatype.XATTR | Datatype.JSON)
+    put(bucket, 0, b"users", users, expiry=1, datatype=Datatype.XATTR)
+    assert expire_documents(bucket, 0) == 2
+    kept = get(bucket, 0, b"both")
+    assert kept.datatype == Datatype.XATTR
+    assert decode_xattrs(kept.value) == ValueParts({"_sync": b"1"}, b"")
+    gone = get(bucket, 0, b"users")
+    assert (gone.datatype, gone.value) == (Datatype.RAW, b"")
+    entry = bucket.find(0, 0, b"both")
+    assert entry.has_xattrs
+
+
+def test_a_dropped_collection_gets_no_expirations(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "EXPIRED_MAX", 4)
+    fruit = Manifest().with_collection("_default", "fruit")
+    bucket.set_manifest(fruit)
+    for number in range(6):
+        put(bucket, 0, b"k%d" % number, expiry=1, collection_id=8)
+    put(bucket, 0, b"alive", expiry=1)
+    bucket.set_manifest(fruit.without_collection("_default", "fruit"))
+    bucket.commit_now()
+    # They do not stand in the way of others either.
+    assert sum(expire_documents(bucket, 0) for _ in range(3)) == 1
+    assert value_of(bucket, 0, b"alive") is None
+    bucket.commit_now()
+    assert [change.collection_id for change in changes_of(bucket, 0) if isinstance(change, Expiration)] == [0]
+
+
+def test_what_compaction_dropped_with_its_collection_does_not_expire(bucket: Bucket) -> None:
+    fruit = Manifest().with_collection("_default", "fruit")
+    bucket.set_manifest(fruit)
+    put(bucket, 0, b"k", expiry=1, collection_id=8)
+    bucket.set_manifest(fruit.without_collection("_default", "fruit"))
+    bucket.commit_now()
+    settle_now(bucket)
+    compact(bucket, 0)
+    assert expire_documents(bucket, 0) == 0
+    check_counts(bucket)
+
+
+def test_is_expired(bucket: Bucket) -> None:
+    put(bucket, 0, b"k", expiry=10)
+    entry = bucket.find(0, 0, b"k")
+    assert entry is not None
+    assert [is_expired(entry, now) for now in (9, 10, 11)] == [False, True, True]
+    put(bucket, 0, b"k")
+    entry = bucket.find(0, 0, b"k")
+    assert entry is not None
+    assert not is_expired(entry, 2**33)

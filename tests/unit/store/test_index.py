@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -57,29 +56,10 @@ def test_an_empty_table_has_nothing(index: Index) -> None:
     assert len(index.locked(0)) == 0
 
 
-def test_a_second_put_replaces_the_first(index: Index) -> None:
-    index.put(0, key("k"), entry(1))
-    index.put(0, key("k"), entry(2, is_deleted=True))
-    assert index.find(0, key("k")) == entry(2, is_deleted=True)
-    assert index.tables[0, COUNT] == 1
-
-
-def test_vbuckets_are_apart(index: Index) -> None:
-    for vbucket in range(4):
-        index.put(vbucket, key("k"), entry(vbucket + 1))
-    assert [index.find(vbucket, key("k")) for vbucket in range(4)] == [entry(n) for n in range(1, 5)]
-
-
 def test_the_collection_is_part_of_the_key(index: Index) -> None:
     index.put(0, as_run(b"\x08k"), entry(1))
     assert index.find(0, as_run(b"\x00k")) is None
     assert index.find(0, as_run(b"\x08k")) == entry(1)
-
-
-def test_live_documents_are_those_that_are_not_deleted(index: Index) -> None:
-    for number in range(300):
-        index.put(number % 4, key(number), entry(number + 1, is_deleted=number % 3 == 0))
-    assert index.live_documents() == 200
 
 
 # --- growth -------------------------------------------------------------------------------------------------------
@@ -110,16 +90,6 @@ def test_room_is_made_once_for_many(index: Index) -> None:
         index.put(0, key(number), entry(number + 1))
     assert index.tables[0, :2].tolist() == before[:2]
     assert int(before[CAPACITY]) >= 1250
-
-
-def test_tables_do_not_overlap() -> None:
-    index = Index(16, secret=SECRET)
-    for number in range(5000):
-        index.put(number % 16, key(number), entry(number + 1))
-        if number % 700 == 0:
-            index.clear(number % 16)
-    places = sorted((base, base + capacity) for base, capacity, _ in index.tables.tolist() if capacity)
-    assert all(end <= start for (_, end), (start, _) in pairwise(places))
 
 
 def test_what_is_released_is_used_again(index: Index) -> None:
@@ -198,10 +168,3 @@ def test_expired_documents_are_found(index: Index) -> None:
     index.put(1, key("elsewhere"), entry(6, expiry=99))
     assert sorted(found.seqno for found in index.expired(0, now_s=100, entries_max=8)) == [2, 3]
     assert [found.seqno for found in index.expired(1, now_s=100, entries_max=8)] == [6]
-
-
-def test_no_more_are_found_than_asked_for(index: Index) -> None:
-    for number in range(100):
-        index.put(0, key(number), entry(number + 1, expiry=1))
-    assert len(index.expired(0, now_s=1, entries_max=7)) == 7
-    assert len(index.expired(0, now_s=1, entries_max=100)) == 100

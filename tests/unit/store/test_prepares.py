@@ -24,7 +24,7 @@ from headwater.store.prepares import (
     decide_by_changes,
     decode_prepare,
 )
-from headwater.store.settling import abandon, flush, remove_vbucket, remove_vbuckets, roll_back, settle_now
+from headwater.store.settling import abandon, flush, remove_vbuckets, roll_back, settle_now
 from support.store_harness import (
     EVERYTHING_KEPT,
     NOTHING_KEPT,
@@ -44,16 +44,6 @@ VB = VBucketId(1)
 LEVEL = DurabilityLevel.MAJORITY
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def bucket(clock: Clock) -> Bucket:
-    return new_bucket(clock=clock)
-
-
 def prepare(bucket: Bucket, key: bytes, value: bytes = b"1", *, is_removal: bool = False) -> PendingPrepare:
     return bucket.put_prepare(
         VB,
@@ -68,9 +58,7 @@ def prepare(bucket: Bucket, key: bytes, value: bytes = b"1", *, is_removal: bool
 
 
 def pending(bucket: Bucket, key: bytes) -> PendingPrepare:
-    found = bucket.prepares.find(VB, DEFAULT_COLLECTION, key)
-    assert found is not None
-    return found
+    return bucket.prepares.find(VB, DEFAULT_COLLECTION, key)
 
 
 def pending_keys(bucket: Bucket) -> list[bytes]:
@@ -103,7 +91,6 @@ def test_a_commit_is_the_mutation_with_the_distance_to_its_prepare(bucket: Bucke
     bucket.commit_now()
     assert frames_of(bucket)[-1] == (Opcode.DCP_MUTATION, 3, 2)
     document = get(bucket, VB, b"k")
-    assert document is not None
     assert (document.value, document.flags, document.cas, document.seqno) == (b"1", 7, prepared.cas, written.seqno)
     assert pending_keys(bucket) == []
 
@@ -122,11 +109,9 @@ def test_a_removal_has_the_time_and_the_revision_of_its_prepare(bucket: Bucket, 
     clock.advance(10)
     bucket.commit_prepare(prepared)
     document = get(bucket, VB, b"k")
-    assert document is not None
     assert (document.is_deleted, document.delete_time, document.rev_seqno) == (True, at_s, 2)
     assert put(bucket, VB, b"new").seqno == 4
     new = get(bucket, VB, b"new")
-    assert new is not None
     assert new.rev_seqno == 3, "a new document starts above the revisions of deleted ones"
 
 
@@ -143,17 +128,6 @@ def test_one_document_has_one_prepare(bucket: Bucket) -> None:
     prepare(bucket, b"k")
     with pytest.raises(AssertionError, match="one durable write at a time"):
         prepare(bucket, b"k")
-
-
-def test_bytes_held_are_given_back(bucket: Bucket) -> None:
-    first, second, _ = prepare(bucket, b"a"), prepare(bucket, b"b"), prepare(bucket, b"c")
-    assert bucket.prepares.held_bytes > len(first.frame)
-    bucket.commit_prepare(first)
-    bucket.abort_prepare(second)
-    bucket.commit_now()
-    remove_vbucket(bucket, VB)
-    assert bucket.prepares.held_bytes == 0
-    assert bucket.prepares.vbuckets() == []
 
 
 # --- what happens to the bucket -----------------------------------------------------------------------------------
@@ -180,27 +154,17 @@ def test_a_commit_that_is_not_durable_is_taken_back_and_its_prepare_waits_again(
     prepared = prepare(bucket, b"k")
     bucket.commit_now()
     bucket.commit_prepare(prepared)
+    prepare(bucket, b"never durable")
     engine.writes_left = 0
     with pytest.raises(StoreFull):
         bucket.commit_now()
     abandon(bucket)
+    assert pending_keys(bucket) == [b"k"]
     assert value_of(bucket, VB, b"k") is None
     assert pending(bucket, b"k").is_same(prepared)
 
 
-def test_a_prepare_that_is_not_durable_is_gone_after_a_failure() -> None:
-    engine = FailingEngine(MemoryEngine())
-    bucket = new_bucket(engine)
-    prepare(bucket, b"k")
-    engine.writes_left = 0
-    with pytest.raises(StoreFull):
-        bucket.commit_now()
-    abandon(bucket)
-    assert pending_keys(bucket) == []
-
-
-def test_a_copy_that_becomes_active_commits_what_it_inherits() -> None:
-    bucket = new_bucket()
+def test_a_copy_that_becomes_active_commits_what_it_inherits(bucket: Bucket) -> None:
     prepare(bucket, b"a")
     prepare(bucket, b"b", is_removal=True)
     bucket.set_vbucket_state(VB, VBucketState.REPLICA)
@@ -211,8 +175,7 @@ def test_a_copy_that_becomes_active_commits_what_it_inherits() -> None:
     assert facts_of(bucket, VB).failover_log.newest.seqno == 2, "the new branch begins before the commits"
 
 
-def test_what_is_inherited_of_a_dropped_collection_is_aborted() -> None:
-    bucket = new_bucket()
+def test_what_is_inherited_of_a_dropped_collection_is_aborted(bucket: Bucket) -> None:
     with_fruit = Manifest().with_collection("_default", "fruit")
     bucket.set_manifest(with_fruit)
     fruit = next(c.id for _, c in bucket.manifest.collections() if c.name == "fruit")
@@ -256,7 +219,7 @@ def test_compaction_keeps_what_is_undecided_and_drops_what_is_not(bucket: Bucket
     clock.advance(1000)
     compact(bucket, VB, replace(NOTHING_KEPT, purge_age_s=1001))
     kept = [(Opcode.DCP_MUTATION, 2, 1), (Opcode.DCP_ABORT, 4, 0), (Opcode.DCP_PREPARE, 5, 0)]
-    assert frames_of(bucket) == kept, "copies that have the aborted prepare have to hear of its end"
+    assert frames_of(bucket) == kept, "copies that have the aborted prepare have to learn of its end"
     assert facts_of(bucket, VB).purge_seqno == 0
     compact(bucket, VB, NOTHING_KEPT)
     assert frames_of(bucket) == [(Opcode.DCP_MUTATION, 2, 1), (Opcode.DCP_PREPARE, 5, 0)]

@@ -53,7 +53,7 @@ def documents_of(
 
 
 def scan(bucket: Bucket, wanted: ScanWanted, *, chunk_keys: int = 2**16) -> RangeScan:
-    return RangeScan(bucket, 1, wanted, now_s=bucket.environment.now_s(), chunk_keys=chunk_keys)
+    return RangeScan(bucket, 1, bucket.young_of(1), wanted, now_s=bucket.environment.now_s(), chunk_keys=chunk_keys)
 
 
 def random_key(random: Random) -> bytes:
@@ -108,8 +108,7 @@ def _fields(wanted: ScanWanted) -> dict[str, object]:
     return {"collection": wanted.collection, "low": wanted.low, "high": wanted.high}
 
 
-def test_a_document_has_its_metadata_and_no_attributes() -> None:
-    bucket = new_bucket()
+def test_a_document_has_its_metadata_and_no_attributes(bucket: Bucket) -> None:
     value = encode_xattrs(ValueParts({"_sync": b"1"}, b"[1]"))
     written = put(bucket, 1, b"k", value, expiry=2**31, flags=7, datatype=Datatype.JSON | Datatype.XATTR)
     bucket.commit_now()
@@ -121,8 +120,7 @@ def test_a_document_has_its_metadata_and_no_attributes() -> None:
     assert raw.datatype == Datatype.RAW
 
 
-def test_what_is_stored_compressed_is_sent_so_to_those_who_understand_it() -> None:
-    bucket = new_bucket()
+def test_what_is_stored_compressed_is_sent_so_to_those_who_understand_it(bucket: Bucket) -> None:
     put(bucket, 1, b"a", compress(b"[1]"), datatype=Datatype.JSON | Datatype.SNAPPY)
     put(bucket, 1, b"b", b"[2]")
     with_attributes = compress(encode_xattrs(ValueParts({"_sync": b"1"}, b"[3]")))
@@ -167,8 +165,7 @@ def test_a_scan_is_of_one_moment(tmp_path: object, keys_only: bool) -> None:
 
 
 @pytest.mark.parametrize("chunk_keys", [8, 2**16])
-def test_samples(chunk_keys: int) -> None:
-    bucket = new_bucket()
+def test_samples(bucket: Bucket, chunk_keys: int) -> None:
     for number in range(200):
         put(bucket, 1, b"%03d" % number)
     bucket.commit_now()
@@ -186,8 +183,7 @@ def test_samples(chunk_keys: int) -> None:
     assert sampled(200, 1) == sampled(10_000, 1) == everything
 
 
-def test_bounds_of_a_part() -> None:
-    bucket = new_bucket()
+def test_bounds_of_a_part(bucket: Bucket) -> None:
     for key in (b"a", b"b" * 250, b"c"):
         put(bucket, 1, key, b"x" * 300)
     bucket.commit_now()

@@ -26,9 +26,6 @@ from headwater.protocol.numbers import (
 from headwater.protocol.system_events import CollectionCreated, encode_event
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
 from headwater.store.bucket import Bucket
-from headwater.store.data_format import BucketFacts, VBucketFacts
-from headwater.store.engine import MemoryEngine
-from headwater.store.opening import create_bucket, open_bucket
 from headwater.store.receiving import (
     Received,
     advance_seqno,
@@ -41,7 +38,7 @@ from headwater.store.receiving import (
 )
 from headwater.store.runs import as_run
 from headwater.store.settling import abandon, roll_back
-from support.store_harness import Clock
+from support.store_harness import facts_of, new_bucket, reopened
 
 VBUCKET = 1
 END = Seqno(100)
@@ -50,12 +47,7 @@ XATTRS = encode_xattrs(ValueParts(xattrs={"_a": b"1", "b": b"2"}, body=b"{}"))
 
 @pytest.fixture
 def bucket() -> Bucket:
-    facts = BucketFacts(name="b", uuid="0", vbuckets=4)
-    made = create_bucket(MemoryEngine(), facts, environment=Clock().environment(), secret=(1, 2))
-    for vbucket in range(4):
-        made.set_vbucket_state(vbucket, VBucketState.REPLICA)
-    made.commit_now()
-    return made
+    return new_bucket(state=VBucketState.REPLICA)
 
 
 def _set(seqno: int, key: bytes = b"k", **fields: Any) -> Mutation:
@@ -81,12 +73,6 @@ def _receive(bucket: Bucket, *changes: Any, end: int = END) -> Received:
 def _log(bucket: Bucket) -> bytes:
     bucket.commit_now()
     return b"".join(run.tobytes() for run in bucket.runs(VBUCKET))
-
-
-def _facts(bucket: Bucket) -> VBucketFacts:
-    facts = bucket.vbuckets.facts[VBUCKET]
-    assert facts is not None
-    return facts
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -130,10 +116,10 @@ def test_the_index_grows_with_what_comes(bucket: Bucket) -> None:
 def test_a_received_bucket_opens_again(bucket: Bucket) -> None:
     _receive(bucket, *(_set(seqno, b"%d" % (seqno % 7)) for seqno in range(1, 50)))
     log = _log(bucket)
-    again = open_bucket(bucket.engine, environment=bucket.environment, secret=(1, 2))
+    again = reopened(bucket)
     assert b"".join(run.tobytes() for run in again.runs(VBUCKET)) == log
     assert again.vbuckets.superseded[VBUCKET] == bucket.vbuckets.superseded[VBUCKET]
-    assert _facts(again) == _facts(bucket)
+    assert facts_of(again, VBUCKET) == facts_of(bucket, VBUCKET)
 
 
 @pytest.mark.parametrize("last", [3, 2, 101])
@@ -259,7 +245,7 @@ def test_the_branch_is_that_of_the_snapshots_end(bucket: Bucket) -> None:
         FailoverEntry(vbuuid=Vbuuid(1), seqno=Seqno(0)),
     )
     take_failover_log(bucket, VBUCKET, entries)
-    assert _facts(bucket).failover_log == FailoverLog(entries)
+    assert facts_of(bucket, VBUCKET).failover_log == FailoverLog(entries)
     begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(15), has_history=True)
     _receive(bucket, _set(7))
     assert resume_offset(bucket, VBUCKET).vbuuid == 2
@@ -275,7 +261,7 @@ def test_a_snapshot_without_history_moves_the_window(bucket: Bucket) -> None:
     _receive(bucket, _set(1), _set(5, b"b"))
     begin_snapshot(bucket, VBUCKET, start=Seqno(5), end=Seqno(8), has_history=True, purge_seqno=Seqno(2))
     _receive(bucket, _set(7), _set(8))
-    assert (_facts(bucket).history_start_seqno, _facts(bucket).purge_seqno) == (5, 3)
+    assert (facts_of(bucket, VBUCKET).history_start_seqno, facts_of(bucket, VBUCKET).purge_seqno) == (5, 3)
     assert roll_back(bucket, VBUCKET, Seqno(7)) == 7
     assert roll_back(bucket, VBUCKET, Seqno(4)) == 0
 
@@ -286,12 +272,11 @@ def test_a_seqno_without_a_change_becomes_durable_with_its_commit(bucket: Bucket
     assert bucket.vbuckets.high_seqnos[VBUCKET] == 7
     assert bucket.vbuckets.durable_seqnos[VBUCKET] == 0
     commit = bucket.seal()
-    assert commit is not None
     _receive(bucket, _set(9))
     bucket.persist(commit)
     bucket.publish(commit)
     assert bucket.vbuckets.durable_seqnos[VBUCKET] == 7
-    again = open_bucket(bucket.engine, environment=bucket.environment, secret=(1, 2))
+    again = reopened(bucket)
     assert again.vbuckets.high_seqnos[VBUCKET] == 7
     bucket.commit_now()
     assert bucket.vbuckets.durable_seqnos[VBUCKET] == 9

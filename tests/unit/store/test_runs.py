@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from headwater.kernels.compiling import part_for_python
 from headwater.protocol.frames import DurabilityLevel
-from headwater.protocol.kernels.compiling import part_for_python
 from headwater.protocol.messages.dcp_changes import (
     Abort,
     Deletion,
@@ -79,14 +79,13 @@ def test_a_run_is_split_before_a_size_but_gives_one_frame_at_least(size: int, at
     assert split_before(GAPS, size) == at * SIZE
 
 
-def test_the_last_seqno() -> None:
-    assert last_seqno(GAPS) == 9
-    assert last_seqno(EMPTY_RUN) == 0
-
-
-def test_an_empty_run_has_nothing() -> None:
+def test_ends_and_empty_runs() -> None:
+    assert (last_seqno(GAPS), last_seqno(EMPTY_RUN)) == (9, 0)
     assert find_seqno(EMPTY_RUN, 1) == (-1, -1)
     assert split_after(EMPTY_RUN, 0) == split_before(EMPTY_RUN, 10) == 0
+    starts = np.empty(5, dtype=np.int64)
+    assert group_starts_of(EMPTY_RUN, starts)
+    assert starts.tolist() == [0] * 5
 
 
 # --- grouping -----------------------------------------------------------------------------------------------------
@@ -133,12 +132,6 @@ def test_prepares_and_aborts_are_not_visible_and_what_decides_a_prepare_complete
         last_seqnos(run, np.array([0, len(run)], dtype=np.int64), *numbers)
         seen.append(tuple(int(number[0]) for number in numbers))
     assert seen == [(4, 0, 0), (5, 5, 4), (7, 5, 4), (8, 5, 7)]
-
-
-def test_nothing_is_grouped_into_nothing() -> None:
-    starts = np.empty(5, dtype=np.int64)
-    assert group_starts_of(EMPTY_RUN, starts)
-    assert starts.tolist() == [0] * 5
 
 
 @each(

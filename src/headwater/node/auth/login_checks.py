@@ -28,12 +28,17 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from ipaddress import IPv6Address, ip_address
+from typing import TypeVar
 
 from headwater.errors import HeadwaterError
 from headwater.node.auth.users import User, Users
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 # --- what failures cost -------------------------------------------------------------------------------------------
 
@@ -104,8 +109,7 @@ class LoginThrottle:
     off for ever. Times are in seconds of a clock that never goes back; a peer is an address without a port.
     """
 
-    def __init__(self, *, records_max: int = RECORDS_MAX) -> None:
-        self._records_max = records_max
+    def __init__(self) -> None:
         self._records: OrderedDict[tuple[str, str], _Record] = OrderedDict()
         """By (peer, user), the oldest failure first."""
         self._addresses: OrderedDict[str, _Pace] = OrderedDict()
@@ -136,27 +140,27 @@ class LoginThrottle:
 
     def failed(self, peer: str, user: str, *, now_s: float) -> None:
         """The password or the proof was wrong, or there is no such user: a peer must not see which."""
-        record = self._records.pop((peer, user), None)
+        record = self._records.get((peer, user))
         before = 0 if record is None or record.is_forgotten(now_s) else record.failures
-        self._records[peer, user] = _Record(before + 1, now_s)
-        if len(self._records) > self._records_max:
-            self._records.popitem(last=False)
+        _keep_newest(self._records, (peer, user), _Record(before + 1, now_s), most=RECORDS_MAX)
         address = address_of(peer)
-        pace = self._addresses.pop(address, None) or _Pace(ADDRESS_FREE_FAILURES, ADDRESS_FAILURES_PER_S)
+        pace = self._addresses.get(address) or _Pace(ADDRESS_FREE_FAILURES, ADDRESS_FAILURES_PER_S)
         pace.failed(now_s)
-        self._addresses[address] = pace
-        if len(self._addresses) > self._records_max:
-            self._addresses.popitem(last=False)
+        _keep_newest(self._addresses, address, pace, most=RECORDS_MAX)
         self._node.failed(now_s)
 
     def succeeded(self, peer: str, user: str, *, now_s: float) -> None:
         """The log-in was right: earlier failures of this user count no longer."""
         self._records.pop((peer, user), None)
-        pair = (address_of(peer), user)
-        self._known.pop(pair, None)
-        self._known[pair] = now_s
-        if len(self._known) > self._records_max:
-            self._known.popitem(last=False)
+        _keep_newest(self._known, (address_of(peer), user), now_s, most=RECORDS_MAX)
+
+
+def _keep_newest(entries: OrderedDict[K, V], key: K, value: V, *, most: int) -> None:
+    """Enter something as the newest, and forget the oldest where there are too many."""
+    entries.pop(key, None)
+    entries[key] = value
+    if len(entries) > most:
+        entries.popitem(last=False)
 
 
 def address_of(peer: str) -> str:
@@ -227,6 +231,8 @@ def judge(
 
 LINE_MAX = 1_024
 """Log-ins that wait at a time. A connection has one at a time."""
+LINE_OF_ADDRESS_MAX = 256
+"""The same from one address, of users that are not known there: each keeps a connection waiting."""
 BUSY_S = 1.0
 """When one that found no place may try again."""
 PASSWORDS_KNOWN_MAX = 1_024
@@ -255,21 +261,30 @@ class _Line:
         return self._count
 
     def add(self, waiting: _Waiting, *, is_known: bool) -> None:
-        if self._count >= LINE_MAX:
-            self._drop_one()
+        line = self._known if is_known else self._others.setdefault(address_of(waiting.attempt.peer), deque())
+        line.append(waiting)
         self._count += 1
-        if is_known:
-            self._known.append(waiting)
-        else:
-            self._others.setdefault(address_of(waiting.attempt.peer), deque()).append(waiting)
+        if not is_known and len(line) > LINE_OF_ADDRESS_MAX:
+            self._drop_newest(line)
+        elif self._count > LINE_MAX:
+            longest = max(self._others.values(), key=len, default=self._known)
+            self._drop_newest(longest if len(longest) >= len(self._known) else self._known)
 
-    def _drop_one(self) -> None:
-        longest = max(self._others.values(), key=len, default=self._known)
-        dropped = (longest if len(longest) >= len(self._known) else self._known).pop()
-        self._count -= 1
+    def _drop_newest(self, line: deque[_Waiting]) -> None:
+        dropped = line[-1]
+        self.remove(dropped)
         if not dropped.verdict.done():
             dropped.verdict.set_result(LoginVerdict(LoginOutcome.BUSY, BUSY_S))
-        self._others = OrderedDict((address, line) for address, line in self._others.items() if line)
+
+    def remove(self, waiting: _Waiting) -> None:
+        """It waits no more, or is none of those that wait."""
+        address = address_of(waiting.attempt.peer)
+        for line in (self._known, self._others.get(address, deque())):
+            with suppress(ValueError):
+                line.remove(waiting)
+                self._count -= 1
+        if not self._others.get(address, True):
+            del self._others[address]
 
     def take(self, throttle: LoginThrottle, now_s: float) -> _Waiting | float:
         """The next one, or how long it is until there may be one."""
@@ -290,12 +305,6 @@ class _Line:
         return soonest_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Remembered:
-    user: User
-    until_s: float
-
-
 class LoginChecks:
     """Checks the log-ins of a node, one after the other. `users` are those in force at the moment of the call."""
 
@@ -304,9 +313,9 @@ class LoginChecks:
         self._users = users
         self._now_s = now_s
         self._key = secrets.token_bytes(_KEY_BYTES)
-        self._right: OrderedDict[bytes, _Remembered] = OrderedDict()
-        """Passwords that were right, by the hash of name and password, the oldest first. They go with the user: one who
-        is removed, or has another password by now, is another value."""
+        self._right: OrderedDict[bytes, tuple[User, float]] = OrderedDict()
+        """Passwords that were right, by the hash of name and password, the oldest first: the user, and until when they
+        count. They go with the user: one who is removed, or has another password by now, is another value."""
         self._line = _Line()
         self._has_come = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -327,7 +336,10 @@ class LoginChecks:
         self._has_come.set()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._serve_line())
-        return await waiting.verdict
+        try:
+            return await waiting.verdict
+        finally:
+            self._line.remove(waiting)
 
     async def _serve_line(self) -> None:
         while self._line:
@@ -354,7 +366,8 @@ class LoginChecks:
             is_right = await asyncio.get_running_loop().run_in_executor(self._thread, attempt.is_right, users)
         verdict = judge(attempt, self.throttle, is_right=lambda: is_right, now_s=self._now_s())
         if verdict.outcome is LoginOutcome.RIGHT:
-            self._remember(attempt, users.by_name[attempt.user])
+            remembered = users.by_name[attempt.user], self._now_s() + PASSWORD_KNOWN_S
+            _keep_newest(self._right, self._digest(attempt), remembered, most=PASSWORDS_KNOWN_MAX)
         return verdict
 
     def stop(self) -> None:
@@ -372,17 +385,10 @@ class LoginChecks:
         known = self._right.get(digest)
         if known is None:
             return False
-        if known.until_s > self._now_s() and self._users().by_name.get(attempt.user) is known.user:
+        if known[1] > self._now_s() and self._users().by_name.get(attempt.user) is known[0]:
             return True
         del self._right[digest]
         return False
-
-    def _remember(self, attempt: LoginAttempt, user: User) -> None:
-        digest = self._digest(attempt)
-        self._right.pop(digest, None)
-        self._right[digest] = _Remembered(user, self._now_s() + PASSWORD_KNOWN_S)
-        if len(self._right) > PASSWORDS_KNOWN_MAX:
-            self._right.popitem(last=False)
 
     def _digest(self, attempt: LoginAttempt) -> bytes:
         name, password = attempt.user.encode(), (attempt.password or "").encode()

@@ -1,15 +1,15 @@
 """The users on disk: one versioned JSON file, readable by its owner only.
 
-    {"version": 2, "iterations": 15000, "decoy_secret": BASE64, "sharing": HEX, "clusters": [UUID, …],
+    {"version": 3, "iterations": 15000, "decoy_secret": BASE64, "sharing": HEX, "clusters": [UUID, …],
      "removed": {"user bob": MS, …},
      "groups": [{"name": "lake", "description": "", "grants": […], "changed": MS}, …],
-     "users": [{"name": "ann", "display_name": "Ann", "grants": [{"role": "writer", "bucket": "*"}], "groups": ["lake"],
-       "changed": MS, "credentials": {"SCRAM-SHA512": {"salt": …, "stored_key": …, "server_key": BASE64}, …}}, …]}
+     "users": [{"name": "ann", "display_name": "Ann", "grants": [{"role": "writer", "bucket": "*", "scope": "*",
+       "collection": "*"}], "groups": ["lake"], "changed": MS, "password_changed": MS,
+       "credentials": {"SCRAM-SHA512": {"salt": …, "stored_key": …, "server_key": BASE64}, …}}, …]}
 
 There is no password in it, but with the keys one can try passwords out as fast as a machine can, which is why others
-must not read it. The file is replaced as a whole: a reader, at any moment, finds the old users or the new ones. A file
-of version 1 has no groups and nothing of sharing. `node_folder` keeps the file, and the nodes of a cluster send each
-other what is in it (`sharing`).
+must not read it. The file is replaced as a whole: a reader, at any moment, finds the old users or the new ones.
+`node_folder` keeps the file, and the nodes of a cluster send each other what is in it (`accounts`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,8 +31,6 @@ from headwater.node.auth.users import ALL, Grant, Group, Role, User, Users
 from headwater.protocol.sasl import SCRAM_MECHANISMS, SCRAM_SALT_BYTES, Mechanism, ScramCredentials, digest_bytes
 
 VERSION = 3
-_VERSION_OF_WHOLE_BUCKETS = 2
-"""Written where no grant is on less than a bucket, nor of a role that came later: older programs can read that."""
 USER_FILE_BYTES_MAX = 64 * 1024 * 1024
 """Above what the limits on users and grants can fill in earnest."""
 
@@ -59,7 +58,7 @@ def store_users(path: Path, users: Users) -> None:
 def encode_users(users: Users) -> bytes:
     """The users as JSON, in ASCII, a line for each. The same users give the same bytes, however they came about."""
     members = {
-        "version": VERSION if _needs_newest(users) else _VERSION_OF_WHOLE_BUCKETS,
+        "version": VERSION,
         "iterations": users.iterations,
         "decoy_secret": _encode_bytes(users.decoy_secret),
         "sharing": users.sharing,
@@ -68,21 +67,11 @@ def encode_users(users: Users) -> bytes:
     }
     # With an indent, json takes ten times as long: it has machine code for the compact form only.
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in members.items()]
-    lines.append(_encode_list("groups", [_encode_group(group) for _, group in sorted(users.groups.items())]))
-    lines.append(_encode_list("users", [_encode_user(user) for _, user in sorted(users.by_name.items())]))
+    groups = [_encode_group(group) for _, group in sorted(users.groups.items())]
+    known = [_encode_user(user) for _, user in sorted(users.by_name.items())]
+    for name, entries in (("groups", groups), ("users", known)):
+        lines.append(f'"{name}": [{",".join(f"{chr(10)}  {json.dumps(entry)}" for entry in entries)}]')
     return "{{{}}}".format(",\n ".join(lines)).encode()
-
-
-def _needs_newest(users: Users) -> bool:
-    grants = frozenset[Grant]().union(*(user.grants for user in users.by_name.values()))
-    grants = grants.union(*(group.grants for group in users.groups.values()))
-    return any(
-        grant.scope != ALL or grant.role is Role.RO_ADMIN or grant.role.is_of_another_service for grant in grants
-    )
-
-
-def _encode_list(name: str, entries: list[dict[str, Any]]) -> str:
-    return f"{json.dumps(name)}: [{','.join(f'{chr(10)}  {json.dumps(entry)}' for entry in entries)}]"
 
 
 def _encode_group(group: Group) -> dict[str, Any]:
@@ -95,12 +84,7 @@ def _encode_group(group: Group) -> dict[str, Any]:
 
 
 def _encode_grants(grants: frozenset[Grant]) -> list[dict[str, str]]:
-    ordered = sorted(grants, key=lambda grant: (grant.bucket, grant.role, grant.scope, grant.collection))
-    return [
-        {"role": grant.role, "bucket": grant.bucket}
-        | ({} if grant.scope == ALL else {"scope": grant.scope, "collection": grant.collection})
-        for grant in ordered
-    ]
+    return [asdict(grant) for grant in sorted(grants, key=astuple)]
 
 
 def _encode_user(user: User) -> dict[str, Any]:
@@ -150,7 +134,7 @@ def load_users(path: Path) -> Users | None:
     except MalformedJson as error:
         raise DataDamaged(
             f"the user file {path} is damaged: {error.reason}",
-            hint="Bring it back from a backup, or remove it and make the users again",
+            hint="Restore it from a backup, or remove it and add the users again",
         ) from error
 
 
@@ -190,24 +174,24 @@ def _decode(text: bytes) -> Users:
     version = _member(top, "version", int)
     if version > VERSION:
         raise DataTooNew(
-            f"has version {version}, and this program knows versions up to {VERSION}",
-            hint="Run the version of Headwater that wrote it, or a newer one",
+            f"has version {version}, and this program supports versions up to {VERSION}",
+            hint="Use the version of Headwater that wrote it, or a newer one",
         )
-    if version < 1:
+    if version != VERSION:
         raise _Fault(f"there is no version {version}")
     iterations = _member(top, "iterations", int)
     users = [_decode_user(user, iterations) for user in _member(top, "users", list)]
-    groups = [_decode_group(group) for group in _member(top, "groups", list, missing=[])]
+    groups = [_decode_group(group) for group in _member(top, "groups", list)]
     if len({user.name for user in users}) != len(users) or len({group.name for group in groups}) != len(groups):
         raise _Fault("a user or a group is there twice")
-    removed = _member(top, "removed", dict, missing={})
+    removed = _member(top, "removed", dict)
     return Users(
         iterations=iterations,
         decoy_secret=_bytes_member(top, "decoy_secret"),
         by_name={user.name: user for user in users},
         groups={group.name: group for group in groups},
         removed={entry: _member(removed, entry, int) for entry in removed},
-        sharing=_member(top, "sharing", str, missing=""),
+        sharing=_member(top, "sharing", str),
         clusters=_names_member(top, "clusters"),
     )
 
@@ -215,22 +199,21 @@ def _decode(text: bytes) -> Users:
 def _decode_group(members: object) -> Group:
     return Group(
         name=_member(members, "name", str),
-        description=_member(members, "description", str, missing=""),
+        description=_member(members, "description", str),
         grants=frozenset(_decode_grant(grant) for grant in _member(members, "grants", list)),
-        changed_ms=_member(members, "changed", int, missing=0),
+        changed_ms=_member(members, "changed", int),
     )
 
 
 def _decode_user(members: object, iterations: int) -> User:
-    name = _member(members, "name", str)
-    all_credentials = _member(members, "credentials", dict)
+    name, all_credentials = _member(members, "name", str), _member(members, "credentials", dict)
     return User(
         name=name,
-        display_name=_member(members, "display_name", str, missing=""),
+        display_name=_member(members, "display_name", str),
         grants=frozenset(_decode_grant(grant) for grant in _member(members, "grants", list)),
         groups=_names_member(members, "groups"),
-        changed_ms=_member(members, "changed", int, missing=0),
-        password_changed_ms=_member(members, "password_changed", int, missing=0),
+        changed_ms=_member(members, "changed", int),
+        password_changed_ms=_member(members, "password_changed", int),
         credentials={
             mechanism: _decode_credentials(mechanism, _member(all_credentials, mechanism, dict), iterations)
             for mechanism in SCRAM_MECHANISMS
@@ -239,13 +222,14 @@ def _decode_user(members: object, iterations: int) -> User:
 
 
 def _decode_grant(members: object) -> Grant:
-    role = _member(members, "role", str)
+    role, bucket, scope, collection = (
+        _member(members, name, str) for name in ("role", "bucket", "scope", "collection")
+    )
     if role not in tuple(Role):
         raise _Fault(f"there is no role {role!r}")
-    scope, collection = _member(members, "scope", str, missing=ALL), _member(members, "collection", str, missing=ALL)
     if scope == ALL != collection:
         raise _Fault("a grant is on a collection of no scope")
-    return Grant(Role(role), _member(members, "bucket", str), scope, collection)
+    return Grant(Role(role), bucket, scope, collection)
 
 
 def _decode_credentials(mechanism: Mechanism, members: Mapping[str, object], iterations: int) -> ScramCredentials:
@@ -256,8 +240,8 @@ def _decode_credentials(mechanism: Mechanism, members: Mapping[str, object], ite
     return ScramCredentials(salt=salt, iterations=iterations, stored_key=stored_key, server_key=server_key)
 
 
-def _member(members: object, name: str, kind: type[T], *, missing: T | None = None) -> T:
-    value = members.get(name, missing) if isinstance(members, dict) else None
+def _member(members: object, name: str, kind: type[T]) -> T:
+    value = members.get(name) if isinstance(members, dict) else None
     # JSON's true is no number, though Python's is.
     if not isinstance(value, kind) or isinstance(value, bool):
         raise _Fault(f"{name} is missing or of the wrong type")
@@ -265,7 +249,7 @@ def _member(members: object, name: str, kind: type[T], *, missing: T | None = No
 
 
 def _names_member(members: object, name: str) -> frozenset[str]:
-    names = _member(members, name, list, missing=[])
+    names = _member(members, name, list)
     if not all(isinstance(one, str) for one in names):
         raise _Fault(f"{name} is no list of names")
     return frozenset(names)

@@ -63,7 +63,8 @@ class Action(Enum):
     ADMIN = auto()
     """Manage the bucket."""
     SECURITY = auto()
-    """Manage the users of the node, and decide which nodes are in a cluster with it."""
+    """Manage the users of the node, make and drop its buckets, and decide which nodes are in a cluster with it. It is a
+    right on the whole node, whichever bucket is asked about."""
     NODE = auto()
     """Act as a node of the bucket's cluster: set states of vbuckets, take names of connections, learn the log-in."""
 
@@ -129,7 +130,8 @@ class Grant:
         `scope` and `collection` are None for what concerns the whole bucket. A grant on less than that is enough to use
         the bucket, as its collections are in it.
         """
-        if action not in ROLE_ACTIONS[self.role] or self.bucket not in (ALL_BUCKETS, bucket):
+        concerned = None if action is Action.SECURITY else bucket
+        if action not in ROLE_ACTIONS[self.role] or self.bucket not in (ALL_BUCKETS, concerned):
             return False
         return action is Action.USE or self.covers(scope, collection)
 
@@ -154,9 +156,9 @@ class User:
     """What people call it; nothing is decided by it."""
     groups: frozenset[str] = frozenset()
     changed_ms: int = 0
-    """When it was last changed. Of two nodes' versions the later one counts (`auth.sharing`)."""
+    """When it was last changed. Of two nodes' versions the later one counts (`auth.accounts`)."""
     password_changed_ms: int = 0
-    """When it got its password; 0 where an older program gave it one."""
+    """When it got its password."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -199,7 +201,7 @@ class Users:
     by_name: Mapping[str, User] = field(default_factory=dict)
     groups: Mapping[str, Group] = field(default_factory=dict)
 
-    # What nodes of a cluster need to have the same users (`auth.sharing`).
+    # What nodes of a cluster need to have the same users (`auth.accounts`).
     removed: Mapping[str, int] = field(default_factory=dict)
     """When users and groups were removed, in milliseconds, by `user NAME` or `group NAME`."""
     sharing: str = ""
@@ -215,7 +217,7 @@ class Users:
         if not SCRAM_ITERATIONS_MIN <= self.iterations <= SCRAM_ITERATIONS_MAX:
             raise LocalProtocolError(
                 f"passwords are hashed with {SCRAM_ITERATIONS_MIN} to {SCRAM_ITERATIONS_MAX} iterations",
-                hint="Clients refuse fewer because they protect too little, and more because they take too long",
+                hint="Clients reject fewer because they protect too little, and more because they take too long",
             )
         if len(self.by_name) > USERS_MAX:
             raise LocalProtocolError(f"a node has at most {USERS_MAX} users", hint="Remove one first")
@@ -241,7 +243,7 @@ class Users:
     def add(self, user: User) -> Users:
         """The collection with one more user."""
         if user.name in self.by_name:
-            raise LocalProtocolError(f"user {user.name!r} exists already", hint="Remove it first, or take another name")
+            raise LocalProtocolError(f"user {user.name!r} already exists", hint="Remove it first, or use another name")
         return self.put(user)
 
     def put(self, user: User) -> Users:
@@ -249,14 +251,15 @@ class Users:
         if any(credentials.iterations != self.iterations for credentials in user.credentials.values()):
             raise LocalProtocolError(
                 f"the password of {user.name!r} was not hashed with {self.iterations} iterations",
-                hint="Make the user with new_user of this collection: another number would show that the user exists",
+                hint="Create the user with new_user of this collection: another number would reveal that the user "
+                "exists",
             )
         return replace(self, by_name={**self.by_name, user.name: user})
 
     def remove(self, name: str) -> Users:
         """The collection without this user."""
         if name not in self.by_name:
-            raise LocalProtocolError(f"there is no user {name!r}", hint="Check the name: upper and lower case differ")
+            raise LocalProtocolError(f"there is no user {name!r}", hint="Check the name, which is case-sensitive")
         return replace(self, by_name={other: user for other, user in self.by_name.items() if other != name})
 
     def put_group(self, group: Group) -> Users:
@@ -357,7 +360,8 @@ def newest_removed(removed: Mapping[str, int]) -> dict[str, int]:
 
 def hash_password(password: str, *, salts: bytes, iterations: int) -> dict[Mechanism, ScramCredentials]:
     """What is kept of a password: credentials for every mechanism, each with a salt of its own."""
-    _check_password(password)
+    if "\0" in password or not 0 < len(password.encode(errors="replace")) <= PASSWORD_BYTES_MAX:
+        raise LocalProtocolError(f"a password has 1 to {PASSWORD_BYTES_MAX} bytes, none of them NUL")
     if len(salts) != SALTS_BYTES:
         raise LocalProtocolError(f"a password needs {SALTS_BYTES} random bytes as salts")
     return {
@@ -393,11 +397,6 @@ def _check_grants(grants: frozenset[Grant]) -> None:
         raise LocalProtocolError(f"a user has at most {GRANTS_PER_USER_MAX} grants", hint="Grant on all buckets with *")
     if not all(grant.bucket and grant.scope and grant.collection for grant in grants):
         raise LocalProtocolError("a grant needs the name of a bucket", hint="Grant on all buckets with *")
-
-
-def _check_password(password: str) -> None:
-    if "\0" in password or not 0 < len(password.encode(errors="replace")) <= PASSWORD_BYTES_MAX:
-        raise LocalProtocolError(f"a password has 1 to {PASSWORD_BYTES_MAX} bytes, none of them NUL")
 
 
 # --- Couchbase's names for roles ----------------------------------------------------------------------------------
@@ -504,8 +503,8 @@ def parse_roles(text: str, *, is_there: Callable[[Grant], bool]) -> frozenset[Gr
     bad = [role[:_ROLE_CHARS_SHOWN] for role, grant in parsed.items() if grant is None]
     if bad:
         raise LocalProtocolError(
-            f"not a role of this node, or not on a bucket that is here: {', '.join(bad)}",
-            hint=f"The roles are {', '.join(str(known) for known in KNOWN_ROLES)}; [*] is all buckets",
+            f"unknown role, or a role on a bucket that does not exist: {', '.join(bad)}",
+            hint=f"The roles are {', '.join(str(known) for known in KNOWN_ROLES)}; [*] means all buckets",
         )
     return frozenset(grant for grant in parsed.values() if grant is not None)
 

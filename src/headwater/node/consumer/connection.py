@@ -17,10 +17,9 @@ from functools import partial
 
 from headwater.errors import MalformedMessage, StoreError, UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
-from headwater.node.consumer.outbox import Outbox
-from headwater.node.consumer.stream import ReplicaStream
-from headwater.node.consumer_views import ConsumerView
-from headwater.node.service import BucketService, RequestRefused
+from headwater.node.consumer.stream import Outbox, ReplicaStream
+from headwater.node.service import BucketService, ConsumerView
+from headwater.protocol import states
 from headwater.protocol.consumer import (
     ConsumerLimits,
     DcpConsumer,
@@ -46,18 +45,10 @@ from headwater.protocol.messages.dcp_streams import (
     StreamRequestResponse,
 )
 from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.protocol.states import (
-    CONSUMER_ENDPOINT,
-    CloseAnswered,
-    ConnectionLost,
-    ConsumerStream,
-    EndpointState,
-    StreamRefused,
-    transition,
-)
-from headwater.protocol.status import Status
+from headwater.protocol.states import ConsumerStream
+from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.values import Datatype
-from headwater.store.receiving import RECEIVING_STATES
+from headwater.store.receiving import RECEIVING_STATES, resume_offset
 from headwater.store.settling import roll_back
 
 FIRST_STREAM_OPAQUE = 0x1000
@@ -74,7 +65,7 @@ class ConsumerSettings:
     """What a consumer asks of its producer before the first stream."""
 
     buffer_bytes: int = 10 * 1024 * 1024
-    """What the producer may send before it has to wait for acknowledgements."""
+    """How much the producer may send before it has to wait for acknowledgements."""
     noop_interval_s: int = 20
     consumer_name: str = ""
     """The name under which the producer counts this copy's acknowledgements of durable writes; none without it."""
@@ -117,27 +108,14 @@ ADD_STREAM_FLAGS = (
     | StreamFlags.STRICT_VBUUID
     | StreamFlags.IGNORE_PURGED_TOMBSTONES
 )
-"""Those that make a copy. Without values, or from the latest change on, it would not be one."""
-
-
-def check_addable(service: BucketService, request: AddStream) -> None:
-    """Whether a stream may be asked for."""
-    if int(request.flags) & ~int(ADD_STREAM_FLAGS):
-        raise RequestRefused(Status.EINVAL, f"a copy can't be made with the flags {int(request.flags):#x}")
-    if StreamFlags.TAKEOVER in request.flags and not service.may_take_over(request.vbucket):
-        raise RequestRefused(Status.NOT_MY_VBUCKET)
-    if request.vbucket in service.receivers:
-        raise RequestRefused(Status.KEY_EEXISTS)
-    numbers = service.bucket.vbuckets
-    if not numbers.exists(request.vbucket) or numbers.state(request.vbucket) not in RECEIVING_STATES:
-        raise RequestRefused(Status.NOT_MY_VBUCKET)
+"""The flags with which a stream makes a copy. Without values, or from the latest change on, it would not."""
 
 
 def take_back(service: BucketService, vbucket: VBucketId, to_seqno: Seqno) -> Seqno:
     """Take a copy back, and return the seqno it was taken to. The bucket must be at rest."""
     if service.bucket.vbuckets.state(vbucket) not in RECEIVING_STATES:
         raise RequestRefused(Status.NOT_MY_VBUCKET)
-    had = Seqno(int(service.bucket.vbuckets.high_seqnos[vbucket]))
+    had = service.bucket.vbuckets.high_seqno(vbucket)
     try:
         reached = roll_back(service.bucket, vbucket, to_seqno)
     except StoreError as error:
@@ -172,7 +150,7 @@ class ConsumerConnection:
         self.received_bytes = 0
         self.streams: dict[VBucketId, ReplicaStream] = {}
         self.is_void = False
-        """What was received could not be stored. The connection is of no further use."""
+        """What was received could not be stored, so the connection has to be closed."""
         self.on_other: Callable[[Frame], None] = _refuse_other
         """Takes requests that are not DCP's."""
         self._service = service
@@ -196,7 +174,7 @@ class ConsumerConnection:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Be known as a connection that receives. Nothing is asked before the first stream, as in a 7.0.5 server:
+        """Register as a connection that receives. It asks for nothing before the first stream, as a 7.0.5 server does:
         a proxy opens both ends, and only then joins them."""
         self._service.consumers[self] = None
 
@@ -222,22 +200,6 @@ class ConsumerConnection:
     def held_bytes(self) -> int:
         """What has come and was not looked into."""
         return self._dcp.buffered_bytes
-
-    @property
-    def is_held(self) -> bool:
-        return self._dcp.is_held
-
-    @property
-    def received_changes(self) -> int:
-        return self._ended_changes + sum(stream.received_changes for stream in self.streams.values())
-
-    @property
-    def acked_bytes(self) -> int:
-        return self._dcp.acked_bytes
-
-    @property
-    def unacked_bytes(self) -> int:
-        return self._dcp.owed_bytes
 
     def hold(self) -> None:
         """Take nothing in until `release`, but keep the connection: noops are answered, changes are not acknowledged.
@@ -311,11 +273,11 @@ class ConsumerConnection:
 
     def _receive_request(self, message: Request, stream: ReplicaStream | None) -> None:
         try:
-            following = transition(CONSUMER_ENDPOINT, EndpointState.OPEN, type(message))
+            following = states.transition(states.CONSUMER_ENDPOINT, states.EndpointState.OPEN, type(message))
         except UnexpectedMessage:
             self._dcp.send_refusal(message.opcode, message.opaque, Status.EINVAL)
             return
-        if following is EndpointState.CLOSED:
+        if following is states.EndpointState.CLOSED:
             raise UnexpectedMessage(f"{type(message).__name__} was sent to a consumer, and is for a producer")
         match message:
             case AddStream():
@@ -323,7 +285,12 @@ class ConsumerConnection:
             case CloseStream():
                 self._close_for_proxy(message)
             case GetFailoverLog():
-                self._send_failover_log(message)
+                facts = self._bucket.vbuckets.facts_of(message.vbucket)
+                if facts is None:
+                    self._dcp.send_refusal(message.opcode, message.opaque, Status.NOT_MY_VBUCKET)
+                else:
+                    entries = facts.failover_log.entries
+                    self._dcp.send(GetFailoverLogResponse(opaque=message.opaque, failover_log=entries))
             case _:
                 self._receive_stream_message(message, stream)
 
@@ -351,7 +318,7 @@ class ConsumerConnection:
     def _refuse_stream(self, opcode: int, opaque: int, stream: ReplicaStream | None, refused: RequestRefused) -> None:
         self._dcp.send(self._error(opcode, opaque, refused))
         if stream is not None and stream.state is not ConsumerStream.REQUESTED:
-            stream.move(ConnectionLost)
+            stream.move(states.ConnectionLost)
             self._drop(stream)
 
     def _receive_answer(self, answer: Response, stream: ReplicaStream | None) -> None:
@@ -375,7 +342,7 @@ class ConsumerConnection:
     def add_stream(self, request: AddStream) -> None:
         """Ask the producer for a stream. The answer comes when the producer has given one."""
         try:
-            check_addable(self._service, request)
+            self._check_addable(request)
         except RequestRefused as refused:
             self._answer_proxy(self._error(request.opcode, request.opaque, refused))
             return
@@ -386,6 +353,17 @@ class ConsumerConnection:
         self.streams[stream.vbucket] = stream
         self._service.receivers[stream.vbucket] = self
         self._dcp.send_request(stream.request(), stream=stream)
+
+    def _check_addable(self, request: AddStream) -> None:
+        """Whether a stream may be asked for."""
+        if int(request.flags) & ~int(ADD_STREAM_FLAGS):
+            raise RequestRefused(Status.EINVAL, f"a copy can't be made with the flags {int(request.flags):#x}")
+        if StreamFlags.TAKEOVER in request.flags and not self._service.may_take_over(request.vbucket):
+            raise RequestRefused(Status.NOT_MY_VBUCKET)
+        if request.vbucket in self._service.receivers:
+            raise RequestRefused(Status.KEY_EEXISTS)
+        if self._bucket.vbuckets.state(request.vbucket) not in RECEIVING_STATES:
+            raise RequestRefused(Status.NOT_MY_VBUCKET)
 
     def _answer(self, stream: ReplicaStream, answer: Response) -> None:
         if not stream.is_answered:
@@ -399,7 +377,7 @@ class ConsumerConnection:
 
     def _give_up(self, stream: ReplicaStream, refused: RequestRefused) -> None:
         """A stream that was asked for does not come to be."""
-        stream.move(StreamRefused if stream.state is ConsumerStream.REQUESTED else ConnectionLost)
+        stream.move(states.StreamRefused if stream.state is ConsumerStream.REQUESTED else states.ConnectionLost)
         self._drop(stream)
         answer = self._error(stream.asked.opcode, stream.asked.opaque, refused)
         # As recorded: the opaque that the stream would have had comes with a refusal, too.
@@ -411,7 +389,7 @@ class ConsumerConnection:
             self._dcp.send_refusal(request.opcode, request.opaque, Status.KEY_ENOENT)
             return
         stream.move(CloseStream)
-        stream.move(CloseAnswered)
+        stream.move(states.CloseAnswered)
         self._drop(stream)
         self._answer(stream, self._error(stream.asked.opcode, stream.asked.opaque, RequestRefused(Status.KEY_ENOENT)))
         self._dcp.send_success(request.opcode, request.opaque)
@@ -420,7 +398,7 @@ class ConsumerConnection:
         """Close a stream at the producer, where no proxy does. What still comes of it is refused."""
         stream = self.streams.get(vbucket)
         if stream is not None:
-            stream.move(ConnectionLost)
+            stream.move(states.ConnectionLost)
             self._drop(stream)
             self._dcp.send(CloseStream(vbucket=vbucket, opaque=stream.opaque))
 
@@ -431,14 +409,6 @@ class ConsumerConnection:
         self._ended_changes += stream.received_changes
         del self.streams[stream.vbucket]
         del self._service.receivers[stream.vbucket]
-
-    def _send_failover_log(self, request: GetFailoverLog) -> None:
-        numbers = self._bucket.vbuckets
-        facts = numbers.facts[request.vbucket] if numbers.exists(request.vbucket) else None
-        if facts is None:
-            self._dcp.send_refusal(request.opcode, request.opaque, Status.NOT_MY_VBUCKET)
-        else:
-            self._dcp.send(GetFailoverLogResponse(opaque=request.opaque, failover_log=facts.failover_log.entries))
 
     def takeovers(self) -> list[VBucketId]:
         """The vbuckets that it receives in order to take them over."""
@@ -452,12 +422,12 @@ class ConsumerConnection:
             is_proxied=self.is_proxied,
             open_s=max(0.0, now_s - self.opened_s),
             received_bytes=self.received_bytes,
-            received_changes=self.received_changes,
-            acked_bytes=self.acked_bytes,
-            unacked_bytes=self.unacked_bytes,
+            received_changes=self._ended_changes + sum(stream.received_changes for stream in self.streams.values()),
+            acked_bytes=self._dcp.acked_bytes,
+            unacked_bytes=self._dcp.owed_bytes,
             held_bytes=self.held_bytes,
             buffer_bytes_max=self.settings.buffer_bytes,
-            is_held=self.is_held,
+            is_held=self._dcp.is_held,
             vbuckets=tuple(vbuckets),
             streams=tuple(self.streams[vbucket].view() for vbucket in vbuckets) if with_streams else None,
         )
@@ -468,10 +438,10 @@ class ConsumerConnection:
         """Take the copy back and ask again. The bucket is at rest."""
         if stream.state is not ConsumerStream.ROLLING_BACK:
             return
-        from_seqno = int(self._bucket.vbuckets.high_seqnos[stream.vbucket])
+        from_seqno = self._bucket.vbuckets.high_seqno(stream.vbucket)
         try:
             reached = take_back(self._service, stream.vbucket, to_seqno)
-            stream.on_rolled_back()
+            stream.move(states.RollbackDone)
         except RequestRefused as refused:
             self._give_up(stream, refused)
         else:
@@ -505,7 +475,7 @@ class ConsumerConnection:
             return
         try:
             take_back(self._service, stream.vbucket, Seqno(0))
-            stream.on_flushed()
+            stream.restart(resume_offset(self._bucket, stream.vbucket))
             self._dcp.send_success(message.opcode, message.opaque)
         except RequestRefused as refused:
             self._refuse_stream(message.opcode, message.opaque, stream, refused)
@@ -530,7 +500,7 @@ class ConsumerConnection:
     def disconnect(self) -> None:
         """The connection is closed: others may receive what it has received."""
         for stream in list(self.streams.values()):
-            stream.move(ConnectionLost)
+            stream.move(states.ConnectionLost)
             self._drop(stream)
         self._service.consumers.pop(self, None)
 

@@ -7,19 +7,19 @@ leave a gap that no check finds. `connection` is the only caller. Nothing is sen
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from headwater.errors import MalformedMessage, SnapshotViolation, UnexpectedMessage
-from headwater.node.consumer.outbox import Outbox, SyncWriteReceiver
-from headwater.node.consumer_views import ReceivedStreamView
-from headwater.node.service import BucketService, RequestRefused
-from headwater.protocol.consumer import StreamRun
+from headwater.kernels.memory import Bytes
+from headwater.node.service import BucketService, ReceivedStreamView
+from headwater.protocol.consumer import DcpConsumer, StreamRun
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.features import Negotiated, Opcode
 from headwater.protocol.frames import decode_frame
-from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.base import Request
+from headwater.protocol.messages.base import Message, PlainResponse, Request
 from headwater.protocol.messages.dcp_changes import (
     Abort,
     Commit,
@@ -27,34 +27,199 @@ from headwater.protocol.messages.dcp_changes import (
     Expiration,
     Mutation,
     Prepare,
+    SeqnoAcknowledged,
     SeqnoAdvanced,
     SnapshotFlags,
     SnapshotMarker,
     SystemEvent,
 )
 from headwater.protocol.messages.dcp_streams import AddStream, SetVBucketState, StreamRequest, VBucketState
-from headwater.protocol.numbers import Seqno, Vbuuid
-from headwater.protocol.snapshots import ConsumedStream, StreamOffset
-from headwater.protocol.states import ConsumerStream, RollbackDemanded, RollbackDone, StreamAccepted
-from headwater.protocol.status import Status
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import ConsumedStream
+from headwater.protocol.states import ConsumerStream, RollbackDemanded, StreamAccepted
+from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.stream_requests import StreamRequestValue
-from headwater.store.receiving import (
-    RECEIVING_STATES,
-    advance_seqno,
-    begin_snapshot,
-    receive_change,
-    receive_event,
-    receive_run,
-    resume_offset,
-    take_failover_log,
-)
+from headwater.store import receiving
+from headwater.store.bucket import Bucket
+
+# --- durable writes -----------------------------------------------------------------------------------------------
+#
+# Prepares, commits and aborts of a stream, and what is acknowledged of them. A copy acknowledges a prepare when the
+# snapshot that holds it is complete and durable here. From then on the write survives the loss of the active node: this
+# copy commits the prepare when it takes its place.
+
+
+SyncWrite = Prepare | Commit | Abort
+
+
+class SyncWriteReceiver:
+    """The durable writes of one stream."""
+
+    def __init__(self, bucket: Bucket, vbucket: VBucketId, opaque: int) -> None:
+        self._bucket = bucket
+        self._vbucket = vbucket
+        self._opaque = opaque
+        self._prepared_seqno: Seqno | None = None
+        """The last prepare of the snapshot that is being received."""
+        self._disk_seqno: Seqno | None = None
+        """What to acknowledge of that snapshot instead, where it is from disk."""
+        self._due: deque[tuple[int, Seqno]] = deque()
+        """What to acknowledge, and the commit that has to be durable first."""
+        self._acknowledged_seqno = Seqno(0)
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    def begin_snapshot(self, marker: SnapshotMarker) -> None:
+        """A snapshot begins. In one from disk, prepares that were decided may be missing.
+
+        As recorded, a 7.0.5 server then acknowledges the end of the snapshot. With a marker 2.2, an 8.0.2 server
+        acknowledges the high prepared seqno that the marker names, whether or not its prepare comes.
+        """
+        is_from_disk = SnapshotFlags.DISK in marker.flags
+        self._disk_seqno = (marker.high_prepared_seqno or marker.end_seqno) if is_from_disk else None
+        if is_from_disk and marker.high_prepared_seqno:
+            self._prepared_seqno = marker.high_prepared_seqno
+
+    def receive(self, message: SyncWrite, *, end_seqno: Seqno) -> None:
+        """Take one, inside a snapshot that ends at `end_seqno`. The bucket's high seqno is then that of the message."""
+        seqno, high = _seqno_of(message), self._bucket.vbuckets.high_seqno(self._vbucket)
+        if not high < seqno <= end_seqno:
+            raise SnapshotViolation(f"seqno {seqno} after {high} in a snapshot that ends at {end_seqno}")
+        if seqno >> 63:
+            raise MalformedMessage(f"no vbucket gets to seqno {seqno}", offset=24)
+        if isinstance(message, Prepare):
+            self._bucket.enter_prepare(_stored_form(message))
+            self._prepared_seqno = message.seqno
+        elif isinstance(message, Commit):
+            pending = self._bucket.prepares.find(self._vbucket, _collection_of(message), message.key)
+            if pending is None or pending.seqno != message.prepared_seqno:
+                raise MalformedMessage(f"a commit of a prepare at seqno {message.prepared_seqno} that has not come")
+            self._bucket.commit_prepare(pending, seqno=message.commit_seqno)
+        else:
+            if not message.prepared_seqno < message.abort_seqno:
+                raise MalformedMessage("an abort before its prepare", offset=24)
+            self._bucket.enter_abort(replace(message, collection_id=_collection_of(message)))
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def on_accepted(self) -> None:
+        """The stream goes on. A producer that has been restarted does not know what was acknowledged before.
+
+        In the middle of a snapshot this copy is not one to be promoted, so that the rest of it has to come first.
+        """
+        prepared_seqno = Seqno(int(self._bucket.prepares.high_prepared[self._vbucket]))
+        if not prepared_seqno:
+            return
+        self._prepared_seqno = prepared_seqno
+        offset = receiving.resume_offset(self._bucket, self._vbucket)
+        if offset.seqno == offset.snapshot_end:
+            self.on_snapshot_complete()
+
+    def on_snapshot_complete(self) -> None:
+        """All of a snapshot has come; it is not durable yet."""
+        if self._prepared_seqno is not None:
+            self._due.append((self._bucket.pending_commit, self._disk_seqno or self._prepared_seqno))
+            self._prepared_seqno = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is something to acknowledge as soon as it is durable."""
+        return bool(self._due)
+
+    def on_durable(self) -> bytes:
+        """The bucket has published a commit: the acknowledgements that are due."""
+        reached: Seqno | None = None
+        while self._due and self._due[0][0] <= self._bucket.durable_commit:
+            reached = self._due.popleft()[1]
+        if reached is None or reached > self._bucket.vbuckets.durable_seqno(self._vbucket):
+            # It is nothing, or was taken back again.
+            return b""
+        if reached <= self._acknowledged_seqno:
+            # The copy was emptied and filled again. A 7.0.5 server whose topology does not have this copy keeps its
+            # last acknowledgement as long as the stream lives, and closes the connection on one that is not higher.
+            return b""
+        self._acknowledged_seqno = reached
+        return SeqnoAcknowledged(opaque=self._opaque, vbucket=self._vbucket, prepared_seqno=reached).encode()
+
+
+def _seqno_of(message: SyncWrite) -> Seqno:
+    if isinstance(message, Prepare):
+        return message.seqno
+    return message.commit_seqno if isinstance(message, Commit) else message.abort_seqno
+
+
+def _collection_of(message: SyncWrite) -> CollectionId:
+    return DEFAULT_COLLECTION if message.collection_id is None else message.collection_id
+
+
+def _stored_form(prepare: Prepare) -> Prepare:
+    """The prepare as it is stored: with its collection."""
+    value, datatype = receiving.stored_value(prepare.value, prepare.datatype)
+    return replace(
+        prepare, value=value, datatype=datatype, lock_time=0, nru=0, collection_id=_collection_of(prepare)
+    )  # fmt: skip
+
+
+# --- what waits for a commit --------------------------------------------------------------------------------------
+
+
+class Outbox:
+    """Answers and acknowledgements of one connection that wait for a commit; they keep their order.
+
+    So the producer waits when the disk does, what is held in memory is never more than the buffer, and nothing is sent
+    that a crash of this node could make untrue.
+    """
+
+    def __init__(self, bucket: Bucket, consumer: DcpConsumer[Any]) -> None:
+        """What is durable is sent by `consumer`."""
+        self.undurable_bytes = 0
+        """Received bytes that are not durable yet, as flow control counts them."""
+        self.acknowledging: dict[int, SyncWriteReceiver] = {}
+        """Streams with durable writes to acknowledge, by their opaques."""
+        self._bucket = bucket
+        self._consumer = consumer
+        self._waiting: deque[tuple[int, Message | int]] = deque()
+        """Answers, and bytes to be released, each with the commit that makes durable what they are for."""
+
+    def send_success(self, opcode: int, opaque: int) -> None:
+        """Answer once everything that was received so far is durable."""
+        self._wait(PlainResponse(opcode=Opcode(opcode), opaque=opaque))
+
+    def release(self, window_bytes: int) -> None:
+        """Let the producer send as much again once what was received is durable."""
+        if window_bytes:
+            self.undurable_bytes += window_bytes
+            self._wait(window_bytes)
+
+    def on_durable(self) -> None:
+        """The bucket has published a commit, or is at rest."""
+        while self._waiting and self._waiting[0][0] <= self._bucket.durable_commit:
+            what = self._waiting.popleft()[1]
+            if isinstance(what, int):
+                self.undurable_bytes -= what
+                self._consumer.release(what)
+            else:
+                self._consumer.send(what)
+        for opaque, sync_writes in list(self.acknowledging.items()):
+            self._consumer.send(sync_writes.on_durable())
+            if not sync_writes.is_waiting:
+                del self.acknowledging[opaque]
+
+    def on_void(self) -> None:
+        """What was not durable is gone: it is not acknowledged."""
+        self._waiting.clear()
+
+    def _wait(self, what: Message | int) -> None:
+        """For the commit that makes everything durable that was received so far."""
+        self._waiting.append((self._bucket.last_commit, what))
+        self.on_durable()
 
 
 class ReplicaStream(ConsumedStream):
     """See the module. Methods raise `RequestRefused` where a message is not taken."""
 
     def __init__(self, service: BucketService, outbox: Outbox, request: AddStream, *, opaque: int) -> None:
-        super().__init__(resume_offset(service.bucket, request.vbucket))
+        super().__init__(receiving.resume_offset(service.bucket, request.vbucket))
         self._service = service
         self._bucket = service.bucket
         self._outbox = outbox
@@ -64,20 +229,15 @@ class ReplicaStream(ConsumedStream):
         self.vbucket = request.vbucket
         self.opaque = opaque
         self.received_changes = 0
-        """Whatever has a seqno: changes of documents, durable writes, events of collections."""
+        """All messages with a seqno: changes of documents, durable writes, events of collections."""
         self.sync_writes = SyncWriteReceiver(self._bucket, self.vbucket, opaque)
-
-    @property
-    def offset(self) -> StreamOffset:
-        """How far the stream has brought the copy."""
-        return self.tracker.offset
 
     # --- opening --------------------------------------------------------------------------------------------------
 
     def request(self) -> StreamRequest:
         """Ask for what this copy lacks."""
         self.move(StreamRequest)
-        offset = resume_offset(self._bucket, self.vbucket)
+        offset = receiving.resume_offset(self._bucket, self.vbucket)
         self.restart(offset)
         facts = self._bucket.vbuckets.facts[self.vbucket]
         purge_seqno = facts.purge_seqno if facts is not None and offset.seqno < facts.purge_seqno else None
@@ -96,7 +256,7 @@ class ReplicaStream(ConsumedStream):
     def on_accepted(self, failover_log: tuple[FailoverEntry, ...]) -> None:
         self.move(StreamAccepted)
         self._check_receiving()
-        take_failover_log(self._bucket, self.vbucket, failover_log)
+        receiving.take_failover_log(self._bucket, self.vbucket, failover_log)
         self.sync_writes.on_accepted()
         self._acknowledge_later()
         self._service.on_change()
@@ -107,13 +267,6 @@ class ReplicaStream(ConsumedStream):
         start = self.tracker.offset.seqno
         if to_seqno >= start:
             raise RequestRefused(Status.ROLLBACK, f"a rollback to {to_seqno} of a copy that is at {start}")
-
-    def on_rolled_back(self) -> None:
-        self.move(RollbackDone)
-
-    def on_flushed(self) -> None:
-        """The vbucket is empty."""
-        self.restart(resume_offset(self._bucket, self.vbucket))
 
     # --- changes --------------------------------------------------------------------------------------------------
 
@@ -126,7 +279,7 @@ class ReplicaStream(ConsumedStream):
             while at < len(data):
                 end_seqno = self._snapshot_end()
                 if negotiated.collections:
-                    received = receive_run(self._bucket, self.vbucket, data[at:], end_seqno=end_seqno)
+                    received = receiving.receive_run(self._bucket, self.vbucket, data[at:], end_seqno=end_seqno)
                     at += received.consumed_bytes
                     if not received.has_to_be_decoded:
                         break
@@ -150,7 +303,7 @@ class ReplicaStream(ConsumedStream):
                 "a deletion has 21 bytes of extras where collections are negotiated, else 18; open the producer with "
                 "delete times",
             )
-        receive_change(self._bucket, self.vbucket, message, end_seqno=self._snapshot_end())
+        receiving.receive_change(self._bucket, self.vbucket, message, end_seqno=self._snapshot_end())
         self._follow()
         return decoded[1]
 
@@ -176,27 +329,24 @@ class ReplicaStream(ConsumedStream):
         end_seqno = self._snapshot_end()
         self.move(type(message))
         if isinstance(message, SystemEvent):
-            self._receive_event(message, end_seqno)
+            uid = receiving.receive_event(self._bucket, self.vbucket, message, end_seqno=end_seqno)
+            if uid > self._bucket.manifest.uid:
+                # The cluster has not sent this node the manifest yet, and the collection's changes need it.
+                self._service.set_manifest(self._bucket.vbucket_manifest(self.vbucket))
         elif isinstance(message, SeqnoAdvanced):
             self.tracker.on_seqno(message.seqno)
-            advance_seqno(self._bucket, self.vbucket, message.seqno)
+            receiving.advance_seqno(self._bucket, self.vbucket, message.seqno)
         elif isinstance(message, Prepare | Commit | Abort):
             self.sync_writes.receive(message, end_seqno=end_seqno)
         self.received_changes += 1
         self._follow()
-
-    def _receive_event(self, message: SystemEvent, end_seqno: Seqno) -> None:
-        uid = receive_event(self._bucket, self.vbucket, message, end_seqno=end_seqno)
-        if uid > self._bucket.manifest.uid:
-            # The cluster has not sent this node the manifest yet, and without it the collection's changes have no home.
-            self._service.set_manifest(self._bucket.vbucket_manifest(self.vbucket))
 
     def _begin_snapshot(self, marker: SnapshotMarker) -> None:
         if marker.start_seqno > marker.end_seqno:
             raise MalformedMessage(f"a snapshot from {marker.start_seqno} to {marker.end_seqno}")
         self.begin_snapshot(marker)
         self.sync_writes.begin_snapshot(marker)
-        begin_snapshot(
+        receiving.begin_snapshot(
             self._bucket,
             self.vbucket,
             start=self.tracker.offset.snapshot_start,
@@ -226,8 +376,8 @@ class ReplicaStream(ConsumedStream):
     def _follow(self) -> None:
         """Bring the tracker to where the vbucket is."""
         self._service.on_change()
-        high = Seqno(int(self._bucket.vbuckets.high_seqnos[self.vbucket]))
-        if high == self.offset.seqno:
+        high = self._bucket.vbuckets.high_seqno(self.vbucket)
+        if high == self.tracker.offset.seqno:
             return
         if self.advance(first=high, last=high):
             self.sync_writes.on_snapshot_complete()
@@ -241,13 +391,13 @@ class ReplicaStream(ConsumedStream):
 
     def _check_receiving(self) -> None:
         numbers = self._bucket.vbuckets
-        if numbers.state(self.vbucket) not in RECEIVING_STATES:
+        if numbers.state(self.vbucket) not in receiving.RECEIVING_STATES:
             raise RequestRefused(Status.NOT_MY_VBUCKET, "the vbucket is not a copy any more")
-        if int(numbers.high_seqnos[self.vbucket]) != self.tracker.offset.seqno:
+        if numbers.high_seqno(self.vbucket) != self.tracker.offset.seqno:
             raise RequestRefused(Status.KEY_ENOENT, "the vbucket is not where the stream has brought it")
 
     def view(self) -> ReceivedStreamView:
-        offset = self.offset
+        offset = self.tracker.offset
         return ReceivedStreamView(
             vbucket=self.vbucket,
             opaque=self.opaque,

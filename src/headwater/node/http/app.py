@@ -1,16 +1,15 @@
 """The application: the table of routes, and what every request has to pass before its handler.
 
 One application has all of the node's HTTP side: what clients bootstrap from and manage, as Couchbase's cluster manager
-has it, and the dashboard under `/ui`. `server` serves it. Every request passes, in this order: the head's size, the
+has it, and the dashboard under `/ui`. `HttpServer` serves it. Every request passes, in this order: the head's size, the
 host, whether the node is ready, the path, the method, the origin, the log-in, the right, the bucket. A user who may not
 use a bucket does not learn whether there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,17 +20,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.errors import LocalProtocolError, StoreError
-from headwater.http.requests import Doorkeeper, HeadLimit, PageHandler, with_page_headers
+from headwater.http.requests import HeadLimit, HostCheck, PageHandler, with_page_headers
+from headwater.http.serving import AppServer
 from headwater.log_fields import Fields, LogEvent
 from headwater.node.auth.users import Action
 from headwater.node.http import bucket_management, buckets, pools, users
-from headwater.node.http.call import Call, ConfigStreams, Json, Refusal
+from headwater.node.http.call import Call, ConfigStreams, Json, Logins, Refusal, Sessions, may_see
 from headwater.node.http.dashboard.dashboard import Dashboard
-from headwater.node.http.logins import Logins, Sessions, may_see
 from headwater.node.node_state import NodeState
 
 _HEALTH = ("/health", "/healthz")
 _READINESS = ("/ready", "/readyz")
+_METRICS = "/metrics"
 _RETRY_AFTER_S = 1
 
 Handler = Callable[[Call], Awaitable[Response]]
@@ -41,13 +41,14 @@ Handler = Callable[[Call], Awaitable[Response]]
 class Endpoint:
     """A handler, and the right that it needs: on the bucket of the path, or on the node where the path has none.
 
-    Every user may use what needs none.
+    Every user may use what needs none (`ANY_USER`).
     """
 
     handle: Handler
-    needs: Action | None = None
+    needs: Action | None
 
 
+ANY_USER = None
 _BUCKET = "/pools/default/buckets/{bucket}"
 _USERS = "/settings/rbac/users"
 _GROUPS = "/settings/rbac/groups"
@@ -55,31 +56,31 @@ _OWN_BUCKET = "/headwater/buckets/{bucket}"
 """For what Couchbase has no path."""
 
 ROUTES: dict[str, dict[str, Endpoint]] = {
-    "/pools": {"GET": Endpoint(pools.show_pools)},
+    "/pools": {"GET": Endpoint(pools.show_pools, ANY_USER)},
     "/pools/default": {
-        "GET": Endpoint(pools.show_pool),
+        "GET": Endpoint(pools.show_pool, ANY_USER),
         "POST": Endpoint(bucket_management.change_pool, Action.SECURITY),
     },
     # The SDKs' own tests ask here for the versions of the nodes.
-    "/pools/nodes": {"GET": Endpoint(pools.show_pool)},
-    "/poolsStreaming/default": {"GET": Endpoint(pools.stream_pool)},
-    "/pools/default/nodeServices": {"GET": Endpoint(pools.show_node_services)},
+    "/pools/nodes": {"GET": Endpoint(pools.show_pool, ANY_USER)},
+    "/poolsStreaming/default": {"GET": Endpoint(pools.stream_pool, ANY_USER)},
+    "/pools/default/nodeServices": {"GET": Endpoint(pools.show_node_services, ANY_USER)},
     "/pools/default/buckets": {
-        "GET": Endpoint(pools.show_buckets),
+        "GET": Endpoint(pools.show_buckets, ANY_USER),
         "POST": Endpoint(bucket_management.create_bucket, Action.SECURITY),
     },
     _BUCKET: {
         "GET": Endpoint(pools.show_bucket, Action.USE),
         "POST": Endpoint(bucket_management.update_bucket, Action.ADMIN),
         "PUT": Endpoint(bucket_management.update_bucket, Action.ADMIN),
-        "DELETE": Endpoint(bucket_management.drop_bucket, Action.ADMIN),
+        "DELETE": Endpoint(bucket_management.drop_bucket, Action.SECURITY),
     },
     f"{_BUCKET}/controller/doFlush": {"POST": Endpoint(bucket_management.flush_bucket, Action.ADMIN)},
     "/pools/default/bucketsStreaming/{bucket}": {"GET": Endpoint(pools.stream_bucket, Action.USE)},
     "/pools/default/b/{bucket}": {"GET": Endpoint(pools.show_config, Action.USE)},
     "/pools/default/bs/{bucket}": {"GET": Endpoint(pools.stream_config, Action.USE)},
-    "/whoami": {"GET": Endpoint(users.who_am_i)},
-    "/controller/changePassword": {"POST": Endpoint(users.change_password)},
+    "/whoami": {"GET": Endpoint(users.who_am_i, ANY_USER)},
+    "/controller/changePassword": {"POST": Endpoint(users.change_password, ANY_USER)},
     "/settings/rbac/roles": {"GET": Endpoint(users.show_roles, Action.SECURITY)},
     _USERS: {"GET": Endpoint(users.show_users, Action.SECURITY)},
     f"{_USERS}/{{domain}}": {"GET": Endpoint(users.show_users, Action.SECURITY)},
@@ -110,7 +111,7 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
     },
     "/headwater/node": {"POST": Endpoint(bucket_management.change_node, Action.SECURITY)},
     "/headwater/buckets": {"POST": Endpoint(bucket_management.create_bucket_here, Action.SECURITY)},
-    _OWN_BUCKET: {"DELETE": Endpoint(bucket_management.drop_bucket_here, Action.ADMIN)},
+    _OWN_BUCKET: {"DELETE": Endpoint(bucket_management.drop_bucket_here, Action.SECURITY)},
     f"{_OWN_BUCKET}/flush": {"POST": Endpoint(bucket_management.flush_bucket_here, Action.ADMIN)},
     f"{_OWN_BUCKET}/dcp": {"GET": Endpoint(buckets.show_connections, Action.READ)},
     f"{_OWN_BUCKET}/vbuckets/{{vbucket}}/rollback": {"POST": Endpoint(buckets.roll_back, Action.ADMIN)},
@@ -129,23 +130,14 @@ _PERMISSIONS = {
 PAGE = "/ui"
 
 
-def http_app(
-    node: NodeState,
-    *,
-    open_metrics: bool = False,
-    landing_urls: Sequence[str] = (),
-    hosts: Collection[str] | None = None,
-    is_tls_only: bool = False,
-) -> Starlette:
+def http_app(node: NodeState) -> Starlette:
     """The HTTP side of a node.
 
-    With `open_metrics`, `/metrics` needs no log-in; `landing_urls` are where landings show their metrics. `hosts` are
-    the names that requests may be for, beside addresses and this machine's own; None for all.
     `app.state.streams` and `app.state.dashboard` are to be closed before the server waits for requests to end.
     """
     logins, streams = Logins(node), ConfigStreams(node)
     sessions = Sessions(node, logins, path=PAGE)
-    dashboard = Dashboard(node, logins, sessions, open_metrics=open_metrics, landing_urls=landing_urls)
+    dashboard = Dashboard(node, logins, sessions)
 
     def route(path: str, endpoints: dict[str, Endpoint]) -> Route:
         async def handle(request: Request) -> Response:
@@ -181,12 +173,13 @@ def http_app(
         middleware=[
             Middleware(HeadLimit),
             Middleware(
-                Doorkeeper,
+                HostCheck,
                 what="node",
-                hosts=hosts,
+                hosts=node.options.own_names,
                 hint="see --http-host",
-                is_tls_only=is_tls_only,
+                is_tls_only=not node.options.serves_plain,
                 health=(*_HEALTH, *_READINESS),
+                watched=(_METRICS,),
             ),
             Middleware(_WhenReady, node=node),
         ],
@@ -195,7 +188,7 @@ def http_app(
             HTTPException: _refuse_route,
             LocalProtocolError: _refuse_change,
             StoreError: _refuse_for_now,
-            Exception: _own_up,
+            Exception: _report_failure,
         },
     )
     app.state.streams = streams
@@ -253,7 +246,7 @@ def _page_routes(
         f"{PAGE}/assets/{{name}}": dashboard.files.show_file,
         f"{PAGE}/api/session": sessions.show,
         **{f"{PAGE}/api/buckets/{{bucket}}/{path}": with_session(handle) for path, handle in of_bucket.items()},
-        "/metrics": dashboard.show_metrics,
+        _METRICS: dashboard.show_metrics,
     }
     changes = {f"{PAGE}/api/login": sessions.log_in, f"{PAGE}/api/logout": sessions.log_out}
     return [
@@ -287,7 +280,7 @@ def _check_origin(request: Request) -> None:
     origin = request.headers.get("origin")
     if origin is None or request.method in ("GET", "HEAD"):
         return
-    if urlsplit(origin).netloc != request.headers.get("host"):
+    if origin.partition("://")[2] != request.headers.get("host"):
         raise Refusal.message(403, "Pages of other sites may not change anything here")
 
 
@@ -337,6 +330,34 @@ async def _refuse_for_now(request: Request, error: Exception) -> Response:
     return Refusal.errors(503, str(error)).response()
 
 
-async def _own_up(request: Request, error: Exception) -> Response:
+async def _report_failure(request: Request, error: Exception) -> Response:
     """The error itself goes on to the server, which logs it."""
     return Json({"message": "The node has met an error of its own: its log has more"}, 500)
+
+
+# --- the server ----------------------------------------------------------------------------------------------------
+
+
+class HttpServer(AppServer):
+    """The HTTP side of a node, on as many sockets as it listens on.
+
+    server = HttpServer(node)
+    await server.listen(plain_socket)
+    await server.listen(tls_socket, tls=context)
+    …  # the node gets ready; requests are answered with 503 until it is
+    server.dashboard.start()
+    …
+    await server.stop()
+    """
+
+    def __init__(self, node: NodeState) -> None:
+        app = http_app(node)
+        super().__init__(app, connections_max=node.options.limits.http_connections_max)
+        self.streams: ConfigStreams = app.state.streams
+        self.dashboard: Dashboard = app.state.dashboard
+
+    async def stop(self) -> None:
+        """End the streams, let requests under way end, and close the sockets."""
+        self.streams.close()
+        self.dashboard.close()
+        await super().stop()

@@ -1,24 +1,36 @@
 """Handlers that make, change, flush and drop buckets, and name the cluster, as Couchbase's cluster manager has them.
 
 Settings that the node does not honour are refused with the reason, not taken in silence. In a cluster the node that
-is asked does it on all nodes: a bucket is made on each (`other_nodes`) and shared out by the coordinator; settings and
-names travel with the published config; a flush and a drop are done on every node. Where a node did not do its part, the
-answer names it, and asking again does the rest.
+is asked does it on all nodes: a bucket is made on each and shared out by the coordinator; settings and names travel
+with the published config; a flush and a drop are done on every node. Where a node did not do its part, the answer names
+it, and asking again does the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+import asyncio
+import base64
+import http
+import http.client
+import json
+import ssl
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 from starlette.responses import Response
 
+from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
-from headwater.errors import HeadwaterError, LocalProtocolError
+from headwater.errors import HeadwaterError, LocalProtocolError, MalformedJson
 from headwater.log_fields import LogEvent
 from headwater.node.auth.users import Action
-from headwater.node.bucket_settings import (
+from headwater.node.http.call import Call, Refusal
+from headwater.node.http.pools import DURABILITY_LEVELS
+from headwater.node.membership import PEER_FEATURES
+from headwater.node.options import (
     HISTORY_BYTES_MAX,
     HISTORY_BYTES_MIN,
     HISTORY_S_MAX,
@@ -27,14 +39,20 @@ from headwater.node.bucket_settings import (
     RAM_QUOTA_MB_MIN,
     REPLICAS_MAX,
     BucketSettings,
+    check_bucket_name,
+    check_cluster_name,
+    peer_context,
 )
-from headwater.node.http.call import Call, Refusal
-from headwater.node.http.other_nodes import OtherNodes, describe
-from headwater.node.http.pools import DURABILITY_LEVELS
-from headwater.node.membership import PEER_FEATURES
-from headwater.node.options import check_bucket_name, check_cluster_name
-from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
+from headwater.phrases import parse_number
+from headwater.protocol.cluster_config import NO_NODE, ClusterConfig, NodeAddress, PublishedConfig
+from headwater.protocol.sasl import Credentials
 
+if TYPE_CHECKING:
+    from headwater.node.node_state import Coordinator
+
+OTHER_NODE_S_MAX = 20.0
+OTHER_NODE_BYTES_MAX = 64 * 1024
+"""How long another node of the cluster may take to do its part of a change, and how long its answer may be."""
 _OWN_BUCKETS = ("headwater", "buckets")
 
 # --- the fields of the forms --------------------------------------------------------------------------------------
@@ -48,7 +66,6 @@ _NUMBERS: dict[str, tuple[str, int, int]] = {
     "historyRetentionSeconds": ("history_s", 0, HISTORY_S_MAX),
     "historyRetentionBytes": ("history_bytes", 0, HISTORY_BYTES_MAX),
 }
-_DIGITS_MAX = 16
 _FLAGS = {"flushEnabled": "flush_enabled", "historyRetentionCollectionDefault": "history_default"}
 _OWN_FLAGS = {"isForming": "is_forming", "durableAlone": "durable_alone"}
 """What only nodes ask of each other."""
@@ -101,9 +118,9 @@ def _asked_settings(form: Mapping[str, str], before: BucketSettings) -> BucketSe
     for name, text in form.items():
         if name in _NUMBERS:
             setting, smallest, largest = _NUMBERS[name]
-            number = int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX else -1
-            changes[setting] = number
-            if not smallest <= number <= largest:
+            number = parse_number(text, largest)
+            changes[setting] = 0 if number is None else number
+            if number is None or number < smallest:
                 errors[name] = f"A number from {smallest} to {largest}"
         elif name in _FLAGS or name in _OWN_FLAGS:
             changes[_FLAGS.get(name) or _OWN_FLAGS[name]] = _BOOLEANS.get(text, False)
@@ -143,9 +160,8 @@ def _contradictions(settings: BucketSettings) -> dict[str, str]:
 
 
 def _asked_vbuckets(form: Mapping[str, str], default: int) -> int:
-    text = form.get("numVBuckets", str(default))
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 4 else 0
-    if not 1 <= number <= _VBUCKETS_MAX or number & (number - 1):
+    number = parse_number(form.get("numVBuckets", str(default)), _VBUCKETS_MAX)
+    if not number or number & (number - 1):
         raise Refusal.errors(400, f"A power of two, from 1 to {_VBUCKETS_MAX}", field="numVBuckets")
     return number
 
@@ -182,42 +198,34 @@ def _log(call: Call, what: str, bucket: str) -> None:
 
 async def create_bucket(call: Call) -> Response:
     """Make a bucket on all nodes of the cluster, and answer when it is served."""
-    form = await call.form("name", *_SETTINGS, "numVBuckets")
-    name, settings = _asked_name(form), _asked_settings(form, _new_settings(call))
-    vbuckets = _asked_vbuckets(form, call.node.options.vbuckets)
-    if call.node.bucket(name) is not None:
-        raise _exists()
+    name, settings, vbuckets = await _asked_bucket(call)
     others = OtherNodes.of(call)
     if others.nodes:
         await _create_on_all(call, others, name, settings, vbuckets)
     else:
-        await _create_here(call, name, settings, vbuckets)
+        await call.node.create_bucket(name, settings, vbuckets=vbuckets)
     _log(call, "made", name)
     return Response(status_code=202)
 
 
 async def create_bucket_here(call: Call) -> Response:
     """Make a bucket on this node alone. With `isForming` it waits for the config of its cluster."""
-    form = await call.form("name", *_SETTINGS, *_OWN_FLAGS, "numVBuckets")
-    name, settings = _asked_name(form), _asked_settings(form, _new_settings(call))
-    await _create_here(call, name, settings, _asked_vbuckets(form, call.node.options.vbuckets))
+    name, settings, vbuckets = await _asked_bucket(call, *_OWN_FLAGS)
+    await call.node.create_bucket(name, settings, vbuckets=vbuckets)
     _log(call, "made", name)
     return Response(status_code=202)
 
 
-def _new_settings(call: Call) -> BucketSettings:
-    return BucketSettings(durable_alone=call.node.options.durable_alone)
-
-
-async def _create_here(call: Call, name: str, settings: BucketSettings, vbuckets: int) -> None:
+async def _asked_bucket(call: Call, *more: str) -> tuple[str, BucketSettings, int]:
+    """The name, the settings and the number of vbuckets that a form asks for."""
+    form = await call.form("name", *_SETTINGS, *more, "numVBuckets")
+    options = call.node.options
+    name, settings = _asked_name(form), _asked_settings(form, BucketSettings(durable_alone=options.durable_alone))
+    vbuckets = _asked_vbuckets(form, options.vbuckets)
     if call.node.bucket(name) is not None:
-        raise _exists()
-    await call.node.create_bucket(name, settings, vbuckets=vbuckets)
-
-
-def _exists() -> Refusal:
-    # The SDKs look for these words.
-    return Refusal.errors(400, "Bucket with given name already exists", field="name")
+        # The SDKs look for these words.
+        raise Refusal.errors(400, "Bucket with given name already exists", field="name")
+    return name, settings, vbuckets
 
 
 async def _create_on_all(call: Call, others: OtherNodes, name: str, settings: BucketSettings, vbuckets: int) -> None:
@@ -226,19 +234,15 @@ async def _create_on_all(call: Call, others: OtherNodes, name: str, settings: Bu
     A node that is gone by then removes it when it starts, as it has got no config of it.
     """
     forming = replace(settings, is_forming=True)
-    await _create_here(call, name, forming, vbuckets)
+    await call.node.create_bucket(name, forming, vbuckets=vbuckets)
     form = {"name": name, **_form_of(forming), "numVBuckets": str(vbuckets)}
     replies = await others.ask("POST", *_OWN_BUCKETS, form=form)
-    failed = {node: reply for node, reply in replies.items() if not reply.is_done}
+    failed = _failed(replies)
     try:
         if failed:
-            raise Refusal.errors(503, f"The bucket was not made: {describe(failed)}")
-        await call.node.coordination.form(
-            others.seeds(call.node.address),
-            _coordinators_login(others, name),
-            replicas=settings.replicas,
-            settings=settings.encode(),
-        )
+            raise Refusal.errors(503, f"The bucket was not made: {_describe(failed)}")
+        with closing(others.coordinator(call, name)) as coordinator:
+            await coordinator.init(replicas=settings.replicas, settings=settings.encode())
     except BaseException as error:
         await others.ask("DELETE", *_OWN_BUCKETS, name, only=replies.keys() - failed.keys())
         await call.node.drop_bucket(name)
@@ -257,13 +261,6 @@ def _form_of(settings: BucketSettings) -> dict[str, str]:
     return form
 
 
-def _coordinators_login(others: OtherNodes, bucket: str) -> Login:
-    """As the user who asks: a config is set by full admins only."""
-    return Login(
-        credentials=others.credentials, bucket=bucket, tls=others.tls, features=PEER_FEATURES, agent="headwater node"
-    )
-
-
 # --- changing -----------------------------------------------------------------------------------------------------
 
 
@@ -273,10 +270,10 @@ async def update_bucket(call: Call) -> Response:
     if form.get("name", name) != name:
         raise Refusal.errors(400, "A bucket keeps its name", field="name")
     config = call.node.membership(name).config
-    before = call.node.settings(name)
-    for field, error in _LASTING.items():
-        if form.get(field, _form_of(before)[field]) != _form_of(before)[field]:
-            raise Refusal.errors(400, error, field=field)
+    before = call.service.settings
+    for lasting, error in _LASTING.items():
+        if form.get(lasting, _form_of(before)[lasting]) != _form_of(before)[lasting]:
+            raise Refusal.errors(400, error, field=lasting)
     settings = _asked_settings(form, before if config is None else replace(before, replicas=config.replicas))
     if config is None:
         await call.node.change_settings(name, settings)
@@ -295,11 +292,10 @@ def _with_settings(config: PublishedConfig, settings: BucketSettings) -> Publish
     return replace(config, settings=settings.encode(), replicas=settings.replicas, rows=rows, settled=is_settled)
 
 
-async def _publish(call: Call, bucket: str, change: Any) -> None:
-    others = OtherNodes.of(call)
+async def _publish(call: Call, bucket: str, change: Callable[[PublishedConfig], PublishedConfig]) -> None:
     try:
-        seeds, login = others.seeds(call.node.address), _coordinators_login(others, bucket)
-        await call.node.coordination.change(seeds, login, change)
+        with closing(OtherNodes.of(call).coordinator(call, bucket)) as coordinator:
+            await coordinator.change(change)
     except HeadwaterError as error:
         raise Refusal.errors(503, f"Not all nodes of the cluster have it: {error}") from error
 
@@ -307,14 +303,10 @@ async def _publish(call: Call, bucket: str, change: Any) -> None:
 async def flush_bucket(call: Call) -> Response:
     """Drop all documents on all nodes. Vbuckets begin histories of their own, so every consumer rolls back to 0."""
     name = call.bucket.facts.name
-    if not call.node.settings(name).flush_enabled:
-        # The SDKs look for these words.
-        raise Refusal.errors(400, "Flush is disabled for the bucket")
-    replies = await OtherNodes.of(call).ask("POST", *_OWN_BUCKETS, name, "flush")
     await call.node.flush_bucket(name)
-    failed = {node: reply for node, reply in replies.items() if not reply.is_done}
-    if failed:
-        raise Refusal.errors(503, f"The bucket was flushed, but {describe(failed)}")
+    replies = await OtherNodes.of(call).ask("POST", *_OWN_BUCKETS, name, "flush")
+    if failed := _failed(replies):
+        raise Refusal.errors(503, f"The bucket was flushed, but {_describe(failed)}")
     _log(call, "flushed", name)
     return Response()
 
@@ -330,19 +322,14 @@ async def flush_bucket_here(call: Call) -> Response:
 
 async def drop_bucket(call: Call) -> Response:
     """Drop a bucket on all nodes, on this one last: it is asked again if another one has not done it."""
-    _check_full_admin(call)
     name = call.bucket.facts.name
     replies = await OtherNodes.of(call).ask("DELETE", *_OWN_BUCKETS, name)
-    failed = {node: reply for node, reply in replies.items() if not reply.is_done and reply.status != 404}
-    if failed:
-        raise Refusal.errors(503, f"The bucket is not dropped everywhere, try again: {describe(failed)}")
-    await call.node.drop_bucket(name)
-    _log(call, "dropped", name)
-    return Response()
+    if failed := _failed({node: reply for node, reply in replies.items() if reply.status != 404}):
+        raise Refusal.errors(503, f"The bucket is not dropped everywhere, try again: {_describe(failed)}")
+    return await drop_bucket_here(call)
 
 
 async def drop_bucket_here(call: Call) -> Response:
-    _check_full_admin(call)
     name = call.bucket.facts.name
     await call.node.drop_bucket(name)
     _log(call, "dropped", name)
@@ -359,15 +346,10 @@ async def change_pool(call: Call) -> Response:
     """Name the cluster, and keep the memory quota of its buckets."""
     form = await call.form("clusterName", _QUOTA, *_NO_SERVICES)
     name, quotas = _asked_identity(call, form)
-    others = OtherNodes.of(call)
-    failed = {
-        node: reply
-        for node, reply in (await others.ask("POST", "headwater", "node", form=form)).items()
-        if not reply.is_done
-    }
+    replies = await OtherNodes.of(call).ask("POST", "headwater", "node", form=form)
     call.node.change_identity(cluster_name=name, quotas_mb=quotas)
-    if failed:
-        raise Refusal.errors(503, f"Not all nodes of the cluster have it: {describe(failed)}")
+    if failed := _failed(replies):
+        raise Refusal.errors(503, f"Not all nodes of the cluster have it: {_describe(failed)}")
     if "clusterName" in form:
         for bucket in sorted(call.node.bucket_names()):
             if call.node.membership(bucket).config is not None:
@@ -394,8 +376,114 @@ def _asked_identity(call: Call, form: Mapping[str, str]) -> tuple[str, dict[str,
         if quota in form:
             raise Refusal.errors(400, "The node has no such service: it keeps documents only", field=quota)
     if _QUOTA in form:
-        text = form[_QUOTA]
-        quotas[_QUOTA] = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else -1
-        if not RAM_QUOTA_MB_MIN <= quotas[_QUOTA] <= RAM_QUOTA_MB_MAX:
+        quotas[_QUOTA] = parse_number(form[_QUOTA], RAM_QUOTA_MB_MAX) or 0
+        if quotas[_QUOTA] < RAM_QUOTA_MB_MIN:
             raise Refusal.errors(400, f"A number from {RAM_QUOTA_MB_MIN} to {RAM_QUOTA_MB_MAX}", field=_QUOTA)
     return name, quotas
+
+
+# --- the other nodes of the cluster -------------------------------------------------------------------------------
+# They are asked over HTTP with the log-in of the request that is being answered. What is done on every node needs a
+# right on every node, so the user who asks for it is the one who does it: nodes have no rights of their own over each
+# other's buckets. Requests go to paths of our own, which concern one node alone.
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a node answered, or why it did not."""
+
+    status: int | None
+    content: Any
+
+    @property
+    def is_done(self) -> bool:
+        return self.status is not None and self.status < http.HTTPStatus.MULTIPLE_CHOICES
+
+    @property
+    def reason(self) -> str:
+        """In words, of a node that has refused or could not be asked."""
+        members = self.content if isinstance(self.content, dict) else {}
+        errors = members.get("errors", members.get("message", self.content))
+        words = errors.values() if isinstance(errors, dict) else [errors]
+        return "; ".join(str(word) for word in words) or f"status {self.status}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherNodes:
+    """Those of the cluster that this node is in; none where it is alone."""
+
+    nodes: tuple[NodeAddress, ...]
+    credentials: Credentials = field(repr=False)
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def of(cls, call: Call) -> OtherNodes:
+        """The nodes of the config that this node gives, or of the last one that it had, as the user who asks."""
+        try:
+            nodes = ClusterConfig.decode(call.node.cluster_config(None)).nodes
+            is_member = any(node.is_this_node for node in nodes)
+            others = tuple(node.address() for node in nodes if is_member and not node.is_this_node)
+            others = others or call.node.identity.nodes
+        except MalformedJson as error:
+            raise Refusal.errors(503, f"The node's cluster can't be asked: {error.reason}") from error
+        return cls(
+            nodes=others, credentials=_credentials(call), tls=peer_context(call.node.options) if others else None
+        )
+
+    def coordinator(self, call: Call, bucket: str) -> Coordinator:
+        """A coordinator that acts as the user who asks: a config is set by full admins only."""
+        nodes = (call.node.address, *self.nodes)
+        seeds = [Address(node.host, node.kv_port_for(tls=self.tls is not None)) for node in nodes]
+        login = Login(
+            credentials=self.credentials, bucket=bucket, tls=self.tls, features=PEER_FEATURES, agent="headwater node"
+        )
+        return call.node.coordinator(seeds, login)
+
+    async def ask(
+        self, method: str, *path: str, form: Mapping[str, str] | None = None, only: Collection[str] | None = None
+    ) -> dict[str, Reply]:
+        """Ask all of them at the same time, or those named in `only`. The answers are by their names."""
+        asked = [node for node in self.nodes if only is None or node.kv_address in only]
+        target = "/" + "/".join(quote(part, safe="") for part in path)
+        replies = await asyncio.gather(*(asyncio.to_thread(self._ask, node, method, target, form) for node in asked))
+        return {node.kv_address: reply for node, reply in zip(asked, replies, strict=True)}
+
+    def _ask(self, node: NodeAddress, method: str, target: str, form: Mapping[str, str] | None) -> Reply:
+        port = node.http_port if self.tls is None else node.http_tls_port
+        if port is None:
+            return Reply(None, "the config has no management port of it")
+        login = base64.b64encode(f"{self.credentials.user}:{self.credentials.password}".encode()).decode()
+        headers = {"Authorization": f"Basic {login}", "Content-Type": "application/x-www-form-urlencoded"}
+        connection = (
+            http.client.HTTPConnection(node.host, port, timeout=OTHER_NODE_S_MAX)
+            if self.tls is None
+            else http.client.HTTPSConnection(node.host, port, timeout=OTHER_NODE_S_MAX, context=self.tls)
+        )
+        try:
+            connection.request(method, target, None if form is None else urlencode(form), headers)
+            response = connection.getresponse()
+            body = response.read(OTHER_NODE_BYTES_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            return Reply(None, f"it can't be reached: {error}")
+        finally:
+            connection.close()
+        try:
+            return Reply(response.status, json.loads(body or b"null"))
+        except (ValueError, RecursionError):
+            return Reply(response.status, body.decode(errors="replace"))
+
+
+def _credentials(call: Call) -> Credentials:
+    """By which the request was let in: they have been checked, so the header can be read."""
+    encoded = call.request.headers.get("authorization", "").partition(" ")[2]
+    user, _, password = base64.b64decode(encoded).decode().partition(":")
+    return Credentials(user, password)
+
+
+def _failed(replies: Mapping[str, Reply]) -> dict[str, Reply]:
+    return {node: reply for node, reply in replies.items() if not reply.is_done}
+
+
+def _describe(failed: Mapping[str, Reply]) -> str:
+    """Where something was not done, and why."""
+    return "; ".join(f"not on {node}: {reply.reason}" for node, reply in failed.items())

@@ -1,8 +1,8 @@
 """Handlers for one bucket: its scopes and collections, its DCP connections, and drills.
 
 The manifest is shown as REST has it, which differs from the one on the wire: a collection always has a `maxTTL`, where
-0 is the bucket's own and -1 is none. A drill rolls a vbucket back (`node.failover_drill`) or lets the copies fall
-behind; Couchbase has no paths for that, nor for the connections.
+0 is the bucket's own and -1 is none. A drill rolls a vbucket back (`replication.vbucket_states`) or lets the copies
+fall behind; Couchbase has no paths for that, nor for the connections.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from typing import Any
 from starlette.responses import Response
 
 from headwater.errors import InvalidInput, LocalProtocolError
+from headwater.http.requests import while_connected
 from headwater.log_fields import LogEvent
 from headwater.node.http.call import Call, Json, Refusal
-from headwater.node.http.limits import ENSURE_S_DEFAULT, ENSURE_S_MAX
+from headwater.node.options import MAX_TTL_S_MAX
 from headwater.node.producer.statistics import connection_statistics
-from headwater.phrases import counted
+from headwater.phrases import counted, parse_number
 from headwater.protocol.manifest import DEFAULT_NAME, Collection, Manifest, Scope
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 
-MAX_TTL_S_MAX = 2**31 - 1
+ENSURE_MS_DEFAULT = 30_000
+ENSURE_MS_MAX = 300_000
+"""How long a request may wait for a manifest."""
+ENSURE_WAITS_MAX = 32
+"""How many requests of one user may wait at a time: each has a connection."""
 _BUCKETS_OWN_TTL, _NO_TTL = 0, -1
 _UID = re.compile(r"[0-9A-Fa-f]{1,16}")
 _BOOLEANS = {"true": True, "false": False}
@@ -84,7 +89,7 @@ async def create_collection(call: Call) -> Response:
     scope_name = call.path("scope")
     form = await call.form("name", "maxTTL", "history")
     name, max_ttl_s = _name(form), _max_ttl_s(form)
-    history = _history(form) if "history" in form else call.node.settings(call.path("bucket")).history_default
+    history = _history(form) if "history" in form else call.service.settings.history_default
 
     def change(manifest: Manifest) -> Manifest:
         if _scope_or_refuse(manifest, scope_name).collection(name) is not None:
@@ -191,20 +196,24 @@ async def ensure_manifest(call: Call) -> Response:
     bucket, text = call.bucket.facts.name, call.path("uid")
     if not _UID.fullmatch(text):
         raise Refusal.errors(400, "A manifest uid is a number in base 16")
-    timeout_s = _timeout_s(await call.form("timeout", "nodes"))
+    timeout_s, waits = _timeout_s(await call.form("timeout", "nodes")), call.streams.manifest_waits
+    if waits[call.user] >= ENSURE_WAITS_MAX:
+        raise Refusal.message(503, f"The user waits for {ENSURE_WAITS_MAX} manifests already", Retry_After="1")
+    waits[call.user] += 1
     try:
         async with asyncio.timeout(timeout_s):
-            await call.node.wait_for_manifest(bucket, int(text, 16))
+            await while_connected(call.request, call.node.wait_for_manifest(bucket, int(text, 16)))
     except TimeoutError as error:
         raise Refusal.message(504, f"The manifest did not come within {timeout_s:g} s") from error
+    finally:
+        waits[call.user] -= 1
     return Response()
 
 
 def _timeout_s(form: dict[str, str]) -> float:
-    text = form.get("timeout", str(int(ENSURE_S_DEFAULT * 1000)))
-    milliseconds = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else -1
-    if not 0 <= milliseconds <= ENSURE_S_MAX * 1000:
-        raise Refusal.errors(400, f"Milliseconds, at most {ENSURE_S_MAX * 1000:.0f}", field="timeout")
+    milliseconds = parse_number(form.get("timeout", str(ENSURE_MS_DEFAULT)), ENSURE_MS_MAX)
+    if milliseconds is None:
+        raise Refusal.errors(400, f"Milliseconds, at most {ENSURE_MS_MAX}", field="timeout")
     return milliseconds / 1000
 
 
@@ -215,12 +224,8 @@ async def show_connections(call: Call) -> Response:
     """The connections that get changes of the bucket with their streams: all, or the one that the query names."""
     bucket = call.bucket.facts.name
     name = call.request.query_params.get("connection")
-    connections = [
-        asdict(connection)
-        for connection in connection_statistics(
-            call.node.producer_connections(bucket), now_s=call.node.now_s(), name=name
-        )
-    ]
+    statistics = connection_statistics(call.service.producer_connections(), now_s=call.node.now_s(), name=name)
+    connections = [asdict(connection) for connection in statistics]
     for connection in connections:
         for stream in connection["streams"] or ():
             if stream["end_seqno"] == SEQNO_MAX:
@@ -285,7 +290,7 @@ def _log_replicas(call: Call, verb: str, replicas: int, event: LogEvent) -> None
 
 
 def _number(text: str, largest: int, *, field: str) -> int:
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(largest)) else -1
-    if not 0 <= number <= largest:
+    number = parse_number(text, largest)
+    if number is None:
         raise Refusal.errors(400, f"A number from 0 to {largest}", field=field)
     return number

@@ -8,25 +8,95 @@ words in refusals ("Scope with name … is not found"), the words are Couchbase'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import base64
+import json
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from headwater.http.requests import NO_CACHE, Json, Refusal, read_body
-from headwater.node.auth.users import Action
-from headwater.node.http.limits import FORM_FIELDS_MAX, STREAM_REPEAT_S, STREAMS_MAX
-from headwater.node.node_state import NodeState
+from headwater.accepting import Places
+from headwater.http.requests import (
+    LOGIN_BODY_BYTES_MAX,
+    NO_CACHE,
+    Json,
+    PageSessions,
+    Refusal,
+    check_own_page,
+    read_body,
+    while_connected,
+)
+from headwater.log_fields import LogEvent
+from headwater.node.auth.login_checks import LoginAttempt, LoginOutcome
+from headwater.node.auth.users import Action, User
+from headwater.node.service import BucketService
+from headwater.phrases import parse_number
+from headwater.protocol.sasl import USER_CHARS_MAX
 from headwater.store.bucket import Bucket
+
+if TYPE_CHECKING:
+    from headwater.node.node_state import NodeState
 
 __all__ = ["Call", "ConfigStreams", "Json", "Refusal", "read_body"]
 
+FORM_FIELDS_MAX = 16
+STREAMS_MAX = 256
+"""Streams of configs that are open at a time. Beyond that, one of the user that has the most ends."""
+STREAM_REPEAT_S = 60.0
+"""A stream sends the config again after this time, so that a client that is gone is noticed."""
 _NAME_CHARS_SHOWN = 64
 
 
-# --- streams of configs -------------------------------------------------------------------------------------------
+# --- answers that take long -----------------------------------------------------------------------------------------
+
+
+class LongAnswer:
+    """One that is under way."""
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+        self.is_over = False
+        """It has to end: another user has its place."""
+
+
+class LongAnswers:
+    """Answers that take long, by user. When places run out, the user that has the most gives one of them up."""
+
+    def __init__(self, on_over: Callable[[], None] = lambda: None) -> None:
+        """`on_over` wakes the answers that wait, since one of them is over."""
+        self._places: Places[LongAnswer] = Places()
+        self._on_over = on_over
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def has_room(self, user: str, *, most: int) -> bool:
+        """Whether the user may have one more."""
+        return len(self) < most or self._places.first_to_go(user) is not None
+
+    @contextmanager
+    def place(self, user: str, *, most: int) -> Iterator[LongAnswer]:
+        """A place as long as the answer takes. The answer is over at once where there is no room."""
+        answer = LongAnswer(user)
+        if len(self) < most:
+            self._places.add(answer, owner=user)
+        elif (oldest := self._places.first_to_go(user)) is not None:
+            self._places.discard(oldest, owner=oldest.user)
+            self._places.add(answer, owner=user)
+            oldest.is_over = True
+            self._on_over()
+        else:
+            answer.is_over = True
+        try:
+            yield answer
+        finally:
+            self._places.discard(answer, owner=user)
 
 
 class ConfigStreams:
@@ -38,41 +108,39 @@ class ConfigStreams:
     def __init__(self, node: NodeState) -> None:
         self._node = node
         self._is_closed = False
-        self.open = 0
+        self.open = LongAnswers(node.config_changes.notify)
+        self.manifest_waits: Counter[str] = Counter()
+        """By user: requests that wait for a manifest."""
 
-    def stream(self, request: Request, render: Callable[[], bytes]) -> Response:
+    def stream(self, request: Request, user: str, render: Callable[[], bytes]) -> Response:
         """Answer with a stream. `render` makes the JSON of the moment, and raises a refusal once there is none."""
-        if self._is_closed or self.open >= STREAMS_MAX:
+        if self._is_closed or not self.open.has_room(user, most=STREAMS_MAX):
             raise Refusal.message(503, f"The node stops, or has {STREAMS_MAX} streams: ask for the config by itself")
-        # What is wrong with the first config is an answer of its own; later it would be no more than an end.
+        # If the first config can't be rendered, the answer says why; later the stream could only end.
         first = render()
         if request.method == "HEAD":
             return Json(first)
         return StreamingResponse(
-            self._configs(render), media_type="application/json", headers={"Cache-Control": NO_CACHE}
+            self._configs(user, render), media_type="application/json", headers={"Cache-Control": NO_CACHE}
         )
 
     def close(self) -> None:
-        """End all streams, and begin no more."""
+        """End all streams, and refuse new ones."""
         self._is_closed = True
         self._node.config_changes.notify()
 
-    async def _configs(self, render: Callable[[], bytes]) -> AsyncIterator[bytes]:
+    async def _configs(self, user: str, render: Callable[[], bytes]) -> AsyncIterator[bytes]:
         changes = self._node.config_changes
-        self.open += 1
-        try:
-            while not self._is_closed:
+        with self.open.place(user, most=STREAMS_MAX) as place:
+            while not self._is_closed and not place.is_over:
                 seen = changes.count
-                yield render() + b"\n\n\n\n"
                 try:
+                    yield render() + b"\n\n\n\n"
+                except Refusal:
+                    return
+                with suppress(TimeoutError):
                     async with asyncio.timeout(STREAM_REPEAT_S):
                         await changes.after(seen)
-                except TimeoutError:
-                    continue
-        except Refusal:
-            return
-        finally:
-            self.open -= 1
 
 
 # --- the call -----------------------------------------------------------------------------------------------------
@@ -110,6 +178,11 @@ class Call:
             raise Refusal.no_bucket(name)
         return bucket
 
+    @property
+    def service(self) -> BucketService:
+        """The same as sessions see it."""
+        return self.node.bucket_service(self.path("bucket"))
+
     def stream(self, render: Callable[[], bytes]) -> Response:
         """Answer with a stream of configs, which ends with the user's right to it."""
 
@@ -118,7 +191,7 @@ class Call:
                 raise Refusal.message(403, "The user may not see this any more")
             return render()
 
-        return self.streams.stream(self.request, render_if_allowed)
+        return self.streams.stream(self.request, self.user, render_if_allowed)
 
     # --- what a request says --------------------------------------------------------------------------------------
 
@@ -133,8 +206,8 @@ class Call:
         text = self.request.query_params.get(name, "")
         if not text:
             return default
-        number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else -1
-        if not smallest <= number <= largest:
+        number = parse_number(text, largest)
+        if number is None or number < smallest:
             raise Refusal.message(400, f"{name} is a number from {smallest} to {largest}")
         return number
 
@@ -153,3 +226,140 @@ class Call:
                 raise Refusal.errors(400, "The field is there twice", field=name)
             form[name] = value
         return form
+
+
+# --- who asks: log-ins and sessions --------------------------------------------------------------------------------
+# `app` asks here before every handler that needs a user. Nothing here decides what a user may do with a bucket, but
+# `may_see`, which is the dashboard's one question.
+#
+# Passwords are checked by the node's `auth.login_checks`, which slows down guessing and remembers for a while what was
+# right: clients poll.
+
+
+_CHALLENGE = 'Basic realm="Headwater", charset="UTF-8"'
+_WRONG = "The user name or the password is wrong"
+
+
+def may_see(node: NodeState, user: str, bucket: str) -> bool:
+    """Whether the user may read the bucket's documents and changes. False where there is no such user."""
+    users = node.users
+    return users.may(user, Action.READ, bucket) and users.may(user, Action.STREAM, bucket)
+
+
+# --- passwords ----------------------------------------------------------------------------------------------------
+
+
+class Logins:
+    """Finds the user of a request by basic authentication, and refuses log-ins that fail."""
+
+    def __init__(self, node: NodeState) -> None:
+        self._node = node
+
+    async def user_of(self, request: Request) -> str:
+        """The user who has sent the request, or a refusal."""
+        name, password = _basic_credentials(request)
+        if not await self.check(request, name, password):
+            raise _unauthorized(_WRONG)
+        return name
+
+    async def check(self, request: Request, name: str, password: str) -> bool:
+        """Whether the user has this password. Raises a refusal where there are too many tries."""
+        peer = request.client.host if request.client else ""
+        attempt = LoginAttempt(peer=peer, user=name, password=password)
+        verdict = await while_connected(request, self._node.login_checks.check(attempt))
+        if verdict.outcome is LoginOutcome.RIGHT:
+            return True
+        seconds = math.ceil(verdict.wait_s)
+        if verdict.outcome is LoginOutcome.BUSY:
+            raise Refusal.message(503, f"Too many log-ins at once: try again in {seconds} s", Retry_After=str(seconds))
+        if verdict.outcome is LoginOutcome.THROTTLED:
+            self._log(peer, name, "refused: too many failures before it")
+            raise Refusal.message(429, f"Too many failed log-ins: try again in {seconds} s", Retry_After=str(seconds))
+        self._log(peer, name, "failed")
+        return False
+
+    def _log(self, peer: str, name: str, what: str) -> None:
+        message = f"log-in of {name!r} from {peer} over HTTP {what}"
+        self._node.log(message, event=LogEvent.LOGIN_FAILED, user=name, peer=peer)
+
+
+def _basic_credentials(request: Request) -> tuple[str, str]:
+    header = request.headers.get("authorization")
+    if header is None:
+        raise _unauthorized("Log in with the name and password of a user of this node")
+    scheme, _, encoded = header.partition(" ")
+    if scheme.lower() != "basic":
+        raise _unauthorized("Log in with HTTP's basic authentication")
+    try:
+        name, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except ValueError as error:
+        raise _unauthorized("The credentials are not base64 of UTF-8") from error
+    if not colon or not 0 < len(name) <= USER_CHARS_MAX:
+        raise _unauthorized(f"The credentials are not a name of 1 to {USER_CHARS_MAX} characters and a password")
+    return name, password
+
+
+def _unauthorized(message: str) -> Refusal:
+    return Refusal.message(401, message, WWW_Authenticate=_CHALLENGE)
+
+
+# --- sessions -----------------------------------------------------------------------------------------------------
+
+
+class Sessions:
+    """The users who have logged in on the page, and the handlers to log in and out."""
+
+    def __init__(self, node: NodeState, logins: Logins, *, path: str) -> None:
+        self._node = node
+        self._logins = logins
+        self._sessions: PageSessions[User] = PageSessions("headwater", path=path, now_s=node.now_s)
+        """Each with the user as it was at the log-in."""
+        self.log_out = self._sessions.log_out
+
+    def user_of(self, request: Request) -> str | None:
+        """The user of the session, which lasts longer by this; None where there is none."""
+        user = self._sessions.value_of(request, is_valid=self._is_as_it_was)
+        return None if user is None else user.name
+
+    def _is_as_it_was(self, user: User) -> bool:
+        """Not removed, or with another password or other rights by now."""
+        return self._node.users.by_name.get(user.name) is user
+
+    def may_see(self, request: Request, bucket: str) -> bool:
+        """Whether there is a session, of a user who may see the bucket."""
+        user = self.user_of(request)
+        return user is not None and may_see(self._node, user, bucket)
+
+    async def log_in(self, request: Request) -> Response:
+        check_own_page(request)
+        name, password = _page_credentials(await read_body(request, bytes_max=LOGIN_BODY_BYTES_MAX))
+        if not await self._logins.check(request, name, password):
+            # Without the challenge: a browser that saw it would ask with a window of its own.
+            raise Refusal.message(401, _WRONG)
+        response = Response(status_code=204)
+        user = self._node.users.by_name.get(name)
+        if user is None:
+            return response
+        self._sessions.begin(request, response, user, owner=name)
+        return response
+
+    async def show(self, request: Request) -> Response:
+        """Show which user is logged in, or that none is."""
+        user = self.user_of(request)
+        if user is None:
+            return Json({"user": None, "buckets": [], "version": ""})
+        buckets = [name for name in sorted(self._node.bucket_names()) if may_see(self._node, user, name)]
+        return Json({"user": user, "buckets": buckets, "version": self._node.server_version})
+
+
+def _page_credentials(body: bytes) -> tuple[str, str]:
+    try:
+        members = json.loads(body)
+        name, password = members["user"], members["password"]
+        # JSON can say half a character, which has no bytes that could be compared.
+        fits = 0 < len(name) <= USER_CHARS_MAX and bool(name.encode() + password.encode())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        fits = False
+    if not fits:
+        raise Refusal.message(400, "A log-in is an object with the name of a user and its password")
+    return name, password

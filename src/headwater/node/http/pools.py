@@ -7,6 +7,7 @@ same nodes. Nothing here changes anything (`bucket_management` does).
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from typing import Any
@@ -15,8 +16,8 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from headwater.node.auth.users import Action, Grant, Role
-from headwater.node.bucket_settings import BucketSettings
 from headwater.node.http.call import Call, Json
+from headwater.node.options import BucketSettings
 from headwater.protocol.cluster_config import ClusterConfig, ConfigNode, bucket_uri, join_host_port
 from headwater.protocol.manifest import COLLECTIONS_MAX, SCOPES_MAX
 from headwater.store.bucket import Bucket
@@ -24,6 +25,7 @@ from headwater.store.bucket import Bucket
 DURABILITY_LEVELS = ("none", "majority", "majorityAndPersistActive", "persistToMajority")
 """Couchbase's names for them, by number."""
 _MB = 1024 * 1024
+_MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 _SYSTEM = f"{platform.machine()}-{sys.platform}"
 
 
@@ -116,8 +118,8 @@ def _pool(call: Call) -> dict[str, Any]:
 def _bucket(call: Call, bucket: Bucket) -> dict[str, Any]:
     facts = bucket.facts
     config = ClusterConfig.decode(call.node.cluster_config(facts.name))
-    usage, settings = call.node.usage(facts.name), call.node.settings(facts.name)
-    quota_bytes = usage.memory_quota_bytes if settings.ram_quota_mb is None else settings.ram_quota_mb * _MB
+    settings, disk_bytes = call.node.bucket_service(facts.name).settings, call.node.folder.disk_bytes(facts.name)
+    quota_bytes = _MACHINE_BYTES if settings.ram_quota_mb is None else settings.ram_quota_mb * _MB
     return {
         "name": facts.name,
         "uuid": facts.uuid,
@@ -146,11 +148,11 @@ def _bucket(call: Call, bucket: Bucket) -> dict[str, Any]:
         "evictionPolicy": "valueOnly",
         "quota": {"ram": quota_bytes * len(config.nodes), "rawRAM": quota_bytes},
         "basicStats": {
-            "itemCount": usage.items,
-            "diskUsed": usage.disk_bytes,
-            "dataUsed": usage.disk_bytes,
-            "memUsed": usage.memory_bytes,
-            "quotaPercentUsed": 100 * usage.memory_bytes / max(1, quota_bytes),
+            "itemCount": bucket.live_documents(),
+            "diskUsed": disk_bytes,
+            "dataUsed": disk_bytes,
+            "memUsed": bucket.memory_bytes,
+            "quotaPercentUsed": 100 * bucket.memory_bytes / max(1, quota_bytes),
         },
     }
 

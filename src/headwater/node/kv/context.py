@@ -2,7 +2,8 @@
 
 `kv.session` makes one context per request and passes it to the handler of the message. A handler returns its response,
 several, or None where it sends nothing; it raises `RequestRefused` where the answer is an error. It must never touch
-the connection itself: what has to wait for a commit or follow the answer is noted here.
+the connection itself: what has to wait for a commit or follow the answer is noted here. It asks for what may take
+longer than a turn of the event loop by `Context.work`.
 """
 
 from __future__ import annotations
@@ -11,22 +12,37 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwater.log_fields import Fields
 from headwater.node.auth.login_checks import LoginAttempt, LoginVerdict
 from headwater.node.auth.users import Action, Users
-from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.durability import SyncWrite
 from headwater.node.producer.connection import ProducerConnection
-from headwater.node.service import BucketService, RequestRefused, Service
+from headwater.node.service import BucketService, Service
 from headwater.protocol.features import Feature, Negotiated, Opcode
 from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request, Response
 from headwater.protocol.sasl import ScramServer
-from headwater.protocol.status import Status
+from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.values import Datatype
+from headwater.store.data_format import Document, Entry
+
+if TYPE_CHECKING:
+    from headwater.node.consumer.connection import ConsumerConnection
 
 R = TypeVar("R", bound=Response)
+T = TypeVar("T")
+
+TURN_WORK = 512 * 1024
+"""The work of a turn, after which others have theirs: about two milliseconds. Its unit is a byte that is received,
+walked through, stored or sent. What takes more than a turn by itself is done by a worker (`Context.work`)."""
+REQUEST_WORK = TURN_WORK // 64
+"""What a request takes that goes through the table of handlers, however short it is."""
+UNBOUNDED_WORK = 2**63
+"""The cost of work that grows with all that is stored."""
+_TASKS_MAX = 16
+"""How often a request may need work because what it is about has changed since. kv_engine gives up at some point, too
+(`daemon/subdocument.cc`)."""
 
 
 class CloseSession(Exception):
@@ -41,6 +57,42 @@ class PendingLogin:
     attempt: LoginAttempt
     conclude: Callable[[LoginVerdict], Response]
     """Makes the answer, or raises `RequestRefused`."""
+
+
+class WorkerTask:
+    """Work that takes more than a turn: a function that looks at its arguments and changes nothing."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], key: object) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._key = key
+        self._result: Any = None
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """Do it, in any thread."""
+        try:
+            self._result = self._function(*self._arguments)
+        except Exception as error:  # For the handler, which is called again and asks for the result.
+            self._error = error
+
+    def is_about(self, function: Callable[..., Any], arguments: tuple[Any, ...], key: object) -> bool:
+        if key is not None:
+            return self._key == key
+        return self._key is None and self._function == function and self._arguments == arguments
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Postponed(Exception):
+    """A handler needs the result of a task, and is called again when that is done."""
+
+    def __init__(self, task: WorkerTask) -> None:
+        super().__init__()
+        self.task = task
 
 
 class SessionState(ABC):
@@ -65,7 +117,7 @@ class SessionState(ABC):
         self.dcp: ProducerConnection | None = None
         """Set once the connection has been opened as a DCP connection on which this node is the producer."""
         self.consumer: ConsumerConnection | None = None
-        """The same where this node is the consumer: from then on it takes everything that comes."""
+        """Set if this node is the consumer instead: it then takes everything that the connection receives."""
 
     def has(self, feature: Feature) -> bool:
         return feature in self.negotiated.features
@@ -75,10 +127,14 @@ class SessionState(ABC):
         return self.has(Feature.JSON)
 
     @property
+    def json_datatype(self) -> Datatype:
+        """How JSON is marked for the peer."""
+        return Datatype.JSON if self.understands_json else Datatype.RAW
+
+    @property
     def datatypes(self) -> Datatype:
         """The datatype bits the peer has negotiated, of those that plain commands have."""
-        json = Datatype.JSON if self.understands_json else Datatype.RAW
-        return json | (Datatype.SNAPPY if self.has(Feature.SNAPPY) else Datatype.RAW)
+        return self.json_datatype | (Datatype.SNAPPY if self.has(Feature.SNAPPY) else Datatype.RAW)
 
     def may(self, action: Action) -> bool:
         # It is asked for every run of requests and for every turn of a connection's streams, and users seldom change.
@@ -123,9 +179,14 @@ class Context:
     commit: int = field(default=0)
     """The commit that has to be durable before the answer may be sent; 0 for none."""
     after: bytes = b""
-    """What follows the answer."""
+    """Bytes to send right behind the answer."""
     sync_write: SyncWrite | None = None
     """The durable write whose outcome decides what is answered."""
+    work_done: int = 0
+    """What the handler has done itself, beyond what shows in the lengths of the request and its answer."""
+    document: tuple[Entry, Document] | None = None
+    """What was read for the request. It is read once, also where the handler is called again."""
+    _tasks: list[WorkerTask] = field(default_factory=list)
 
     @property
     def bucket_service(self) -> BucketService:
@@ -134,6 +195,25 @@ class Context:
         if selected is None:
             raise RequestRefused(Status.NO_BUCKET)
         return selected
+
+    def work(self, function: Callable[..., T], *arguments: Any, cost: int, key: object = None) -> T:
+        """The result of a function that changes nothing, and walks through so many bytes.
+
+        If that is more than a turn, a worker does it: this raises `Postponed`, and the handler is called again when the
+        result is there. It makes all its checks again, as anything may have changed meanwhile, and gets the result here
+        if it asks with equal arguments, or with the same `key`, which stands for them. So a handler must change nothing
+        before its last work.
+        """
+        if cost <= TURN_WORK or self.session.consumer is not None:
+            self.work_done += cost
+            return function(*arguments)
+        for task in self._tasks:
+            if task.is_about(function, arguments, key):
+                return task.result()  # type: ignore[no-any-return]
+        if len(self._tasks) == _TASKS_MAX:
+            raise RequestRefused(Status.ETMPFAIL, "the document changes all the time; try again")
+        self._tasks.append(WorkerTask(function, arguments, key))
+        raise Postponed(self._tasks[-1])
 
     def wait_for(self, commit: int) -> None:
         """Hold the answer until this commit is durable."""
@@ -161,6 +241,5 @@ class Context:
             members["error"] = {"context": refused.context}
         if not members and refused.body is None:
             return ErrorResponse(**header)
-        datatype = Datatype.JSON if self.session.understands_json else Datatype.RAW
         value = json.dumps(members, separators=(",", ":")).encode() if refused.body is None else refused.body
-        return ErrorResponse(**header, datatype=datatype, value=value)
+        return ErrorResponse(**header, datatype=self.session.json_datatype, value=value)

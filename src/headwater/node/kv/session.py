@@ -1,68 +1,81 @@
 """One key-value connection, sans-IO: bytes in, answers out, in order.
 
 Requests are handled as they come and answered in their order. An answer that shows something not yet durable is held
-back, and with it all that follow: `Outgoing` says which commit it waits for, and `kv_listener`, which runs the session,
-sends it when the bucket has published that commit. The answer to a durable write waits for its outcome
-(`DeferredAnswer`); a peer that has agreed to unordered execution gets other answers meanwhile.
+back (unless `ack_when_durable` is off), and with it all that follow: `Outgoing` says which commit it waits for. The
+answer to a durable write waits for its outcome (`DeferredAnswer`); a peer that has agreed to unordered execution gets
+other answers meanwhile.
+
+The session owns its sending: `data_to_send` and `produce_into` say what goes out now. `kv_listener` only moves the
+bytes, and reports commits that became durable (`on_durable`) or failed (`on_void`).
 
 Runs of plain sets, which is what bulk loads consist of, and of reads are handled by kernels (`store.set_run`,
 `store.read_run`); everything else goes message by message through the table of handlers.
 
-What one call of `receive_data` does is bounded, so that a connection can't keep the others waiting: requests that are
-left wait for the next turn. They also wait for a log-in to be checked, for a durable write to be decided, for answers
-to be read, and, if they write, for room in the commit. `waits_for` says which.
+What one call of `receive_data` does is bounded by its work, so that a connection can't keep the others waiting:
+requests that are left wait for the next turn. They also wait for a worker to do what takes longer than a turn, for a
+log-in to be checked, for a durable write to be decided, for answers to be read, and, if they write, for room in the
+commit. `waits_for` says which.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import partial
 
 import numpy as np
 
-from headwater.errors import MalformedFrameInfo, MalformedMessage, StoreError, UnknownOpcode
+from headwater.errors import MalformedMessage, StoreError, UnknownOpcode
+from headwater.kernels.memory import Bytes
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.login_checks import LoginVerdict
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.durability import SyncWrite, WriteOutcome
-from headwater.node.kv.context import CloseSession, Context, SessionState
-from headwater.node.kv.handlers import HANDLERS
-from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN, READS_AS_WELL, SERVED_WHILE_WAITING
+from headwater.node.kv.answers import Deferrals, DeferredAnswer, NotDurable, Outgoing, failed_answers
+from headwater.node.kv.context import (
+    REQUEST_WORK,
+    TURN_WORK,
+    CloseSession,
+    Context,
+    Postponed,
+    SessionState,
+    WorkerTask,
+)
+from headwater.node.kv.handlers import (
+    HANDLERS,
+    LARGE_REQUESTS,
+    NEEDED,
+    NEEDS_NO_LOGIN,
+    READS_AS_WELL,
+    SERVED_WHILE_WAITING,
+)
 from headwater.node.options import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
-from headwater.node.service import BucketService, RequestRefused, Service
+from headwater.node.producer.outbound import Output
+from headwater.node.service import BucketService, Service
+from headwater.protocol import frames
 from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.flow_control import COUNTED
-from headwater.protocol.frames import (
-    HEADER_BYTES,
-    Frame,
-    FrameBuffer,
-    RequestInfo,
-    decode_frame_infos,
-    encode_frame_infos,
-    find,
-    server_duration,
-)
+from headwater.protocol.frames import HEADER_BYTES, Frame, FrameBuffer, RequestInfo
 from headwater.protocol.kernels.frame_runs import with_framing_extras
-from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request, Response
-from headwater.protocol.numbers import DEFAULT_COLLECTION
-from headwater.protocol.status import Status, status_for_peer
+from headwater.protocol.numbers import DEFAULT_COLLECTION, FRAME_BODY_BYTES_MAX
+from headwater.protocol.status import RequestRefused, Status, status_for_peer
+from headwater.store.bucket import Bucket
 from headwater.store.set_run import apply_set_run
 
-DEFERRED_MAX = 1024
-"""Durable writes of one connection at a time. Its next requests wait."""
-TURN_REQUESTS = 64
-TURN_BYTES = 512 * 1024
-"""What a connection gets done before others have their turn: so many requests one by one, or so many bytes of requests,
-answers and changes. One request may be longer than that."""
 SMALL_WRITER_BYTES = 64 * 1024
-"""Who has no more than this in the pending commit never waits for the commit to become smaller."""
+"""A connection with no more than this in the pending commit never waits for the commit to become smaller."""
+STRANGER_BYTES_MAX = 16 * 1024
+"""How much of one request a peer may send before it has logged in. Real servers allow as much."""
+_LONG_ANSWER_BYTES = 256 * 1024
+_LONG_READ_BYTES = 64 * 1024
+"""After a read of this size there is probably more to read."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +88,10 @@ SILENT_ON_SUCCESS = frozenset(
 )  # fmt: skip
 SILENT_ON_MISS = frozenset({Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META})
 WRITE_OPCODES = frozenset(request.opcode for request, action in NEEDED.items() if action is Action.WRITE)
+LARGE_OPCODES = frozenset(request.opcode for request in LARGE_REQUESTS)
+SMALL_BODY_BYTES_MAX = 128 * 1024
+"""Of a request that carries no document and no config, its key included. Longer ones are refused unread: none has so
+much to say."""
 _READS = frozenset(
     {
         Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ,
@@ -93,6 +110,8 @@ class Waits(Enum):
     """No whole request is left."""
     FOR_TURN = auto()
     """Others have theirs first."""
+    FOR_WORK = auto()
+    """A worker does what the request needs."""
     FOR_LOGIN = auto()
     """The log-in before it is checked."""
     FOR_OUTCOME = auto()
@@ -103,120 +122,23 @@ class Waits(Enum):
     """Too much is not durable yet for one more write."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """Bytes to send, once the bucket has made the commit durable; 0 for at once."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostponedRequest:
+    """A request that needs the result of a task, which is for the driver of the session to have done."""
 
-    data: bytes
-    commit: int
-    bucket: BucketService | None
-    received_s: float
-    """When its requests came."""
-
-    @property
-    def may_be_sent(self) -> bool:
-        return self.bucket is None or self.commit <= self.bucket.bucket.durable_commit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeferredAnswer:
-    """The answer to a durable write. There is none until the write is decided."""
-
-    write: SyncWrite
-    bucket: BucketService
-    answer: Callable[[WriteOutcome], bytes | None]
-    """None where no status can say it to the peer, and its connection has to be closed instead."""
-    received_s: float
-
-    @property
-    def is_decided(self) -> bool:
-        return self.write.outcome is not None
-
-    @property
-    def data(self) -> bytes:
-        return b"" if self.write.outcome is None else self.answer(self.write.outcome) or b""
-
-    @property
-    def ends_connection(self) -> bool:
-        return self.write.outcome is not None and self.answer(self.write.outcome) is None
-
-    @property
-    def may_be_sent(self) -> bool:
-        outcome = self.write.outcome
-        return outcome is not None and outcome.commit <= self.bucket.bucket.durable_commit
-
-
-@dataclass(slots=True)
-class Deferrals:
-    """The undecided durable writes of one connection, and what has to wait for them.
-
-    A request about the same document does, and so does one that is about no document. From all others no client could
-    see whether they came before or after, so they are handled at once.
-    """
-
-    _by_key: dict[tuple[int, bytes], DeferredAnswer] = field(default_factory=dict)
-
-    def add(self, request: Frame, answer: DeferredAnswer) -> None:
-        self._by_key[request.specific, request.key] = answer
-
-    @property
-    def is_full(self) -> bool:
-        if len(self._by_key) >= DEFERRED_MAX:
-            self._forget_decided()
-        return len(self._by_key) >= DEFERRED_MAX
-
-    def hold(self, request: Frame, *, in_order: bool) -> bool:
-        """Whether a request has to wait. Where the peer lets requests overtake each other, only one with a barrier."""
-        if not self._by_key:
-            return False
-        if not request.key if in_order else _has_barrier(request):
-            self._forget_decided()
-            return bool(self._by_key)
-        deferred = self._by_key.get((request.specific, request.key)) if in_order else None
-        return deferred is not None and not deferred.is_decided
-
-    def _forget_decided(self) -> None:
-        self._by_key = {key: answer for key, answer in self._by_key.items() if not answer.is_decided}
-
-
-def _has_barrier(request: Frame) -> bool:
-    try:
-        return find(decode_frame_infos(request.framing_extras), RequestInfo.BARRIER) is not None
-    except MalformedFrameInfo:
-        # It is refused when it is handled.
-        return False
-
-
-class NotDurable:
-    """What a connection has put into commits that are not durable yet: there is a bound to that."""
-
-    def __init__(self) -> None:
-        self._parts: deque[tuple[BucketService, int, int]] = deque()
-        """Bucket, commit and bytes, oldest first."""
-
-    def add(self, bucket: BucketService, before_bytes: int) -> int:
-        """Count what the pending commit holds beyond `before_bytes`. Returns how much that is."""
-        pending = bucket.bucket.pending
-        written = pending.used_bytes - before_bytes
-        if written <= 0:
-            return 0
-        if self._parts and self._parts[-1][0] is bucket and self._parts[-1][1] == pending.number:
-            self._parts[-1] = (bucket, pending.number, self._parts[-1][2] + written)
-        else:
-            self._parts.append((bucket, pending.number, written))
-        return written
-
-    @property
-    def total_bytes(self) -> int:
-        while self._parts and self._parts[0][1] <= self._parts[0][0].bucket.durable_commit:
-            self._parts.popleft()
-        return sum(part[2] for part in self._parts)
+    frame: Frame
+    context: Context
+    task: WorkerTask
 
 
 class KvSession(SessionState):
-    """One connection. `kv_listener` drives it: bytes to `receive_data`, pieces from `outgoing`."""
+    """One connection. See the module."""
 
-    def __init__(self, service: Service, *, peer: str, allows_plain: bool, limits: ServerLimits | None = None) -> None:
+    def __init__(
+        self, service: Service, *, peer: str, allows_plain: bool, limits: ServerLimits | None = None,
+        on_replaced: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`on_replaced` is called when a newer DCP connection of the same name takes the place of this one."""
         super().__init__(service, peer=peer, allows_plain=allows_plain)
         self.outgoing: deque[Outgoing | DeferredAnswer] = deque()
         self.unordered: list[DeferredAnswer] = []
@@ -225,16 +147,25 @@ class KvSession(SessionState):
         self.waits_for = Waits.FOR_NOTHING
         """Why requests are left: call `receive_data` again, with nothing, when it has come."""
         self._limits = limits or ServerLimits()
+        self.in_transport_bytes = 0
+        """Answers that were taken to be sent, and that the peer does not read. The driver of the session sets it."""
         self._unsent_bytes = 0
-        """In `outgoing`, as far as a call of `receive_data` knows."""
+        """`unsent_bytes`, as far as a call of `receive_data` knows."""
         self._writes = NotDurable()
-        self._turn_requests = self._turn_bytes = 0
-        """What this turn has had so far."""
-        self.on_replaced: Callable[[], None] = lambda: None
-        """Called when this DCP connection is to end, as a newer one of the same name takes its place, for example."""
+        self.postponed: PostponedRequest | None = None
+        """The requests behind it wait until it is answered."""
+        self.work_done = 0
+        """By requests and streams, in the unit of `TURN_WORK`."""
+        self._turn_end_work = TURN_WORK
+        """When that much is done, the turn is over."""
+        self._on_replaced = on_replaced
+        self._must_look = True
+        """Idle streams may have something to send that no commit was reported for (`on_durable`)."""
         self._is_over = False
-        """What still comes while the connection closes is dropped."""
+        """The connection closes, and drops what it still receives."""
         self._frames = FrameBuffer()
+        self._dropped_bytes = 0
+        """So much is still to come of a request that was refused by its header."""
         self._deferrals = Deferrals()
         self._held: Frame | None = None
         """A request that waits for a durable write."""
@@ -246,22 +177,37 @@ class KvSession(SessionState):
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Handle what has come, a turn of it. Raises `CloseSession` or a `RemoteProtocolError` where the connection is
-        to end.
+        """Handle one turn of what has come. If whole requests may be left, `waits_for` says why.
 
-        What was answered before that is in `outgoing`. If whole requests may be left, `waits_for` says why.
+        Raises:
+            CloseSession: the connection must end.
+            RemoteProtocolError: the same, because of what the peer sent.
         """
         self.service.stay_awake()
+        self._must_look = True
         if data:
             self._received_s = self.service.now_s()
         if self._is_over:
             raise CloseSession
         if self.consumer is not None:
             self._receive_as_consumer(self.consumer, data)
-            return
+        else:
+            self._handle_turn(data)
+        self._frames.free_taken()
+        has_had_turn = self.work_done >= self._turn_end_work or len(data) >= _LONG_READ_BYTES
+        if has_had_turn and not self.is_held_back and not self.is_flooded:
+            # uvloop reads on and on while there is something to read. Others get their turn first, also those whose
+            # requests come one by one and take a turn each.
+            self.waits_for = Waits.FOR_TURN
+
+    def _handle_turn(self, data: bytes | bytearray | memoryview) -> None:
+        if self._dropped_bytes:
+            dropped = min(self._dropped_bytes, len(data))
+            self._dropped_bytes -= dropped
+            data = memoryview(data)[dropped:]
         self._frames.receive_data(data)
-        self._unsent_bytes = sum(len(piece.data) for piece in self.outgoing)
-        self._turn_requests = self._turn_bytes = 0
+        self._unsent_bytes = self.unsent_bytes
+        self._turn_end_work = self.work_done + TURN_WORK
         try:
             while (waits_for := self._next_waits_for()) is Waits.FOR_NOTHING:
                 if self._handle_run():
@@ -270,7 +216,12 @@ class KvSession(SessionState):
                 if frame is None:
                     break
                 self._handle(frame)
-                if self._hand_on_rest():
+                if self.consumer is not None:
+                    # It has just become one: what came behind the open is for it.
+                    with self._frames.peek() as view:
+                        rest = bytes(view)
+                    self._frames.skip(len(rest))
+                    self._receive_as_consumer(self.consumer, rest)
                     return
         finally:
             self.flush()
@@ -281,9 +232,53 @@ class KvSession(SessionState):
         """Whether requests are left that wait for something."""
         return self.waits_for is not Waits.FOR_NOTHING
 
+    @property
+    def may_resume(self) -> bool:
+        """Whether `receive_data` would handle requests that it left, as far as the session can tell."""
+        match self.waits_for:
+            case Waits.FOR_TURN:
+                return True
+            case Waits.FOR_READING:
+                return self.unsent_bytes <= self._limits.unsent_bytes_max
+            case Waits.FOR_OUTCOME:
+                return self._next_waits_for() is not Waits.FOR_OUTCOME
+            case Waits.FOR_ROOM:
+                return self._has_room()
+        return False
+
+    @property
+    def wants_data(self) -> bool:
+        """Whether to read on: not while requests are left, or too many answers wait."""
+        is_full = self.consumer is not None and self.consumer.is_full
+        return not is_full and not self.is_held_back and self.unsent_bytes <= self._limits.unsent_bytes_max
+
+    @property
+    def is_flooded(self) -> bool:
+        """Whether a peer that has not logged in has sent too much of a request."""
+        return self.user is None and not self.is_held_back and self._frames.buffered_bytes > STRANGER_BYTES_MAX
+
+    @property
+    def held_bytes(self) -> int:
+        """What the session holds for the peer: requests that are not complete or wait, changes, and answers."""
+        waiting = 0 if self._held is None else len(self._held.value)
+        if self.postponed is not None:
+            waiting += len(self.postponed.frame.value)
+        changes = 0 if self.consumer is None else self.consumer.held_bytes
+        return self._frames.held_bytes + waiting + changes + sum(len(piece.data) for piece in self.outgoing)
+
+    def free(self) -> None:
+        """Free what is held: the connection is closed, and nothing more is received or sent."""
+        self._is_over = True
+        self._frames, self._held, self.login, self.postponed = FrameBuffer(), None, None, None
+        self._deferrals, self._reply = Deferrals(), bytearray()
+        self.outgoing.clear()
+        self.unordered.clear()
+
     def _next_waits_for(self) -> Waits:
         if self.login is not None:
             return Waits.FOR_LOGIN
+        if self.postponed is not None:
+            return Waits.FOR_WORK
         if self._held is None and not self._frames.buffered_bytes:
             return Waits.FOR_NOTHING
         if self._deferrals.is_full or (self._held is not None and self._must_wait(self._held)):
@@ -292,7 +287,7 @@ class KvSession(SessionState):
             return Waits.FOR_READING
         if self._held is None and not self._has_room():
             return Waits.FOR_ROOM
-        if self._turn_requests >= TURN_REQUESTS or self._turn_bytes >= TURN_BYTES:
+        if self.work_done >= self._turn_end_work:
             return Waits.FOR_TURN
         return Waits.FOR_NOTHING
 
@@ -310,16 +305,32 @@ class KvSession(SessionState):
 
     def _next_frame(self) -> Frame | None:
         """The next request, unless it has to wait for a durable write."""
+        if self._held is None and self.user is not None:  # A stranger who sends as much is dropped: `is_flooded`.
+            self._refuse_too_long()
         frame, self._held = self._held or self._frames.next_frame(), None
         if frame is not None and self._must_wait(frame):
             self._held = frame
             return None
         return frame
 
-    @property
-    def waits_for_outcome(self) -> bool:
-        """Whether no request can be handled before a durable write is decided."""
-        return self._next_waits_for() is Waits.FOR_OUTCOME
+    def _refuse_too_long(self) -> None:
+        """Refuse requests that are longer than any of their kind can be, by their headers. What follows is dropped as
+        it comes."""
+        while self._frames.buffered_bytes >= HEADER_BYTES:
+            with self._frames.peek() as view:
+                header = bytes(view[:HEADER_BYTES])
+            body_bytes = int.from_bytes(header[8:12])
+            is_request = header[0] in (Magic.REQUEST, Magic.FLEXIBLE_REQUEST) and body_bytes <= FRAME_BODY_BYTES_MAX
+            if not is_request or body_bytes <= SMALL_BODY_BYTES_MAX or header[1] in LARGE_OPCODES:
+                return
+            self.requests += 1
+            self.work_done += REQUEST_WORK
+            refused = RequestRefused(Status.EINVAL, f"this request has at most {SMALL_BODY_BYTES_MAX} bytes")
+            context = Context(self.service, self, Request(opaque=int.from_bytes(header[12:16])))
+            self._write(self._refusal(context, refused, opcode=header[1]), commit=0)
+            here = min(HEADER_BYTES + body_bytes, self._frames.buffered_bytes)
+            self._dropped_bytes = HEADER_BYTES + body_bytes - here
+            self._frames.skip(here)
 
     def _must_wait(self, frame: Frame) -> bool:
         return self._deferrals.hold(frame, in_order=not self.has(Feature.UNORDERED_EXECUTION))
@@ -337,15 +348,20 @@ class KvSession(SessionState):
         # The requests behind it are for the next turn.
         self.waits_for = Waits.FOR_TURN if self._frames.buffered_bytes else Waits.FOR_NOTHING
 
-    def _hand_on_rest(self) -> bool:
-        """If the connection has just become a consumer's, what came behind the open is for that."""
-        if self.consumer is None:
-            return False
-        with self._frames.peek() as view:
-            rest = bytes(view)
-        self._frames.skip(len(rest))
-        self._receive_as_consumer(self.consumer, rest)
-        return True
+    def finish_work(self) -> None:
+        """The task that a request has waited for is done. It may need another one.
+
+        Raises:
+            CloseSession: the connection must end.
+        """
+        postponed, self.postponed = self.postponed, None
+        assert postponed is not None
+        self._turn_end_work = self.work_done + TURN_WORK
+        try:
+            self._count_work(postponed.frame, partial(self._serve, postponed.frame, postponed.context))
+        finally:
+            self.flush()
+        self.waits_for = Waits.FOR_TURN if self.postponed is None else Waits.FOR_WORK
 
     def _receive_as_consumer(self, consumer: ConsumerConnection, data: bytes | bytearray | memoryview) -> None:
         if not self.may(Action.NODE):
@@ -358,11 +374,6 @@ class KvSession(SessionState):
             self.flush()
         self.waits_for = Waits.FOR_TURN if consumer.is_held_back else Waits.FOR_NOTHING
 
-    @property
-    def unhandled_bytes(self) -> int:
-        """What has come and is not a whole request yet, or is held back."""
-        return self._frames.buffered_bytes
-
     def _handle_run(self) -> bool:
         """Hand a run of plain sets or of reads to its kernel. False where there is none."""
         if self.bucket is None or self.bucket.is_waiting or self._held is not None:
@@ -370,7 +381,8 @@ class KvSession(SessionState):
         if self._frames.buffered_bytes < HEADER_BYTES:
             return False
         with self._frames.peek() as view:
-            if view[0] != Magic.REQUEST:
+            # Not for a part of a request: the kernels prepare for all that has come, again with every piece of it.
+            if view[0] != Magic.REQUEST or HEADER_BYTES + int.from_bytes(view[8:12]) > len(view):
                 return False
             if view[1] in (Opcode.SET, Opcode.SETQ):
                 return self._apply_sets(self.bucket, np.frombuffer(view, dtype=np.uint8))
@@ -381,7 +393,7 @@ class KvSession(SessionState):
     def _apply_sets(self, bucket: BucketService, data: Bytes) -> bool:
         if not self.may(Action.WRITE) or bucket.settings.durability_min_level:
             return False
-        before = bucket.bucket.pending.used_bytes
+        before = bucket.bucket.pending_bytes
         run = apply_set_run(
             bucket.bucket,
             data,
@@ -393,11 +405,9 @@ class KvSession(SessionState):
         self._frames.skip(run.consumed_bytes)
         if run.sets:
             self.requests += run.sets
-            self._reply += run.responses
-            if bucket.ack_when_durable:
-                self._reply_commit = max(self._reply_commit, bucket.bucket.pending.number)
+            self._add_answers(run.responses, commit=bucket.bucket.pending_commit if bucket.ack_when_durable else 0)
             self._writes.add(bucket, before)
-            self._turn_bytes += TURN_BYTES if run.is_cut_short else run.consumed_bytes
+            self.work_done += TURN_WORK if run.is_cut_short else run.consumed_bytes
             bucket.on_change()
         return run.sets > 0
 
@@ -407,52 +417,63 @@ class KvSession(SessionState):
         run = bucket.reads.answer_run(data, collections=self.negotiated.collections, datatypes=self.datatypes)
         self._frames.skip(run.consumed_bytes)
         self.requests += run.reads
-        self._reply += run.responses
-        self._turn_bytes += run.consumed_bytes + len(run.responses)
-        if bucket.ack_when_durable:
-            self._reply_commit = max(self._reply_commit, run.commit)
+        self._add_answers(run.responses, commit=run.commit if bucket.ack_when_durable else 0)
+        self.work_done += run.consumed_bytes + len(run.responses) + run.walked_bytes
         return run.reads > 0
 
     def _handle(self, frame: Frame) -> None:
         """Handle one request, and count what it takes."""
-        bucket, reply_bytes = self.bucket, len(self._reply)
-        written = 0 if bucket is None else bucket.bucket.pending.used_bytes
-        self._handle_frame(frame)
+        self._count_work(frame, partial(self._handle_frame, frame))
+
+    def _count_work(self, frame: Frame, handle: Callable[[], int]) -> None:
+        bucket, answered = self.bucket, self._unsent_bytes + len(self._reply)
+        written = 0 if bucket is None else bucket.bucket.pending_bytes
+        done = handle()
         if bucket is not None:
             written = self._writes.add(bucket, written)
-        self._turn_requests += 1
-        self._turn_bytes += len(frame.value) + max(0, len(self._reply) - reply_bytes) + written
+        answered = self._unsent_bytes + len(self._reply) - answered
+        self.work_done += REQUEST_WORK + len(frame.value) + answered + written + done
 
-    def _handle_frame(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> int:
+        """Returns the work that the lengths of the request and its answer do not show."""
         self.requests += 1
         if frame.magic not in (Magic.REQUEST, Magic.FLEXIBLE_REQUEST):
             self._handle_answer(frame)
-            return
+            return 0
         try:
             message = decode_message(frame, self.negotiated)
         except UnknownOpcode:
             self._refuse_frame(frame, RequestRefused(Status.UNKNOWN_COMMAND))
-            return
+            return 0
         except MalformedMessage as error:
             self._refuse_frame(frame, RequestRefused(Status.EINVAL, error.reason))
-            return
+            return 0
         assert isinstance(message, Request)
-        context = Context(self.service, self, message)
+        return self._serve(frame, Context(self.service, self, message))
+
+    def _serve(self, frame: Frame, context: Context) -> int:
+        """Have a request handled, and again where a task for it is done. Returns what `_handle_frame` does."""
+        context.commit, context.work_done = 0, 0
+        message = context.request
         try:
             self._check_allowed(message)
             answer = HANDLERS[type(message)](context, message)
+        except Postponed as postponed:
+            self.postponed = PostponedRequest(frame=frame, context=context, task=postponed.task)
+            return context.work_done
         except RequestRefused as refused:
             answer = self._refusal(context, refused)
         except StoreError as error:
             # What was asked for could not be read: kv_engine calls that a temporary failure, too.
             answer = self._refusal(context, RequestRefused(Status.ETMPFAIL, error.reason))
         if self.login is not None:
-            return  # It is answered when it has been checked.
+            return context.work_done  # It is answered when it has been checked.
         if context.sync_write is not None:
             assert isinstance(answer, Response), "a write has one answer"
             self._defer(context, context.sync_write, frame, answer)
         else:
             self._answer(context, answer)
+        return context.work_done
 
     def _handle_answer(self, frame: Frame) -> None:
         """The peer answers a request of ours: there are some on DCP connections only."""
@@ -465,7 +486,10 @@ class KvSession(SessionState):
             self.dcp.on_noop_answer()
         elif frame.opcode == Opcode.DCP_SET_VBUCKET_STATE:
             self._reply += self.dcp.on_hand_over_answer(frame.opaque)
-            self.dcp_changed()
+            if self.bucket is not None:
+                # The stream has changed the vbucket's state: there is something to commit.
+                self.bucket.sync_writes.evaluate_all()
+                self.bucket.on_change()
 
     def open_dcp(self, connection: ProducerConnection | ConsumerConnection) -> None:
         """Make this a DCP connection. An older one of the same name has to go."""
@@ -477,28 +501,23 @@ class KvSession(SessionState):
         self.bucket.dcp_sessions[connection.name] = self
         if isinstance(connection, ProducerConnection):
             self.dcp = connection
-            self._log_dcp("opened", LogEvent.DCP_OPENED)
-            return
-        self.consumer = connection
+        else:
+            self.consumer = connection
+            connection.on_other = self._handle
+            connection.start()
         self._log_dcp("opened", LogEvent.DCP_OPENED)
-        connection.on_other = self._handle
-        connection.start()
 
     def end_dcp(self) -> None:
-        """Have nothing more happen by this DCP connection, and close it. What it receives, others may at once."""
+        """Stop this DCP connection and close it. Others may receive its vbuckets immediately."""
         self._is_over = True
         if self.consumer is not None:
             self.consumer.disconnect()
-        self.on_replaced()
-
-    def dcp_changed(self) -> None:
-        """A stream has changed the bucket: there is something to commit."""
-        if self.bucket is not None:
-            self.bucket.sync_writes.evaluate_all()
-            self.bucket.on_change()
+        self._on_replaced()
 
     def disconnected(self) -> None:
-        """The connection is gone."""
+        """The connection is gone. What refers to the session from within goes, so that nothing has to search for it."""
+        self.free()
+        self._on_replaced = lambda: None
         for bucket in self.service.buckets.values():
             bucket.range_scans.end_of(self)
         if self.bucket is not None:
@@ -513,6 +532,7 @@ class KvSession(SessionState):
             self.bucket.ended.add_connection(self.dcp)
         self._log_dcp("closed", LogEvent.DCP_CLOSED)
         connection.disconnect()
+        self.dcp = self.consumer = None
 
     def _log_dcp(self, what: str, event: LogEvent) -> None:
         about = self.log_fields()
@@ -529,7 +549,8 @@ class KvSession(SessionState):
             raise RequestRefused(Status.UNKNOWN_FRAME_INFO)
         if type(request) in NEEDS_NO_LOGIN:
             return
-        if not self._may_do(NEEDED.get(type(request), Action.READ), request):
+        needed = NEEDED.get(type(request))
+        if needed is None or not self._may_do(needed, request):
             raise RequestRefused(Status.EACCESS)
         if type(request) in READS_AS_WELL and not self._may_do(Action.READ, request):
             raise RequestRefused(Status.EACCESS)
@@ -552,10 +573,8 @@ class KvSession(SessionState):
     # --- out ------------------------------------------------------------------------------------------------------
 
     def _refuse_frame(self, frame: Frame, refused: RequestRefused) -> None:
-        stand_in = Request(opaque=frame.opaque)
-        context = Context(self.service, self, stand_in)
-        response = self._refusal(context, refused, opcode=frame.opcode)
-        self._write(response, commit=0)
+        context = Context(self.service, self, Request(opaque=frame.opaque))
+        self._write(self._refusal(context, refused, opcode=frame.opcode), commit=0)
 
     def _refusal(self, context: Context, refused: RequestRefused, *, opcode: int | None = None) -> Response:
         status = status_for_peer(
@@ -577,11 +596,12 @@ class KvSession(SessionState):
         self._reply += context.after
 
     def _defer(self, context: Context, write: SyncWrite, frame: Frame, response: Response) -> None:
-        """Answer when the durable write is decided."""
+        """Answer when the durable write is decided. The request is not kept until then: it may be large."""
+        opcode, bare = frame.opcode, Context(self.service, self, Request(opaque=frame.opaque))
         deferred = DeferredAnswer(
             write=write,
             bucket=context.bucket_service,
-            answer=lambda outcome: self._answer_to(context, response, outcome),
+            answer=lambda outcome: self._answer_to(bare, opcode, response, outcome),
             received_s=self._received_s,
         )
         self._deferrals.add(frame, deferred)
@@ -591,14 +611,14 @@ class KvSession(SessionState):
             self.flush()
             self.outgoing.append(deferred)
 
-    def _answer_to(self, context: Context, response: Response, outcome: WriteOutcome) -> bytes | None:
+    def _answer_to(self, context: Context, opcode: int, response: Response, outcome: WriteOutcome) -> bytes | None:
         """What is sent when a durable write is decided; None where that can't be said and the connection has to end."""
         if outcome.status != Status.SUCCESS:
             try:
-                return self._refusal(context, RequestRefused(outcome.status)).encode()
+                return self._refusal(context, RequestRefused(outcome.status), opcode=opcode).encode()
             except CloseSession:
                 return None
-        if self._is_silent(context.request.opcode, response.status):
+        if self._is_silent(opcode, response.status):
             return b""
         if getattr(response, "seqno", None) is not None:
             # It has a mutation token, which was made when only the prepare's seqno was known.
@@ -612,8 +632,20 @@ class KvSession(SessionState):
         return status == Status.KEY_ENOENT and opcode in SILENT_ON_MISS
 
     def _write(self, response: Response, *, commit: int) -> None:
-        self._reply += response.encode()
-        self._reply_commit = max(self._reply_commit, commit)
+        self._add_answers(response.encode(), commit=commit)
+
+    def _add_answers(self, data: bytes, *, commit: int) -> None:
+        commit = max(self._reply_commit, commit)
+        if len(data) < _LONG_ANSWER_BYTES:
+            self._reply += data
+            self._reply_commit = commit
+            return
+        # A piece of its own, which is sent as it is: megabytes are not copied.
+        if self._reply:
+            self.flush()
+        self._reply_commit = 0
+        self.outgoing.append(Outgoing(data, commit, self.bucket, self._received_s))
+        self._unsent_bytes += len(data)
 
     def flush(self) -> None:
         """Close the answers so far into one piece to send. Needed before the bucket changes: commits are its own."""
@@ -624,9 +656,110 @@ class KvSession(SessionState):
             self._reply.clear()
             self._reply_commit = 0
 
-    def to_send(self, piece: Outgoing | DeferredAnswer) -> bytes:
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.in_transport_bytes + sum(len(piece.data) for piece in self.outgoing)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the connection is to be closed: everything is sent."""
+        return self._is_over or (self.is_quitting and not self.outgoing and not self.unordered)
+
+    def data_to_send(self) -> bytes:
+        """The next answers that may be sent; empty if there are none now. Call it again while the peer reads."""
+        while self.outgoing and self.outgoing[0].may_be_sent:
+            data = self._encode(self.outgoing.popleft())
+            if data or self._is_over:
+                return data
+        if self.unordered:
+            ready = [answer for answer in self.unordered if answer.may_be_sent]
+            if ready:
+                self.unordered = [answer for answer in self.unordered if not answer.may_be_sent]
+                return b"".join(self._encode(answer) for answer in ready)
+        if self.consumer is not None and not self.outgoing:
+            self.consumer.on_durable()
+            return self.consumer.data_to_send()
+        return b""
+
+    def _encode(self, piece: Outgoing | DeferredAnswer) -> bytes:
         """The bytes of a piece that is sent now: where tracing is agreed on, with the time that the node took."""
+        if isinstance(piece, DeferredAnswer) and piece.ends_connection:
+            self._is_over = True
         if not self.has(Feature.TRACING):
             return piece.data
-        took = server_duration((self.service.now_s() - piece.received_s) * 1e6)
-        return with_framing_extras(piece.data, encode_frame_infos((took,)))
+        took = frames.server_duration((self.service.now_s() - piece.received_s) * 1e6)
+        return with_framing_extras(piece.data, frames.encode_frame_infos((took,)))
+
+    def produce_into(self, output: Output, bytes_max: int) -> bool:
+        """Write what the streams have to send behind the answers. Returns whether they have more for another turn."""
+        if self.dcp is None or self.outgoing:
+            return False
+        must_look, self._must_look = self._must_look, False
+        self.dcp.produce_into(output, bytes_max, is_awake=not must_look)
+        self.work_done += output.used
+        return self.dcp.has_more
+
+    def on_durable(self, changed: Mapping[Bucket, Collection[int] | None]) -> bool:
+        """Commits became durable. Returns whether there may be something to send.
+
+        `changed` has the vbuckets with new changes of each bucket; None where any may have changed.
+        """
+        vbuckets = None if self.dcp is None else changed.get(self.dcp.bucket)
+        has_answers = bool(self.outgoing or self.unordered)
+        if self.dcp is not None and vbuckets is not None:
+            # Most commits change few vbuckets, and most connections have no stream that waits for them.
+            return self.dcp.wake(vbuckets) or has_answers
+        self._must_look = True
+        if self.consumer is not None:
+            self.consumer.on_durable()
+        return has_answers or self.dcp is not None or self.consumer is not None
+
+    def on_void(self, bucket: BucketService, commits: Collection[int]) -> bool:
+        """Commits of a bucket could not be written: turn the answers that wait for them into temporary failures.
+
+        Returns whether there may be something to send.
+
+        Raises:
+            CloseSession: the peer can only be informed by closing the connection.
+        """
+        if self.consumer is not None and self.bucket is bucket:
+            # What the producer believes to be here is not: the streams have to be requested again.
+            self.consumer.on_void()
+            raise CloseSession
+        # A deferred answer is decided by now, or still waits for its decision.
+        void = {
+            at: piece
+            for at, piece in enumerate(self.outgoing)
+            if isinstance(piece, Outgoing) and piece.bucket is bucket and piece.commit in commits
+        }
+        if not all(piece.data for piece in void.values()):
+            # A quiet write is void, and it has no answer that could say so.
+            raise CloseSession
+        for at, piece in void.items():
+            self.outgoing[at] = Outgoing(failed_answers(piece.data), 0, None, piece.received_s)
+        return bool(self.outgoing or self.unordered or self.consumer)
+
+    def on_bucket_dropped(self) -> None:
+        """The vbuckets of the bucket are gone: streams have their ends to send, idle ones too."""
+        self._must_look = True
+
+    def heard(self, now_s: float) -> None:
+        """The peer has sent a whole request."""
+        if self.dcp is not None:
+            self.dcp.heard(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Keep a DCP connection alive: `data_to_send` has a noop if one is due.
+
+        Raises:
+            UnexpectedMessage: the consumer does not answer any more.
+            ConnectionFailed: the producer does not send any more.
+        """
+        if self.consumer is not None:
+            self.consumer.tick(now_s)
+        if self.dcp is not None:
+            self._must_look = True  # A vbucket may have changed without a commit.
+            self._reply += self.dcp.tick(now_s)
+            self.flush()

@@ -15,16 +15,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headwater.errors import UnexpectedMessage
-from headwater.node.producer.controls import BadControl, Controls, Shape, Values, with_control
-from headwater.node.producer.live_frames import NO_KIND, LiveFrames
+from headwater.node.producer.controls import BadControl, Controls, Shape, StreamFilter, Values, with_control
 from headwater.node.producer.outbound import Output
-from headwater.node.producer.stream import CHUNK_BYTES, Stream
-from headwater.node.producer.stream_filter import StreamFilter
+from headwater.node.producer.stream import CHUNK_BYTES, NO_KIND, LiveFrames, Stream
 from headwater.protocol.dialects import NEWEST, Dialect
 from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES, SendWindow
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import DcpNoop, OpenFlags, StreamFlags, StreamRequest
 from headwater.protocol.numbers import CollectionId, ScopeId, VBucketId
+from headwater.protocol.states import PrivilegesLost
 from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import Accepted, Admission, ConnectionFacts, RequestedVBucket, admit_stream
 from headwater.store.bucket import Bucket
@@ -81,7 +80,7 @@ class IdleStreams:
 NOOP_OPAQUE = 0x10000000
 """Far from the opaques that consumers choose for their streams."""
 IDLE_S_MAX = 360.0
-"""A consumer that has enabled noops and says nothing for so long is dead."""
+"""A consumer that has enabled noops and sends nothing for this long is taken for dead."""
 
 
 @dataclass(slots=True)
@@ -95,7 +94,7 @@ class NoopState:
 
 @dataclass(frozen=True, slots=True)
 class KnownCollections:
-    """What stream requests are held against."""
+    """The collections and scopes that stream requests are checked against."""
 
     manifest: Manifest
     collections: Mapping[CollectionId, ScopeId]
@@ -126,7 +125,7 @@ class ProducerConnection:
     has_right: Callable[[], bool] = lambda: True
     """Whether the user may still stream from the bucket."""
     kind: str = "producer"
-    """What it is called in statistics."""
+    """Its type in statistics."""
     controls: Controls = field(default_factory=Controls)
     window: SendWindow = field(default_factory=SendWindow)
     streams: dict[StreamKey, Stream] = field(default_factory=dict)
@@ -179,28 +178,27 @@ class ProducerConnection:
 
     def admit(self, request: StreamRequest) -> Admission:
         """What to answer to a stream request. An accepted stream still has to be opened."""
-        vbucket = request.vbucket
-        connection, known = self._facts(vbucket), self._vbucket_facts(vbucket)
-        return admit_stream(request, connection=connection, vbucket=known, dialect=self.dialect)
+        facts = ConnectionFacts(
+            collections=self.knows_collections,
+            include_xattrs=OpenFlags.INCLUDE_XATTRS in self.flags,
+            noop_enabled=self.controls.noop_enabled,
+            stream_id_enabled=self.controls.stream_id,
+            sync_writes=self.controls.sync_writes,
+            open_stream_ids=frozenset(self._open_ids.get(request.vbucket, ())),
+        )
+        known = self._vbucket_facts(request.vbucket)
+        return admit_stream(request, connection=facts, vbucket=known, dialect=self.dialect)
 
     def open_stream(self, request: StreamRequest, accepted: Accepted) -> Stream:
         shape = self._shape(drops_values=StreamFlags.NO_VALUE in request.flags)
         stream = Stream(
             self.bucket,
-            request.vbucket,
-            shape,
-            self._filter(accepted),
-            self.controls,
-            opaque=request.opaque,
-            stream_id=accepted.stream_id,
-            start_seqno=accepted.start_seqno,
-            end_seqno=accepted.end_seqno,
-            snapshot_start_seqno=accepted.snapshot_start_seqno,
-            snapshot_end_seqno=request.snapshot_end_seqno,
+            request,
+            accepted,
+            shape=shape,
+            stream_filter=self._filter(accepted),
+            controls=self.controls,
             hides_completed_prepares=self.dialect.hides_completed_prepares,
-            is_takeover=StreamFlags.TAKEOVER in request.flags,
-            is_disk_only=StreamFlags.DISK_ONLY in request.flags,
-            ignores_purges=StreamFlags.IGNORE_PURGED_TOMBSTONES in request.flags,
             # MB-26074. A seqno-advanced says where the snapshot ends, so the consumer has to know of that.
             skips_removals_at_first=OpenFlags.SKIP_DELETES_IN_INITIAL_BACKFILL in self.flags and self.knows_collections,
             live=self.live,
@@ -252,19 +250,9 @@ class ProducerConnection:
                 return data
         return b""
 
-    def _facts(self, vbucket: VBucketId) -> ConnectionFacts:
-        return ConnectionFacts(
-            collections=self.knows_collections,
-            include_xattrs=OpenFlags.INCLUDE_XATTRS in self.flags,
-            noop_enabled=self.controls.noop_enabled,
-            stream_id_enabled=self.controls.stream_id,
-            sync_writes=self.controls.sync_writes,
-            open_stream_ids=frozenset(self._open_ids.get(vbucket, ())),
-        )
-
     def _vbucket_facts(self, vbucket: VBucketId) -> RequestedVBucket | None:
         numbers = self.bucket.vbuckets
-        facts = numbers.facts[vbucket] if numbers.exists(vbucket) else None
+        facts = numbers.facts_of(vbucket)
         if facts is None:
             return None
         if self._known_collections.manifest is not self.bucket.manifest:
@@ -351,7 +339,9 @@ class ProducerConnection:
         to send are known to be awake.
         """
         if not self.has_right():
-            self._end_all(output)
+            for key, ended in list(self.streams.items()):
+                output.append(ended.end(PrivilegesLost))
+                self._forget(key)
             return
         if not is_awake:
             self._ready.extend(self._idle.take_woken(self.bucket))
@@ -375,12 +365,6 @@ class ProducerConnection:
     def has_more(self) -> bool:
         """Whether streams wait for their turn, and the consumer has room for them. Idle ones are not asked."""
         return bool(self._ready) and self.window.is_open
-
-    def _end_all(self, output: Output) -> None:
-        """The user has lost the right to stream."""
-        for key, stream in list(self.streams.items()):
-            output.append(stream.lose_privileges())
-            self._forget(key)
 
     def _put_back(self, key: StreamKey, stream: Stream) -> None:
         """After its turn a stream is over, has more to send, or waits for changes."""

@@ -7,14 +7,30 @@ version takes is in its dialect (`protocol.dialects`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
-from typing import Any
+from functools import lru_cache
+from struct import Struct
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from headwater.kernels.memory import Bytes, Column
+from headwater.protocol import system_events
 from headwater.protocol.dialects import Dialect
-from headwater.protocol.numbers import CONNECTION_BUFFER_BYTES_MAX, CONNECTION_NAME_BYTES_MAX
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.dcp_changes import SystemEvent, SystemEventId
+from headwater.protocol.numbers import (
+    CONNECTION_BUFFER_BYTES_MAX,
+    CONNECTION_NAME_BYTES_MAX,
+    DEFAULT_COLLECTION,
+    CollectionId,
+    ScopeId,
+    Seqno,
+)
 from headwater.protocol.status import Status
+from headwater.protocol.system_events import EncodedEvent, Event
 
 
 class OsoMode(Enum):
@@ -28,45 +44,49 @@ class Controls:
     """The settings of one connection."""
 
     noop_enabled: bool = False
-    """Noops are sent, and a consumer that answers none is closed. Xattrs and collections need it."""
+    """The node sends noops, and closes the connection if the consumer does not answer. Required for xattrs and
+    collections.
+    """
     noop_interval_s: float = 180.0
-    """Seconds between noops, with fractions: 0.1 and more; as 7.0, from 0 to 10800."""
+    """Seconds between noops: a number from 0.1 on; as 7.0, from 0 to 10800."""
     buffer_bytes: int = 0
     """The consumer's buffer; 0 for no flow control."""
     priority: str = "medium"
-    """`high`, `medium` or `low`: shown by `stat dcp`, and makes no difference."""
+    """`high`, `medium` or `low`: shown by `stat dcp`, without further effect."""
     force_value_compression: bool = False
-    """All values are sent compressed; without it those that were written so. It needs snappy in HELLO."""
+    """The node compresses all values; otherwise only those written compressed. Requires snappy in HELLO."""
     cursor_dropping: bool = False
-    """Makes no difference: a slow consumer is always served from disk."""
+    """No effect: a slow consumer is always served from disk."""
     end_on_close: bool = False
-    """A close-stream is followed by the stream-end."""
+    """A stream-end follows each close-stream."""
     expiry_opcode: bool = False
-    """Expirations come as such, and not as deletions, where the open had the flag for delete times."""
+    """Expirations are sent as expirations instead of deletions, if the open had the flag for delete times."""
     deleted_user_xattrs: bool = False
-    """Makes no difference: the open's flag decides. Without that flag the control is refused."""
+    """No effect: the flag of the open decides. Without that flag, the control is rejected."""
     hifi_mfu: bool = False
-    """Makes no difference: it is about a field that says how much a document is used, which is always 0 here."""
+    """No effect: it concerns the field for how often a document is used, which is always 0 here."""
     stream_id: bool = False
-    """Stream requests have a `sid`. It can't be switched off again, and excludes `enable_sync_writes`."""
+    """Stream requests have a `sid`. Can't be turned off again, and excludes `enable_sync_writes`."""
     oso: OsoMode = OsoMode.OFF
-    """The first backfill of a filtered stream comes as an OSO snapshot; with `true_with_seqno_advanced` a
-    seqno-advanced says where it ends if that change is not sent."""
+    """The first backfill of a filtered stream is an OSO snapshot; with `true_with_seqno_advanced`, a seqno-advanced
+    marks its end if the last change is not sent.
+    """
     backfill_order: str = "round-robin"
     """Streams are served in turns (`round-robin`) or one after the other (`sequential`)."""
     v7_status_codes: bool = False
     """Makes no difference."""
     flatbuffers_events: bool = False
-    """System events come as version 2. Only then a collection that was modified is sent."""
+    """System events have version 2. Modified collections are sent only in this version."""
     change_streams: bool = False
-    """Every version inside the history window is sent, and not only the newest."""
+    """The node sends every version inside the history window, not only the newest."""
     marker_version: str = "1.0"
-    """The highest version of snapshot markers: `2.2`; as 7.0, also `1.0` and `2.0`. Without it 1.0, or 2.0 with sync
-    writes. 2.2 is for disk snapshots, and needs collections in HELLO."""
+    """The highest version of snapshot markers: `2.2`; as 7.0, also `1.0` and `2.0`. The default is 1.0, or 2.0 with
+    sync writes. 2.2 applies to disk snapshots, and requires collections in HELLO.
+    """
     sync_writes: bool = False
-    """Prepares, commits and aborts come as such."""
+    """The node sends prepares, commits and aborts."""
     consumer_name: str = ""
-    """Who acknowledges prepares, as the vbucket's topology names it."""
+    """The name under which the consumer acknowledges prepares, as in the vbucket's topology."""
 
 
 class BadControl(ValueError):
@@ -75,12 +95,6 @@ class BadControl(ValueError):
     def __init__(self, what: str, status: Status = Status.EINVAL) -> None:
         super().__init__(what)
         self.status = status
-
-
-def _flag(value: str) -> bool:
-    if value not in ("true", "false"):
-        raise BadControl(value)
-    return value == "true"
 
 
 def _seconds(value: str) -> float:
@@ -96,51 +110,41 @@ def _buffer_bytes(value: str) -> int:
     return int(value)
 
 
-def _one_of(*values: str) -> Callable[[str], str]:
-    def check(value: str) -> str:
-        if value not in values:
-            raise BadControl(value)
-        return value
-
-    return check
-
-
 def _name(value: str) -> str:
     if len(value.encode()) > CONNECTION_NAME_BYTES_MAX:
         raise BadControl(value)
     return value
 
 
-def _oso(value: str) -> OsoMode:
-    try:
-        return OsoMode(value)
-    except ValueError:
-        raise BadControl(value) from None
+def _one_of(*values: str) -> dict[str, Any]:
+    return dict(zip(values, values, strict=True))
 
 
-CONTROLS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "enable_noop": ("noop_enabled", _flag),
+_FLAG = {"true": True, "false": False}
+
+CONTROLS: dict[str, tuple[str, Callable[[str], Any] | Mapping[str, Any]]] = {
+    "enable_noop": ("noop_enabled", _FLAG),
     "set_noop_interval": ("noop_interval_s", _seconds),
     "connection_buffer_size": ("buffer_bytes", _buffer_bytes),
     "set_priority": ("priority", _one_of("high", "medium", "low")),
-    "force_value_compression": ("force_value_compression", _flag),
-    "supports_cursor_dropping": ("cursor_dropping", _flag),
-    "supports_cursor_dropping_vulcan": ("cursor_dropping", _flag),
-    "supports_hifi_MFU": ("hifi_mfu", _flag),
-    "include_deleted_user_xattrs": ("deleted_user_xattrs", _flag),
-    "send_stream_end_on_client_close_stream": ("end_on_close", _flag),
-    "enable_expiry_opcode": ("expiry_opcode", _flag),
-    "enable_stream_id": ("stream_id", _flag),
-    "enable_out_of_order_snapshots": ("oso", _oso),
+    "force_value_compression": ("force_value_compression", _FLAG),
+    "supports_cursor_dropping": ("cursor_dropping", _FLAG),
+    "supports_cursor_dropping_vulcan": ("cursor_dropping", _FLAG),
+    "supports_hifi_MFU": ("hifi_mfu", _FLAG),
+    "include_deleted_user_xattrs": ("deleted_user_xattrs", _FLAG),
+    "send_stream_end_on_client_close_stream": ("end_on_close", _FLAG),
+    "enable_expiry_opcode": ("expiry_opcode", _FLAG),
+    "enable_stream_id": ("stream_id", _FLAG),
+    "enable_out_of_order_snapshots": ("oso", {mode.value: mode for mode in OsoMode}),
     "backfill_order": ("backfill_order", _one_of("round-robin", "sequential")),
-    "v7_dcp_status_codes": ("v7_status_codes", _flag),
-    "flatbuffers_system_events": ("flatbuffers_events", _flag),
-    "change_streams": ("change_streams", _flag),
+    "v7_dcp_status_codes": ("v7_status_codes", _FLAG),
+    "flatbuffers_system_events": ("flatbuffers_events", _FLAG),
+    "change_streams": ("change_streams", _FLAG),
     "max_marker_version": ("marker_version", _one_of("1.0", "2.0", "2.2")),
-    "enable_sync_writes": ("sync_writes", _flag),
+    "enable_sync_writes": ("sync_writes", _FLAG),
     "consumer_name": ("consumer_name", _name),
 }
-"""Key → the setting, and what makes its value."""
+"""Key → the setting, and its values: those it may have, or what makes one."""
 
 
 def with_control(controls: Controls, key: str, value: str, dialect: Dialect) -> Controls:
@@ -151,8 +155,10 @@ def with_control(controls: Controls, key: str, value: str, dialect: Dialect) -> 
         raise BadControl(value)
     if key in dialect.lenient_controls and value != "true":
         value = "false"
-    name, convert = CONTROLS[key]
-    changed = replace(controls, **{name: convert(value)})
+    name, values = CONTROLS[key]
+    if isinstance(values, Mapping) and value not in values:
+        raise BadControl(value)
+    changed = replace(controls, **{name: values[value] if isinstance(values, Mapping) else values(value)})
     least_s, most_s = dialect.noop_interval_s
     if key == "set_noop_interval" and not least_s <= changed.noop_interval_s <= most_s:
         raise BadControl(value)
@@ -227,3 +233,145 @@ class Shape:
         ):
             bits |= bit if is_set else 0
         object.__setattr__(self, "bits", bits)
+
+
+# --- filters -------------------------------------------------------------------------------------------------------
+# A filter follows the system events that its stream passes: a collection of the scope may come, and any of them may go.
+# When all have gone, so has the stream's purpose. One that lets everything pass has nothing to follow, so that the
+# streams of a connection can share it.
+
+
+class StreamFilter:
+    """See the module."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        collections: tuple[CollectionId, ...] | None = None,
+        scope: ScopeId | None = None,
+        knows_collections: bool = True,
+    ) -> None:
+        self.collections = None if collections is None else frozenset(collections)
+        self.scope = scope
+        self.knows_collections = knows_collections
+        """A consumer that does not gets the default collection, and no system events."""
+        self._live = set(self.collections or ())
+        if scope is not None:
+            self._live = {c.id for holder, c in manifest.collections() if holder.id == scope}
+        self._is_scope_dropped = False
+        self._wanted: Column | None = None
+        self._wanted_as_of: Manifest | None = None
+        """The manifest under which this is what is wanted; None where that has to be found again."""
+
+    @property
+    def lets_all_pass(self) -> bool:
+        return self.collections is None and self.scope is None
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing will ever pass again."""
+        return self._is_scope_dropped or (self.collections is not None and not self._live)
+
+    def wanted(self, manifest: Manifest) -> Column | None:
+        """The ids of the collections whose changes pass now, ascending, or None for all."""
+        if self._wanted_as_of is not manifest:
+            ids = self._wanted_ids(manifest)
+            self._wanted = None if ids is None else np.array(sorted(ids), dtype=np.uint32)
+            self._wanted_as_of = manifest
+        return self._wanted
+
+    def _wanted_ids(self, manifest: Manifest) -> set[CollectionId] | None:
+        if not self.knows_collections:
+            return {DEFAULT_COLLECTION}
+        if not self.lets_all_pass:
+            return self._live
+        if not manifest.has_dropped:
+            return None
+        return {collection.id for _, collection in manifest.collections()}
+
+    def concerns(self, event: Event) -> bool:
+        """Whether an event that the stream has come to passes. The filter follows what it says."""
+        if not self.knows_collections:
+            return False
+        if self.scope is not None:
+            return self._follow_scope(event)
+        if self.collections is None:
+            return True
+        if not isinstance(event, system_events.CollectionCreated | system_events.CollectionDropped):
+            return False
+        concerns = event.collection_id in self.collections
+        if concerns and isinstance(event, system_events.CollectionDropped):
+            self._live.discard(event.collection_id)
+            self._wanted_as_of = None
+        return concerns
+
+    def _follow_scope(self, event: Event) -> bool:
+        if event.scope_id != self.scope:
+            return False
+        if isinstance(event, system_events.CollectionCreated):
+            self._live.add(event.collection_id)
+        elif isinstance(event, system_events.CollectionDropped):
+            self._live.discard(event.collection_id)
+        self._is_scope_dropped |= isinstance(event, system_events.ScopeDropped)
+        self._wanted_as_of = None
+        return True
+
+
+# --- system events ------------------------------------------------------------------------------------------------
+#
+# Every vbucket has the same events, at seqnos of its own. So what an event says is decoded once, and kept by its bytes.
+
+
+_KEPT_MAX = 1024
+_HEADER = Struct(">xxHxxxxI12xQIB")
+"""The key's length, the body's length, the seqno, the event's id and its version."""
+_EXTRAS_BYTES = 13
+
+
+class KnownEvent:
+    """What an event says, whatever its vbucket and its seqno."""
+
+    def __init__(self, stored: EncodedEvent) -> None:
+        self.event: Event = system_events.decode_event(_message(stored, Seqno(0)))
+        self._encoded: dict[bool, EncodedEvent] = {}
+        if stored.version != system_events.FLATBUFFERS_VERSION:
+            self._encoded[False] = stored
+
+    def message(self, seqno: Seqno, *, as_flatbuffers: bool) -> SystemEvent:
+        """The message for a consumer that has asked for this form."""
+        encoded = self._encoded.get(as_flatbuffers)
+        if encoded is None:
+            encoded = self._encoded[as_flatbuffers] = system_events.encode_event(
+                self.event, as_flatbuffers=as_flatbuffers
+            )
+        return _message(encoded, seqno)
+
+
+def _message(encoded: EncodedEvent, seqno: Seqno) -> SystemEvent:
+    return SystemEvent(
+        seqno=seqno, event=encoded.event, version=encoded.version, key=encoded.key, value=encoded.value
+    )  # fmt: skip
+
+
+class EventInRun(NamedTuple):
+    seqno: Seqno
+    known: KnownEvent
+    end: int
+    """Where in the run the next change starts."""
+
+
+def read_event(run: Bytes, at: int) -> EventInRun:
+    """The system event of a stored run that starts at `at`."""
+    key_bytes, body_bytes, seqno, event, version = _HEADER.unpack_from(run.data, at)
+    body_at = at + _HEADER.size - _EXTRAS_BYTES
+    end = body_at + body_bytes
+    known = _known(event, version, key_bytes, run[body_at + _EXTRAS_BYTES : end].tobytes())
+    return EventInRun(Seqno(seqno), known, end)
+
+
+@lru_cache(_KEPT_MAX)
+def _known(event: int, version: int, key_bytes: int, body: bytes) -> KnownEvent:
+    return KnownEvent(
+        EncodedEvent(event=SystemEventId(event), version=version, key=body[:key_bytes], value=body[key_bytes:])
+    )

@@ -17,45 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headwater.node.producer.controls import (
-    COMPRESS,
-    COMPRESS_PREPARES,
-    EXPIRY_OPCODE,
-    INCLUDE_DELETE_TIMES,
-    INCLUDE_DELETED_USER_XATTRS,
-    INCLUDE_XATTRS,
-    SKIP_REMOVALS,
-    STRIP_PREFIX,
-    SYNC_WRITES,
-    TAKES_COMPRESSED,
-    VALUES_SHIFT,
-    Shape,
-    Values,
-)
-from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.kernels.frame_header import (
-    ABORT,
-    COMMIT,
-    DELETION,
-    DELETION_EXTRAS_BYTES,
-    EXPIRATION,
-    EXPIRATION_EXTRAS_BYTES,
-    FLEXIBLE_REQUEST,
-    MUTATION,
-    PREPARE,
-    RAW,
-    REQUEST,
-    SNAPPY,
-    STREAM_ID_BYTES,
-    STREAM_ID_KIND,
-    SYSTEM_EVENT,
-    TIMED_DELETION_EXTRAS_BYTES,
-    XATTR,
-    collection_id,
-    is_document_change,
-    prefix_bytes,
-)
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     AnyBytes,
     Bytes,
     Column,
@@ -79,6 +41,44 @@ from headwater.protocol.kernels.memory import (
     u16,
     u32,
     u64,
+)
+from headwater.node.producer.controls import (
+    COMPRESS,
+    COMPRESS_PREPARES,
+    EXPIRY_OPCODE,
+    INCLUDE_DELETE_TIMES,
+    INCLUDE_DELETED_USER_XATTRS,
+    INCLUDE_XATTRS,
+    SKIP_REMOVALS,
+    STRIP_PREFIX,
+    SYNC_WRITES,
+    TAKES_COMPRESSED,
+    VALUES_SHIFT,
+    Shape,
+    Values,
+)
+from headwater.protocol.frames import HEADER_BYTES
+from headwater.protocol.kernels.frame_runs import (
+    ABORT,
+    COMMIT,
+    DELETION,
+    DELETION_EXTRAS_BYTES,
+    EXPIRATION,
+    EXPIRATION_EXTRAS_BYTES,
+    FLEXIBLE_REQUEST,
+    MUTATION,
+    PREPARE,
+    RAW,
+    REQUEST,
+    SNAPPY,
+    STREAM_ID_BYTES,
+    STREAM_ID_KIND,
+    SYSTEM_EVENT,
+    TIMED_DELETION_EXTRAS_BYTES,
+    XATTR,
+    collection_id,
+    is_document_change,
+    prefix_bytes,
 )
 from headwater.protocol.kernels.snappy import HASH_BITS, compress_value, inflate_value, stated_length
 from headwater.store.scan import NO_SEQNOS

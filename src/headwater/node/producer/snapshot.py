@@ -20,10 +20,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from headwater.node.producer.controls import Controls
+from headwater.kernels.memory import Column
+from headwater.node.producer.controls import Controls, StreamFilter
 from headwater.node.producer.outbound import Listing
-from headwater.node.producer.stream_filter import StreamFilter
-from headwater.protocol.kernels.memory import Column
 from headwater.protocol.messages.dcp_changes import SnapshotFlags, SnapshotMarker
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.store.bucket import Bucket

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headwater.node.consumer_views import STREAMS_VIEWED_MAX
-from headwater.node.producer.connection import ProducerConnection
+from headwater.kernels.memory import Column
 from headwater.node.producer.stream import Stream
-from headwater.protocol.kernels.memory import Column
+
+if TYPE_CHECKING:
+    from headwater.node.producer.connection import ProducerConnection
+
+STREAMS_VIEWED_MAX = 4096
+"""If all connections together have more streams, only a connection that is asked for by name lists its streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,7 @@ class ConnectionStatistics:
     num_streams: int
     backlog_items: int
     streams: tuple[StreamStatistics, ...] | None
-    """None where there are too many to give them unasked."""
+    """None if there are too many, unless the connection is asked for by name."""
 
 
 def connection_statistics(
@@ -67,6 +72,7 @@ def connection_statistics(
 def _of_connection(connection: ProducerConnection, now_s: float, *, with_streams: bool) -> ConnectionStatistics:
     controls, streams = connection.controls, connection.streams.values()
     _, backlogs = stream_backlogs(connection)
+    behind = zip(streams, backlogs.tolist(), strict=True)
     return ConnectionStatistics(
         name=connection.name,
         type=connection.kind,
@@ -83,7 +89,7 @@ def _of_connection(connection: ProducerConnection, now_s: float, *, with_streams
         priority=controls.priority,
         num_streams=len(connection.streams),
         backlog_items=int(backlogs.sum()),
-        streams=tuple(_of_stream(stream) for stream in streams) if with_streams else None,
+        streams=tuple(_of_stream(stream, backlog) for stream, backlog in behind) if with_streams else None,
     )
 
 
@@ -99,7 +105,7 @@ def stream_backlogs(connection: ProducerConnection) -> tuple[Column, Column]:
     return vbuckets, np.maximum(durable - passed, 0)
 
 
-def _of_stream(stream: Stream) -> StreamStatistics:
+def _of_stream(stream: Stream, backlog: int) -> StreamStatistics:
     return StreamStatistics(
         vbucket=stream.vbucket,
         stream_id=stream.stream_id,
@@ -108,7 +114,7 @@ def _of_stream(stream: Stream) -> StreamStatistics:
         start_seqno=stream.start_seqno,
         end_seqno=stream.end_seqno,
         last_sent_seqno=stream.passed_seqno,
-        backlog_items=stream.backlog(),
+        backlog_items=backlog,
         frames_sent=stream.frames_sent,
         bytes_sent=stream.bytes_sent,
     )

@@ -7,43 +7,95 @@ between backfill and live: both are "what is durable after the last seqno that w
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 
 from headwater.errors import StoreError
-from headwater.node.producer.controls import Controls, OsoMode, Shape
-from headwater.node.producer.live_frames import NO_KIND, LiveFrames, LivePiece, set_stream
+from headwater.kernels.memory import Bytes, i64, kernel, load_u32, store_u16, store_u32, u16, u32
+from headwater.node.producer.controls import Controls, OsoMode, Shape, StreamFilter, read_event
 from headwater.node.producer.outbound import FROM_DISK, Listing, OutboundStop, Output, shape_run
 from headwater.node.producer.snapshot import Snapshot, history_start, snapshot_marker, take_snapshot
-from headwater.node.producer.stream_filter import StreamFilter, read_event
+from headwater.protocol import states
 from headwater.protocol.features import Magic
 from headwater.protocol.frames import HEADER, stream_id
-from headwater.protocol.kernels.memory import Bytes
+from headwater.protocol.kernels.frame_runs import FLEXIBLE_REQUEST
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_changes import OsoFlags, OsoSnapshot, SeqnoAdvanced
-from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamEnd, VBucketState
-from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
-from headwater.protocol.states import (
-    END_REASONS,
-    PRODUCER_STREAM,
-    BackfillDone,
-    BackfillFailed,
-    BackfillStarted,
-    CloseRequested,
-    ConnectionLost,
-    ConsumerTooSlow,
-    EndReached,
-    FilterEmptied,
-    HandOverAcknowledged,
-    PendingSent,
-    PrivilegesLost,
-    ProducerStream,
-    TakeoverStarted,
-    VBucketRolledBack,
-    VBucketStateChanged,
-    transition,
-)
+from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamEnd, StreamFlags, StreamRequest, VBucketState
+from headwater.protocol.numbers import SEQNO_MAX, Seqno
+from headwater.protocol.states import ProducerStream
+from headwater.protocol.stream_requests import Accepted
 from headwater.protocol.system_events import CollectionDropped, CollectionModified
 from headwater.store.bucket import Bucket
+
+# --- live changes that many streams get ----------------------------------------------------------------------------
+# A bucket may have many consumers that have come to the end of their vbuckets. What they get of a new commit differs in
+# nothing but the opaque and the id of the stream, if they have asked for the same form. So the first stream of a kind
+# whose turn it is does its work as always, and what it has written is kept until the next commit; the others copy it,
+# and a kernel sets their own opaques.
+#
+# All streams of a bucket share one `LiveFrames`. `Stream.produce` decides when a stream is live, and looks here first.
+
+
+KEPT_BYTES_MAX = 8 * 1024 * 1024
+"""The most that is kept of one commit. Beyond that every stream encodes for itself."""
+NO_KIND = -1
+"""The kind of a stream that shares its changes with no other."""
+KINDS_MAX = 4096
+"""A bound, because consumers may ask for any collections, and so for any number of forms."""
+_HEADER_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class LivePiece:
+    """What a stream of one kind gets of a vbucket when it has everything before."""
+
+    data: bytes
+    frames: int
+    prepares: int
+    end_seqno: int
+    """Where the stream is then."""
+
+
+class LiveFrames:
+    """What the streams of a bucket have been sent of the newest commit, by kind, vbucket and where they were before."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._kinds: dict[Hashable, int] = {}
+        self._pieces: dict[tuple[int, int, int], LivePiece] = {}
+        self._kept_bytes = 0
+        self._commit = bucket.durable_commit
+
+    def kind_of(self, form: Hashable) -> int:
+        """A number for streams that have asked for changes in this form; `NO_KIND` where there are too many."""
+        if form not in self._kinds and len(self._kinds) >= KINDS_MAX:
+            return NO_KIND
+        return self._kinds.setdefault(form, len(self._kinds))
+
+    def find(self, kind: int, vbucket: int, after_seqno: int) -> LivePiece | None:
+        if self._commit != self._bucket.durable_commit:
+            self._pieces.clear()
+            self._kept_bytes, self._commit = 0, self._bucket.durable_commit
+        return self._pieces.get((kind, vbucket, after_seqno))
+
+    def keep(self, kind: int, vbucket: int, after_seqno: int, piece: LivePiece) -> None:
+        """Keep what was written for a stream for which `find` has just found nothing."""
+        if self._kept_bytes + len(piece.data) <= KEPT_BYTES_MAX:
+            self._pieces[kind, vbucket, after_seqno] = piece
+            self._kept_bytes += len(piece.data)
+
+
+@kernel
+def set_stream(frames: Bytes, at: int, end: int, opaque: int, stream_id: int) -> None:
+    """Make whole frames those of another stream: with its opaque, and with its id if they have one."""
+    while at < end:
+        store_u32(frames, at + 12, u32(opaque))
+        if frames[at] == FLEXIBLE_REQUEST:
+            # The id is the only frame info that a producer sends, and its kind and length are one byte.
+            store_u16(frames, at + _HEADER_BYTES + 1, u16(stream_id))
+        at += _HEADER_BYTES + i64(load_u32(frames, at + 8))
+
 
 CHUNK_BYTES = 512 * 1024
 """What a stream sends before the next one has its turn."""
@@ -55,22 +107,14 @@ class Stream:
     def __init__(
         self,
         bucket: Bucket,
-        vbucket: VBucketId,
+        request: StreamRequest,
+        accepted: Accepted,
+        *,
         shape: Shape,
         stream_filter: StreamFilter,
         controls: Controls,
-        *,
-        opaque: int,
-        stream_id: int | None,
-        start_seqno: Seqno,
-        end_seqno: Seqno,
-        snapshot_start_seqno: Seqno,
-        snapshot_end_seqno: Seqno,
-        hides_completed_prepares: bool = False,
-        is_takeover: bool = False,
-        is_disk_only: bool = False,
-        ignores_purges: bool = False,
-        skips_removals_at_first: bool = False,
+        hides_completed_prepares: bool,
+        skips_removals_at_first: bool,
         live: LiveFrames,
         kind: int,
     ) -> None:
@@ -80,33 +124,34 @@ class Stream:
         self._first_shape = replace(shape, skip_removals=True) if skips_removals_at_first else shape
         """For what the vbucket held when the stream began, where it began with nothing."""
         self._filter = stream_filter
-        self._first_marker_start: int | None = snapshot_start_seqno
+        self._first_marker_start: int | None = accepted.snapshot_start_seqno
         self._hides_completed_prepares = hides_completed_prepares
-        is_inside_snapshot = snapshot_start_seqno < start_seqno < snapshot_end_seqno
-        self._from_disk_until = snapshot_end_seqno if is_inside_snapshot and shape.sync_writes else Seqno(0)
+        is_inside_snapshot = accepted.snapshot_start_seqno < accepted.start_seqno < request.snapshot_end_seqno
+        self._from_disk_until = request.snapshot_end_seqno if is_inside_snapshot and shape.sync_writes else Seqno(0)
         """A consumer that resumes inside a snapshot may have got its first part from disk, without the prepares that
         the rest completes. Until the end of that snapshot, commits come as whole changes, as from disk."""
-        self.is_takeover = is_takeover
-        self._is_disk_only = is_disk_only
+        self.is_takeover = StreamFlags.TAKEOVER in request.flags
+        self._is_disk_only = StreamFlags.DISK_ONLY in request.flags
         self._dead_commit: int | None = None
         """The commit that makes the vbucket dead here. Once it is durable, the consumer's may become active."""
         self._snapshot: Snapshot | None = None
         self._live = live
         self._kind = kind
         """Of the streams with which it shares live changes."""
+        self.vbucket = vbucket = request.vbucket
         self.state_at_start = bucket.vbuckets.states[vbucket]
+        ignores_purges = StreamFlags.IGNORE_PURGED_TOMBSTONES in request.flags
         facts = bucket.vbuckets.facts[vbucket]
         self._purge_seqno_known = SEQNO_MAX if ignores_purges or facts is None else facts.purge_seqno
         """The consumer was accepted with this one. Deletions that are purged later and were not sent, it would miss."""
         self.vbuuid_at_start = bucket.vbuckets.vbuuids[vbucket]
-        self.vbucket = vbucket
-        self.opaque = opaque
-        self.stream_id = stream_id
-        self.start_seqno = start_seqno
-        self.passed_seqno: int = start_seqno
+        self.opaque = request.opaque
+        self.stream_id = accepted.stream_id
+        self.start_seqno = accepted.start_seqno
+        self.passed_seqno: int = accepted.start_seqno
         """Everything up to here has been sent, or is not for this stream."""
-        self.end_seqno = end_seqno
-        self._high_seqno_at_start = int(bucket.vbuckets.durable_seqnos[vbucket])
+        self.end_seqno = accepted.end_seqno
+        self._high_seqno_at_start = bucket.vbuckets.durable_seqno(vbucket)
         self.state = ProducerStream.ACCEPTED
         self.was_rolled_back = False
         """The vbucket was taken back, so that this stream is over, wherever it had come."""
@@ -130,7 +175,7 @@ class Stream:
         may_hand_over = (self.is_takeover and is_caught_up) or self._may_become_active
         return (
             self._snapshot is not None
-            or int(numbers.durable_seqnos[self.vbucket]) != self.passed_seqno
+            or numbers.durable_seqno(self.vbucket) != self.passed_seqno
             or self.passed_seqno >= self.end_seqno
             or self.was_rolled_back
             or self._has_another_vbucket
@@ -144,10 +189,6 @@ class Stream:
         return not self.is_handing_over and bool(
             numbers.states[self.vbucket] != self.state_at_start or numbers.vbuuids[self.vbucket] != self.vbuuid_at_start
         )
-
-    def backlog(self) -> int:
-        """How many seqnos the stream is behind."""
-        return max(0, int(self._bucket.vbuckets.durable_seqnos[self.vbucket]) - self.passed_seqno)
 
     def produce(self, output: Output, room_bytes: int) -> None:
         """Write the next frames, whole ones, until the room is used up or there is nothing more.
@@ -174,8 +215,8 @@ class Stream:
             self._produce(output, until=start + min(room_bytes, CHUNK_BYTES))
         except StoreError:
             # Live changes are read like a backfill, and may fail like one. A hand-over that can't go on is off.
-            self._advance(BackfillStarted)
-            output.append(self._end(VBucketStateChanged if self.is_handing_over else BackfillFailed))
+            self._advance(states.BackfillStarted)
+            output.append(self.end(states.VBucketStateChanged if self.is_handing_over else states.BackfillFailed))
         self.bytes_sent += output.used - start
 
     def _produce(self, output: Output, *, until: int) -> None:
@@ -184,7 +225,7 @@ class Stream:
             raise damage
         ending = self._cause_to_end()
         if ending is not None:
-            output.append(self._end(ending))
+            output.append(self.end(ending))
             return
         while output.used < until and not self.is_ended:
             if self._snapshot is None:
@@ -230,27 +271,23 @@ class Stream:
         numbers = self._bucket.vbuckets
         facts = numbers.facts[self.vbucket]
         if numbers.states[self.vbucket] != self.state_at_start and not self.is_handing_over:
-            return VBucketStateChanged
-        if self.was_rolled_back or int(numbers.durable_seqnos[self.vbucket]) < self.passed_seqno:
-            return VBucketRolledBack
+            return states.VBucketStateChanged
+        if self.was_rolled_back or numbers.durable_seqno(self.vbucket) < self.passed_seqno:
+            return states.VBucketRolledBack
         if self._has_another_vbucket:
             # Where the new branch parts before what was sent, writes have made up for the seqnos but not for the loss.
             is_lost = facts is not None and facts.failover_log.newest.seqno < self.passed_seqno
-            return VBucketRolledBack if is_lost else VBucketStateChanged
-        if self._misses_deletions:
-            # It would never get those deletions. Asked for again, the stream is answered with a rollback to 0.
-            return VBucketRolledBack
-        if self._is_overtaken:
-            return ConsumerTooSlow
-        if self._filter.is_empty:
-            return FilterEmptied
-        return None
-
-    @property
-    def _misses_deletions(self) -> bool:
-        facts = self._bucket.vbuckets.facts[self.vbucket]
+            return states.VBucketRolledBack if is_lost else states.VBucketStateChanged
         purge_seqno = 0 if facts is None else facts.purge_seqno
-        return purge_seqno > self._purge_seqno_known and 0 < self.passed_seqno < purge_seqno
+        if purge_seqno > self._purge_seqno_known and 0 < self.passed_seqno < purge_seqno:
+            # It would never get the deletions that were purged. Asked for again, the stream is answered with a rollback
+            # to 0.
+            return states.VBucketRolledBack
+        if self._is_overtaken:
+            return states.ConsumerTooSlow
+        if self._filter.is_empty:
+            return states.FilterEmptied
+        return None
 
     @property
     def _is_overtaken(self) -> bool:
@@ -269,8 +306,8 @@ class Stream:
         """Begin the next snapshot, or end the stream, or find nothing to do. Returns the message for it."""
         if self.passed_seqno >= self.end_seqno:
             # Also where start and end are the same: the recorded 7.0.5 server ends such a stream without a marker.
-            return self._end(EndReached)
-        high_seqno = int(self._bucket.vbuckets.durable_seqnos[self.vbucket])
+            return self.end(states.EndReached)
+        high_seqno = self._bucket.vbuckets.durable_seqno(self.vbucket)
         if high_seqno <= self.passed_seqno:
             return self._hand_over()
         snapshot = take_snapshot(
@@ -289,19 +326,17 @@ class Stream:
         if snapshot.is_void:
             self.passed_seqno = snapshot.end_seqno
             return b""
-        self._advance(BackfillDone if snapshot.in_memory else BackfillStarted)
+        self._advance(states.BackfillDone if snapshot.in_memory else states.BackfillStarted)
         self._snapshot = snapshot
         first_start, self._first_marker_start = self._first_marker_start, None
-        if self._controls.oso is not OsoMode.OFF and self._takes_oso(first_start):
+        # Out of order snapshots serve the first backfill of a filtered stream (kv_engine, DCP docs, OSO snapshots).
+        is_first_backfill = self._filter.collections is not None and first_start == 0 == self.passed_seqno
+        if self._controls.oso is not OsoMode.OFF and is_first_backfill:
             snapshot.is_oso = True
             return self._encode(OsoSnapshot(flags=OsoFlags.START))
         return self._encode(
             snapshot_marker(snapshot, self._bucket, self.vbucket, self._controls, first_start_seqno=first_start)
         )
-
-    def _takes_oso(self, first_start_seqno: int | None) -> bool:
-        """Out of order snapshots serve the first backfill of a filtered stream (kv_engine, DCP docs, OSO snapshots)."""
-        return self._filter.collections is not None and first_start_seqno == 0 == self.passed_seqno
 
     def _finish_snapshot(self, output: Output, snapshot: Snapshot) -> None:
         self.passed_seqno = max(self.passed_seqno, snapshot.end_seqno)
@@ -314,9 +349,9 @@ class Stream:
             output.append(self._encode(OsoSnapshot(flags=OsoFlags.END)))
         self._snapshot = None
         if self.state is ProducerStream.BACKFILLING:
-            self._advance(BackfillDone)
+            self._advance(states.BackfillDone)
         if self._filter.is_empty:
-            output.append(self._end(FilterEmptied))
+            output.append(self.end(states.FilterEmptied))
 
     # --- changes --------------------------------------------------------------------------------------------------
 
@@ -398,9 +433,9 @@ class Stream:
         if not self.is_takeover or self.state not in (ProducerStream.ACCEPTED, ProducerStream.STREAMING):
             return b""
         if self.state is ProducerStream.ACCEPTED:
-            self._advance(BackfillDone)
-        self._advance(TakeoverStarted)
-        self._advance(PendingSent)
+            self._advance(states.BackfillDone)
+        self._advance(states.TakeoverStarted)
+        self._advance(states.PendingSent)
         return self._encode(SetVBucketState(state=VBucketState.PENDING))
 
     def on_hand_over_answer(self) -> bytes:
@@ -411,40 +446,37 @@ class Stream:
         if self._dead_commit is not None:
             return b""
         was_pending = self.state is ProducerStream.TAKEOVER_PENDING
-        self._advance(HandOverAcknowledged)
+        self._advance(states.HandOverAcknowledged)
         if was_pending:
             self._dead_commit = self._bucket.set_vbucket_state(self.vbucket, VBucketState.DEAD)
             return b""
-        return self._encode(StreamEnd(reason=END_REASONS[EndReached]))
+        return self._encode(StreamEnd(reason=states.END_REASONS[states.EndReached]))
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
     def close(self, *, sends_end: bool) -> bytes:
         """The consumer has closed the stream."""
-        self._advance(CloseRequested)
-        return self._encode(StreamEnd(reason=END_REASONS[CloseRequested])) if sends_end else b""
-
-    def lose_privileges(self) -> bytes:
-        """The user may no longer read what the stream holds."""
-        return self._end(PrivilegesLost)
+        self._advance(states.CloseRequested)
+        return self._encode(StreamEnd(reason=states.END_REASONS[states.CloseRequested])) if sends_end else b""
 
     def disconnect(self) -> None:
         if not self.is_ended:
-            self._advance(ConnectionLost)
+            self._advance(states.ConnectionLost)
 
-    def _end(self, cause: type) -> bytes:
+    def end(self, cause: type) -> bytes:
+        """End the stream for a cause that the table of states knows. Returns the message for it."""
         self._advance(cause)
         self._snapshot = None
-        return self._encode(StreamEnd(reason=END_REASONS[cause]))
+        return self._encode(StreamEnd(reason=states.END_REASONS[cause]))
 
     def _advance(self, event: type) -> None:
-        if event in (BackfillStarted, BackfillDone) and self.is_handing_over:
+        if event in (states.BackfillStarted, states.BackfillDone) and self.is_handing_over:
             return
-        if event is BackfillStarted and self.state is ProducerStream.BACKFILLING:
+        if event is states.BackfillStarted and self.state is ProducerStream.BACKFILLING:
             return
-        if event is BackfillDone and self.state is ProducerStream.STREAMING:
+        if event is states.BackfillDone and self.state is ProducerStream.STREAMING:
             return
-        self.state = transition(PRODUCER_STREAM, self.state, event)
+        self.state = states.transition(states.PRODUCER_STREAM, self.state, event)
 
     # --- messages -------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.errors import ConnectionFailed, HeadwaterError, KeyNotFound, NoAnswer, StatusError, StoreError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.auth.sharing import UserSharing
+from headwater.node.auth.accounts import UserSharing
 from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.manifest import Manifest
@@ -32,7 +32,8 @@ ASK_EVERY_S = 5.0
 """How long a node may miss a config or a manifest that was published while it was out of reach."""
 RETRY_S = 1.0
 NEWS_S = 0.2
-"""News are passed on after a moment: a coordinator publishes to all nodes, and one not reached yet knows no log-in."""
+"""How long a node waits before it passes news on: a coordinator publishes to all nodes, and a node that it has not
+reached yet does not know the log-in."""
 START_S_MAX = 3.0
 """How long a node that starts waits for the others to give a newer config."""
 SHARE_S_MAX = 2.0
@@ -54,8 +55,6 @@ class Peers:
         service: BucketService,
         *,
         login: Callable[[PublishedConfig], Login],
-        config: Callable[[], PublishedConfig | None],
-        this_node: Callable[[], int | None],
         adopt: Callable[[PublishedConfig], bool],
         users: UserSharing,
     ) -> None:
@@ -63,8 +62,6 @@ class Peers:
         self._users = users
         service.node_statistics |= {USER_DIGEST: self._show_digest, USERS: self._show_users}
         self._login = login
-        self._config = config
-        self._this_node = this_node
         self._adopt = adopt
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -80,15 +77,8 @@ class Peers:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def notify(self) -> None:
-        """This node has something new."""
+        """Exchange soon: this node has something new."""
         self._news.set()
-
-    def others(self) -> list[NodeAddress]:
-        config = self._config()
-        if config is None:
-            return []
-        this_node = self._this_node()
-        return [node for at, node in enumerate(config.nodes) if at != this_node]
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
@@ -105,7 +95,9 @@ class Peers:
     async def exchange(self) -> int:
         """Exchange what is newest with all others. Returns how many have answered."""
         await self._begin_or_leave_sharing()
-        results = await asyncio.gather(*(self._exchange_with(node) for node in self.others()), return_exceptions=True)
+        results = await asyncio.gather(
+            *(self._exchange_with(node) for node in self._service.other_nodes()), return_exceptions=True
+        )
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, HeadwaterError):
                 raise result
@@ -115,7 +107,7 @@ class Peers:
         while True:
             self._news.clear()
             answered = await self.exchange()
-            wait_s = ASK_EVERY_S if answered == len(self.others()) else RETRY_S
+            wait_s = ASK_EVERY_S if answered == len(self._service.other_nodes()) else RETRY_S
             try:
                 async with asyncio.timeout(wait_s):
                     await self._news.wait()
@@ -133,14 +125,12 @@ class Peers:
             connection.close()
 
     async def _connect(self, node: NodeAddress) -> AsyncKvConnection:
-        config = self._config()
-        assert config is not None
-        login = self._login(config)
-        return await AsyncKvConnection.open(Address(node.host, node.kv_port_for(tls=login.tls is not None)), login)
+        assert self._service.config is not None
+        return await _connect(node, self._login(self._service.config))
 
     def _take_config(self, connection: AsyncKvConnection) -> None:
         theirs = PublishedConfig.decode(connection.outcome.cluster_config or b"{}")
-        ours = self._config()
+        ours = self._service.config
         if theirs is None or ours is None or theirs.uuid != ours.uuid:
             return
         about = fields(
@@ -177,14 +167,14 @@ class Peers:
             await connection.request(SetCollectionsManifest(value=ours.encode(with_ids_used=True)))
 
     async def change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Put what `change` makes of the manifest into force on the first node of the cluster, and here."""
-        config = self._config()
+        """Change the manifest on the first node of the cluster, and here."""
+        config = self._service.config
         assert config is not None
         try:
             connection = await self._connect(config.nodes[0])
         except HeadwaterError as error:
             raise StoreError(
-                f"{config.names()[0]}, which keeps the collections, can't be reached: {error.reason}",
+                f"{config.names()[0]}, which manages the collections, can't be reached: {error.reason}",
                 hint="Start that node, or fail it over, and try again",
             ) from error
         try:
@@ -206,10 +196,10 @@ class Peers:
             if self._service.bucket.manifest.uid < changed.uid:
                 self._service.set_manifest(changed)
             return changed
-        raise StoreError("the collections are being changed by others all the time", hint="Try again")
+        raise StoreError("the collections keep changing", hint="Try again")
 
     async def share(self) -> None:
-        """Let the others know of a change, as far as they can be reached soon."""
+        """Share a change with the other nodes that can be reached soon."""
         try:
             async with asyncio.timeout(SHARE_S_MAX):
                 await self.exchange()
@@ -220,7 +210,7 @@ class Peers:
 
     async def _begin_or_leave_sharing(self) -> None:
         """Have the users of this node shared as long as it is in the cluster, beginning with its first node."""
-        config, this_node = self._config(), self._this_node()
+        config, this_node = self._service.config, self._service.this_node
         if config is None or self._users.is_shared_in(config.uuid) == (this_node is not None):
             return
         try:
@@ -234,16 +224,11 @@ class Peers:
 
     async def _take_users(self, connection: AsyncKvConnection) -> None:
         """Compare the users with those of another node, and take what is newer there."""
-        config = self._config()
-        if config is None or self._this_node() is None:
+        config = self._service.config
+        if config is None or self._service.this_node is None:
             return
-        ours = self._users.digest(config.uuid)
-        try:
-            theirs = await connection.statistics(USER_DIGEST)
-        except KeyNotFound:
-            # An older version, with users of its own.
-            return
-        if theirs.get("digest") not in (None, "", ours):
+        theirs = await connection.statistics(USER_DIGEST)
+        if theirs.get("digest") not in (None, "", self._digest()):
             await self._users.take(config.uuid, await connection.statistics(USERS))
 
     async def hand_over_users(self, node: NodeAddress) -> None:
@@ -257,27 +242,31 @@ class Peers:
                 finally:
                     connection.close()
         except TimeoutError as error:
-            raise NoAnswer(f"it has not taken the change in {SHARE_S_MAX:g} s", hint="Look at its log") from error
+            raise NoAnswer(f"it has not applied the change in {SHARE_S_MAX:g} s", hint="Check its log") from error
         except KeyNotFound as error:
             raise HeadwaterError("its version does not share users", hint="Upgrade that node") from error
 
     async def _has_same_users(self, connection: AsyncKvConnection) -> bool:
-        config = self._config()
-        assert config is not None
-        ours = self._users.digest(config.uuid)
+        ours = self._digest()
         theirs = await connection.statistics(f"{USER_DIGEST} {ours}".rstrip())
         return ours != "" and theirs.get("digest") == ours
 
+    def _digest(self) -> str:
+        return "" if self._service.config is None else self._users.digest(self._service.config.uuid)
+
     def _show_digest(self, theirs: str) -> Iterator[tuple[str, str]]:
-        config = self._config()
-        ours = "" if config is None else self._users.digest(config.uuid)
+        ours = self._digest()
         if theirs not in ("", ours):
             self.notify()
         yield "digest", ours
 
     def _show_users(self, argument: str) -> Iterator[tuple[str, str]]:
-        config = self._config()
+        config = self._service.config
         return iter(()) if config is None else self._users.pieces(config.uuid)
+
+
+async def _connect(node: NodeAddress, login: Login) -> AsyncKvConnection:
+    return await AsyncKvConnection.open(Address(node.host, node.kv_port_for(tls=login.tls is not None)), login)
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------
@@ -293,26 +282,15 @@ class PeerStatistics:
     from one question to the next, is made when it is first needed, and again when it broke.
     """
 
-    def __init__(
-        self,
-        *,
-        login: Callable[[PublishedConfig], Login],
-        config: Callable[[], PublishedConfig | None],
-        this_node: Callable[[], int | None],
-    ) -> None:
+    def __init__(self, service: BucketService, *, login: Callable[[PublishedConfig], Login]) -> None:
+        self._service = service
         self._login = login
-        self._config = config
-        self._this_node = this_node
         self._connections: dict[str, AsyncKvConnection] = {}
         self._is_stopped = False
 
     def names(self) -> list[str]:
         """The other nodes, as the config names them."""
-        config = self._config()
-        if config is None:
-            return []
-        this_node = self._this_node()
-        return [name for at, name in enumerate(config.names()) if at != this_node]
+        return [node.kv_address for node in self._service.other_nodes()]
 
     async def ask(self, name: str, group: str) -> dict[str, str]:
         """A group of statistics of a node. Raises a `HeadwaterError` where there is no answer."""
@@ -327,7 +305,7 @@ class PeerStatistics:
                 left.abort()
             if isinstance(error, TimeoutError):
                 raise NoAnswer(
-                    f"{name} has not answered for {ANSWER_S_MAX:g} seconds", hint="Look at that node's load and log"
+                    f"{name} has not answered for {ANSWER_S_MAX:g} seconds", hint="Check that node's load and log"
                 ) from error
             raise
 
@@ -335,13 +313,11 @@ class PeerStatistics:
         known = self._connections.get(name)
         if known is not None and not known.is_closed:
             return known
-        config = self._config()
+        config = self._service.config
         if self._is_stopped or config is None or name not in config.names():
-            raise ConnectionFailed(f"{name} is not a node of this cluster", hint="Look at the cluster's config")
-        login = self._login(config)
+            raise ConnectionFailed(f"{name} is not a node of this cluster", hint="Check the cluster's config")
         node = config.nodes[config.names().index(name)]
-        address = Address(node.host, node.kv_port_for(tls=login.tls is not None))
-        opened = self._connections[name] = await AsyncKvConnection.open(address, login)
+        opened = self._connections[name] = await _connect(node, self._login(config))
         return opened
 
     def _forget_all_but(self, names: list[str]) -> None:

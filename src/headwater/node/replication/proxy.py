@@ -149,9 +149,6 @@ class Proxy:
     def close(self) -> None:
         self._source.close()
         self._target.close()
-        self._forget_waiters()
-
-    def _forget_waiters(self) -> None:
         for progress in self.streams.values():
             progress.ended.cancel()
         for answer in self._answers.values():

@@ -110,7 +110,7 @@ class Replicator:
         return self._consumer.held_bytes if self._is_held and self._consumer is not None else 0
 
     def hold(self) -> None:
-        """Take in nothing more, until `release`. Connections that are made meanwhile do neither."""
+        """Take in nothing until `release`, on connections that are made meanwhile as well."""
         self._is_held = True
         if self._consumer is not None:
             self._consumer.hold()
@@ -134,7 +134,7 @@ class Replicator:
             self._end(HeadwaterError("what was received could not be stored"))
 
     def cancel(self) -> None:
-        """End, with nothing received from now on."""
+        """Stop receiving now, without waiting for the task to end."""
         self._disconnect()
         self._task.cancel()
 
@@ -267,7 +267,7 @@ class Replicator:
                 consumer.add_stream(AddStream(vbucket=vbucket))
 
     def _pump(self) -> None:
-        """Send what is to be sent, and read no more than can be stored."""
+        """Send what is pending, and pause reading while the store is behind."""
         if self._consumer is None or self._connection is None:
             return
         self._connection.write(self._consumer.data_to_send())
@@ -298,7 +298,7 @@ class Replicator:
         self._end(error)
 
     def on_writable(self, is_writable: bool) -> None:
-        """What a consumer sends is little, and none of it can be left out."""
+        """Ignored: a consumer sends little, and can leave none of it out."""
 
 
 # --- all sources of a bucket --------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ class ReplicationManager:
                 end = 0 if facts is None else facts.snapshot_end_seqno
                 yield f"vb_{vbucket}:source", source
                 yield f"vb_{vbucket}:stream", "open" if vbucket in streaming else "waiting"
-                yield f"vb_{vbucket}:behind", max(0, end - int(numbers.durable_seqnos[vbucket]))
+                yield f"vb_{vbucket}:behind", max(0, end - numbers.durable_seqno(vbucket))
 
     async def stop(self) -> None:
         for source in list(self._replicators):

@@ -36,22 +36,18 @@ def test_the_first_user_has_a_password_that_was_made(tmp_path: Path) -> None:
     assert again.in_force.has_admin
 
 
-def test_one_that_is_named_is_an_admin_and_keeps_nothing_but_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first_only", [False, True])
+def test_one_that_is_named_is_an_admin_and_keeps_nothing_but_its_name(tmp_path: Path, first_only: bool) -> None:
     accounts = accounts_in(tmp_path)
-    assert accounts.load("ann", "pencil") is None
+    assert accounts.load("ann", "pencil", first_only=first_only) is None
     assert accounts.in_force.by_name.keys() == {"ann"}
+    assert accounts.in_force.is_admin("ann")
+    assert accounts.in_force.check_password("ann", "pencil")
     accounts.store(None)
     accounts = accounts_in(tmp_path)
     accounts.load("ann", "crayon")
     assert accounts.in_force.check_password("ann", "crayon")
     assert accounts.in_force.is_admin("ann")
-
-
-def test_the_environment_names_the_first_user(tmp_path: Path) -> None:
-    accounts = accounts_in(tmp_path)
-    assert accounts.load("ann", "pencil", first_only=True) is None
-    assert accounts.in_force.is_admin("ann")
-    assert accounts.in_force.check_password("ann", "pencil")
 
 
 @pytest.mark.parametrize(
@@ -89,10 +85,10 @@ def test_a_start_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "users.json").stat().st_ino == written
 
 
-def test_what_the_options_change_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_the_options_change_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     accounts = accounts_in(tmp_path)
     accounts.load("ann", "pencil")
-    asyncio.run(accounts.change(lambda users: with_user(users, "rob", Grant(Role.DATA_DCP_READER, "travel"))))
+    await accounts.change(lambda users: with_user(users, "rob", Grant(Role.DATA_DCP_READER, "travel")))
     again = accounts_in(tmp_path)
     again.load("ann", "pencil")
     assert not caplog.messages
@@ -106,7 +102,7 @@ def test_what_the_options_change_is_told(tmp_path: Path, caplog: pytest.LogCaptu
     ]
 
 
-def test_a_change_is_on_disk_before_it_is_in_force(tmp_path: Path) -> None:
+async def test_a_change_is_on_disk_before_it_is_in_force(tmp_path: Path) -> None:
     accounts = accounts_in(tmp_path)
     accounts.load("ann", "pencil")
     seen: list[tuple[set[str], set[str]]] = []
@@ -117,50 +113,46 @@ def test_a_change_is_on_disk_before_it_is_in_force(tmp_path: Path) -> None:
         seen.append((set(users.by_name), set(stored.by_name)))
 
     accounts.on_change = look
-    asyncio.run(accounts.change(lambda users: with_user(users, "bob")))
+    await accounts.change(lambda users: with_user(users, "bob"))
     assert seen == [({"ann", "bob"}, {"ann", "bob"})]
 
 
-def test_changes_at_once_are_all_made(tmp_path: Path) -> None:
+async def test_changes_at_once_are_all_made(tmp_path: Path) -> None:
     accounts = accounts_in(tmp_path)
     accounts.load("ann", "pencil")
-
-    async def scenario() -> None:
-        names = [f"u{number}" for number in range(8)]
-        await asyncio.gather(*(accounts.change(lambda users, name=name: with_user(users, name)) for name in names))
-
-    asyncio.run(scenario())
+    names = [f"u{number}" for number in range(8)]
+    await asyncio.gather(*(accounts.change(lambda users, name=name: with_user(users, name)) for name in names))
     assert len(accounts.in_force.by_name) == 9
     assert NodeFolder(tmp_path).load_users() == accounts.in_force
 
 
-def test_a_change_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
+async def test_a_change_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
     accounts = accounts_in(tmp_path)
     accounts.load("ann", "pencil")
     accounts.store(None)
     before = accounts.in_force
     for change in (lambda users: users.remove("ann"), lambda users: users.remove("nobody")):
         with pytest.raises(LocalProtocolError):
-            asyncio.run(accounts.change(change))
+            await accounts.change(change)
     assert accounts.in_force is before
     assert NodeFolder(tmp_path).load_users() == before
 
 
-def test_the_password_that_was_made_is_forgotten_with_its_use(tmp_path: Path) -> None:
+async def test_the_password_that_was_made_is_forgotten_with_its_use(tmp_path: Path) -> None:
     accounts = accounts_in(tmp_path)
     accounts.store(accounts.load(None, None))
-    asyncio.run(accounts.change(lambda users: with_user(users, "ann", Grant(Role.ADMIN))))
+    await accounts.change(lambda users: with_user(users, "ann", Grant(Role.ADMIN)))
     assert (tmp_path / "password").exists()
-    asyncio.run(accounts.change(lambda users: users.remove(ADMIN)))
+    await accounts.change(lambda users: users.remove(ADMIN))
     assert not (tmp_path / "password").exists()
 
 
-def test_other_nodes_are_let_in_and_never_stored(tmp_path: Path) -> None:
+async def test_other_nodes_are_let_in_and_never_stored(tmp_path: Path) -> None:
     accounts = accounts_in(tmp_path)
     accounts.load("ann", "pencil")
     for secret in ("one secret", "another secret"):
         accounts.let_nodes_in("beer", Credentials("@cluster-beer", secret))
-    asyncio.run(accounts.change(lambda users: with_user(users, "bob")))
+    await accounts.change(lambda users: with_user(users, "bob"))
     assert accounts.in_force.check_password("@cluster-beer", "another secret")
     assert accounts.is_node("@cluster-beer")
     assert not accounts.is_node("bob")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.node.consumer.outbox import SyncWriteReceiver
+from headwater.node.consumer.stream import SyncWriteReceiver
 from headwater.protocol.frames import DurabilityLevel
 from headwater.protocol.messages.dcp_changes import Prepare, SeqnoAcknowledged
 from headwater.protocol.messages.dcp_streams import VBucketState

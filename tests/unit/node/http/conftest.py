@@ -16,7 +16,7 @@ from support.http_node import ENVIRONMENT, Client, Node
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[LmdbEngine]:
-    engine = LmdbEngine(tmp_path / "beer")
+    engine = LmdbEngine(tmp_path / "buckets" / "beer")
     yield engine
     engine.close()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
+from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role
 from headwater.node.http.app import ROUTES, http_app
 from headwater.node.node_state import NodeState
-from support.http_node import ADMIN, READER, SCOPES, STRANGER, WRITER, Client, Node
+from support.http_node import ADMIN, READER, SCOPES, STRANGER, Client, Node
 
 PATHS = {
     path.replace(":path}", "}").format(
@@ -40,39 +41,9 @@ def test_everything_about_a_bucket_needs_a_right_on_it(node: Node, ask: Client, 
     assert any("'sid' may not" in line for line in node.logged)
 
 
-@pytest.mark.parametrize(
-    ("path", "method"),
-    [(path, method) for path, methods in PATHS.items() for method in methods if path.startswith("/settings/")],
-)
-def test_only_admins_may_look_at_users_and_change_them(node: Node, ask: Client, path: str, method: str) -> None:
-    before = node.users
-    answer = ask(method, path, auth=WRITER)
-    assert (answer.status_code, answer.json()["permissions"]) == (403, ["cluster.admin.security.admin!write"])
-    assert node.users is before
-
-
-def test_readers_and_writers_may_not_drill(ask: Client) -> None:
-    for auth in (READER, WRITER):
-        assert (
-            ask("POST", "/headwater/buckets/beer/vbuckets/0/rollback", auth=auth, data={"to": "0"}).status_code == 403
-        )
-        for path in ("hold", "release"):
-            assert ask("POST", f"/headwater/buckets/beer/replicas/{path}", auth=auth).status_code == 403
-
-
-def test_readers_and_writers_may_not_change_collections(ask: Client) -> None:
-    for auth in (READER, WRITER):
-        answer = ask("POST", SCOPES, auth=auth, data={"name": "shop"})
-        assert answer.status_code == 403
-        assert answer.json()["permissions"] == ["cluster.collection[beer:.:.].collections!write"]
-
-
 def test_a_bucket_that_one_may_not_use_might_as_well_not_exist(ask: Client) -> None:
     assert ask("GET", "/pools/default/b/nope", auth=READER).status_code == 403
     assert ask("GET", "/pools/default/b/nope", auth=ADMIN).status_code == 404
-
-
-def test_others_buckets_are_not_listed(ask: Client) -> None:
     assert ask("GET", "/pools/default/buckets", auth=STRANGER).json() == []
     assert ask("GET", "/pools/default", auth=STRANGER).json()["bucketNames"] == []
 
@@ -83,13 +54,14 @@ def test_others_buckets_are_not_listed(ask: Client) -> None:
         "Bearer abc",
         "Basic",
         "Basic !!!",
+        b"Basic \xff",
         "Basic " + base64.b64encode(b"no colon").decode(),
         "Basic " + base64.b64encode(b":no name").decode(),
         "Basic " + base64.b64encode(b"\xff:x").decode(),
         "Basic " + base64.b64encode(b"n" * 129 + b":x").decode(),
     ],
 )
-def test_credentials_that_can_t_be_read(node: Node, ask: Client, header: str) -> None:
+def test_credentials_that_can_t_be_read(node: Node, ask: Client, header: str | bytes) -> None:
     answer = ask("GET", "/pools", auth=None, headers={"Authorization": header})
     assert answer.status_code == 401
     assert len(node.login_checks.throttle) == 0
@@ -104,7 +76,8 @@ def test_pages_of_other_sites_may_not_use_a_browser_s_log_in(ask: Client) -> Non
     def post(origin: str) -> int:
         return ask("POST", SCOPES, data={"name": "shop"}, headers={"Origin": origin}).status_code
 
-    assert (post("http://evil.example"), post("null"), post("http://node:8092")) == (403, 403, 403)
+    for other in ("http://evil.example", "null", "http://node:8092", "http://["):
+        assert post(other) == 403
     assert post("http://node:8091") == 200
     assert ask("GET", SCOPES, headers={"Origin": "http://evil.example"}).status_code == 200
 
@@ -112,14 +85,11 @@ def test_pages_of_other_sites_may_not_use_a_browser_s_log_in(ask: Client) -> Non
 # --- hosts --------------------------------------------------------------------------------------------------------
 
 
-def ask_for(node: Node, url: str, *, is_tls_only: bool = False) -> httpx.Response:
-    app = http_app(cast(NodeState, node), hosts=["lake.example.com"], is_tls_only=is_tls_only)
-
-    async def send() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as client:
-            return await client.get(url)
-
-    return asyncio.run(send())
+async def ask_for(node: Node, url: str, *, host: str | None = None, is_tls_only: bool = False) -> httpx.Response:
+    node.options = replace(node.options, tls_cert=Path("cert"), tls_key=Path("key"), tls_only=is_tls_only)
+    app = http_app(cast(NodeState, node))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as client:
+        return await client.get(url, headers={} if host is None else {"Host": host})
 
 
 @pytest.mark.parametrize(
@@ -131,21 +101,22 @@ def ask_for(node: Node, url: str, *, is_tls_only: bool = False) -> httpx.Respons
         ("[2001:db8::1]:8091", 200),
         ("localhost:8091", 200),
         ("evil.example.net", 421),
+        ("[1.2.3]", 421),
         ("lake.example.com.evil.example.net:8091", 421),
     ],
 )
-def test_requests_are_for_this_node(node: Node, host: str, status: int) -> None:
+async def test_requests_are_for_this_node(node: Node, host: str, status: int) -> None:
     """A page of another site can have its name lead here, and the browser believes it."""
-    assert ask_for(node, f"http://{host}/").status_code == status
-    assert ask_for(node, f"http://{host}/health").status_code == 200
+    assert (await ask_for(node, "http://node/", host=host)).status_code == status
+    assert (await ask_for(node, "http://node/health", host=host)).status_code == 200
 
 
-def test_browsers_that_came_by_tls_come_back_by_tls(node: Node) -> None:
-    def header(url: str, *, is_tls_only: bool = True) -> str | None:
-        answer = ask_for(node, url, is_tls_only=is_tls_only)
+async def test_browsers_that_came_by_tls_come_back_by_tls(node: Node) -> None:
+    async def header(url: str, *, is_tls_only: bool = True) -> str | None:
+        answer = await ask_for(node, url, is_tls_only=is_tls_only)
         return answer.headers.get("strict-transport-security")
 
-    assert header("https://lake.example.com/") == "max-age=31536000"
+    assert await header("https://lake.example.com/") == "max-age=31536000"
     # There is a port without TLS beside it, or other programs listen under the same name.
-    assert header("https://lake.example.com/", is_tls_only=False) is None
-    assert header("https://localhost/") is None
+    assert await header("https://lake.example.com/", is_tls_only=False) is None
+    assert await header("https://localhost/") is None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from headwater.errors import ConnectionFailed
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role
 from headwater.node.http.app import http_app
-from headwater.node.http.other_nodes import OtherNodes, Reply
+from headwater.node.http.bucket_management import OtherNodes, Reply
 from headwater.node.node import Node
 from headwater.node.node_folder import NodeEnvironment
 from headwater.node.options import NodeOptions
@@ -24,31 +24,27 @@ ADMIN, BUCKET_ADMIN = ("ann", "pencil-1"), ("bob", "crayon-1")
 Ask = Callable[..., Awaitable[httpx.Response]]
 
 
-def with_node(folder: Path, test: Callable[[Node, Ask], Awaitable[None]]) -> None:
-    async def run() -> None:
-        options = NodeOptions(data=folder, port=0, vbuckets=4, user=ADMIN[0], password=ADMIN[1])
-        node = Node(options, NodeEnvironment(serves_http=False))
-        await node.start()
-        bob = node.users.new_user(*BUCKET_ADMIN, {Grant(Role.BUCKET_ADMIN, "default")}, salts=bytes(SALTS_BYTES))
-        await node.change_users(lambda users: users.add(bob))
-        transport = httpx.ASGITransport(app=http_app(node), raise_app_exceptions=False)
-        try:
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+@asynccontextmanager
+async def asked_node(folder: Path) -> AsyncIterator[tuple[Node, Ask]]:
+    options = NodeOptions(data=folder, port=0, vbuckets=4, user=ADMIN[0], password=ADMIN[1])
+    node = Node(options, NodeEnvironment(serves_http=False))
+    await node.start()
+    bob = node.users.new_user(*BUCKET_ADMIN, {Grant(Role.BUCKET_ADMIN, "default")}, salts=bytes(SALTS_BYTES))
+    await node.change_users(lambda users: users.add(bob))
+    transport = httpx.ASGITransport(app=http_app(node), raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
 
-                async def ask(
-                    method: str, path: str = "", *, auth: tuple[str, str] = ADMIN, **form: Any
-                ) -> httpx.Response:
-                    return await client.request(method, f"/pools/default{path}", auth=auth, data=form or None)
+            async def ask(method: str, path: str = "", *, auth: tuple[str, str] = ADMIN, **form: Any) -> httpx.Response:
+                return await client.request(method, f"/pools/default{path}", auth=auth, data=form or None)
 
-                await test(node, ask)
-        finally:
-            await node.stop()
-
-    asyncio.run(run())
+            yield node, ask
+    finally:
+        await node.stop()
 
 
-def test_settings_that_are_not_honoured_are_refused_with_the_reason(tmp_path: Path) -> None:
-    async def test(node: Node, ask: Ask) -> None:
+async def test_settings_that_are_not_honoured_are_refused_with_the_reason(tmp_path: Path) -> None:
+    async with asked_node(tmp_path) as (node, ask):
         wrong = {
             "storageBackend": "rocks",
             "bucketType": "ephemeral",
@@ -76,10 +72,8 @@ def test_settings_that_are_not_honoured_are_refused_with_the_reason(tmp_path: Pa
             refused = await ask("POST", "/buckets/default", **form)
             assert (refused.status_code, list(refused.json()["errors"])) == (400, list(form))
 
-    with_node(tmp_path, test)
 
-
-def test_settings_that_are_honoured(tmp_path: Path) -> None:
+async def test_settings_that_are_honoured(tmp_path: Path) -> None:
     asked = {
         "storageBackend": "magma",
         "durabilityMinLevel": "majority",
@@ -89,15 +83,14 @@ def test_settings_that_are_honoured(tmp_path: Path) -> None:
         "historyRetentionBytes": str(2**31),
         "historyRetentionCollectionDefault": "true",
     }
-
-    async def test(node: Node, ask: Ask) -> None:
+    async with asked_node(tmp_path) as (node, ask):
         assert (await ask("POST", "/buckets", name="travel", ramQuota="128", **asked)).status_code == 202
         shown = (await ask("GET", "/buckets/travel")).json()
         assert {name: str(shown[name]).lower() for name in asked} == {
             name: text.lower() for name, text in asked.items()
         }
         assert shown["quota"]["rawRAM"] == 128 * 2**20
-        settings = node.settings("travel")
+        settings = node.bucket_service("travel").settings
         retention = settings.retention(node.options.retention, vbuckets=4)
         assert (retention.history_s, retention.history_bytes) == (60, 2**29)
         assert not settings.durable_alone
@@ -109,26 +102,27 @@ def test_settings_that_are_honoured(tmp_path: Path) -> None:
         found = {one.name: one.history for _, one in bucket.manifest.collections()}
         assert (found["kept"], found["plain"]) == (True, False)
         assert (await ask("POST", "/buckets/travel", durabilityMinLevel="none")).status_code == 200
-        assert node.settings("travel").durability_min_level == 0
+        assert node.bucket_service("travel").settings.durability_min_level == 0
         assert "historyRetentionBytes" not in (await ask("GET", "/buckets/default")).json()
 
-    with_node(tmp_path, test)
 
-
-def test_an_admin_of_a_bucket_changes_it_and_no_more(tmp_path: Path) -> None:
-    async def test(node: Node, ask: Ask) -> None:
+async def test_an_admin_of_a_bucket_changes_it_and_no_more(tmp_path: Path) -> None:
+    async with asked_node(tmp_path) as (node, ask):
+        flushes = ("/buckets/default/controller/doFlush", "/../../headwater/buckets/default/flush")
+        for path in flushes:
+            refused = await ask("POST", path, auth=BUCKET_ADMIN)
+            assert (refused.status_code, refused.json()) == (400, {"errors": {"_": "Flush is disabled for the bucket"}})
         assert (await ask("PUT", "/buckets/default", flushEnabled="1", auth=BUCKET_ADMIN)).status_code == 200
-        assert (await ask("POST", "/buckets/default/controller/doFlush", auth=BUCKET_ADMIN)).status_code == 200
+        for path in flushes:
+            assert (await ask("POST", path, auth=BUCKET_ADMIN)).status_code == 200
         assert (await ask("DELETE", "/buckets/default", auth=BUCKET_ADMIN)).status_code == 403
         assert (await ask("POST", "/buckets", name="travel", auth=BUCKET_ADMIN)).status_code == 403
         assert (await ask("POST", clusterName="mine", auth=BUCKET_ADMIN)).status_code == 403
         assert list(node.bucket_names()) == ["default"]
 
-    with_node(tmp_path, test)
 
-
-def test_a_collection_is_changed_in_what_is_given(tmp_path: Path) -> None:
-    async def test(node: Node, ask: Ask) -> None:
+async def test_a_collection_is_changed_in_what_is_given(tmp_path: Path) -> None:
+    async with asked_node(tmp_path) as (node, ask):
         collections = "/buckets/default/scopes/_default/collections"
         await ask("POST", collections, name="carts", maxTTL="60")
         assert (await ask("PATCH", f"{collections}/carts", history="true")).json() == {"uid": "2"}
@@ -145,11 +139,9 @@ def test_a_collection_is_changed_in_what_is_given(tmp_path: Path) -> None:
         ):
             assert (await ask("PATCH", f"{collections}/{path}", **form)).status_code == status
 
-    with_node(tmp_path, test)
 
-
-def test_the_cluster_s_name_and_quota(tmp_path: Path) -> None:
-    async def test(node: Node, ask: Ask) -> None:
+async def test_the_cluster_s_name_and_quota(tmp_path: Path) -> None:
+    async with asked_node(tmp_path) as (node, ask):
         before = json.loads(node.cluster_config("default"))
         assert before["clusterName"] == "headwater"
         assert (await ask("POST", clusterName="the lake", memoryQuota="512")).status_code == 200
@@ -163,30 +155,23 @@ def test_the_cluster_s_name_and_quota(tmp_path: Path) -> None:
             refused = await ask("POST", **form)
             assert (refused.status_code, list(refused.json()["errors"])) == (400, list(form))
 
-    with_node(tmp_path, test)
 
-
-def test_a_bucket_that_can_t_be_shared_out_is_on_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bucket_that_can_t_be_shared_out_is_on_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
     async def answer(others: OtherNodes, *words: str, **rest: Any) -> dict[str, Reply]:
         asked.append(words)
         return {node.kv_address: Reply(202, "") for node in others.nodes}
 
-    class Failing:
-        async def form(self, *arguments: Any, **rest: Any) -> None:
-            raise ConnectionFailed("127.0.0.1:1 can't be reached")
+    def fail(*arguments: Any) -> None:
+        raise ConnectionFailed("127.0.0.1:1 can't be reached")
 
-        change = form
-
-    async def test(node: Node, ask: Ask) -> None:
+    async with asked_node(tmp_path) as (node, ask):
         monkeypatch.setattr(OtherNodes, "ask", answer)
-        monkeypatch.setattr(node, "_coordination", Failing())
+        monkeypatch.setattr(node, "coordinator", fail)
         node.change_identity(nodes=(NodeAddress(host="127.0.0.1", kv_port=1, http_port=2),))
         refused = await ask("POST", "/buckets", name="travel")
         assert refused.status_code == 503
         assert refused.json() == {"errors": {"_": "The bucket was not made: 127.0.0.1:1 can't be reached"}}
         assert asked == [("POST", "headwater", "buckets"), ("DELETE", "headwater", "buckets", "travel")]
         assert list(node.bucket_names()) == ["default"]
-
-    with_node(tmp_path, test)

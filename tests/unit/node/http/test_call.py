@@ -7,25 +7,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headwater.http import limits, requests
+from headwater.http import requests
+from headwater.http import requests as limits
 from support.http_node import SCOPES, Client
 
 
-def test_paths_that_do_not_exist(ask: Client) -> None:
+def test_paths_and_methods_that_do_not_exist(ask: Client) -> None:
     for path in ("/pool", "/pools/other", "/pools/default/buckets/beer/docs", f"{SCOPES}/a/b"):
         answer = ask("GET", path)
         assert (answer.status_code, answer.json()) == (404, {"message": "There is nothing here: begin at /pools"})
-
-
-def test_methods_that_are_not_allowed(ask: Client) -> None:
     answer = ask("PUT", SCOPES)
     assert answer.status_code == 405
     assert {"GET", "POST"} <= set(answer.headers["allow"].split(", "))
     assert answer.json()["message"].startswith("PUT is not allowed here")
     assert ask("GET", f"{SCOPES}/shop").status_code == 405
-
-
-def test_head_is_get_without_the_body(ask: Client) -> None:
+    # HEAD is GET without the body.
     for path in ("/pools", "/pools/default/b/beer", "/pools/default/bs/beer"):
         assert ask("HEAD", path).status_code == 200
 

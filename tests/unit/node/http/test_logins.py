@@ -72,12 +72,9 @@ def test_polling_does_not_check_the_password_every_time(node: Node, counting: Co
     assert counting.checks == 3
 
 
-def test_many_at_once_are_checked_once(counting: CountingUsers, ask: Client) -> None:
-    async def scenario() -> list[int]:
-        answers = await asyncio.gather(*(ask.send("GET", "/pools") for _ in range(10)))
-        return [answer.status_code for answer in answers]
-
-    assert asyncio.run(scenario()) == [200] * 10
+async def test_many_at_once_are_checked_once(counting: CountingUsers, ask: Client) -> None:
+    answers = await asyncio.gather(*(ask.send("GET", "/pools") for _ in range(10)))
+    assert [answer.status_code for answer in answers] == [200] * 10
     assert counting.checks == 1
 
 
@@ -91,20 +88,14 @@ def test_a_user_who_is_removed_or_changed_is_not_remembered(node: Node, ask: Cli
     assert ask("GET", "/pools", auth=("ann", "other")).status_code == 200
 
 
-def test_only_so_many_are_remembered(node: Node, ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_are_remembered(counting: CountingUsers, ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login_checks, "PASSWORDS_KNOWN_MAX", 2)
-    counting = CountingUsers(node.users)
-    node.users = counting  # type: ignore[assignment]
     for auth in (ADMIN, READER, WRITER, ADMIN):
         assert ask("GET", "/pools", auth=auth).status_code == 200
     assert counting.checks == 4
 
 
-def test_only_so_many_may_wait_for_a_check(ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_may_wait_for_a_check(ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login_checks, "LINE_MAX", 2)
-
-    async def scenario() -> list[int]:
-        answers = await asyncio.gather(*(ask.send("GET", "/pools") for _ in range(4)))
-        return sorted(answer.status_code for answer in answers)
-
-    assert asyncio.run(scenario()) == [200, 200, 503, 503]
+    answers = await asyncio.gather(*(ask.send("GET", "/pools") for _ in range(4)))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503]

@@ -10,16 +10,18 @@ import pytest
 
 from headwater.errors import BadMagic, FrameTooLarge
 from headwater.node.auth.login_checks import LoginOutcome, LoginVerdict
-from headwater.node.kv.context import CloseSession
+from headwater.node.kv.context import REQUEST_WORK, TURN_WORK, CloseSession
 from headwater.node.kv.handlers import HANDLERS
-from headwater.node.kv.session import TURN_BYTES, TURN_REQUESTS, Waits
+from headwater.node.kv.session import Waits
 from headwater.node.options import ServerLimits
 from headwater.node.service import COMMIT_BYTES_MAX
 from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.frames import Frame, FrameInfo, RequestInfo, ResponseInfo, decode_frames
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request
+from headwater.protocol.messages.dcp_streams import Open, OpenFlags
 from headwater.protocol.messages.documents import (
+    Append,
     Get,
     GetLocked,
     GetQuiet,
@@ -27,6 +29,7 @@ from headwater.protocol.messages.documents import (
     SetQuiet,
 )
 from headwater.protocol.messages.session import (
+    FEATURES_MAX,
     GetClusterConfig,
     GetErrorMap,
     Hello,
@@ -42,10 +45,18 @@ from headwater.protocol.messages.session import (
     Verbosity,
     Version,
 )
+from headwater.protocol.messages.subdocument import (
+    LookupSpec,
+    MultiLookup,
+    SubdocCounter,
+    SubdocExists,
+    SubdocGetCount,
+)
+from headwater.protocol.messages.vbuckets import GetCollectionId, GetScopeId
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.sasl import SCRAM_MECHANISMS, Mechanism, PlainLogin, ScramClient
 from headwater.protocol.status import Status
-from headwater.protocol.values import Datatype
+from headwater.protocol.values import Datatype, compress
 from support.kv_harness import FEATURES, PASSWORD, Client, Node
 
 PLAIN = SaslAuth(key=b"PLAIN", value=PlainLogin(user="admin", password=PASSWORD).encode())
@@ -81,6 +92,12 @@ def test_hello_refuses_a_feature_without_the_one_it_needs(node: Node, feature: F
     assert client.succeed(Hello(key=b"agent", features=(feature, Feature.XATTR))).features == (Feature.XATTR, feature)
 
 
+def test_hello_has_a_bounded_number_of_features(node: Node) -> None:
+    client = Client(node)
+    assert client.refused(Hello(key=b"agent", features=(Feature.JSON,) * (FEATURES_MAX + 1))) is Status.EINVAL
+    assert client.succeed(Hello(key=b"agent", features=(Feature.JSON,) * FEATURES_MAX)).features == (Feature.JSON,)
+
+
 def test_with_tracing_responses_say_how_long_the_node_took(node: Node) -> None:
     client = node.client(features=(*FEATURES, Feature.TRACING))
     client.send(
@@ -102,9 +119,18 @@ def test_with_tracing_responses_say_how_long_the_node_took(node: Node) -> None:
 # --- log-in -------------------------------------------------------------------------------------------------------
 
 
-def test_log_in_with_plain(stranger: Client) -> None:
-    stranger.succeed(PLAIN)
-    assert stranger.session.user == "admin"
+def test_a_log_in_that_fails_ends_the_one_before(stranger: Client) -> None:
+    for failing in (
+        WRONG,
+        SaslStep(key=b"PLAIN", value=b"x"),
+        SaslAuth(key=b"NONSENSE"),
+        SaslAuth(key=b"PLAIN", value=b"no NULs"),
+    ):
+        stranger.succeed(PLAIN)
+        assert stranger.session.user == "admin"
+        assert stranger.refused(failing) == Status.AUTH_ERROR
+        if not isinstance(failing, SaslStep):
+            assert stranger.refused(Stat()) == Status.EACCESS
 
 
 def test_plain_is_not_for_open_ways(node: Node) -> None:
@@ -137,20 +163,6 @@ def test_a_wrong_password(node: Node, stranger: Client) -> None:
     assert stranger.refused(SaslStep(key=b"SCRAM-SHA1", value=scram.final(challenge.value))) == Status.AUTH_ERROR
 
 
-def test_a_log_in_that_fails_ends_the_one_before(stranger: Client) -> None:
-    stranger.succeed(PLAIN)
-    assert stranger.refused(WRONG) == Status.AUTH_ERROR
-    assert stranger.refused(Stat()) == Status.EACCESS
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [SaslStep(key=b"PLAIN", value=b"x"), SaslAuth(key=b"NONSENSE"), SaslAuth(key=b"PLAIN", value=b"no NULs")],
-)
-def test_log_ins_that_make_no_sense(stranger: Client, request_: Request) -> None:
-    assert stranger.refused(request_) == Status.AUTH_ERROR
-
-
 def test_guessing_is_slowed_down(node: Node, stranger: Client) -> None:
     for _ in range(6):
         assert stranger.refused(WRONG) == Status.AUTH_ERROR
@@ -174,20 +186,133 @@ def test_a_second_log_in_forgets_the_bucket_of_the_first(node: Node, client: Cli
 
 
 def test_a_turn_has_an_end(client: Client) -> None:
-    noops = b"".join(Noop(opaque=number).encode() for number in range(TURN_REQUESTS + 1))
-    client.session.receive_data(noops)
+    requests = TURN_WORK // REQUEST_WORK
+    client.session.receive_data(b"".join(Noop(opaque=number).encode() for number in range(requests + 1)))
     assert client.session.waits_for is Waits.FOR_TURN
-    assert len(client.received()) == TURN_REQUESTS
+    assert len(client.received()) == requests
     client.session.receive_data(b"")
     assert client.session.waits_for is Waits.FOR_NOTHING
     assert len(client.received()) == 1
 
 
 def test_large_requests_and_answers_shorten_a_turn(node: Node, client: Client) -> None:
-    client.succeed(Set(key=b"k", value=bytes(TURN_BYTES)))
+    client.succeed(Set(key=b"k", value=bytes(TURN_WORK)))
     client.session.receive_data(Get(key=b"k").encode() * 3)
     assert client.session.waits_for is Waits.FOR_TURN
     assert len(client.received()) == 1
+
+
+@pytest.mark.parametrize("path", [b"a", b"`a`"], ids=["by the kernel", "by the handler"])
+def test_what_a_request_walks_through_shortens_a_turn(client: Client, path: bytes) -> None:
+    """The request and its answer are short. The document is walked twice: is it JSON, and where is the path?"""
+    client.succeed(Set(key=b"k", value=b'{"a":1,"b":"%s"}' % bytes(TURN_WORK // 8).hex().encode()))
+    client.session.receive_data(SubdocExists(key=b"k", path=path).encode() * 64)
+    assert client.session.waits_for is Waits.FOR_TURN
+    assert len(client.received()) == 2
+
+
+def test_a_turn_that_was_used_up_is_followed_by_a_wait(client: Client) -> None:
+    """Others have their turn also where the requests come one by one, and each takes a whole turn."""
+    client.succeed(Set(key=b"k", value=bytes(TURN_WORK)))
+    client.session.receive_data(Get(key=b"k").encode())
+    assert client.session.waits_for is Waits.FOR_TURN
+    client.session.receive_data(b"")
+    assert client.session.waits_for is Waits.FOR_NOTHING
+
+
+# --- work that takes longer than a turn ---------------------------------------------------------------------------
+
+LARGE = b'{"n":0,"pad":"%s"}' % bytes(TURN_WORK // 2).hex().encode()
+
+
+def finish_task(client: Client) -> None:
+    assert client.session.waits_for is Waits.FOR_WORK
+    assert client.session.postponed is not None
+    client.session.postponed.task.run()
+    client.session.finish_work()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        SubdocExists(key=b"k", path=b"n"),
+        SubdocGetCount(key=b"k", path=b""),
+        MultiLookup(key=b"k", specs=(LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"n"),)),
+        SubdocCounter(key=b"k", path=b"n", new_value=b"1"),
+        Set(key=b"l", value=b"[" * (TURN_WORK + 1)),
+        Set(key=b"l", value=compress(bytes(TURN_WORK + 1)), datatype=Datatype.SNAPPY),
+        Append(key=b"k", value=b"1"),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+def test_what_takes_longer_than_a_turn_is_done_by_a_worker(node: Node, client: Client, request_: Request) -> None:
+    client.succeed(Set(key=b"k", value=LARGE))
+    client.session.receive_data(request_.encode() + Noop(opaque=7).encode())
+    assert client.session.waits_for is Waits.FOR_WORK
+    assert not client.session.wants_data
+    assert node.client().succeed(Noop()).status is Status.SUCCESS, "others are served meanwhile"
+    assert client.received() == []
+    while client.session.waits_for is Waits.FOR_WORK:
+        finish_task(client)
+    client.session.receive_data(b"")
+    node.commit()
+    assert [(answer.status, answer.opaque) for answer in client.received()] == [
+        (Status.SUCCESS, 0),
+        (Status.SUCCESS, 7),
+    ]
+
+
+def test_a_document_that_changes_meanwhile_is_worked_on_again(node: Node, client: Client) -> None:
+    client.succeed(Set(key=b"k", value=LARGE))
+    client.session.receive_data(SubdocCounter(key=b"k", path=b"n", new_value=b"1").encode())
+    other = node.client()
+    other.succeed(SubdocCounter(key=b"k", path=b"n", new_value=b"10"))
+    finish_task(client)
+    finish_task(client)
+    node.commit()
+    assert [answer.value for answer in client.received()] == [b"11"]
+
+
+def test_a_document_that_changes_all_the_time_is_given_up(node: Node, client: Client) -> None:
+    client.succeed(Set(key=b"k", value=LARGE))
+    client.session.receive_data(SubdocCounter(key=b"k", path=b"n", new_value=b"1").encode())
+    while client.session.waits_for is Waits.FOR_WORK:
+        node.client().succeed(Set(key=b"k", value=LARGE))
+        finish_task(client)
+    assert [answer.status for answer in client.received()] == [Status.ETMPFAIL]
+
+
+def test_rights_that_were_lost_meanwhile_count(client: Client) -> None:
+    client.succeed(Set(key=b"k", value=LARGE))
+    client.session.receive_data(SubdocExists(key=b"k", path=b"n").encode())
+    client.session.log_out()
+    finish_task(client)
+    assert [answer.status for answer in client.received()] == [Status.EACCESS]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GetCollectionId(value=b"a." * 10_000_000),
+        GetCollectionId(value=b"a." * 1000),
+        GetScopeId(value=b"a" * 504),
+        SaslAuth(key=b"PLAIN", value=bytes(5000)),
+        Open(key=b"c", flags=OpenFlags.PRODUCER, datatype=Datatype.JSON, value=b'{"consumer_name":"%s"}' % bytes(5000)),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+def test_requests_that_say_too_much_are_refused_unread(client: Client, request_: Request) -> None:
+    assert client.refused(request_) in (Status.EINVAL, Status.AUTH_ERROR)
+
+
+def test_a_request_that_is_too_long_is_refused_by_its_header_and_dropped_as_it_comes(client: Client) -> None:
+    refused, noop = GetCollectionId(value=b"a." * 10_000_000).encode(), Noop(opaque=7).encode()
+    client.session.receive_data(refused[:100])
+    assert [answer.status for answer in client.received()] == [Status.EINVAL]
+    client.send(refused[100:-5])
+    assert client.session.held_bytes <= 1, "an empty buffer has room for a byte"
+    client.send(refused[-5:] + noop)
+    assert [answer.opaque for answer in client.received()] == [7]
 
 
 def test_nothing_is_handled_while_a_password_is_checked(stranger: Client) -> None:
@@ -243,20 +368,15 @@ def test_the_error_map(client: Client) -> None:
     assert client.refused(GetErrorMap(version=0)) == Status.EINVAL
 
 
-def test_version_verbosity_and_noop(client: Client) -> None:
+def test_version_verbosity_noop_and_quit(node: Node, client: Client) -> None:
     assert client.succeed(Version()).value == b"1.2.3"
     client.succeed(Verbosity(level=2))
     client.succeed(Noop())
-
-
-def test_quit(client: Client) -> None:
     client.succeed(Quit())
     assert client.session.is_quitting
-
-
-def test_quiet_quit(client: Client) -> None:
-    assert client.call_all(QuitQuiet()) == []
-    assert client.session.is_quitting
+    quiet = node.client()
+    assert quiet.call_all(QuitQuiet()) == []
+    assert quiet.session.is_quitting
 
 
 # --- faults -------------------------------------------------------------------------------------------------------
@@ -265,7 +385,7 @@ def test_quiet_quit(client: Client) -> None:
 @pytest.mark.parametrize("opcode", [0x99, 0xFF, Opcode.COMPACT_DB])
 def test_opcodes_that_are_not_known(client: Client, opcode: int) -> None:
     client.send(Frame(magic=Magic.REQUEST, opcode=opcode, opaque=7).encode())
-    (frame,) = decode_frames(client.session.outgoing.popleft().data)
+    (frame,) = decode_frames(client.session.data_to_send())
     assert (frame.opcode, frame.specific, frame.opaque) == (opcode, Status.UNKNOWN_COMMAND, 7)
     client.succeed(Noop())
 
@@ -318,19 +438,16 @@ def test_answers_to_nothing_are_not_answered(client: Client) -> None:
 # --- statuses for older clients -----------------------------------------------------------------------------------
 
 
-def test_an_older_client_is_cut_off_where_it_would_not_understand(node: Node) -> None:
+@pytest.mark.parametrize("logs_in", [False, True])
+def test_an_older_client_is_cut_off_where_it_would_not_understand(node: Node, logs_in: bool) -> None:
+    """It has not logged in, or has selected no bucket."""
     client = Client(node)
+    if logs_in:
+        client.succeed(PLAIN)
     client.send(Noop(opaque=5))
     with pytest.raises(CloseSession):
         client.send(Get(key=b"k"))
     assert [answer.opaque for answer in client.received()] == [5]
-
-
-def test_an_older_client_without_a_bucket_is_cut_off(node: Node) -> None:
-    client = Client(node)
-    client.succeed(PLAIN)
-    with pytest.raises(CloseSession):
-        client.send(Get(key=b"k"))
 
 
 def test_an_older_client_gets_the_statuses_of_its_time(node: Node) -> None:
@@ -358,20 +475,16 @@ def test_answers_come_in_the_order_of_the_requests(client: Client) -> None:
     assert [answer.opaque for answer in client.call_all(*requests)] == [0, 1, 2, 3, 4, 6]
 
 
-def test_an_answer_that_waits_holds_back_those_behind_it(node: Node, client: Client) -> None:
-    client.send(Set(key=b"k", value=b"1", opaque=1))
+@pytest.mark.parametrize(("write", "opaques"), [(Set, [1, 2]), (SetQuiet, [2])])
+def test_an_answer_that_waits_holds_back_those_behind_it(
+    node: Node, client: Client, write: type[Set], opaques: list[int]
+) -> None:
+    """Also that of a quiet write, which is not sent."""
+    client.send(write(key=b"k", value=b"1", opaque=1))
     client.send(Noop(opaque=2))
     assert client.received() == []
     node.commit()
-    assert [answer.opaque for answer in client.received()] == [1, 2]
-
-
-def test_a_quiet_write_is_waited_for_by_the_answer_behind_it(node: Node, client: Client) -> None:
-    client.send(SetQuiet(key=b"k", value=b"1"))
-    client.send(Noop(opaque=2))
-    assert client.received() == []
-    node.commit()
-    assert [answer.opaque for answer in client.received()] == [2]
+    assert [answer.opaque for answer in client.received()] == opaques
 
 
 def test_a_quiet_write_is_waited_for_in_its_own_bucket(node: Node, client: Client) -> None:

@@ -1,48 +1,29 @@
-"""Rights on a key-value connection: which request needs which, and who has them."""
+"""Rights on a key-value connection, beyond those of roles on commands (`test_rights`): names, log-outs, collections."""
 
 from __future__ import annotations
 
 import pytest
 
-from headwater.node.auth.users import SALTS_BYTES, Action, Grant, Role
-from headwater.node.kv.handlers import HANDLERS
-from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN
-from headwater.protocol.features import Feature, Magic
-from headwater.protocol.frames import Frame
+from headwater.node.auth.users import SALTS_BYTES, Grant, Role
+from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_streams import Open, OpenFlags, VBucketState
+from headwater.protocol.messages.dcp_streams import Open, OpenFlags
 from headwater.protocol.messages.documents import (
-    Add,
-    Append,
     Get,
-    GetAndTouch,
-    GetLocked,
-    GetMeta,
     Increment,
     Set,
     SetQuiet,
-    Touch,
 )
 from headwater.protocol.messages.session import (
-    Flush,
     GetClusterConfig,
-    GetErrorMap,
     Hello,
-    Noop,
     SaslAuth,
-    SaslListMechanisms,
     SelectBucket,
     Stat,
-    Verbosity,
-    Version,
 )
-from headwater.protocol.messages.subdocument import MultiLookup, MultiMutation, SubdocCounter
 from headwater.protocol.messages.vbuckets import (
-    DeleteVBucket,
     GetCollectionId,
     GetCollectionsManifest,
-    SetCollectionsManifest,
-    SetVBucket,
 )
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
 from headwater.protocol.sasl import PlainLogin
@@ -58,52 +39,6 @@ def stranger(node: Node) -> Client:
     client = Client(node)
     client.succeed(Hello(key=b"test", features=FEATURES))
     return client
-
-
-NEEDS = {
-    Action.READ: [Get(key=b"k"), GetMeta(key=b"k"), Stat(), MultiLookup(key=b"k", specs=())],
-    Action.WRITE: [Set(key=b"k", value=b"v"), GetLocked(key=b"k"), MultiMutation(key=b"k", specs=())],
-    Action.ADMIN: [Flush(), Verbosity(level=1)],
-    Action.NODE: [SetVBucket(state=VBucketState.ACTIVE), DeleteVBucket(), SetCollectionsManifest(value=b"{}")],
-    Action.STREAM: [Open(key=b"consumer", flags=OpenFlags.PRODUCER)],
-    Action.USE: [GetCollectionsManifest(), GetCollectionId(value=b"_default._default")],
-}
-MAY = {
-    "reader": {Action.USE, Action.READ, Action.STREAM},
-    "writer": {Action.USE, Action.READ, Action.STREAM, Action.WRITE},
-    "admin": {Action.USE, Action.READ, Action.STREAM, Action.WRITE, Action.ADMIN, Action.NODE},
-    "bucket_admin": {Action.USE, Action.ADMIN},
-    "bucket_full_access": {Action.USE, Action.READ, Action.STREAM, Action.WRITE},
-    "data_reader": {Action.USE, Action.READ},
-    "data_dcp_reader": {Action.USE, Action.READ, Action.STREAM},
-}
-
-
-@pytest.mark.parametrize("user", MAY)
-@pytest.mark.parametrize("action", NEEDS)
-def test_a_role_may_do_what_it_may(node: Node, user: str, action: Action) -> None:
-    client = node.client(user=user)
-    for request in NEEDS[action]:
-        statuses = {response.status for response in client.call_all(request)}
-        assert (statuses == {Status.EACCESS}) == (action not in MAY[user]), request
-
-
-WRITES_ONLY = [Set(key=b"k", value=b"1"), Add(key=b"l", value=b"1"), Append(key=b"k", value=b"2"), Touch(key=b"k")]
-READS_AS_WELL = [
-    GetAndTouch(key=b"k"),
-    GetLocked(key=b"k"),
-    Increment(key=b"k"),
-    SubdocCounter(key=b"k", path=b"n", new_value=b"1"),
-    MultiMutation(key=b"k", specs=()),
-]
-
-
-def test_who_may_write_and_not_read_gets_to_see_no_document(node: Node) -> None:
-    client = node.client(user="data_writer")
-    for request in (*WRITES_ONLY, *NEEDS[Action.USE]):
-        assert Status.EACCESS not in {response.status for response in client.call_all(request)}, request
-    for request in (*READS_AS_WELL, *NEEDS[Action.READ], *NEEDS[Action.STREAM], *NEEDS[Action.ADMIN]):
-        assert {response.status for response in client.call_all(request)} == {Status.EACCESS}, request
 
 
 @pytest.mark.parametrize("name", [b"replication:a:11210->b:11210:default", b"takeover:a:11210->b:11210"])
@@ -139,22 +74,6 @@ def test_runs_of_sets_need_the_right_to_write(node: Node) -> None:
     answers = client.call_all(*[SetQuiet(key=b"k", value=b"v")] * 3)
     assert [answer.status for answer in answers] == [Status.EACCESS] * 3
     assert client.refused(Get(key=b"k")) == Status.KEY_ENOENT
-
-
-def test_without_a_log_in_nothing_but_the_bootstrap(stranger: Client) -> None:
-    for handled in set(HANDLERS) - NEEDS_NO_LOGIN:
-        frame = Frame(magic=Magic.REQUEST, opcode=handled.opcode)
-        (answer,) = stranger.call_all(frame.encode())
-        assert answer.status in (Status.EACCESS, Status.EINVAL), handled
-    for request in (SelectBucket(key=b"default"), GetClusterConfig(), Get(key=b"k"), Set(key=b"k", value=b"v")):
-        assert stranger.refused(request) == Status.EACCESS
-    for allowed in (Noop(), Version(), SaslListMechanisms(), GetErrorMap(version=2)):
-        stranger.succeed(allowed)
-
-
-def test_what_is_asked_for_a_right_is_served() -> None:
-    assert {cls.__name__ for cls in NEEDED} - {cls.__name__ for cls in HANDLERS} <= {"SetClusterConfig"}
-    assert set(HANDLERS) >= NEEDS_NO_LOGIN
 
 
 def test_a_bucket_must_be_selected(stranger: Client) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.node.producer.stream_filter import StreamFilter, read_event
+from headwater.node.producer.controls import StreamFilter, read_event
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
-from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId, Seqno, VBucketId
+from headwater.protocol.messages.dcp_changes import Mutation
+from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId, Seqno
 from headwater.protocol.system_events import (
     CollectionCreated,
     CollectionDropped,
@@ -19,7 +19,7 @@ from headwater.protocol.system_events import (
     encode_event,
 )
 from headwater.store.runs import as_run
-from headwater.store.vbuckets import encode_stored_event
+from headwater.store.vbuckets import stored_event
 
 MANIFEST = Manifest().with_scope("shop").with_collection("shop", "orders").with_collection("shop", "returns")
 SHOP = next(scope for scope in MANIFEST.scopes if scope.name == "shop")
@@ -90,11 +90,7 @@ EVENTS: list[Event] = [
 
 
 def stored(event: Event, *, vbucket: int = 1, seqno: int = 5) -> bytes:
-    encoded = encode_stored_event(event)
-    return SystemEvent(
-        vbucket=VBucketId(vbucket), seqno=Seqno(seqno), event=encoded.event, version=encoded.version, key=encoded.key,
-        value=encoded.value,
-    ).encode()  # fmt: skip
+    return stored_event(event, vbucket, Seqno(seqno)).encode()
 
 
 BEFORE = Mutation(seqno=Seqno(4), rev_seqno=1, collection_id=CollectionId(0), key=b"k", value=b"v").encode()

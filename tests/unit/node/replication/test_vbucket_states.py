@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -11,14 +10,10 @@ from headwater.node.replication.vbucket_states import apply_config, replicated
 from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
-from headwater.protocol.values import Datatype
-from headwater.store.bucket import StoreEnvironment
-from headwater.store.data_format import BucketFacts
-from headwater.store.engine import MemoryEngine
-from headwater.store.opening import create_bucket
+from headwater.protocol.numbers import Seqno
 from headwater.store.receiving import begin_snapshot
 from support.cases import each
+from support.store_harness import new_bucket, put
 
 HERE, OTHER, THIRD, NO_NODE = 0, 1, 2, -1
 NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (1000, 2000, 3000))
@@ -26,13 +21,9 @@ ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 
 
 def a_bucket(state: VBucketState | None) -> BucketService:
-    numbers = itertools.count(1)
-    environment = StoreEnvironment(now_ns=lambda: 10**18, new_vbuuid=lambda: Vbuuid(next(numbers)))
-    facts = BucketFacts(name="default", uuid="ab", vbuckets=1)
-    bucket = create_bucket(MemoryEngine(), facts, environment=environment, secret=(1, 2))
+    bucket = new_bucket(vbuckets=1, state=None if state is None else ACTIVE)
     if state is not None:
-        bucket.set_vbucket_state(0, ACTIVE)
-        bucket.put_mutation(0, collection_id=DEFAULT_COLLECTION, key=b"a", value=b"{}", datatype=Datatype.JSON)
+        put(bucket, 0, b"a")
         bucket.set_vbucket_state(0, state)
     bucket.commit_now()
     return BucketService(bucket=bucket)

@@ -19,18 +19,8 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.errors import HeadwaterError
 from headwater.node.http.call import Call, Json, Refusal
 from headwater.node.http.dashboard.samples import BucketSampler
-from headwater.node.http.limits import (
-    NAME_CHARS_MAX,
-    PREVIEW_CHARS_MAX,
-    SEARCH_BYTES_MAX,
-    SEARCH_KEY_CHARS_MAX,
-    SEARCH_ROWS_MAX,
-    SEARCH_S_MAX,
-    SEARCHES_WAITING_MAX,
-    STREAMS_SHOWN_MAX,
-    VALUE_CHARS_MAX,
-)
 from headwater.node.producer.statistics import StreamStatistics, connection_statistics
+from headwater.phrases import parse_number
 from headwater.protocol.features import Opcode
 from headwater.protocol.manifest import Collection, Manifest
 from headwater.protocol.numbers import SEQNO_MAX
@@ -39,10 +29,24 @@ from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBUCKETS_MAX, Document, VBucketFacts, decode_document
 from headwater.store.search import CAS_MAX, Search, SearchedBucket, SearchResult, search_changes
 
+STREAMS_SHOWN_MAX = 1024
+SEARCH_ROWS_MAX = 200
+SEARCH_KEY_CHARS_MAX = 250
+NAME_CHARS_MAX = 600
+"""Names of collections and connections in a query."""
+SEARCH_BYTES_MAX = 256 * 1024 * 1024
+"""How much of what is stored one search looks through, newest first."""
+SEARCH_S_MAX = 1.0
+SEARCHES_WAITING_MAX = 16
+"""One search runs at a time; this many may wait for that."""
+PREVIEW_CHARS_MAX = 200
+VALUE_CHARS_MAX = 256 * 1024
+"""How much of one document is shown."""
 _NANOSECONDS_PER_MS = 1_000_000
 _OPS = {Opcode.DCP_MUTATION: "mutation", Opcode.DCP_DELETION: "deletion", Opcode.DCP_EXPIRATION: "expiration"}
-_TIME_DIGITS_MAX = 13
+_TIME_MS_MAX = 10**13 - 1
 """Of milliseconds since 1970, until the year 2286."""
+_EVENT_MAX = 10**9
 _CANDIDATES_PER_ROW = 3
 """Of the changes found, some are of documents that have changed since; they are no documents of today."""
 
@@ -124,8 +128,8 @@ class BucketBrowser:
         """Everything that is known of one vbucket, its failover log included."""
         bucket, text = call.bucket, call.path("vbucket")
         sampler = self._samplers[call.path("bucket")]
-        vbucket = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else -1
-        if not bucket.vbuckets.exists(vbucket):
+        vbucket = parse_number(text, VBUCKETS_MAX)
+        if vbucket is None or not bucket.vbuckets.exists(vbucket):
             raise Refusal.message(404, f"There is no vbucket {text[:8]} on this node")
         facts, numbers = bucket.vbuckets.facts[vbucket], bucket.vbuckets
         assert facts is not None, "the vbucket exists"
@@ -134,8 +138,8 @@ class BucketBrowser:
                 "vbucket": vbucket,
                 "state": facts.state.name.lower(),
                 "documents": int(sampler.live.counts[vbucket]),
-                "high_seqno": int(numbers.high_seqnos[vbucket]),
-                "durable_seqno": int(numbers.durable_seqnos[vbucket]),
+                "high_seqno": numbers.high_seqno(vbucket),
+                "durable_seqno": numbers.durable_seqno(vbucket),
                 "purge_seqno": facts.purge_seqno,
                 "history_start_seqno": facts.history_start_seqno,
                 "superseded": int(numbers.superseded[vbucket]),
@@ -147,8 +151,8 @@ class BucketBrowser:
     async def show_event(self, call: Call) -> Response:
         """The vbuckets of an event: where each branch began, and what is known of the one before."""
         history = self._samplers[call.path("bucket")].events
-        text = call.path("number")
-        branches = history.branches_of(int(text)) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
+        number = parse_number(call.path("number"), _EVENT_MAX)
+        branches = None if number is None else history.branches_of(number)
         if branches is None:
             raise Refusal.message(404, "Only the newest events still know their vbuckets: see the failover logs")
         rows = [
@@ -170,9 +174,8 @@ class BucketBrowser:
     async def show_streams(self, call: Call) -> Response:
         """The streams of a connection, those furthest behind first."""
         name = call.query("connection", chars_max=NAME_CHARS_MAX)
-        connections = connection_statistics(
-            call.node.producer_connections(call.path("bucket")), now_s=call.node.now_s(), name=name
-        )
+        producers = call.service.producer_connections()
+        connections = connection_statistics(producers, now_s=call.node.now_s(), name=name)
         if not connections:
             raise Refusal.message(404, "There is no such connection any more")
         streams = sorted(connections[0].streams or (), key=lambda one: (-one.backlog_items, one.vbucket))
@@ -208,11 +211,10 @@ def _opcodes(call: Call) -> tuple[int, ...]:
 def _time_ns(call: Call, name: str, *, default: int) -> int:
     """A time of the query, in milliseconds since 1970."""
     text = call.query(name, chars_max=NAME_CHARS_MAX)
-    if not text:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX):
+    time_ms = parse_number(text, _TIME_MS_MAX)
+    if text and time_ms is None:
         raise Refusal.message(400, f"{name} is a time in milliseconds since 1970")
-    return int(text) * _NANOSECONDS_PER_MS
+    return default if time_ms is None else time_ms * _NANOSECONDS_PER_MS
 
 
 def _before(call: Call) -> tuple[int, int]:
@@ -220,11 +222,11 @@ def _before(call: Call) -> tuple[int, int]:
     text = call.query("before", chars_max=NAME_CHARS_MAX)
     if not text:
         return _time_ns(call, "to", default=CAS_MAX), 0
-    cas, _, vbucket = text.partition("-")
-    are_numbers = all(part.isascii() and part.isdecimal() and len(part) <= 20 for part in (cas, vbucket))
-    if not are_numbers or int(cas) > CAS_MAX or int(vbucket) > VBUCKETS_MAX:
+    parts = text.partition("-")
+    cas, vbucket = parse_number(parts[0], CAS_MAX), parse_number(parts[2], VBUCKETS_MAX)
+    if cas is None or vbucket is None:
         raise Refusal.message(400, "before is the CAS and the vbucket of a change, like 1700000000000000000-12")
-    return int(cas), int(vbucket)
+    return cas, vbucket
 
 
 def _collection(bucket: Bucket, name: str) -> Collection:

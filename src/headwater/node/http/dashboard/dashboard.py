@@ -1,8 +1,8 @@
 """The dashboard of a node: the ticks that feed it, and the handlers of its page, its live feed and its metrics.
 
-`app` has the routes and checks who asks; `server` starts and closes it with the node. Once a second a `BucketSampler`
-takes the numbers of each bucket, and viewers and scrapes are given what the last tick has taken. The dashboard only
-reads the node: no handler here changes anything.
+`app` has the routes and checks who asks; `HttpServer` starts and closes it with the node. Once a second a
+`BucketSampler` takes the numbers of each bucket, and viewers and scrapes are given what the last tick has taken. The
+dashboard only reads the node: no handler here changes anything.
 """
 
 from __future__ import annotations
@@ -10,46 +10,199 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headwater.http.requests import Json, PageFiles
 from headwater.log_fields import LogEvent, fields
-from headwater.node.http.call import Call
+from headwater.metric_kinds import MetricFamily, MetricKind, MetricSamples, collect_metrics, one_number
+from headwater.node.http.call import Call, Logins, Sessions, may_see
 from headwater.node.http.dashboard.browser import BucketBrowser
 from headwater.node.http.dashboard.health import Examined, health_of
 from headwater.node.http.dashboard.landing import Landings
-from headwater.node.http.dashboard.live_feed import LiveFeed
-from headwater.node.http.dashboard.metrics import metrics_text
-from headwater.node.http.dashboard.samples import BucketSampler
-from headwater.node.http.limits import PEERS_IDLE_TICKS, PEERS_S_MAX, TICK_S, TICK_S_MAX, TICK_SHARE_MAX
-from headwater.node.http.logins import Logins, Sessions, may_see
-from headwater.node.node_state import NodeState
+from headwater.node.http.dashboard.live_feed import TICK_S, LiveFeed
+from headwater.node.http.dashboard.samples import CONNECTIONS_SHOWN_MAX, BucketSampler
+from headwater.node.producer.statistics import ConnectionStatistics
+from headwater.protocol.messages.dcp_streams import VBucketState
+
+if TYPE_CHECKING:
+    from headwater.node.node_state import NodeState
+
+# --- metrics -------------------------------------------------------------------------------------------------------
+# The dashboard answers `/metrics` with them. A scrape reads what the last tick has taken; nothing is counted for it.
+
+
+PREFIX = "headwater_node_"
+REPLICATION_NAME = "replication:"
+"""How the names of connections begin by which other nodes of the cluster keep their copies up to date. It goes on with
+`FROM->TO:BUCKET`."""
+
+
+def _by_state(read: Callable[[BucketSampler, VBucketState], float]) -> Callable[[BucketSampler], MetricSamples]:
+    return lambda sampler: [((state.name.lower(),), float(read(sampler, state))) for state in VBucketState]
+
+
+def _by_connection(read: Callable[[ConnectionStatistics], float]) -> Callable[[BucketSampler], MetricSamples]:
+    """Of the connections furthest behind, so that a crowd of them makes no crowd of time series."""
+    return lambda sampler: [((one.name,), read(one)) for one in sampler.furthest_behind()]
+
+
+def _replication(sampler: BucketSampler) -> MetricSamples:
+    return [
+        ((connection.name.removesuffix(f":{sampler.name}").rpartition("->")[2],), connection.backlog_items)
+        for connection in sampler.connections
+        if connection.name.startswith(REPLICATION_NAME)
+    ]
+
+
+def _number(name: str, text: str, read: Callable[[BucketSampler], float]) -> MetricKind[BucketSampler]:
+    """A metric that is one number of a bucket."""
+    return MetricKind(name, text, one_number(read))
+
+
+KINDS: tuple[MetricKind[BucketSampler], ...] = (
+    MetricKind(
+        "documents",
+        "Documents that are not deleted, by the state of their vbuckets; with millions of documents, some seconds old.",
+        _by_state(lambda s, state: s.live.counts[s.bucket.vbuckets.states == state].sum()),
+        "state",
+    ),
+    MetricKind(
+        "vbuckets",
+        "Vbuckets on this node, by state.",
+        _by_state(lambda s, state: (s.bucket.vbuckets.states == state).sum()),
+        "state",
+    ),
+    _number("changes_total", "Changes of documents in vbuckets that are active here.", lambda s: s.totals.changes),
+    _number(
+        "system_events_total",
+        "Collections and scopes that were created or dropped, once for each vbucket that is active here.",
+        lambda s: s.totals.system_events,
+    ),
+    _number(
+        "received_changes_total",
+        "Seqnos that the copies on this node have received from the active copies.",
+        lambda s: s.totals.received,
+    ),
+    _number("requests_total", "Key-value requests of all kinds.", lambda s: s.totals.requests),
+    _number("commits_total", "Commits made durable.", lambda s: s.totals.commits),
+    _number("pending_changes", "Changes that are not committed yet.", lambda s: s.bucket.pending_changes),
+    _number("unsettled_bytes", "Durable changes that are still held in memory.", lambda s: s.bucket.young_bytes),
+    _number("disk_bytes", "Size of the bucket on disk.", lambda s: s.disk_bytes),
+    _number(
+        "damaged_vbuckets",
+        "Vbuckets that are stopped because their stored data is damaged.",
+        lambda s: len(s.bucket.vbuckets.damage),
+    ),
+    _number(
+        "scrub_completed_timestamp_seconds",
+        "When the last pass over all stored data ended; 0 for never.",
+        lambda s: s.scrubbed().completed_ns / 1e9,
+    ),
+    _number("scrub_findings", "Rows that the last pass found damaged.", lambda s: s.scrubbed().findings),
+    _number("dcp_connections", "Connections that receive changes.", lambda s: len(s.connections)),
+    _number("dcp_streams", "Open streams.", lambda s: sum(one.num_streams for one in s.connections)),
+    _number("dcp_messages_total", "Messages sent by streams.", lambda s: s.totals.messages),
+    _number("dcp_sent_bytes_total", "Bytes sent to connections that receive changes.", lambda s: s.totals.sent_bytes),
+    _number("dcp_backlog_seqnos", "Seqnos that all streams together have not sent yet.", lambda s: s.backlog),
+    MetricKind(
+        "dcp_connection_backlog_seqnos",
+        f"Seqnos that a connection's streams have not sent yet; for the {CONNECTIONS_SHOWN_MAX} furthest behind.",
+        _by_connection(lambda one: one.backlog_items),
+        "connection",
+    ),
+    MetricKind(
+        "dcp_connection_unacked_bytes",
+        "Bytes sent that the consumer has not acknowledged.",
+        _by_connection(lambda one: one.unacked_bytes),
+        "connection",
+    ),
+    MetricKind(
+        "dcp_connection_window_bytes",
+        "The consumer's flow-control buffer; 0 for none.",
+        _by_connection(lambda one: one.max_buffer_bytes),
+        "connection",
+    ),
+    MetricKind("replication_lag_seqnos", "Seqnos by which another node's copies are behind.", _replication, "replica"),
+    _number(
+        "rollbacks_total",
+        "Vbuckets that lost changes in a failover or a drill, or discarded them as copies; kept across restarts.",
+        lambda s: s.events.totals.rolled_back,
+    ),
+    _number(
+        "lost_changes_total",
+        "Changes known to be lost in failovers, crashes and drills (a lower bound); kept across restarts.",
+        lambda s: s.events.totals.lost_changes,
+    ),
+    _number(
+        "unknown_loss_vbuckets",
+        "Vbuckets that were promoted with an unknown loss.",
+        lambda s: s.events.unknown_vbuckets,
+    ),
+    _number(
+        "rollback_answers_total",
+        "Stream requests of consumers that were answered with a rollback; kept across restarts.",
+        lambda s: s.events.totals.answers,
+    ),
+)
+
+
+class NodeCollector:
+    """What a registry collects: the node, and the buckets that the user may see."""
+
+    def __init__(self, node: NodeState, samplers: Sequence[BucketSampler]) -> None:
+        self._node = node
+        self._samplers = samplers
+
+    def collect(self) -> Iterator[MetricFamily]:
+        info = GaugeMetricFamily(f"{PREFIX}info", "Always 1; the label has the version.", labels=("version",))
+        info.add_metric((self._node.server_version,), 1)
+        yield info
+        yield GaugeMetricFamily(f"{PREFIX}ready", "1 once every bucket is open.", value=int(self._node.is_ready))
+        yield GaugeMetricFamily(f"{PREFIX}uptime_seconds", "Time since the node started.", value=self._node.uptime_s())
+        sources = [((sampler.name,), sampler) for sampler in self._samplers]
+        yield from collect_metrics(KINDS, sources, prefix=PREFIX, labels=("bucket",))
+
+
+def metrics_text(node: NodeState, samplers: Sequence[BucketSampler], *, accept: str) -> tuple[bytes, str]:
+    """All metrics, in the form that the client prefers, and the name of that form."""
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(node, samplers))
+    ProcessCollector(registry=registry)
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+# --- the dashboard --------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
+
+TICK_SHARE_MAX = 0.05
+TICK_S_MAX = 5.0
+"""Which part of its time the node may spend on ticks before they become fewer, and how far apart they get."""
+PEERS_IDLE_TICKS = 3
+"""The other nodes of the cluster are asked at every tick while there are viewers, and else once in so many. What they
+last had is the measure of what their loss loses."""
+PEERS_S_MAX = 0.2
+"""How long a tick waits for their answers, so that what is shown of all nodes is of about the same moment."""
 
 
 class Dashboard:
     """All that the page shows. `start` and `close` are called in the node's event loop."""
 
-    def __init__(
-        self,
-        node: NodeState,
-        logins: Logins,
-        sessions: Sessions,
-        *,
-        open_metrics: bool = False,
-        landing_urls: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, node: NodeState, logins: Logins, sessions: Sessions) -> None:
         self._node = node
         self._logins = logins
         self._sessions = sessions
-        self._open_metrics = open_metrics
         self._samplers: dict[str, BucketSampler] = {}
-        self._landings = Landings(landing_urls)
+        self._landings = Landings(node.options.landing_urls)
         self._feed = LiveFeed(node, self._landings)
         self.browser = BucketBrowser(self._samplers)
         self.files = PageFiles(__package__)
@@ -114,7 +267,7 @@ class Dashboard:
             # The bucket may have been dropped, and another one made with its name.
             return self._samplers.get(name) is sampler and self._sessions.may_see(call.request, name)
 
-        return self._feed.stream(sampler, still_allowed)
+        return self._feed.stream(call.user, sampler, still_allowed)
 
     async def show_health(self, call: Call) -> Response:
         """The verdict that is on top of every page."""
@@ -123,7 +276,7 @@ class Dashboard:
 
     async def show_metrics(self, request: Request) -> Response:
         samplers = list(self._samplers.values())
-        if not self._open_metrics:
+        if not self._node.options.open_metrics:
             user = await self._logins.user_of(request)
             samplers = [sampler for sampler in samplers if may_see(self._node, user, sampler.name)]
         text, content_type = metrics_text(self._node, samplers, accept=request.headers.get("accept", ""))

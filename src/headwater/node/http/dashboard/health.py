@@ -7,22 +7,23 @@ waits for nothing. To add one, write a generator of findings and enter it in `CH
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
+from shutil import disk_usage
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headwater.node.history import LOSING, Kind
 from headwater.node.http.dashboard.landing import Landings
-from headwater.node.http.dashboard.samples import BucketSampler
-from headwater.node.node_state import NodeState
 from headwater.phrases import counted
 from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
+
+if TYPE_CHECKING:
+    from headwater.node.http.dashboard.samples import BucketSampler
+    from headwater.node.node_state import NodeState
 
 STUCK_S = 30.0
 """A stream that has changes to send and sends none for so long is stuck."""
@@ -71,40 +72,31 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskSpace:
-    free_bytes: int
-    total_bytes: int
-
-    @classmethod
-    def of(cls, folder: Path) -> DiskSpace:
-        found = os.statvfs(folder)
-        return cls(free_bytes=found.f_bavail * found.f_frsize, total_bytes=found.f_blocks * found.f_frsize)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
     """What the checks look at."""
 
     sampler: BucketSampler
     config: PublishedConfig | None
-    """None where the bucket is in no cluster."""
+    """None where the bucket is not in a cluster."""
     this_node: int | None
     is_waiting: bool
     landings: Sequence[dict[str, Any]]
-    disk: DiskSpace
+    free_bytes: int
+    disk_bytes: int
     url: str
     """For the commands that are suggested."""
 
     @classmethod
     def of(cls, node: NodeState, sampler: BucketSampler, landings: Landings) -> Examined:
-        service = node.bucket_service(sampler.name)
+        service, disk = node.bucket_service(sampler.name), disk_usage(node.options.data)
         return cls(
             sampler=sampler,
             config=service.config,
             this_node=service.this_node,
             is_waiting=service.is_waiting,
             landings=landings.of(sampler.name),
-            disk=DiskSpace.of(node.options.data),
+            free_bytes=disk.free,
+            disk_bytes=disk.total,
             url=f"couchbase://{node.address.kv_address}/{sampler.name}",
         )
 
@@ -145,7 +137,7 @@ def _left_out(examined: Examined) -> Iterator[Finding]:
             check="left-out",
             level=Level.BAD,
             text="This node is not in the cluster any more, and serves nothing",
-            do=f"Take it back with `headwater cluster add`, naming a node of the cluster and {_address(examined)}",
+            do=f"Add it again with `headwater cluster add`, a node of the cluster and {_address(examined)}",
         )
 
 
@@ -177,7 +169,7 @@ def _nodes(examined: Examined) -> Iterator[Finding]:
             check="nodes",
             level=Level.BAD,
             text=f"{counted(len(gone), 'node')} of {_cluster_size(examined)} can't be reached: {names}",
-            do=f"Start it again, or go on without it: `headwater cluster failover {examined.url} {gone[0]}`",
+            do=f"Start it again, or continue without it: `headwater cluster failover {examined.url} {gone[0]}`",
         )
 
 
@@ -241,13 +233,13 @@ def _unfed(examined: Examined) -> Iterator[Finding]:
             check="unfed",
             level=Level.WARN,
             text=f"{counted(len(behind), 'copy', plural='copies')} on this node get no changes, and are behind",
-            do="Look at the log of this node for why it can't stream from the others",
+            do="Check the log of this node to see why it can't stream from the others",
             page="streams",
         )
 
 
 def _disk(examined: Examined) -> Iterator[Finding]:
-    free, total = examined.disk.free_bytes, examined.disk.total_bytes
+    free, total = examined.free_bytes, examined.disk_bytes
     if total and free < total * DISK_LOW_SHARE:
         is_full = free < total * DISK_FULL_SHARE
         yield Finding(
@@ -263,12 +255,12 @@ def _landings(examined: Examined) -> Iterator[Finding]:
         url, numbers = landing["url"], landing.get("numbers") or {}
         if "error" in landing:
             text, level = f"The landing at {url} does not answer: {landing['error']}", Level.BAD
-            do = "Start `headwater land` again: it goes on where it was"
+            do = "Start `headwater land` again: it resumes where it stopped"
         elif numbers.get("active") == 0:
-            text, level, do = f"The landing at {url} has stopped", Level.BAD, "Look at its log, and start it again"
+            text, level, do = f"The landing at {url} has stopped", Level.BAD, "Check its log, and start it again"
         elif numbers.get("failures", 0) > 0:
             failed = counted(int(numbers["failures"]), "batch", plural="batches")
-            text, level, do = f"The landing at {url} failed {failed} in a row", Level.WARN, "Look at its log"
+            text, level, do = f"The landing at {url} failed {failed} in a row", Level.WARN, "Check its log"
         elif numbers.get("lag_seconds", 0.0) > LANDING_LAG_S:
             text, level = f"The landing at {url} is {numbers['lag_seconds']:,.0f} s behind", Level.WARN
             do = "Give it more cores, or larger batches"
@@ -285,7 +277,7 @@ def _stuck(examined: Examined) -> Iterator[Finding]:
             check="stuck",
             level=Level.WARN,
             text=f"{stuck[0].name} takes no changes, with {stuck[0].backlog_items:,} waiting for it{more}",
-            do="Look at that consumer: it does not read, or does not acknowledge what it gets",
+            do="Check that consumer: it does not read, or does not acknowledge what it receives",
             page="streams",
         )
 

@@ -20,8 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.errors import InvalidInput
 from headwater.http.requests import TOKEN_VARIABLE
-from headwater.node.http.limits import LANDING_BYTES_MAX, LANDING_EVERY_S, LANDING_S_MAX, LANDINGS_MAX
 
+LANDING_EVERY_S = 2.0
+LANDING_S_MAX = 2.0
+LANDING_BYTES_MAX = 1024 * 1024
+LANDINGS_MAX = 8
+"""How often the metrics of a landing are fetched, how long that may take, how long they may be, and how many."""
 _PREFIX = "headwater_land_"
 _PAGE = f"{_PREFIX}page_info"
 
@@ -48,7 +52,7 @@ class Landings:
         for url in urls:
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
                 raise InvalidInput(
-                    f"{url!r} is no address of metrics", hint="Give one like http://127.0.0.1:9100/metrics"
+                    f"{url!r} is not an address of metrics", hint="Give one like http://127.0.0.1:9100/metrics"
                 )
         self.numbers = [LandingNumbers(url=url, error="not asked yet") for url in urls]
 

@@ -10,22 +10,28 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import asdict
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from starlette.responses import Response, StreamingResponse
 
 from headwater.errors import MalformedJson
+from headwater.node.commit_loop import ChangeSignal
 from headwater.node.history import Event
-from headwater.node.http.call import Refusal
-from headwater.node.http.dashboard.cluster_numbers import PeerNode, Rows
+from headwater.node.http.call import LongAnswers, Refusal
 from headwater.node.http.dashboard.health import Examined, health_of
 from headwater.node.http.dashboard.landing import Landings
-from headwater.node.http.dashboard.samples import BucketSampler, Point
-from headwater.node.http.limits import CONNECTIONS_SHOWN_MAX, TICK_S, VIEWERS_MAX
-from headwater.node.node_state import ChangeSignal, NodeState
+from headwater.node.http.dashboard.samples import CONNECTIONS_SHOWN_MAX, BucketSampler, PeerNode, Point, Rows
 from headwater.node.producer.statistics import ConnectionStatistics
 from headwater.protocol.cluster_config import HOST_PLACEHOLDER, ClusterConfig, ConfigNode
+
+if TYPE_CHECKING:
+    from headwater.node.node_state import NodeState
+
+VIEWERS_MAX = 32
+"""Live feeds that are open at a time. Beyond that, one of the user that has the most ends."""
+TICK_S = 1.0
+"""How often numbers are taken, and sent to viewers."""
 
 
 class LiveFeed:
@@ -34,36 +40,35 @@ class LiveFeed:
     def __init__(self, node: NodeState, landings: Landings) -> None:
         self.ticks = ChangeSignal()
         """Notified when new numbers are there."""
-        self.viewers = 0
+        self.viewers = LongAnswers()
         self._is_closed = False
         self._node = node
         self._landings = landings
 
     def close(self) -> None:
-        """End all feeds, and begin no more."""
+        """End all feeds, and refuse new ones."""
         self._is_closed = True
         self.ticks.notify()
 
-    def stream(self, sampler: BucketSampler, still_allowed: Callable[[], bool]) -> Response:
-        if self.viewers >= VIEWERS_MAX or self._is_closed:
+    def stream(self, user: str, sampler: BucketSampler, still_allowed: Callable[[], bool]) -> Response:
+        if self._is_closed or not self.viewers.has_room(user, most=VIEWERS_MAX):
             raise Refusal.message(503, f"There are {VIEWERS_MAX} viewers already, or the node stops: try again later")
-        return StreamingResponse(self._messages(sampler, still_allowed), media_type="text/event-stream")
+        return StreamingResponse(self._messages(user, sampler, still_allowed), media_type="text/event-stream")
 
-    async def _messages(self, sampler: BucketSampler, still_allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
-        if self.viewers >= VIEWERS_MAX:
-            return
-        self.viewers += 1
-        view = _Viewer(self._node, self._landings, sampler)
-        try:
+    async def _messages(
+        self, user: str, sampler: BucketSampler, still_allowed: Callable[[], bool]
+    ) -> AsyncIterator[bytes]:
+        with self.viewers.place(user, most=VIEWERS_MAX) as place:
+            if place.is_over:
+                return
+            view = _Viewer(self._node, self._landings, sampler)
             yield b"retry: %d\n\n" % int(2000 * TICK_S) + _message("hello", view.all())
-            while not self._is_closed:
+            while not self._is_closed and not place.is_over:
                 await self.ticks.after(self.ticks.count)
                 if not still_allowed():
                     yield _message("bye", {})
                     return
                 yield _message("tick", view.news())
-        finally:
-            self.viewers -= 1
 
 
 def _message(event: str, content: dict[str, Any]) -> bytes:
@@ -104,7 +109,7 @@ class _Viewer:
             "rates": asdict(sampler.rates),
             "documents": int(sampler.live.counts[sampler.bucket.vbuckets.states == 1].sum()),
             "disk_bytes": sampler.disk_bytes,
-            "pending": sampler.bucket.pending.count,
+            "pending": sampler.bucket.pending_changes,
             "vbuckets": self._changed("", self._own_rows()),
             "is_held": sampler.holds_replicas,
             "peers": [self._peer(peer) for peer in sampler.cluster.peers.values()],

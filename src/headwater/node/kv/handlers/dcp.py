@@ -20,32 +20,23 @@ from headwater.node.kv.context import CloseSession, Context
 from headwater.node.kv.documents import refuse_damaged, refuse_vbucket
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.controls import BadControl
-from headwater.node.service import RequestRefused
 from headwater.protocol.dialects import Dialect
 from headwater.protocol.failover_log import RollbackDemand
 from headwater.protocol.features import Feature
+from headwater.protocol.messages import dcp_streams as messages
 from headwater.protocol.messages.base import PlainResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import SeqnoAcknowledged
-from headwater.protocol.messages.dcp_streams import (
-    BufferAck,
-    CloseStream,
-    Control,
-    DcpNoop,
-    GetFailoverLog,
-    GetFailoverLogResponse,
-    Open,
-    OpenFlags,
-    StreamRequest,
-    StreamRequestResponse,
-)
+from headwater.protocol.messages.dcp_streams import OpenFlags, StreamRequest
 from headwater.protocol.numbers import CONNECTION_NAME_BYTES_MAX
 from headwater.protocol.states import PRODUCER_ENDPOINT, EndpointState, transition
-from headwater.protocol.status import Status
+from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.stream_requests import StreamRefusal
 from headwater.protocol.values import Datatype
 
 logger = logging.getLogger(__name__)
 
+_OPEN_VALUE_BYTES_MAX = 4096
+"""It has one member, the name of the consumer."""
 NODE_CONNECTION_PREFIXES = ("replication:", "takeover:")
 """The names of connections between nodes begin so (`node.replication`, `cluster.rebalance`)."""
 
@@ -74,7 +65,7 @@ def _connection(context: Context) -> ProducerConnection:
 # --- the connection -----------------------------------------------------------------------------------------------
 
 
-def _open(context: Context, request: Open) -> PlainResponse:
+def _open(context: Context, request: messages.Open) -> PlainResponse:
     dialect = context.service.dialect
     if not 0 < len(request.key) <= dialect.name_bytes_max:
         raise RequestRefused(Status.EINVAL, f"a connection's name has 1 to {dialect.name_bytes_max} bytes")
@@ -112,10 +103,11 @@ def _check_flags(flags: OpenFlags, dialect: Dialect) -> None:
 
 
 def _check_may_take_name(context: Context, name: str) -> None:
-    """A connection of the same name ends (`open_dcp`), so a name is taken from its own user, or by a node.
+    """Opening a connection closes the one with the same name (`open_dcp`), so only that connection's user, or a node,
+    may reuse its name.
 
-    Names of replication and takeovers are for nodes even where no connection has them: one that is lost is made again,
-    and must not find its name taken.
+    Names of replication and takeover connections are reserved for nodes even while unused: a lost connection is
+    reopened under its name, and must not find it taken.
     """
     session = context.session
     if session.may(Action.NODE):
@@ -127,8 +119,8 @@ def _check_may_take_name(context: Context, name: str) -> None:
         raise RequestRefused(Status.EACCESS, "a connection of another user has this name")
 
 
-def _open_as_consumer(context: Context, request: Open, consumer_name: str) -> PlainResponse:
-    """What comes over such a connection is written without a question, as it comes from a node."""
+def _open_as_consumer(context: Context, request: messages.Open, consumer_name: str) -> PlainResponse:
+    """What comes over such a connection is written unchecked, because it comes from a node."""
     session = context.session
     if not session.may(Action.NODE):
         raise RequestRefused(Status.EACCESS)
@@ -146,7 +138,7 @@ def _open_as_consumer(context: Context, request: Open, consumer_name: str) -> Pl
     return context.ok()
 
 
-def _consumer_name(request: Open) -> str:
+def _consumer_name(request: messages.Open) -> str:
     """The consumer's name in a topology, if the value, a JSON object, has it. A producer learns it by a control.
 
     What is refused is what the recorded 7.0.5 server refused; the connection stays, and may be opened again.
@@ -157,6 +149,8 @@ def _consumer_name(request: Open) -> str:
         return ""
     if request.datatype != Datatype.JSON:
         raise RequestRefused(Status.EINVAL, "an open with a value has the datatype JSON")
+    if len(request.value) > _OPEN_VALUE_BYTES_MAX:
+        raise RequestRefused(Status.EINVAL, f"the value of an open has at most {_OPEN_VALUE_BYTES_MAX} bytes")
     try:
         decoded = json.loads(request.value)
     except (ValueError, RecursionError) as error:
@@ -173,7 +167,7 @@ def _consumer_name(request: Open) -> str:
     return name
 
 
-def _control(context: Context, request: Control) -> PlainResponse:
+def _control(context: Context, request: messages.Control) -> PlainResponse:
     try:
         _connection(context).set_control(request.key, request.value)
     except BadControl as error:
@@ -181,11 +175,11 @@ def _control(context: Context, request: Control) -> PlainResponse:
     return context.ok()
 
 
-def _buffer_ack(context: Context, request: BufferAck) -> None:
+def _buffer_ack(context: Context, request: messages.BufferAck) -> None:
     _connection(context).on_buffer_ack(request.acked_bytes)
 
 
-def _noop(context: Context, request: DcpNoop) -> PlainResponse:
+def _noop(context: Context, request: messages.DcpNoop) -> PlainResponse:
     return context.ok()
 
 
@@ -215,7 +209,7 @@ def _seqno_acknowledged(context: Context, request: SeqnoAcknowledged) -> None:
 
 def _stream_request(context: Context, request: StreamRequest) -> Response:
     connection = _connection(context)
-    refuse_damaged(context.bucket_service, request.vbucket)
+    refuse_damaged(context, request.vbucket)
     admission = connection.admit(request)
     if isinstance(admission, RollbackDemand):
         history = context.bucket_service.history
@@ -225,7 +219,9 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
         had = max(request.start_seqno, request.snapshot_end_seqno) if is_inside else request.start_seqno
         history.asked(request.vbucket, vbuuid=request.vbuuid, seqno=had, by_node=by_node)
         _log_rollback(context, request, admission)
-        return StreamRequestResponse(opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=admission.to_seqno)
+        return messages.StreamRequestResponse(
+            opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=admission.to_seqno
+        )
     if isinstance(admission, StreamRefusal):
         _refuse(context, admission)
     else:
@@ -236,7 +232,7 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
             sync_writes.begin_stream(request.vbucket, connection.controls.consumer_name, request.start_seqno)
     facts = connection.bucket.vbuckets.facts[request.vbucket]
     assert facts is not None, "a stream is admitted on a vbucket that is here"
-    return StreamRequestResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
+    return messages.StreamRequestResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
 
 
 def _log_rollback(context: Context, request: StreamRequest, rollback: RollbackDemand) -> None:
@@ -266,7 +262,7 @@ def _refuse(context: Context, refused: StreamRefusal) -> None:
     raise RequestRefused(refused.status, context_text)
 
 
-def _close_stream(context: Context, request: CloseStream) -> PlainResponse:
+def _close_stream(context: Context, request: messages.CloseStream) -> PlainResponse:
     connection = _connection(context)
     if (request.stream_id is not None) != connection.controls.stream_id:
         raise RequestRefused(Status.DCP_STREAMID_INVALID)
@@ -279,23 +275,23 @@ def _close_stream(context: Context, request: CloseStream) -> PlainResponse:
     return context.ok()
 
 
-def get_failover_log(context: Context, request: GetFailoverLog) -> GetFailoverLogResponse:
+def get_failover_log(context: Context, request: messages.GetFailoverLog) -> messages.GetFailoverLogResponse:
     """Of any vbucket that is here; under its other opcode also on a connection that is not a DCP connection."""
-    refuse_damaged(context.bucket_service, request.vbucket)
+    refuse_damaged(context, request.vbucket)
     numbers = context.bucket_service.bucket.vbuckets
-    facts = numbers.facts[request.vbucket] if numbers.exists(request.vbucket) else None
+    facts = numbers.facts_of(request.vbucket)
     if facts is None:
         refuse_vbucket(context)
-    return context.reply(GetFailoverLogResponse, failover_log=facts.failover_log.entries)
+    return context.reply(messages.GetFailoverLogResponse, failover_log=facts.failover_log.entries)
 
 
 _HANDLERS: dict[type[Request], Callable[[Any, Any], Response | None]] = {
-    Open: _open,
-    Control: _control,
-    BufferAck: _buffer_ack,
-    DcpNoop: _noop,
+    messages.Open: _open,
+    messages.Control: _control,
+    messages.BufferAck: _buffer_ack,
+    messages.DcpNoop: _noop,
     SeqnoAcknowledged: _seqno_acknowledged,
     StreamRequest: _stream_request,
-    CloseStream: _close_stream,
-    GetFailoverLog: get_failover_log,
+    messages.CloseStream: _close_stream,
+    messages.GetFailoverLog: get_failover_log,
 }

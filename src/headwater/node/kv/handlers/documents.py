@@ -1,10 +1,12 @@
 """Handlers of whole documents: reading, writing, counters and locks; and how far a vbucket is durable.
 
 One function a message, called by `kv.session` through the table of `handlers`. Each decides whether the request may be
-done and says so to `kv.documents`, which does it.
+done and tells its `Target` (`kv.documents`), which does it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from headwater.errors import MalformedLeb128
 from headwater.node.kv.context import Context
@@ -12,127 +14,87 @@ from headwater.node.kv.documents import (
     LOCK_S_DEFAULT,
     LOCK_S_MAX,
     Target,
-    check_cas,
     collection_by_id,
-    expiry_time,
     join_value,
-    live,
-    live_or_refuse,
-    lock_on,
-    mutation_token,
-    newest,
     preserves_ttl,
     received_body,
+    received_parts,
     refuse_damaged,
     refuse_vbucket,
-    release,
-    remove,
-    shown_cas,
     shown_value,
     split_value,
-    store,
-    take_lock,
-    target_of,
-    target_to_write,
     whole_value,
-    xattrs_to_keep,
 )
-from headwater.node.service import RequestRefused
 from headwater.protocol.features import Feature
+from headwater.protocol.frames import RequestInfo, decode_collection_id, find
+from headwater.protocol.messages import documents as messages
+from headwater.protocol.messages import vbuckets as vbucket_messages
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.messages.documents import (
-    COUNTER_MUST_EXIST,
-    Append,
-    CounterResponse,
-    Decrement,
-    Delete,
-    Get,
-    GetEx,
-    GetExReplica,
-    GetLocked,
-    GetMeta,
-    GetMetaResponse,
-    GetReplica,
-    GetResponse,
-    Increment,
-    Prepend,
-    Set,
-    StoreResponse,
-    Touch,
-    Unlock,
-)
-from headwater.protocol.messages.vbuckets import (
-    KeyState,
-    Observe,
-    ObservedDocument,
-    ObservedKey,
-    ObserveResponse,
-    ObserveSeqno,
-    ObserveSeqnoResponse,
-)
-from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, Seqno, decode_collection_id
-from headwater.protocol.status import Status
+from headwater.protocol.messages.documents import GetResponse, MetaOptions, SetWithMeta, StoreResponse
+from headwater.protocol.messages.vbuckets import KeyState, ObservedDocument
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas
+from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.values import Datatype
-from headwater.store.bucket import Written
+from headwater.store.bucket import GivenVersion, Written
 from headwater.store.data_format import Document, Entry
 
 _META_WITH_DATATYPE = 2
 
 
-def get(context: Context, request: Get) -> GetResponse:
+# --- get ----------------------------------------------------------------------------------------------------------
+
+
+def get(context: Context, request: messages.Get) -> GetResponse:
     return _get(context, request)
 
 
-def get_with_key(context: Context, request: Get) -> GetResponse:
-    return _get(context, request, with_key=True)
+def get_with_key(context: Context, request: messages.Get) -> GetResponse:
+    return _get(context, request, collection_id=request.collection_id, key=request.key)
 
 
-def get_replica(context: Context, request: GetReplica) -> GetResponse:
+def get_replica(context: Context, request: messages.GetReplica) -> GetResponse:
     return _get(context, request, state=VBucketState.REPLICA)
 
 
-def get_ex(context: Context, request: GetEx) -> GetResponse:
+def _get(
+    context: Context, request: messages.Get, *, state: VBucketState = VBucketState.ACTIVE, **fields: Any
+) -> GetResponse:
+    target = Target.of(context, request, state=state)
+    entry = target.live_or_refuse()
+    return _shown(target, target.read(entry), target.shown_cas(entry), **fields)
+
+
+def _shown(target: Target, document: Document, cas: Cas, **fields: Any) -> GetResponse:
+    shown = shown_value(target.context, document)
+    return target.context.reply(GetResponse, cas=cas, flags=document.flags, **fields, **shown)
+
+
+def get_ex(context: Context, request: messages.GetEx) -> GetResponse:
     """A document with its extended attributes."""
     # Recorded of 8.0.2: without these in HELLO it is NOT_SUPPORTED.
     for feature in (Feature.XATTR, Feature.JSON, Feature.SNAPPY_EVERYWHERE):
         if not context.session.has(feature):
             raise RequestRefused(Status.NOT_SUPPORTED, f"it needs {feature.name} in HELLO")
-    is_replica = isinstance(request, GetExReplica)
-    target = target_of(context, request, state=VBucketState.REPLICA if is_replica else VBucketState.ACTIVE)
-    entry = live_or_refuse(context, target)
+    is_replica = isinstance(request, messages.GetExReplica)
+    target = Target.of(context, request, state=VBucketState.REPLICA if is_replica else VBucketState.ACTIVE)
+    entry = target.live_or_refuse()
     document = target.read(entry)
-    return context.reply(GetResponse, cas=shown_cas(target, entry), flags=document.flags, **whole_value(document))
+    return context.reply(GetResponse, cas=target.shown_cas(entry), flags=document.flags, **whole_value(document))
 
 
-def _get(
-    context: Context, request: Get, *, state: VBucketState = VBucketState.ACTIVE, with_key: bool = False
-) -> GetResponse:
-    target = target_of(context, request, state=state)
-    entry = live_or_refuse(context, target)
-    document = target.read(entry)
-    return context.reply(
-        GetResponse,
-        cas=shown_cas(target, entry),
-        flags=document.flags,
-        collection_id=request.collection_id if with_key else None,
-        key=request.key if with_key else b"",
-        **shown_value(context, document),
-    )
-
-
-def get_meta(context: Context, request: GetMeta) -> GetMetaResponse:
+def get_meta(context: Context, request: messages.GetMeta) -> messages.GetMetaResponse:
     """The metadata of a document or of its tombstone."""
     if request.version is not None and request.version > _META_WITH_DATATYPE:
         raise RequestRefused(Status.EINVAL, f"version {request.version} of the metadata is not known")
-    target = target_of(context, request)
-    entry = newest(context, target)
+    target = Target.of(context, request)
+    entry = target.newest()
     if entry is None:
         raise RequestRefused(Status.KEY_ENOENT)
     document = target.read(entry)
     return context.reply(
-        GetMetaResponse,
-        cas=shown_cas(target, entry),
+        messages.GetMetaResponse,
+        cas=target.shown_cas(entry),
         deleted=int(document.is_deleted),
         flags=document.flags,
         # A tombstone has the time of its deletion where a document has its expiry.
@@ -142,21 +104,24 @@ def get_meta(context: Context, request: GetMeta) -> GetMetaResponse:
     )
 
 
-def observe_seqno(context: Context, request: ObserveSeqno) -> ObserveSeqnoResponse:
+# --- observe ------------------------------------------------------------------------------------------------------
+
+
+def observe_seqno(context: Context, request: vbucket_messages.ObserveSeqno) -> vbucket_messages.ObserveSeqnoResponse:
     """How far the vbucket is durable, on the branch of history that the client knows."""
-    refuse_damaged(context.bucket_service, request.vbucket)
+    refuse_damaged(context, request.vbucket)
     vbuckets = context.bucket_service.bucket.vbuckets
-    facts = vbuckets.facts[request.vbucket] if vbuckets.exists(request.vbucket) else None
+    facts = vbuckets.facts_of(request.vbucket)
     if facts is None or facts.state == VBucketState.DEAD:
         refuse_vbucket(context)
-    durable = Seqno(int(vbuckets.durable_seqnos[request.vbucket]))
+    durable = vbuckets.durable_seqno(request.vbucket)
     newest_vbuuid = facts.failover_log.newest.vbuuid
     shared = facts.failover_log.branch_end(request.vbuuid, high_seqno=durable)
     if shared is None:
         raise RequestRefused(Status.KEY_ENOENT)
     is_older = request.vbuuid != newest_vbuuid
     return context.reply(
-        ObserveSeqnoResponse,
+        vbucket_messages.ObserveSeqnoResponse,
         vbucket=request.vbucket,
         vbuuid=newest_vbuuid,
         persisted_seqno=durable,
@@ -166,14 +131,15 @@ def observe_seqno(context: Context, request: ObserveSeqno) -> ObserveSeqnoRespon
     )
 
 
-def observe(context: Context, request: Observe) -> ObserveResponse:
+def observe(context: Context, request: vbucket_messages.Observe) -> vbucket_messages.ObserveResponse:
     """Which versions of some documents there are, and whether they are durable. Replicas are asked, too."""
-    return context.reply(ObserveResponse, documents=tuple(_observed(context, asked) for asked in request.keys))
+    documents = tuple(_observed(context, asked) for asked in request.keys)
+    return context.reply(vbucket_messages.ObserveResponse, documents=documents)
 
 
-def _observed(context: Context, asked: ObservedKey) -> ObservedDocument:
+def _observed(context: Context, asked: vbucket_messages.ObservedKey) -> ObservedDocument:
     bucket = context.bucket_service.bucket
-    refuse_damaged(context.bucket_service, asked.vbucket)
+    refuse_damaged(context, asked.vbucket)
     state = bucket.vbuckets.state(asked.vbucket)
     if state is None or state == VBucketState.DEAD:
         refuse_vbucket(context)
@@ -190,134 +156,112 @@ def _observed(context: Context, asked: ObservedKey) -> ObservedDocument:
         # kv_engine forgets a deleted document once that is persisted, and clients wait for it to be gone.
         return ObservedDocument(vbucket=asked.vbucket, key=asked.key, state=KeyState.NOT_FOUND, cas=Cas(0))
     observed = KeyState.PERSISTED if is_durable else KeyState.NOT_PERSISTED
-    return ObservedDocument(
-        vbucket=asked.vbucket,
-        key=asked.key,
-        state=KeyState.LOGICALLY_DELETED if entry.is_deleted else observed,
-        cas=entry.cas,
-    )
+    observed = KeyState.LOGICALLY_DELETED if entry.is_deleted else observed
+    return ObservedDocument(vbucket=asked.vbucket, key=asked.key, state=observed, cas=entry.cas)
 
 
-# --- set, add, replace --------------------------------------------------------------------------------------------
+# --- set, add, replace, delete ------------------------------------------------------------------------------------
 
 
-def set_document(context: Context, request: Set) -> StoreResponse:
+def set_document(context: Context, request: messages.Set) -> StoreResponse:
     """Store a document, whether there is one or not; with a CAS, only over the version that has it."""
-    target, body = target_to_write(context, request), received_body(context, request.value)
-    entry = live(context, target)
+    target, body = Target.to_write(context, request), received_body(context, request.value)
+    entry = target.live()
     if entry is not None:
-        check_cas(target, entry, request.cas)
+        target.check_cas(entry, request.cas)
     elif request.cas:
         raise RequestRefused(Status.KEY_ENOENT)
-    return _store_body(context, request, target, body, over=entry)
+    return _store_body(request, target, body, over=entry)
 
 
-def add(context: Context, request: Set) -> StoreResponse:
+def add(context: Context, request: messages.Set) -> StoreResponse:
     """Store a document where there is none."""
     if request.cas:
         raise RequestRefused(Status.EINVAL, "a document that is to be added has no CAS yet")
-    target, body = target_to_write(context, request), received_body(context, request.value)
-    if live(context, target) is not None:
+    target, body = Target.to_write(context, request), received_body(context, request.value)
+    if target.live() is not None:
         raise RequestRefused(Status.KEY_EEXISTS)
-    return _store_body(context, request, target, body, over=None)
+    return _store_body(request, target, body, over=None)
 
 
-def replace(context: Context, request: Set) -> StoreResponse:
+def replace(context: Context, request: messages.Set) -> StoreResponse:
     """Store a document where there is one."""
-    target, body = target_to_write(context, request), received_body(context, request.value)
-    entry = live_or_refuse(context, target)
-    check_cas(target, entry, request.cas)
-    return _store_body(context, request, target, body, over=entry)
+    target, body = Target.to_write(context, request), received_body(context, request.value)
+    entry = target.live_or_refuse()
+    target.check_cas(entry, request.cas)
+    return _store_body(request, target, body, over=entry)
 
 
-def _store_body(context: Context, request: Set, target: Target, body: bytes, *, over: Entry | None) -> StoreResponse:
+def _store_body(request: messages.Set, target: Target, body: bytes, *, over: Entry | None) -> StoreResponse:
     # A new body leaves the extended attributes alone, those of users too (kv_engine's mutation context has it so).
     xattrs = split_value(target.read(over))[0] if over is not None and over.has_xattrs else b""
-    value, datatype = join_value(xattrs, body)
+    value, datatype = join_value(target.context, xattrs, body)
     if request.datatype & Datatype.SNAPPY and not xattrs:
         value, datatype = request.value, datatype | Datatype.SNAPPY
-    expiry = over.expiry if over is not None and preserves_ttl(request) else _expiry(target, request.expiry)
-    written = store(context, target, value=value, datatype=datatype, flags=request.flags, expiry=expiry)
-    return _stored(context, target, written)
+    keeps_expiry = over is not None and preserves_ttl(target.context)
+    expiry = over.expiry if over is not None and keeps_expiry else target.expiry_time(request.expiry)
+    return _stored(target, target.store(value=value, datatype=datatype, flags=request.flags, expiry=expiry))
 
 
-def _expiry(target: Target, asked: int) -> int:
-    return expiry_time(asked, now_s=target.bucket.environment.now_s(), max_ttl_s=target.max_ttl_s)
+def _stored(target: Target, written: Written) -> StoreResponse:
+    return target.context.reply(StoreResponse, cas=written.cas, **target.mutation_token(written))
 
 
-def _stored(context: Context, target: Target, written: Written) -> StoreResponse:
-    return context.reply(StoreResponse, cas=written.cas, **mutation_token(context, target, written))
+def delete(context: Context, request: messages.Delete) -> StoreResponse:
+    target, entry = _target_of_existing(context, request)
+    kept = target.xattrs_to_keep(entry)
+    return _stored(target, target.remove(value=kept, datatype=Datatype.XATTR if kept else Datatype.RAW))
 
 
-# --- delete -------------------------------------------------------------------------------------------------------
+def _target_of_existing(context: Context, request: messages.Delete | messages.Touch) -> tuple[Target, Entry]:
+    target = Target.to_write(context, request)
+    entry = target.live_or_refuse()
+    target.check_cas(entry, request.cas)
+    return target, entry
 
 
-def delete(context: Context, request: Delete) -> StoreResponse:
-    target = target_to_write(context, request)
-    entry = live_or_refuse(context, target)
-    check_cas(target, entry, request.cas)
-    kept = xattrs_to_keep(target, entry)
-    written = remove(context, target, value=kept, datatype=Datatype.XATTR if kept else Datatype.RAW)
-    return _stored(context, target, written)
+# --- append, prepend, touch ---------------------------------------------------------------------------------------
 
 
-# --- append and prepend -------------------------------------------------------------------------------------------
-
-
-def append(context: Context, request: Append) -> StoreResponse:
+def append(context: Context, request: messages.Append) -> StoreResponse:
     return _extend(context, request, in_front=False)
 
 
-def prepend(context: Context, request: Prepend) -> StoreResponse:
+def prepend(context: Context, request: messages.Prepend) -> StoreResponse:
     return _extend(context, request, in_front=True)
 
 
-def _extend(context: Context, request: Append, *, in_front: bool) -> StoreResponse:
+def _extend(context: Context, request: messages.Append, *, in_front: bool) -> StoreResponse:
     """Flags, expiry and extended attributes stay as they are."""
-    target, more = target_to_write(context, request), received_body(context, request.value)
-    entry = live(context, target)
+    target, more = Target.to_write(context, request), received_body(context, request.value)
+    entry = target.live()
     if entry is None:
         raise RequestRefused(Status.NOT_STORED)
-    check_cas(target, entry, request.cas)
+    target.check_cas(entry, request.cas)
     document = target.read(entry)
     xattrs, body = split_value(document)
-    value, datatype = join_value(xattrs, more + body if in_front else body + more)
-    written = store(context, target, value=value, datatype=datatype, flags=document.flags, expiry=document.expiry)
-    return _stored(context, target, written)
+    value, datatype = join_value(context, xattrs, more + body if in_front else body + more)
+    written = target.store(value=value, datatype=datatype, flags=document.flags, expiry=document.expiry)
+    return _stored(target, written)
 
 
-# --- touch --------------------------------------------------------------------------------------------------------
+def touch(context: Context, request: messages.Touch) -> PlainResponse:
+    return context.ok(cas=_touch(context, request)[2])
 
 
-def touch(context: Context, request: Touch) -> PlainResponse:
-    _, cas = _touch(context, request)
-    return context.ok(cas=cas)
+def get_and_touch(context: Context, request: messages.Touch) -> GetResponse:
+    return _shown(*_touch(context, request))
 
 
-def get_and_touch(context: Context, request: Touch) -> GetResponse:
-    document, cas = _touch(context, request)
-    return context.reply(
-        GetResponse,
-        cas=cas,
-        flags=document.flags,
-        **shown_value(context, document),
-    )
-
-
-def _touch(context: Context, request: Touch) -> tuple[Document, Cas]:
+def _touch(context: Context, request: messages.Touch) -> tuple[Target, Document, Cas]:
     """Give a document another expiry. One that has it already stays the version it is."""
-    target = target_to_write(context, request)
-    entry = live_or_refuse(context, target)
-    check_cas(target, entry, request.cas)
+    target, entry = _target_of_existing(context, request)
     document = target.read(entry)
-    expiry = _expiry(target, request.expiry)
+    expiry = target.expiry_time(request.expiry)
     if expiry == document.expiry:
-        return document, entry.cas
-    written = store(
-        context, target, value=document.stored_value, datatype=document.stored_datatype, flags=document.flags,
-        expiry=expiry,
-    )  # fmt: skip
-    return document, written.cas
+        return target, document, entry.cas
+    value, datatype = document.stored_value, document.stored_datatype
+    return target, document, target.store(value=value, datatype=datatype, flags=document.flags, expiry=expiry).cas
 
 
 # --- counters: documents that hold a number of 64 bits as decimal digits ------------------------------------------
@@ -327,86 +271,188 @@ _COUNTS = 2**64
 _DIGITS_MAX = len(str(_COUNTS - 1))
 
 
-def increment(context: Context, request: Increment) -> CounterResponse:
+def increment(context: Context, request: messages.Increment) -> messages.CounterResponse:
     """Beyond 64 bits it starts again from 0."""
     return _count(context, request, request.delta)
 
 
-def decrement(context: Context, request: Decrement) -> CounterResponse:
+def decrement(context: Context, request: messages.Decrement) -> messages.CounterResponse:
     """It stops at 0."""
     return _count(context, request, -request.delta)
 
 
-def _count(context: Context, request: Increment, delta: int) -> CounterResponse:
-    target = target_to_write(context, request)
-    entry = live(context, target)
-    if entry is None:
-        count, written = _begin(context, request, target)
-    else:
-        check_cas(target, entry, request.cas)
-        count, written = _go_on(context, target, entry, delta)
-    return context.reply(CounterResponse, cas=written.cas, count=count, **mutation_token(context, target, written))
-
-
-def _begin(context: Context, request: Increment, target: Target) -> tuple[int, Written]:
-    if request.expiry == COUNTER_MUST_EXIST or request.cas:
-        raise RequestRefused(Status.KEY_ENOENT)
-    value, datatype = join_value(b"", b"%d" % request.initial)
-    now_s = target.bucket.environment.now_s()
-    expiry = expiry_time(request.expiry, now_s=now_s, max_ttl_s=target.max_ttl_s)
-    return request.initial, store(context, target, value=value, datatype=datatype, flags=0, expiry=expiry)
-
-
-def _go_on(context: Context, target: Target, entry: Entry, delta: int) -> tuple[int, Written]:
+def _count(context: Context, request: messages.Increment, delta: int) -> messages.CounterResponse:
     """The expiry of a counter that exists stays, whatever the request says."""
-    document = target.read(entry)
-    xattrs, body = split_value(document)
-    count = max(0, _number(body) + delta) % _COUNTS
-    value, datatype = join_value(xattrs, b"%d" % count)
-    return count, store(context, target, value=value, datatype=datatype, flags=document.flags, expiry=document.expiry)
-
-
-def _number(body: bytes) -> int:
-    if not body.isdigit() or len(body) > _DIGITS_MAX or int(body) >= _COUNTS:
-        raise RequestRefused(Status.DELTA_BADVAL, "the document is not a number of 64 bits")
-    return int(body)
+    target = Target.to_write(context, request)
+    entry = target.live()
+    if entry is None:
+        if request.expiry == messages.COUNTER_MUST_EXIST or request.cas:
+            raise RequestRefused(Status.KEY_ENOENT)
+        count, xattrs, flags, expiry = request.initial, b"", 0, target.expiry_time(request.expiry)
+    else:
+        target.check_cas(entry, request.cas)
+        document = target.read(entry)
+        xattrs, body = split_value(document)
+        if not body.isdigit() or len(body) > _DIGITS_MAX or int(body) >= _COUNTS:
+            raise RequestRefused(Status.DELTA_BADVAL, "the document is not a number of 64 bits")
+        count, flags, expiry = max(0, int(body) + delta) % _COUNTS, document.flags, document.expiry
+    value, datatype = join_value(context, xattrs, b"%d" % count)
+    written = target.store(value=value, datatype=datatype, flags=flags, expiry=expiry)
+    return context.reply(messages.CounterResponse, cas=written.cas, count=count, **target.mutation_token(written))
 
 
 # --- locks --------------------------------------------------------------------------------------------------------
 
 
-def get_locked(context: Context, request: GetLocked) -> GetResponse:
+def get_locked(context: Context, request: messages.GetLocked) -> GetResponse:
     """Get a document and lock it. The CAS of the answer opens the lock."""
-    target = target_to_write(context, request)
-    entry = live_or_refuse(context, target)
-    if lock_on(target, entry) is not None:
+    target = Target.to_write(context, request)
+    entry = target.live_or_refuse()
+    if target.lock_on(entry) is not None:
         raise _refused(context, Status.LOCKED)
-    document = target.read(entry)
     # A time that is out of bounds is not refused: it means the default.
     asked_s = request.lock_time_s or 0
     lock_s = asked_s if 0 < asked_s <= LOCK_S_MAX else LOCK_S_DEFAULT
-    return context.reply(
-        GetResponse,
-        cas=take_lock(target, entry, lock_s=lock_s),
-        flags=document.flags,
-        **shown_value(context, document),
-    )
+    return _shown(target, target.read(entry), target.take_lock(entry, lock_s=lock_s))
 
 
-def unlock(context: Context, request: Unlock) -> PlainResponse:
+def unlock(context: Context, request: messages.Unlock) -> PlainResponse:
     if not request.cas:
         raise RequestRefused(Status.EINVAL, "a document is unlocked with the CAS it was locked with")
-    target = target_of(context, request)
-    entry = live_or_refuse(context, target)
-    lock = lock_on(target, entry)
+    target = Target.of(context, request)
+    entry = target.live_or_refuse()
+    lock = target.lock_on(entry)
     if lock is None:
         raise _refused(context, Status.NOT_LOCKED)
     if request.cas != lock.cas:
         raise _refused(context, Status.LOCKED)
-    release(target, entry)
+    target.release(entry)
     return context.ok()
 
 
 def _refused(context: Context, status: Status) -> RequestRefused:
     """To a client without extended errors, a lock that is in the way of another one is a passing failure."""
     return RequestRefused(status if context.session.has(Feature.XERROR) else Status.ETMPFAIL)
+
+
+# --- with metadata ------------------------------------------------------------------------------------------------
+#
+# Writes that bring their metadata along, as replication between clusters and backup tools send them. The version keeps
+# the CAS and the revision that it has elsewhere. Where there is another version, conflict resolution decides which of
+# the two is the newer, by revision or by time as the bucket's `conflictResolutionType` says. The rules are those of
+# kv_engine's set_with_meta.md and del_with_meta.md.
+
+
+_NO_OPTIONS = MetaOptions(0)
+_SET_OPTIONS = MetaOptions.FORCE | MetaOptions.REGENERATE_CAS | MetaOptions.SKIP_CONFLICT_RESOLUTION
+_DELETE_OPTIONS = _SET_OPTIONS | MetaOptions.IS_EXPIRATION
+_UNRESOLVED = MetaOptions.FORCE | MetaOptions.SKIP_CONFLICT_RESOLUTION
+_NO_CAS = frozenset({0, 2**64 - 1})
+_REV_SEQNO_MAX = 2**48 - 1
+"""kv_engine keeps revisions in 48 bits."""
+_FUTURE_NS_MAX = 65 * 60 * 1_000_000_000
+"""How far a CAS may be ahead of the clock: kv_engine's bound. All later writes of the vbucket get a higher one."""
+
+
+def add_with_meta(context: Context, request: SetWithMeta) -> StoreResponse:
+    return set_with_meta(context, request, only_new=True)
+
+
+def set_with_meta(context: Context, request: SetWithMeta, *, only_new: bool = False) -> StoreResponse:
+    given = _given(context, request, _SET_OPTIONS)
+    target, entry = _meta_target(context, request)
+    if only_new and entry is not None and not entry.is_deleted:
+        raise RequestRefused(Status.KEY_EEXISTS)
+    _resolve(request, target, entry, is_removal=False)
+    value, datatype = join_value(context, *received_parts(context, request.value))
+    # Other than in a plain set, the expiry is always a time: nothing is relative to when it arrives here.
+    expiry = target.expiry_time(request.expiry, is_time=True)
+    written = target.store(value=value, datatype=datatype, flags=request.flags, expiry=expiry, given=given)
+    return _stored(target, written)
+
+
+def delete_with_meta(context: Context, request: SetWithMeta) -> StoreResponse:
+    """Store a tombstone, also where there is no document: it may have come and gone elsewhere."""
+    given = _given(context, request, _DELETE_OPTIONS)
+    target, entry = _meta_target(context, request)
+    _resolve(request, target, entry, is_removal=True)
+    xattrs, body = received_parts(context, request.value)
+    if body:
+        raise RequestRefused(Status.EINVAL, "a deleted document has extended attributes at most, and no body")
+    written = target.remove(
+        value=xattrs,
+        datatype=Datatype.XATTR if xattrs else Datatype.RAW,
+        expired=bool(_options(request) & MetaOptions.IS_EXPIRATION),
+        delete_time=request.expiry or None,
+        given=given,
+    )
+    return _stored(target, written)
+
+
+def _options(request: SetWithMeta) -> MetaOptions:
+    return request.options or _NO_OPTIONS
+
+
+def _given(context: Context, request: SetWithMeta, known: MetaOptions) -> GivenVersion:
+    """The numbers of the version, after what can be wrong with the request whatever is stored."""
+    options = _options(request)
+    if find(request.frame_infos, RequestInfo.DURABILITY) is not None:
+        raise RequestRefused(Status.EINVAL, "a version with metadata of another cluster can't be a durable write")
+    # set_with_meta.md: with it a client says that it knows of the resolution by time.
+    if _is_by_time(context) != bool(options & MetaOptions.FORCE_ACCEPT):
+        raise RequestRefused(
+            Status.EINVAL, "FORCE_ACCEPT is for buckets in which the last write wins, and needed there"
+        )
+    if int(options) & ~int(known | MetaOptions.FORCE_ACCEPT):
+        raise RequestRefused(Status.EINVAL, f"these options are not known, or not for this command: 0x{options:x}")
+    is_regenerated = bool(options & MetaOptions.REGENERATE_CAS)
+    if is_regenerated and not options & _UNRESOLVED:
+        raise RequestRefused(Status.EINVAL, "REGENERATE_CAS needs SKIP_CONFLICT_RESOLUTION")
+    if request.rev_seqno > _REV_SEQNO_MAX:
+        raise RequestRefused(Status.EINVAL, f"a revision is {_REV_SEQNO_MAX} at most")
+    if not is_regenerated:
+        if request.meta_cas in _NO_CAS:
+            raise RequestRefused(Status.KEY_EEXISTS, "no version can have this CAS")
+        if request.meta_cas > context.service.now_ns() + _FUTURE_NS_MAX:
+            raise RequestRefused(
+                Status.CAS_VALUE_INVALID,
+                f"the CAS is more than {_FUTURE_NS_MAX // 60_000_000_000} minutes ahead of this node's clock",
+            )
+    return GivenVersion(cas=None if is_regenerated else Cas(request.meta_cas), rev_seqno=max(1, request.rev_seqno))
+
+
+def _is_by_time(context: Context) -> bool:
+    return context.bucket_service.settings.conflict_resolution == "lww"
+
+
+def _meta_target(context: Context, request: SetWithMeta) -> tuple[Target, Entry | None]:
+    """Where to write, and the newest version there, which the CAS of the header allows to replace.
+
+    FORCE would write to replicas and pending vbuckets, too. Theirs is the history of their active copy, which such a
+    write would leave, so it is NOT_MY_VBUCKET here as any other.
+    """
+    target = Target.to_write(context, request)
+    entry = target.newest()
+    if entry is not None and not entry.is_deleted:
+        target.check_cas(entry, request.cas)
+    elif request.cas:
+        raise RequestRefused(Status.KEY_ENOENT)
+    return target, entry
+
+
+def _resolve(request: SetWithMeta, target: Target, entry: Entry | None, *, is_removal: bool) -> None:
+    """Refuse a version that is not newer than the one that is there."""
+    if entry is None or _options(request) & _UNRESOLVED:
+        return
+    theirs = (max(1, request.rev_seqno), int(request.meta_cas))
+    ours = (entry.rev_seqno, int(entry.cas))
+    if _is_by_time(target.context):
+        theirs, ours = theirs[::-1], ours[::-1]
+    if theirs == ours and not is_removal:
+        document = target.read(entry)
+        expiry = document.delete_time if document.is_deleted else document.expiry
+        wins = (request.expiry, -request.flags) > (expiry, -document.flags)
+    else:
+        wins = theirs > ours
+    if not wins:
+        raise RequestRefused(Status.KEY_EEXISTS, "the version that is there is the newer one")

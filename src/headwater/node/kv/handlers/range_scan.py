@@ -1,7 +1,7 @@
 """Handlers of range scans, and of random keys: what finds documents without knowing their keys.
 
 A scan is created by JSON (kv_engine, docs/range_scans/range_scan_create.md), continued until it is complete, and ended
-by its client, its session or its age (`node.range_scans`). The work is done by `store.range_scan`, part by part.
+by its client, its session or its age (`service.RangeScans`). The work is done by `store.range_scan`, part by part.
 """
 
 from __future__ import annotations
@@ -9,31 +9,24 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
-from headwater.node.kv.context import Context
-from headwater.node.kv.documents import collection_by_id, refuse_damaged, refuse_vbucket, shown_value, whole_value
-from headwater.node.range_scans import SCAN_S_MAX, RunningScan
-from headwater.node.service import RequestRefused
+from headwater.node.kv.context import UNBOUNDED_WORK, Context
+from headwater.node.kv.documents import check_vbucket, collection_by_id, shown_value, whole_value
+from headwater.node.service import SCAN_S_MAX, RunningScan
 from headwater.protocol.features import Feature
+from headwater.protocol.messages import range_scan as messages
 from headwater.protocol.messages.base import PlainResponse
-from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import GetRandomKey, GetResponse
-from headwater.protocol.messages.range_scan import (
-    SCAN_ID_BYTES,
-    RangeScanCancel,
-    RangeScanContinue,
-    RangeScanCreate,
-    RangeScanCreateResponse,
-)
 from headwater.protocol.numbers import DEFAULT_COLLECTION, KEY_BYTES_MAX, CollectionId, VBucketId
-from headwater.protocol.status import Status
+from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.values import Datatype
 from headwater.store.range_scan import RangeScan, Sample, ScanWanted, has_change, random_document
 
 PART_BYTES_MAX = 1024 * 1024
 PART_ITEMS_MAX = 16_384
-"""What one answer holds, whatever the client asks for: others have their turn in between."""
+"""The most that one answer holds, whatever the client asks for, so that others have their turn in between."""
 REQUEST_BYTES_MAX = 4096
 NAME_BYTES_MAX = 50
 _KEYS_ONLY, _DOCUMENTS = bytes(4), (1).to_bytes(4)
@@ -42,19 +35,21 @@ _U64_MAX = 2**64 - 1
 T = TypeVar("T")
 
 
-def create(context: Context, request: RangeScanCreate) -> RangeScanCreateResponse:
+def create(context: Context, request: messages.RangeScanCreate) -> messages.RangeScanCreateResponse:
     members = _members(context, request)
     service, bucket = context.bucket_service, context.bucket_service.bucket
-    _check_active(context, request.vbucket)
+    check_vbucket(context, request.vbucket)
     wanted = _wanted(members)
     collection_by_id(context, wanted.collection)
     _check_snapshot(context, request.vbucket, _object(members, "snapshot_requirements"))
     if service.range_scans.is_full(context.session):
         raise RequestRefused(Status.EBUSY, "too many scans are under way; continue or cancel some first")
-    scan = RangeScan(bucket, request.vbucket, wanted, now_s=bucket.environment.now_s())
+    begin = partial(RangeScan, now_s=bucket.environment.now_s())
+    young = bucket.young_of(request.vbucket)
+    scan = context.work(begin, bucket, request.vbucket, young, wanted, cost=UNBOUNDED_WORK, key=wanted)
     if scan.is_complete:
         raise RequestRefused(Status.KEY_ENOENT, "there is no document in this range")
-    scan_id = context.service.random_bytes(SCAN_ID_BYTES)
+    scan_id = context.service.random_bytes(messages.SCAN_ID_BYTES)
     service.range_scans.running[scan_id] = RunningScan(
         scan=scan,
         vbucket=request.vbucket,
@@ -62,21 +57,20 @@ def create(context: Context, request: RangeScanCreate) -> RangeScanCreateRespons
         owner=context.session,
         until_s=context.service.now_s() + SCAN_S_MAX,
     )
-    return context.reply(RangeScanCreateResponse, scan_id=scan_id)
+    return context.reply(messages.RangeScanCreateResponse, scan_id=scan_id)
 
 
-def continue_scan(context: Context, request: RangeScanContinue) -> PlainResponse:
+def continue_scan(context: Context, request: messages.RangeScanContinue) -> PlainResponse:
     """The next part. The time that it may take needs no look at the clock, because a part is small."""
     running = _running(context, request)
     scan = running.scan
-    session = context.session
-    part = scan.take(
+    take = partial(
+        scan.take,
         items_max=min(request.items_max or PART_ITEMS_MAX, PART_ITEMS_MAX),
         bytes_max=min(request.bytes_max or PART_BYTES_MAX, PART_BYTES_MAX),
-        datatypes=(Datatype.JSON if session.understands_json else Datatype.RAW)
-        | (Datatype.SNAPPY if session.has(Feature.SNAPPY) else Datatype.RAW)
-        | (Datatype.XATTR if scan.wanted.include_xattrs else Datatype.RAW),
+        datatypes=context.session.datatypes | (Datatype.XATTR if scan.wanted.include_xattrs else Datatype.RAW),
     )
+    part = context.work(take, cost=UNBOUNDED_WORK, key=request.scan_id)
     status = Status.RANGE_SCAN_COMPLETE if scan.is_complete else Status.RANGE_SCAN_MORE
     if scan.is_complete:
         context.bucket_service.range_scans.end(request.scan_id)
@@ -84,22 +78,22 @@ def continue_scan(context: Context, request: RangeScanContinue) -> PlainResponse
     return context.ok(part, extras=extras, status=status)
 
 
-def cancel(context: Context, request: RangeScanCancel) -> PlainResponse:
+def cancel(context: Context, request: messages.RangeScanCancel) -> PlainResponse:
     _running(context, request)
     context.bucket_service.range_scans.end(request.scan_id)
     return context.ok()
 
 
-def _running(context: Context, request: RangeScanContinue | RangeScanCancel) -> RunningScan:
+def _running(context: Context, request: messages.RangeScanContinue | messages.RangeScanCancel) -> RunningScan:
     """The scan of a request. One whose vbucket or collection is not what it was ends here."""
     scans = context.bucket_service.range_scans
     scans.tick(context.service.now_s())
     running = scans.running.get(request.scan_id)
     if running is None or running.vbucket != request.vbucket:
-        _check_active(context, request.vbucket)
+        check_vbucket(context, request.vbucket)
         raise RequestRefused(Status.KEY_ENOENT, "there is no such scan, or it was too old")
     try:
-        _check_active(context, request.vbucket)
+        check_vbucket(context, request.vbucket)
         collection_by_id(context, running.scan.wanted.collection)
         if _vbuuid(context, request.vbucket) != running.vbuuid:
             raise RequestRefused(Status.RANGE_SCAN_CANCELLED, "the vbucket has begun another branch of history")
@@ -107,13 +101,6 @@ def _running(context: Context, request: RangeScanContinue | RangeScanCancel) -> 
         scans.end(request.scan_id)
         raise
     return running
-
-
-def _check_active(context: Context, vbucket: VBucketId) -> None:
-    service = context.bucket_service
-    refuse_damaged(service, vbucket)
-    if service.bucket.vbuckets.state(vbucket) != VBucketState.ACTIVE:
-        refuse_vbucket(context)
 
 
 def _vbuuid(context: Context, vbucket: VBucketId) -> Any:
@@ -146,7 +133,7 @@ def _check_snapshot(context: Context, vbucket: VBucketId, required: dict[str, An
 # --- what is wanted -----------------------------------------------------------------------------------------------
 
 
-def _members(context: Context, request: RangeScanCreate) -> dict[str, Any]:
+def _members(context: Context, request: messages.RangeScanCreate) -> dict[str, Any]:
     if request.datatype != Datatype.JSON or not context.session.understands_json:
         raise RequestRefused(Status.EINVAL, "a scan is described by JSON: negotiate it and send it as such")
     if len(request.value) > REQUEST_BYTES_MAX:
@@ -270,6 +257,7 @@ def get_random_key(context: Context, request: GetRandomKey) -> GetResponse:
     collection = collection_by_id(context, wanted).id
     draw = int.from_bytes(context.service.random_bytes(8))
     found = random_document(bucket, collection, draw=draw, now_s=bucket.environment.now_s())
+    context.work_done += found.walked_bytes
     if found.entry is None:
         if found.is_cut_short:
             raise RequestRefused(Status.ETMPFAIL, "no document of the collection was met in time; try again")

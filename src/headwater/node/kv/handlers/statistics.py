@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headwater.node.auth.users import Action
-from headwater.node.consumer_views import ConsumerView, ReceivedStreamView
 from headwater.node.kv.context import Context
-from headwater.node.kv.documents import live_or_refuse, refuse_vbucket, target_of
-from headwater.node.producer.statistics import ConnectionStatistics, StreamStatistics, connection_statistics
-from headwater.node.service import RequestRefused
+from headwater.node.kv.documents import Target, refuse_vbucket
+from headwater.node.producer.statistics import ConnectionStatistics, connection_statistics
+from headwater.node.service import ConsumerView
+from headwater.phrases import parse_number
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import Stat
 from headwater.protocol.numbers import CollectionId, VBucketId
-from headwater.protocol.status import Status
+from headwater.protocol.status import RequestRefused, Status
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
 from headwater.store.receiving import whole_seqno
@@ -28,10 +28,12 @@ from headwater.store.receiving import whole_seqno
 Statistics = Iterator[tuple[str, object]]
 
 _NANOSECONDS = 10**9
+_VBUCKET_NAMED_MAX = 99_999
+"""More digits would be slow to read, or refused by Python."""
 
 
 def stat(context: Context, request: Stat) -> list[PlainResponse]:
-    """The statistics of the group that the key names; behind it may stand the vbucket they are wanted of."""
+    """The statistics of the group that the key names. A vbucket may follow the name."""
     name, _, argument = request.key.decode(errors="replace").partition(" ")
     bucket = context.bucket_service.bucket
     statistics: Statistics
@@ -61,7 +63,7 @@ def stat(context: Context, request: Stat) -> list[PlainResponse]:
 def _general(context: Context, bucket: Bucket) -> Statistics:
     service = context.service
     existing = [(VBucketId(vbucket), facts.state) for vbucket, facts in enumerate(bucket.vbuckets.facts) if facts]
-    documents = {vbucket: _documents(bucket, vbucket)[0] for vbucket, _ in existing}
+    documents = {vbucket: bucket.live_documents(vbucket) for vbucket, _ in existing}
     yield "version", service.server_version
     yield "time", bucket.environment.now_s()
     yield "uptime", (service.now_ns() - service.started_ns) // _NANOSECONDS
@@ -71,9 +73,9 @@ def _general(context: Context, bucket: Bucket) -> Statistics:
         yield f"vb_{wanted.name.lower()}_num", sum(1 for _, state in existing if state == wanted)
     yield "ep_bucket_uuid", bucket.facts.uuid
     yield "ep_max_vbuckets", len(bucket.vbuckets)
-    yield "ep_queue_size", bucket.pending.count
+    yield "ep_queue_size", bucket.pending_changes
     yield "ep_durable_commit", bucket.durable_commit
-    yield "ep_unsettled_commits", len(bucket.young)
+    yield "ep_unsettled_commits", bucket.young_commits
     yield "ep_locked_items", len(context.bucket_service.locks)
 
 
@@ -137,7 +139,7 @@ _GROUPS: dict[str, Callable[[Context, Bucket], Statistics]] = {
 # --- of one document ----------------------------------------------------------------------------------------------
 
 _OF_DOCUMENTS = {"key": False, "vkey": True}
-"""By whether the stored document is held against what is known of it."""
+"""The value says whether the stored document is compared with its entry in the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,18 +152,18 @@ class _Asked:
 
 
 def _of_document(context: Context, argument: bytes, *, is_checked: bool) -> Statistics:
-    """What there is of a document."""
+    """The statistics of one document."""
     service = context.bucket_service
     bucket = service.bucket
     asked = _asked_document(bucket.manifest, argument)
     state = bucket.vbuckets.state(asked.vbucket)
     if state is None:
         refuse_vbucket(context)
-    target = target_of(context, asked, state=state)
-    entry = live_or_refuse(context, target)
+    target = Target.of(context, asked, state=state)
+    entry = target.live_or_refuse()
     document = target.read(entry)
     # Where writers are answered when they are durable, this answer waits for that, too.
-    yield "key_is_dirty", _boolean(not service.ack_when_durable and bucket.commit_of(entry) > bucket.durable_commit)
+    yield "key_is_dirty", _shown(not service.ack_when_durable and bucket.commit_of(entry) > bucket.durable_commit)
     yield "key_exptime", document.expiry
     yield "key_flags", document.flags
     yield "key_cas", document.cas
@@ -179,9 +181,10 @@ def _asked_document(manifest: Manifest, argument: bytes) -> _Asked:
         collection = _named_collection(manifest, words.pop().decode(errors="replace"))
     else:
         words = argument.rsplit(b" ", 1)
-    if len(words) != 2 or not words[0] or not words[1].isdigit():
+    vbucket = parse_number(words[-1].decode(errors="replace"), _VBUCKET_NAMED_MAX)
+    if len(words) != 2 or not words[0] or vbucket is None:
         raise RequestRefused(Status.EINVAL, "name the key and its vbucket, and behind them a collection if need be")
-    return _Asked(vbucket=VBucketId(int(words[1])), collection_id=collection, key=words[0])
+    return _Asked(vbucket=VBucketId(vbucket), collection_id=collection, key=words[0])
 
 
 def _named_collection(manifest: Manifest, name: str) -> CollectionId:
@@ -212,34 +215,25 @@ def _dcp(context: Context, name: str | None) -> Statistics:
 
 def _of_connection(connection: ConnectionStatistics, *, created_s: float) -> Statistics:
     prefix = f"eq_dcpq:{connection.name}"
-    yield f"{prefix}:type", connection.type
     yield f"{prefix}:created", int(created_s)
-    yield f"{prefix}:total_bytes_sent", connection.total_bytes_sent
-    yield f"{prefix}:total_acked_bytes", connection.total_acked_bytes
-    yield f"{prefix}:unacked_bytes", connection.unacked_bytes
-    yield f"{prefix}:max_buffer_bytes", connection.max_buffer_bytes
     yield f"{prefix}:flow_control", "enabled" if connection.max_buffer_bytes else "disabled"
-    yield f"{prefix}:noop_enabled", _boolean(connection.noop_enabled)
     yield f"{prefix}:noop_tx_interval", f"{connection.noop_interval_s:g}"
-    yield f"{prefix}:noop_wait", _boolean(connection.noop_wait)
-    yield f"{prefix}:collections_enabled", _boolean(connection.collections_enabled)
-    yield f"{prefix}:priority", connection.priority
-    yield f"{prefix}:num_streams", connection.num_streams
-    yield f"{prefix}:backlog_items", connection.backlog_items
+    for name in _OF_CONNECTIONS:
+        yield f"{prefix}:{name}", _shown(getattr(connection, name))
     for stream in connection.streams or ():
         sid = "" if stream.stream_id is None else f"_sid_{stream.stream_id}"
-        yield from _of_stream(stream, f"{prefix}:stream_{stream.vbucket}{sid}")
+        for name in _OF_STREAMS:
+            yield f"{prefix}:stream_{stream.vbucket}{sid}_{name}", getattr(stream, name)
 
 
-def _of_stream(stream: StreamStatistics, prefix: str) -> Statistics:
-    yield f"{prefix}_state", stream.state
-    yield f"{prefix}_opaque", stream.opaque
-    yield f"{prefix}_start_seqno", stream.start_seqno
-    yield f"{prefix}_end_seqno", stream.end_seqno
-    yield f"{prefix}_last_sent_seqno", stream.last_sent_seqno
-    yield f"{prefix}_backlog_items", stream.backlog_items
-    yield f"{prefix}_frames_sent", stream.frames_sent
-    yield f"{prefix}_bytes_sent", stream.bytes_sent
+_OF_CONNECTIONS = (
+    "type", "total_bytes_sent", "total_acked_bytes", "unacked_bytes", "max_buffer_bytes", "noop_enabled", "noop_wait",
+    "collections_enabled", "priority", "num_streams", "backlog_items",
+)  # fmt: skip
+_OF_STREAMS = (
+    "state", "opaque", "start_seqno", "end_seqno", "last_sent_seqno", "backlog_items", "frames_sent", "bytes_sent",
+)  # fmt: skip
+"""Statistics that have the name of their field."""
 
 
 def _of_consumer(consumer: ConsumerView, *, created_s: float) -> Statistics:
@@ -247,32 +241,29 @@ def _of_consumer(consumer: ConsumerView, *, created_s: float) -> Statistics:
     yield f"{prefix}:type", "consumer"
     yield f"{prefix}:created", int(created_s)
     yield f"{prefix}:peer", consumer.peer
-    yield f"{prefix}:supports_ack", _boolean(consumer.buffer_bytes_max > 0)
+    yield f"{prefix}:supports_ack", _shown(consumer.buffer_bytes_max > 0)
     yield f"{prefix}:total_received_bytes", consumer.received_bytes
     yield f"{prefix}:total_received_changes", consumer.received_changes
     yield f"{prefix}:total_acked_bytes", consumer.acked_bytes
     yield f"{prefix}:unacked_bytes", consumer.unacked_bytes
     yield f"{prefix}:max_buffer_bytes", consumer.buffer_bytes_max
-    yield f"{prefix}:held", _boolean(consumer.is_held)
+    yield f"{prefix}:held", _shown(consumer.is_held)
     yield f"{prefix}:held_bytes", consumer.held_bytes
     yield f"{prefix}:num_streams", len(consumer.vbuckets)
     for stream in consumer.streams or ():
-        yield from _of_received_stream(stream, f"{prefix}:stream_{stream.vbucket}")
+        of_stream = f"{prefix}:stream_{stream.vbucket}"
+        yield f"{of_stream}_state", stream.state
+        yield f"{of_stream}_opaque", stream.opaque
+        yield f"{of_stream}_flags", stream.flags
+        yield f"{of_stream}_last_received_seqno", stream.received_seqno
+        yield f"{of_stream}_received_changes", stream.received_changes
+        yield f"{of_stream}_in_snapshot", _shown(stream.is_inside_snapshot)
+        yield f"{of_stream}_cur_snapshot_start", stream.snapshot_start_seqno
+        yield f"{of_stream}_cur_snapshot_end", stream.snapshot_end_seqno
 
 
-def _of_received_stream(stream: ReceivedStreamView, prefix: str) -> Statistics:
-    yield f"{prefix}_state", stream.state
-    yield f"{prefix}_opaque", stream.opaque
-    yield f"{prefix}_flags", stream.flags
-    yield f"{prefix}_last_received_seqno", stream.received_seqno
-    yield f"{prefix}_received_changes", stream.received_changes
-    yield f"{prefix}_in_snapshot", _boolean(stream.is_inside_snapshot)
-    yield f"{prefix}_cur_snapshot_start", stream.snapshot_start_seqno
-    yield f"{prefix}_cur_snapshot_end", stream.snapshot_end_seqno
-
-
-def _boolean(value: bool) -> str:
-    return "true" if value else "false"
+def _shown(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 # --- by vbucket ---------------------------------------------------------------------------------------------------
@@ -281,12 +272,13 @@ def _boolean(value: bool) -> str:
 def _of_vbuckets(
     context: Context, bucket: Bucket, group: Callable[[Bucket, VBucketId, VBucketFacts], Statistics], wanted: str
 ) -> Statistics:
-    if wanted and not (wanted.isdecimal() and bucket.vbuckets.exists(int(wanted))):
+    number = parse_number(wanted, _VBUCKET_NAMED_MAX)
+    if wanted and (number is None or not bucket.vbuckets.exists(number)):
         refuse_vbucket(context)
     return (
         statistic
         for vbucket, facts in enumerate(bucket.vbuckets.facts)
-        if facts is not None and (not wanted or vbucket == int(wanted))
+        if facts is not None and (not wanted or vbucket == number)
         for statistic in group(bucket, VBucketId(vbucket), facts)
     )
 
@@ -297,12 +289,11 @@ def _state(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistic
 
 
 def _details(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics:
-    documents, tombstones = _documents(bucket, vbucket)
     yield from _state(bucket, vbucket, facts)
     if vbucket in bucket.vbuckets.damage:
         yield f"vb_{vbucket}:damage", bucket.vbuckets.damage[vbucket].reason
-    yield f"vb_{vbucket}:num_items", documents
-    yield f"vb_{vbucket}:num_tombstones", tombstones
+    yield f"vb_{vbucket}:num_items", bucket.live_documents(vbucket)
+    yield f"vb_{vbucket}:num_tombstones", bucket.tombstones(vbucket)
     yield f"vb_{vbucket}:high_seqno", bucket.vbuckets.durable_seqnos[vbucket]
     yield f"vb_{vbucket}:purge_seqno", facts.purge_seqno
     yield f"vb_{vbucket}:uuid", facts.failover_log.newest.vbuuid
@@ -339,9 +330,3 @@ _BY_VBUCKET: dict[str, Callable[[Bucket, VBucketId, VBucketFacts], Statistics]] 
     "vbucket-seqno": _seqnos,
     "headwater-copies": _copy,
 }
-
-
-def _documents(bucket: Bucket, vbucket: VBucketId) -> tuple[int, int]:
-    """How many documents and how many tombstones a vbucket has."""
-    live = bucket.index.live_documents(vbucket)
-    return live, int(bucket.index.entries[vbucket]) - live

@@ -1,7 +1,7 @@
 """A whole sub-document request against one document: its paths in their order, all of them or none.
 
-Everything known comes in as values and everything decided goes out as an outcome; the store applies it. A mutation
-that fails leaves nothing behind, because it only ever worked on a draft.
+Everything known comes in as values and everything decided goes out as an outcome; the handlers write it. A request that
+is refused as a whole raises `RequestRefused`. A mutation that fails leaves nothing behind: it works on a draft.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from headwater.node.kv.subdocument.json_text import (
     CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
     DELETED_DOCUMENT_CANT_HAVE_VALUE,
     LOOKUPS,
-    SubdocFailure,
 )
 from headwater.node.kv.subdocument.mutation import DocumentTexts, Draft
 from headwater.node.kv.subdocument.requests import (
@@ -42,7 +41,7 @@ from headwater.protocol.messages.subdocument import (
     PathFlags,
 )
 from headwater.protocol.numbers import VALUE_BYTES_MAX
-from headwater.protocol.status import Status
+from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.values import Datatype, encode_xattrs
 
 _NO_FLAGS = DocFlags(0)
@@ -50,15 +49,6 @@ _EMPTY = SubdocDocument(value=b"", datatype=Datatype.RAW)
 _ARRAY_COMMANDS = frozenset(
     {Opcode.SUBDOC_ARRAY_PUSH_LAST, Opcode.SUBDOC_ARRAY_PUSH_FIRST, Opcode.SUBDOC_ARRAY_ADD_UNIQUE}
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubdocRefused:
-    """The request as a whole ends in this status; there are no results by path."""
-
-    status: Status
-    reason: str = ""
-    """For the error context of the response, where there is more to say than the status does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +92,10 @@ class Mutated:
 
 def lookup_in(
     document: SubdocDocument | None, specs: Sequence[LookupSpec], doc_flags: DocFlags = _NO_FLAGS
-) -> LookedUp | SubdocRefused:
-    """Looks up all paths of a request. `document` is None where there is none, and may be a tombstone."""
-    try:
-        check_many(specs, doc_flags, mutates=False)
-        texts = _readable(document, doc_flags)
-    except SubdocFailure as failure:
-        return SubdocRefused(status=failure.status, reason=failure.reason)
+) -> LookedUp:
+    """Look up all paths of a request. `document` is None if there is none, and may be a tombstone."""
+    check_many(specs, doc_flags, mutates=False)
+    texts = _readable(document, doc_flags)
     results = tuple(_result(texts, spec) for spec in specs)
     is_tombstone = texts.document.deleted
     if all(result.status == Status.SUCCESS for result in results):
@@ -118,37 +105,31 @@ def lookup_in(
     return LookedUp(status=status, results=results)
 
 
-def lookup_one(
-    document: SubdocDocument | None, spec: LookupSpec, doc_flags: DocFlags = _NO_FLAGS
-) -> LookupResult | SubdocRefused:
-    """Looks up the path of a single-path request. The status of the result is that of the response."""
-    try:
-        check_one(spec, doc_flags, mutates=False)
-        texts = _readable(document, doc_flags)
-        value = _look_up(texts, spec)
-    except SubdocFailure as failure:
-        return SubdocRefused(status=failure.status, reason=failure.reason)
-    return LookupResult(status=_success(is_tombstone=texts.document.deleted), value=value)
+def lookup_one(document: SubdocDocument | None, spec: LookupSpec, doc_flags: DocFlags = _NO_FLAGS) -> LookupResult:
+    """Look up the path of a single-path request. The status of the result is that of the response."""
+    check_one(spec, doc_flags, mutates=False)
+    texts = _readable(document, doc_flags)
+    return LookupResult(status=_success(is_tombstone=texts.document.deleted), value=_look_up(texts, spec))
 
 
 def _readable(document: SubdocDocument | None, doc_flags: DocFlags) -> DocumentTexts:
     visible = _visible(document, doc_flags)
     if visible is None:
-        raise SubdocFailure(Status.KEY_ENOENT)
-    return _sound_texts(visible)
+        raise RequestRefused(Status.KEY_ENOENT)
+    return DocumentTexts(visible)
 
 
 def _result(texts: DocumentTexts, spec: LookupSpec) -> LookupResult:
     try:
         return LookupResult(status=Status.SUCCESS, value=_look_up(texts, spec))
-    except SubdocFailure as failure:
-        return LookupResult(status=failure.status)
+    except RequestRefused as refused:
+        return LookupResult(status=refused.status)
 
 
 def _look_up(texts: DocumentTexts, spec: LookupSpec) -> bytes:
     if spec.opcode == Opcode.GET:
         if not texts.parts.body:
-            raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
+            raise RequestRefused(Status.SUBDOC_PATH_ENOENT)
         return texts.parts.body
     path = spec_path(spec)
     if not spec.flags & PathFlags.XATTR:
@@ -157,7 +138,7 @@ def _look_up(texts: DocumentTexts, spec: LookupSpec) -> bytes:
         text = virtual_xattr_text(texts.document, path)
     else:
         text = texts.xattrs
-    found = LOOKUPS[spec.opcode](text, path).encode()
+    found = LOOKUPS[spec.opcode](text, path)
     return decode_binary(found) if spec.flags & PathFlags.BINARY_VALUE else found
 
 
@@ -166,34 +147,34 @@ def _look_up(texts: DocumentTexts, spec: LookupSpec) -> bytes:
 
 def mutate_in(
     document: SubdocDocument | None, specs: Sequence[MutationSpec], doc_flags: DocFlags = _NO_FLAGS
-) -> Mutated | PathFailed | SubdocRefused:
-    """Applies all mutations of a request, or none. `document` is None where there is none, and may be a tombstone."""
-    try:
-        check_many(specs, doc_flags, mutates=True)
-        return _mutate(document, specs, doc_flags)
-    except SubdocFailure as failure:
-        return SubdocRefused(status=failure.status, reason=failure.reason)
+) -> Mutated | PathFailed:
+    """Apply all mutations of a request, or none. `document` is None if there is none, and may be a tombstone."""
+    check_many(specs, doc_flags, mutates=True)
+    return _mutate(document, specs, doc_flags)
 
 
-def mutate_one(
-    document: SubdocDocument | None, spec: MutationSpec, doc_flags: DocFlags = _NO_FLAGS
-) -> Mutated | SubdocRefused:
-    """Applies the mutation of a single-path request. Where it fails, its status is that of the response."""
-    try:
-        check_one(spec, doc_flags, mutates=True)
-        outcome = _mutate(document, (spec,), doc_flags)
-    except SubdocFailure as failure:
-        return SubdocRefused(status=failure.status, reason=failure.reason)
-    return SubdocRefused(status=outcome.path_status) if isinstance(outcome, PathFailed) else outcome
+def mutate_one(document: SubdocDocument | None, spec: MutationSpec, doc_flags: DocFlags = _NO_FLAGS) -> Mutated:
+    """Apply the mutation of a single-path request. If it fails, its status is that of the response."""
+    check_one(spec, doc_flags, mutates=True)
+    outcome = _mutate(document, (spec,), doc_flags)
+    if isinstance(outcome, PathFailed):
+        raise RequestRefused(outcome.path_status)
+    return outcome
 
 
 def _mutate(
     document: SubdocDocument | None, specs: Sequence[MutationSpec], doc_flags: DocFlags
 ) -> Mutated | PathFailed:
     current = _visible(document, doc_flags)
-    _check_existence(current, doc_flags)
+    if current is None:
+        if not doc_flags & (DocFlags.MKDOC | DocFlags.ADD):
+            raise RequestRefused(Status.KEY_ENOENT)
+    elif doc_flags & DocFlags.ADD:
+        raise RequestRefused(Status.KEY_EEXISTS)
+    elif doc_flags & DocFlags.REVIVE_DOCUMENT and not current.deleted:
+        raise RequestRefused(CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is alive")
     before = _blank(specs, doc_flags) if current is None else current
-    draft = Draft(_sound_texts(before))
+    draft = Draft(DocumentTexts(before))
     # What macros say of a document that does not exist, they say of an empty one.
     macros = MacroExpansion(specs, _EMPTY if current is None else current)
     creating = bool(doc_flags & (DocFlags.MKDOC | DocFlags.ADD))
@@ -202,10 +183,10 @@ def _mutate(
         create_parents = creating or bool(spec.flags & PathFlags.MKDIR_P)
         try:
             result = draft.apply(spec, macros.value(spec), create_parents=create_parents)
-        except SubdocFailure as failure:
-            return PathFailed(index=index, path_status=failure.status)
+        except RequestRefused as refused:
+            return PathFailed(index=index, path_status=refused.status)
         if result is not None:
-            results.append(MutationResult(index=index, status=Status.SUCCESS, value=result.encode()))
+            results.append(MutationResult(index=index, status=Status.SUCCESS, value=result))
     is_tombstone = before.deleted and not doc_flags & DocFlags.REVIVE_DOCUMENT
     return Mutated(
         status=_success(is_tombstone=is_tombstone),
@@ -214,16 +195,6 @@ def _mutate(
         deleted=is_tombstone or draft.is_deleted,
         created=current is None,
     )
-
-
-def _check_existence(current: SubdocDocument | None, doc_flags: DocFlags) -> None:
-    if current is None:
-        if not doc_flags & (DocFlags.MKDOC | DocFlags.ADD):
-            raise SubdocFailure(Status.KEY_ENOENT)
-    elif doc_flags & DocFlags.ADD:
-        raise SubdocFailure(Status.KEY_EEXISTS)
-    elif doc_flags & DocFlags.REVIVE_DOCUMENT and not current.deleted:
-        raise SubdocFailure(CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is alive")
 
 
 def _blank(specs: Sequence[MutationSpec], doc_flags: DocFlags) -> SubdocDocument:
@@ -241,7 +212,7 @@ def _blank(specs: Sequence[MutationSpec], doc_flags: DocFlags) -> SubdocDocument
 def _encode(draft: Draft, macros: MacroExpansion, *, is_tombstone: bool) -> NewValue:
     parts = draft.parts()
     if is_tombstone and parts.body:
-        raise SubdocFailure(DELETED_DOCUMENT_CANT_HAVE_VALUE, "a deleted document cannot have a body")
+        raise RequestRefused(DELETED_DOCUMENT_CANT_HAVE_VALUE, "a deleted document cannot have a body")
     datatype = Datatype.JSON if draft.is_json else Datatype.RAW
     encoded = parts.body
     if parts.xattrs:
@@ -249,9 +220,9 @@ def _encode(draft: Draft, macros: MacroExpansion, *, is_tombstone: bool) -> NewV
         try:
             encoded = encode_xattrs(parts)
         except LocalProtocolError as error:
-            raise SubdocFailure(Status.E2BIG, error.reason) from error
+            raise RequestRefused(Status.E2BIG, error.reason) from error
     if len(encoded) > VALUE_BYTES_MAX:
-        raise SubdocFailure(Status.E2BIG, f"a document has at most {VALUE_BYTES_MAX} bytes")
+        raise RequestRefused(Status.E2BIG, f"a document has at most {VALUE_BYTES_MAX} bytes")
     encoded = macros.with_checksum(encoded, body=parts.body)
     return NewValue(template=encoded, datatype=datatype, macros=macros.positions(encoded))
 
@@ -263,13 +234,6 @@ def _visible(document: SubdocDocument | None, doc_flags: DocFlags) -> SubdocDocu
     if document is None or (document.deleted and not doc_flags & DocFlags.ACCESS_DELETED):
         return None
     return document
-
-
-def _sound_texts(document: SubdocDocument) -> DocumentTexts:
-    """The texts of a document whose parts can be separated; a damaged one refuses the request as a whole."""
-    texts = DocumentTexts(document)
-    _ = texts.parts
-    return texts
 
 
 def _success(*, is_tombstone: bool) -> Status:

@@ -6,80 +6,23 @@ values of extended attributes that the server fills in. Both may show a checksum
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from itertools import count
-from math import isqrt
 
 import numpy as np
 
 from headwater.errors import MalformedXattrs
-from headwater.node.kv.subdocument.json_text import XATTR_UNKNOWN_VATTR_MACRO, Path, SubdocFailure
+from headwater.kernels.memory import read_only, u32
+from headwater.node.kv.subdocument.json_text import XATTR_UNKNOWN_VATTR_MACRO, Path
 from headwater.protocol.messages.subdocument import MutationSpec, PathFlags
 from headwater.protocol.numbers import Cas, Seqno, Vbuuid
-from headwater.protocol.status import Status
+from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.values import Datatype, ValueParts, decode_xattrs
-
-# --- the checksum ---------------------------------------------------------------------------------------------------
-#
-# CRC-32C (Castagnoli), which `$document.value_crc32c` and its macro show.
-#
-# A checksum goes byte by byte, which is slow in Python. Long data is therefore laid out as lanes, side by side, and
-# numpy takes one step in all of them at once. The lanes are put together by what a run of zero bytes of a lane's length
-# does to each bit of a checksum; 32 more lanes find that out in the same steps.
-
-
-_POLYNOMIAL = 0x82F63B78
-_ALL_BITS = 0xFFFFFFFF
-_PLAIN_BYTES_MAX = 4096
-
-
-def _table_entry(byte: int) -> int:
-    for _ in range(8):
-        byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
-    return byte
-
-
-_TABLE = [_table_entry(byte) for byte in range(256)]
-_NUMPY_TABLE = np.array(_TABLE, dtype=np.uint32)
-_BITS = [1 << bit for bit in range(32)]
-
-
-def crc32c(data: bytes) -> int:
-    state = _ALL_BITS
-    tail = 0
-    if len(data) > _PLAIN_BYTES_MAX:
-        lanes = lane_bytes = isqrt(len(data))
-        tail = lanes * lane_bytes
-        state = _after_lanes(state, data[:tail], lane_bytes)
-    return _after(state, data[tail:]) ^ _ALL_BITS
-
-
-def _after(state: int, data: bytes) -> int:
-    for byte in data:
-        state = _TABLE[(state ^ byte) & 0xFF] ^ state >> 8
-    return state
-
-
-def _after_lanes(state: int, data: bytes, lane_bytes: int) -> int:
-    rows = np.frombuffer(data, dtype=np.uint8).reshape(-1, lane_bytes)
-    steps = np.zeros((lane_bytes, len(rows) + len(_BITS)), dtype=np.uint8)
-    steps[:, : len(rows)] = rows.T
-    states = np.array([0] * len(rows) + _BITS, dtype=np.uint32)
-    for step in steps:
-        states = _NUMPY_TABLE[(states ^ step) & 0xFF] ^ states >> 8
-    lanes, bits = states[: len(rows)].tolist(), states[len(rows) :].tolist()
-    for lane in lanes:
-        moved = 0
-        for bit, effect in enumerate(bits):
-            if state >> bit & 1:
-                moved ^= effect
-        state = moved ^ lane
-    return state
-
+from headwater.store.checksums import crc32c
 
 # --- a document as it is, and its value as it will be ---------------------------------------------------------------
 
@@ -105,8 +48,8 @@ class SubdocDocument:
     flags: int = 0
     expiry: int = 0
     deleted: bool = False
-    hlc_now_s: int | None = None
-    """The vbucket's clock, for the virtual attribute `$vbucket`."""
+    hlc_now_s: int | None = field(default=None, compare=False)
+    """The vbucket's clock, for the virtual attribute `$vbucket`. The document is the same at any time."""
 
     def parts(self) -> ValueParts:
         if not self.datatype & Datatype.XATTR:
@@ -114,7 +57,7 @@ class SubdocDocument:
         try:
             return decode_xattrs(self.value)
         except MalformedXattrs as error:
-            raise SubdocFailure(Status.EINTERNAL, f"the stored document is damaged: {error.reason}") from error
+            raise RequestRefused(Status.EINTERNAL, f"the stored document is damaged: {error.reason}") from error
 
 
 class WriteMacro(Enum):
@@ -162,6 +105,10 @@ def _datatype_names(datatype: Datatype) -> list[str]:
     return [str(bit.name).lower() for bit in bits if datatype & bit] or ["raw"]
 
 
+def _checksum(body: bytes) -> str:
+    return f"0x{crc32c(read_only(np.frombuffer(body, dtype=np.uint8)), u32(0)):08x}"
+
+
 DOCUMENT_FIELDS: Mapping[str, Callable[[SubdocDocument], object]] = {
     "CAS": lambda document: _hex64(document.cas),
     "datatype": lambda document: _datatype_names(document.datatype),
@@ -173,12 +120,12 @@ DOCUMENT_FIELDS: Mapping[str, Callable[[SubdocDocument], object]] = {
     "revid": lambda document: str(document.rev),
     "seqno": lambda document: _hex64(document.seqno),
     "value_bytes": lambda document: len(document.parts().body),
-    "value_crc32c": lambda document: f"0x{crc32c(document.parts().body):08x}",
+    "value_crc32c": lambda document: _checksum(document.parts().body),
     "vbucket_uuid": lambda document: _hex64(document.vbuuid),
 }
 
 
-def virtual_xattr_text(document: SubdocDocument, path: Path) -> str:
+def virtual_xattr_text(document: SubdocDocument, path: Path) -> bytes:
     """The text that a path into a virtual attribute is looked up in."""
     name = path[0]
     if name == "$document":
@@ -194,12 +141,12 @@ def virtual_xattr_text(document: SubdocDocument, path: Path) -> str:
     elif name == "$vbucket" and document.hlc_now_s is not None:
         content = {"HLC": {"mode": "real", "now": str(document.hlc_now_s)}}
     else:
-        raise SubdocFailure(Status.SUBDOC_XATTR_UNKNOWN_VATTR)
+        raise RequestRefused(Status.SUBDOC_XATTR_UNKNOWN_VATTR)
     return to_json({name: content})
 
 
-def to_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def to_json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 # --- macros ---------------------------------------------------------------------------------------------------------
@@ -214,7 +161,6 @@ _CRC32C_MACRO = b'"${Mutation.value_crc32c}"'
 _DOCUMENT_MACRO = re.compile(rb'"\$\{\$document(?:\.(\w+))?\}"')
 
 _PLACEHOLDER_DIGITS = {**dict.fromkeys(_WRITE_MACROS, 16), _CRC32C_MACRO: 8}
-_LIKE_A_PLACEHOLDER = re.compile(rb'(?="0x([0-9a-f]+)")')
 
 
 def is_macro(value: bytes) -> bool:
@@ -237,7 +183,7 @@ class MacroExpansion:
         if not spec.flags & PathFlags.EXPAND_MACROS:
             return spec.value
         if spec.value not in self._expanded:
-            raise SubdocFailure(XATTR_UNKNOWN_VATTR_MACRO)
+            raise RequestRefused(XATTR_UNKNOWN_VATTR_MACRO)
         return self._expanded[spec.value]
 
     def with_checksum(self, encoded: bytes, *, body: bytes) -> bytes:
@@ -245,7 +191,7 @@ class MacroExpansion:
         placeholder = self._expanded.get(_CRC32C_MACRO)
         if placeholder is None or placeholder not in encoded:
             return encoded
-        return encoded.replace(placeholder, b'"0x%08x"' % crc32c(body))
+        return encoded.replace(placeholder, f'"{_checksum(body)}"'.encode())
 
     def positions(self, encoded: bytes) -> tuple[tuple[WriteMacro, int], ...]:
         """Where the CAS and the seqno of the write belong in the encoded value."""
@@ -262,15 +208,22 @@ def _expand_document_macro(macro: bytes, document: SubdocDocument) -> bytes | No
     if found is None:
         return None
     if found[1] is None:
-        return to_json({name: field(document) for name, field in DOCUMENT_FIELDS.items()}).encode()
+        return to_json({name: field(document) for name, field in DOCUMENT_FIELDS.items()})
     wanted = DOCUMENT_FIELDS.get(found[1].decode())
-    return None if wanted is None else to_json(wanted(document)).encode()
+    return None if wanted is None else to_json(wanted(document))
 
 
 def _placeholders(macros: set[bytes], texts: Sequence[bytes]) -> dict[bytes, bytes]:
-    taken = {int(digits[:16], 16) for text in texts for digits in _LIKE_A_PLACEHOLDER.findall(text)}
-    free = (number for number in count() if number not in taken)
-    return {name: b'"0x%0*x"' % (digits, next(free)) for name, digits in _PLACEHOLDER_DIGITS.items() if name in macros}
+    """Strings that none of the texts has. They are hashes of all of them: no one can write a text that has its own."""
+    made: dict[bytes, bytes] = {}
+    hashed = hashlib.blake2b()
+    for text in texts:
+        hashed.update(text)
+    for name in sorted(macros & _PLACEHOLDER_DIGITS.keys()):
+        while name not in made or any(made[name] in text for text in texts):
+            hashed.update(name)
+            made[name] = b'"0x%b"' % hashed.hexdigest()[: _PLACEHOLDER_DIGITS[name]].encode()
+    return made
 
 
 def _occurrences(encoded: bytes, placeholder: bytes) -> Iterator[int]:

@@ -39,25 +39,19 @@ def scope(*collections: dict[str, Any], name: str = "_default", uid: str = "0") 
 # --- the manifest -------------------------------------------------------------------------------------------------
 
 
-def test_the_first_manifest_has_the_default_collection_only(client: Client) -> None:
-    response = client.succeed(GetCollectionsManifest())
-    assert response.datatype == Datatype.JSON
-    assert json.loads(response.value) == {"uid": "0", "scopes": [scope(DEFAULT) | {"collections": [DEFAULT]}]}
-
-
 def test_a_manifest_is_set_and_got(node: Node, client: Client) -> None:
+    """At first there is the default collection only. A newer manifest is answered when it is durable."""
+    first = client.succeed(GetCollectionsManifest())
+    assert first.datatype == Datatype.JSON
+    assert json.loads(first.value) == {"uid": "0", "scopes": [scope(DEFAULT) | {"collections": [DEFAULT]}]}
     sent = manifest("2", scope(DEFAULT, FRUIT), scope(BERRIES, name="garden", uid="8"))
-    client.succeed(sent)
+    client.send(sent)
+    assert client.received() == []
+    node.commit()
+    assert [answer.status for answer in client.received()] == [Status.SUCCESS]
     assert json.loads(client.succeed(GetCollectionsManifest()).value) == json.loads(sent.value)
     node.reopen()
     assert json.loads(node.client().succeed(GetCollectionsManifest()).value) == json.loads(sent.value)
-
-
-def test_a_manifest_is_answered_when_it_is_durable(node: Node, client: Client) -> None:
-    client.send(manifest("1", scope(DEFAULT, FRUIT)))
-    assert client.received() == []
-    node.commit()
-    assert len(client.received()) == 1
 
 
 @pytest.mark.parametrize("request_", [GetCollectionsManifest(), GetCollectionId(value=b".fruit"), GetScopeId()])

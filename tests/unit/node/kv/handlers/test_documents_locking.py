@@ -61,17 +61,6 @@ def cas(client: Client) -> Cas:
     return cas
 
 
-def test_a_document_is_got_with_its_lock(client: Client) -> None:
-    stored = client.succeed(Set(key=b"k", value=b"{}", flags=3))
-    locked = client.succeed(GetLocked(key=b"k", lock_time_s=5))
-    assert (locked.value, locked.flags) == (b"{}", 3)
-    assert locked.cas not in (stored.cas, LOCKED_CAS)
-
-
-def test_there_is_nothing_to_lock(client: Client) -> None:
-    assert client.refused(GetLocked(key=b"k")) == Status.KEY_ENOENT
-
-
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: type(write).__name__)
 @pytest.mark.parametrize("other", [Cas(0), Cas(1), LOCKED_CAS])
 def test_others_can_t_write(client: Client, cas: Cas, write: Request, other: Cas) -> None:
@@ -112,16 +101,6 @@ def test_unlock_restores_what_was(client: Client) -> None:
     client.succeed(Set(key=b"k", value=b"w"))
 
 
-def test_what_is_not_locked_can_t_be_unlocked(client: Client) -> None:
-    assert client.refused(Unlock(key=b"k", cas=Cas(1))) == Status.KEY_ENOENT
-    cas = client.succeed(Set(key=b"k", value=b"{}")).cas
-    assert client.refused(Unlock(key=b"k", cas=cas)) == Status.NOT_LOCKED
-
-
-def test_a_locked_document_can_t_be_locked_again(client: Client, cas: Cas) -> None:
-    assert client.refused(GetLocked(key=b"k")) == Status.LOCKED
-
-
 @pytest.mark.parametrize(
     ("asked_s", "lasts_s"),
     [(None, LOCK_S_DEFAULT), (0, LOCK_S_DEFAULT), (1, 1), (LOCK_S_MAX, LOCK_S_MAX), (LOCK_S_MAX + 1, LOCK_S_DEFAULT)],
@@ -138,13 +117,6 @@ def test_a_lock_runs_out(node: Node, client: Client, asked_s: int | None, lasts_
     assert node.bucket_service.locks == {}
 
 
-def test_runs_of_sets_respect_locks_too(client: Client, cas: Cas) -> None:
-    run = [SetQuiet(key=b"a", value=b"1"), SetQuiet(key=b"k", value=b"1"), SetQuiet(key=b"b", value=b"1")]
-    (refused,) = client.call_all(*run)
-    assert refused.status == Status.LOCKED
-    assert client.succeed(Get(key=b"b")).value == b"1"
-
-
 def test_to_a_client_without_extended_errors(node: Node, client: Client, cas: Cas) -> None:
     older = node.client(features=(Feature.SELECT_BUCKET,))
     assert older.refused(Set(key=b"k", value=b"w")) == Status.KEY_EEXISTS
@@ -152,14 +124,6 @@ def test_to_a_client_without_extended_errors(node: Node, client: Client, cas: Ca
     assert older.refused(Unlock(key=b"k", cas=Cas(1))) == Status.ETMPFAIL
     client.succeed(Unlock(key=b"k", cas=cas))
     assert older.refused(Unlock(key=b"k", cas=cas)) == Status.ETMPFAIL
-
-
-def test_a_locked_document_that_expires_is_locked_no_more(node: Node, client: Client) -> None:
-    client.succeed(Set(key=b"k", value=b"{}", expiry=2))
-    client.succeed(GetLocked(key=b"k"))
-    node.clock.advance(2)
-    client.succeed(Add(key=b"k", value=b"new"))
-    client.succeed(Set(key=b"k", value=b"newer"))
 
 
 def test_the_lock_of_a_former_document_is_not_that_of_its_successor(node: Node, client: Client) -> None:
@@ -170,11 +134,6 @@ def test_the_lock_of_a_former_document_is_not_that_of_its_successor(node: Node, 
     assert client.refused(Get(key=b"k")) == Status.KEY_ENOENT
     client.call_all(SetQuiet(key=b"k", value=b"1"))
     client.succeed(Replace(key=b"k", value=b"2"))
-
-
-def test_locks_do_not_outlive_the_process(node: Node, client: Client, cas: Cas) -> None:
-    node.reopen()
-    node.client().succeed(Set(key=b"k", value=b"w"))
 
 
 def test_locks_go_with_their_vbucket(node: Node, client: Client, cas: Cas) -> None:

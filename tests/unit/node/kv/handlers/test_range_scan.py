@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.node.range_scans import SCAN_S_MAX, SCANS_MAX, SCANS_OF_CONNECTION_MAX
+from headwater.node.service import SCAN_S_MAX, SCANS_MAX, SCANS_OF_CONNECTION_MAX
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import PlainResponse

@@ -73,6 +73,7 @@ def test_statistics_of_a_document_of_a_collection(node: Node, client: Client) ->
         (b"k", Status.EINVAL),
         (b" 0", Status.EINVAL),
         (b"k x", Status.EINVAL),
+        pytest.param(b"k " + b"9" * 5000, Status.EINVAL, id="more digits than Python reads"),
         (b"k 0 no.such", Status.UNKNOWN_COLLECTION),
     ],
 )
@@ -148,9 +149,20 @@ def test_seqnos_of_vbuckets_are_durable_ones(node: Node, client: Client) -> None
     }
 
 
-@pytest.mark.parametrize("group", [b"vbucket 8", b"vbucket-details x", b"vbucket-seqno -1", b"vbucket-details 99"])
-def test_vbuckets_that_are_not_there(client: Client, group: bytes) -> None:
-    assert client.refused(Stat(key=group)) == Status.NOT_MY_VBUCKET
+@pytest.mark.parametrize(
+    ("groups", "status"),
+    [
+        (
+            (b"vbucket 8", b"vbucket-details x", b"vbucket-seqno -1", b"vbucket-details 99", b"vbucket " + b"9" * 5000),
+            Status.NOT_MY_VBUCKET,
+        ),
+        ((b"nonsense", b"uuid 1", b"\xff", b"VBUCKET"), Status.KEY_ENOENT),
+    ],
+)
+def test_vbuckets_and_groups_that_do_not_exist(client: Client, groups: tuple[bytes, ...], status: Status) -> None:
+    assert statistics(client, b"uuid") == {"uuid": "0123456789abcdef"}
+    for group in groups:
+        assert client.refused(Stat(key=group)) == status
 
 
 def test_collections(node: Node, client: Client) -> None:
@@ -165,15 +177,6 @@ def test_collections(node: Node, client: Client) -> None:
         "0x8:0x9:scope_name": "garden",
         "0x8:0x9:maxTTL": "60",
     }
-
-
-def test_the_bucket_s_uuid(client: Client) -> None:
-    assert statistics(client, b"uuid") == {"uuid": "0123456789abcdef"}
-
-
-@pytest.mark.parametrize("group", [b"nonsense", b"uuid 1", b"\xff", b"VBUCKET"])
-def test_groups_nobody_knows(client: Client, group: bytes) -> None:
-    assert client.refused(Stat(key=group)) == Status.KEY_ENOENT
 
 
 # What a node tells of its copies, by which a failover chooses: up to where one is whole, and on which branch.
@@ -248,13 +251,6 @@ def test_a_failover_takes_the_copy_that_is_whole(replica: Node, client: Client) 
 # `stat dcp`: connections, and their streams.
 
 
-def dcp_statistics(client: Client, group: bytes = b"dcp") -> dict[str, str]:
-    *responses, _ = client.call_all(Stat(key=group))
-    return {
-        response.key.decode(): response.value.decode() for response in responses if isinstance(response, PlainResponse)
-    }
-
-
 def open_consumer(node: Node, name: bytes) -> Client:
     consumer = node.client()
     consumer.succeed(Open(key=name))
@@ -266,10 +262,6 @@ def produce(consumer: Client) -> bytes:
     return consumer.session.dcp.produce(1_000_000)
 
 
-def test_no_connection(client: Client) -> None:
-    assert dcp_statistics(client) == {"ep_dcp_count": "0", "ep_dcp_producer_count": "0", "ep_dcp_total_bytes": "0"}
-
-
 def test_a_connection_and_its_streams(node: Node, client: Client) -> None:
     for key in (b"a", b"b", b"c"):
         client.succeed(Set(key=key, value=b"1"))
@@ -279,12 +271,12 @@ def test_a_connection_and_its_streams(node: Node, client: Client) -> None:
     consumer.succeed(Control(key=b"connection_buffer_size", value=b"5000"))
     consumer.succeed(StreamRequest(opaque=7, end_seqno=Seqno(100)))
     node.clock.advance(30)
-    before = dcp_statistics(client)
+    before = statistics(client, b"dcp")
     assert before["eq_dcpq:spark:stream_0_backlog_items"] == "3"
     assert before["eq_dcpq:spark:stream_0_state"] == "accepted"
     sent = len(produce(consumer))
     consumer.send(BufferAck(acked_bytes=10))
-    found = dcp_statistics(client)
+    found = statistics(client, b"dcp")
     assert found == {
         "eq_dcpq:spark:type": "producer",
         "eq_dcpq:spark:created": "60",
@@ -319,16 +311,18 @@ def test_streams_with_ids(node: Node, client: Client) -> None:
     consumer.succeed(Control(key=b"enable_noop", value=b"true"))
     consumer.succeed(Control(key=b"enable_stream_id", value=b"true"))
     consumer.succeed(StreamRequest(vbucket=VBucketId(3), value=b'{"sid":9}'))
-    assert dcp_statistics(client)["eq_dcpq:spark:stream_3_sid_9_start_seqno"] == "0"
+    assert statistics(client, b"dcp")["eq_dcpq:spark:stream_3_sid_9_start_seqno"] == "0"
 
 
 def test_one_connection_by_its_name(node: Node, client: Client) -> None:
-    open_consumer(node, b"one")
+    one = open_consumer(node, b"one")
     open_consumer(node, b"two words")
-    assert dcp_statistics(client)["ep_dcp_producer_count"] == "2"
-    found = dcp_statistics(client, b"dcp two words")
+    assert statistics(client, b"dcp")["ep_dcp_producer_count"] == "2"
+    found = statistics(client, b"dcp two words")
     assert found["ep_dcp_producer_count"] == "1"
     assert "eq_dcpq:two words:type" in found
+    one.session.disconnected()
+    assert statistics(client, b"dcp")["ep_dcp_producer_count"] == "1"
 
 
 def test_many_streams_are_told_by_name_only(node: Node, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,24 +330,18 @@ def test_many_streams_are_told_by_name_only(node: Node, client: Client, monkeypa
     consumer = open_consumer(node, b"spark")
     for vbucket in range(2):
         consumer.succeed(StreamRequest(vbucket=VBucketId(vbucket)))
-    found = dcp_statistics(client)
+    found = statistics(client, b"dcp")
     assert found["eq_dcpq:spark:num_streams"] == "2"
     assert "eq_dcpq:spark:stream_0_state" not in found
-    assert "eq_dcpq:spark:stream_0_state" in dcp_statistics(client, b"dcp spark")
+    assert "eq_dcpq:spark:stream_0_state" in statistics(client, b"dcp spark")
 
 
 def test_a_connection_of_the_upr_draft(node: Node, client: Client) -> None:
     session = UprSession(node.bucket_service, name="upr:peer", now_s=0.0)
     session.receive_data(upr.UprStreamRequest(vbucket=VBucketId(1)).encode())
-    found = dcp_statistics(client)
+    found = statistics(client, b"dcp")
     assert found["eq_dcpq:upr:peer:type"] == "upr"
     assert found["eq_dcpq:upr:peer:stream_1_last_sent_seqno"] == "0"
-
-
-def test_a_connection_that_is_gone(node: Node, client: Client) -> None:
-    consumer = open_consumer(node, b"spark")
-    consumer.session.disconnected()
-    assert dcp_statistics(client)["ep_dcp_producer_count"] == "0"
 
 
 # Who gets to know how the nodes of a cluster log in to each other.
@@ -362,23 +350,14 @@ def test_a_connection_that_is_gone(node: Node, client: Client) -> None:
 GROUP = b"headwater-login"
 
 
-@pytest.fixture
-def member(node: Node) -> Node:
+def test_the_login_of_nodes_is_for_admins(node: Node) -> None:
+    admin = node.client()
+    assert statistics(admin, GROUP) == {}, "the node is not in a cluster"
     node.bucket_service.config = PublishedConfig(
         revision=1, bucket="default", uuid="0", nodes=(NodeAddress(host="127.0.0.1", kv_port=1),), rows=((0,),) * 4,
         login=Credentials("@cluster-default", "drawn once"),
     )  # fmt: skip
-    return node
-
-
-def test_an_admin_may_ask(member: Node) -> None:
-    assert statistics(member.client(), GROUP) == {"user": "@cluster-default", "password": "drawn once"}
-
-
-@pytest.mark.parametrize("role", [role for role in Role if role != Role.ADMIN and not role.is_of_another_service])
-def test_nobody_else_may(member: Node, role: Role) -> None:
-    assert member.client(user=role.value).refused(Stat(key=GROUP)) == Status.EACCESS
-
-
-def test_a_node_in_no_cluster_has_none(node: Node) -> None:
-    assert statistics(node.client(), GROUP) == {}
+    assert statistics(admin, GROUP) == {"user": "@cluster-default", "password": "drawn once"}
+    for role in Role:
+        if role != Role.ADMIN and not role.is_of_another_service:
+            assert node.client(user=role.value).refused(Stat(key=GROUP)) == Status.EACCESS

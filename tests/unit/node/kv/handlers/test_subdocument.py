@@ -88,12 +88,9 @@ def test_changing_one_path(client: Client, stored: Any, request_: Request, expec
     assert (got.cas, got.flags, response.seqno, response.value) == (response.cas, 7, 2, b"")
 
 
-def test_deleting_one_path(client: Client, stored: Any) -> None:
+def test_deleting_and_counting_one_path(client: Client, stored: Any) -> None:
     client.succeed(SubdocDelete(key=b"k", path=b"a"))
     assert "a" not in body(client)
-
-
-def test_a_counter_gives_its_value_back(client: Client, stored: Any) -> None:
     assert client.succeed(SubdocCounter(key=b"k", path=b"n", new_value=b"-2")).value == b"3"
     assert body(client)["n"] == 3
 
@@ -118,11 +115,6 @@ def test_a_counter_gives_its_value_back(client: Client, stored: Any) -> None:
 def test_one_path_refused(client: Client, stored: Any, request_: Request, status: Status) -> None:
     assert client.refused(request_) == status
     assert body(client) == json.loads(DOCUMENT)
-
-
-def test_a_document_that_is_not_json(client: Client) -> None:
-    client.succeed(Set(key=b"k", value=b"text"))
-    assert client.refused(SubdocGet(key=b"k", path=b"a")) == Status.SUBDOC_DOC_NOT_JSON
 
 
 # --- many paths ---------------------------------------------------------------------------------------------------
@@ -172,15 +164,13 @@ def test_a_cas_must_be_that_of_the_document(client: Client, stored: Any) -> None
     client.succeed(MultiMutation(key=b"k", specs=(UPSERT_A,), cas=stored.cas))
 
 
-@pytest.mark.parametrize("doc_flags", [None, DocFlags.MKDOC])
-def test_a_cas_needs_a_document(client: Client, doc_flags: DocFlags | None) -> None:
+@pytest.mark.parametrize(
+    ("doc_flags", "status"),
+    [(None, Status.KEY_ENOENT), (DocFlags.MKDOC, Status.KEY_ENOENT), (DocFlags.ADD, Status.EINVAL)],
+)
+def test_a_cas_needs_a_document(client: Client, doc_flags: DocFlags | None, status: Status) -> None:
     request = MultiMutation(key=b"k", specs=(UPSERT_A,), cas=Cas(1), doc_flags=doc_flags)
-    assert client.refused(request) == Status.KEY_ENOENT
-
-
-def test_what_is_added_has_no_cas(client: Client) -> None:
-    request = MultiMutation(key=b"k", specs=(UPSERT_A,), cas=Cas(1), doc_flags=DocFlags.ADD)
-    assert client.refused(request) == Status.EINVAL
+    assert client.refused(request) == status
 
 
 # --- making documents ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headwater.node.options import BucketSettings
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
@@ -26,6 +27,7 @@ from support.kv_harness import Client, Node
 
 VB3 = VBucketId(3)
 FRUIT = CollectionId(8)
+BAD_TOPOLOGIES = (b"7", b"[]", b"[[7]]", b"[[]]")
 
 # --- states -------------------------------------------------------------------------------------------------------
 
@@ -67,28 +69,21 @@ def test_a_topology_is_kept(node: Node, client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [b"nope", b"[]", b"{}", b"7", b'{"topology":7}', b'{"topology":[]}', b'{"topology":[[7]]}', b'{"topology":[[]]}'],
-)
-def test_a_topology_that_is_none(client: Client, value: bytes) -> None:
-    assert client.refused(SetVBucket(vbucket=VB3, state=VBucketState.ACTIVE, value=value)) == Status.EINVAL
-
-
-@pytest.mark.parametrize(
-    ("value", "status"),
+    ("state", "value", "status"),
     [
-        (b'{"next_expected_state":"active"}', Status.SUCCESS),
-        (b'{"next_expected_state":"alive"}', Status.EINVAL),
-        (b'{"use_snapshot":"fbr"}', Status.NOT_SUPPORTED),
+        *(
+            (VBucketState.ACTIVE, value, Status.EINVAL)
+            for value in (b"nope", b"[]", b"{}", b"7", *(b'{"topology":%s}' % bad for bad in BAD_TOPOLOGIES))
+        ),
+        (VBucketState.REPLICA, b'{"topology":[["a"]]}', Status.EINVAL),
+        (VBucketState.REPLICA, b'{"next_expected_state":"active"}', Status.SUCCESS),
+        (VBucketState.REPLICA, b'{"next_expected_state":"alive"}', Status.EINVAL),
+        (VBucketState.REPLICA, b'{"use_snapshot":"fbr"}', Status.NOT_SUPPORTED),
     ],
 )
-def test_what_newer_clusters_say_of_a_vbucket(client: Client, value: bytes, status: Status) -> None:
-    assert client.call(SetVBucket(vbucket=VB3, state=VBucketState.REPLICA, value=value)).status == status
-
-
-def test_only_an_active_vbucket_has_a_topology(client: Client) -> None:
-    value = b'{"topology":[["a"]]}'
-    assert client.refused(SetVBucket(vbucket=VB3, state=VBucketState.REPLICA, value=value)) == Status.EINVAL
+def test_what_the_value_of_a_state_may_say(client: Client, state: VBucketState, value: bytes, status: Status) -> None:
+    """Only an active vbucket has a topology. The rest is what newer clusters say of a vbucket."""
+    assert client.call(SetVBucket(vbucket=VB3, state=state, value=value)).status == status
 
 
 def test_a_vbucket_made_active_again_branches(node: Node, client: Client) -> None:
@@ -152,6 +147,13 @@ def test_flush_drops_all_documents(node: Node, client: Client) -> None:
     assert client.succeed(Set(key=b"k", value=b"v")).seqno == 1
     node.reopen()
     assert node.client().refused(Get(key=b"k", vbucket=VB3)) == Status.KEY_ENOENT
+
+
+def test_a_bucket_whose_flush_is_disabled_keeps_its_documents(node: Node, client: Client) -> None:
+    client.succeed(Set(key=b"k", value=b"v"))
+    node.bucket_service.settings = BucketSettings()
+    assert client.refused(Flush()) == client.refused(FlushQuiet()) == Status.NOT_SUPPORTED
+    assert client.succeed(Get(key=b"k")).value == b"v"
 
 
 def test_flush_is_not_for_later(client: Client) -> None:
@@ -292,10 +294,7 @@ def test_seqno_persistence_answers_when_the_seqno_is_durable(node: Node, client:
 def test_seqno_persistence_waits_whatever_writers_are_promised(node: Node) -> None:
     node.bucket_service.ack_when_durable = False
     client = node.client()
-    client.send(Set(key=b"k", value=b"1"), SeqnoPersistence(seqno=Seqno(1)))
-    assert client.received() == []
-
-
-def test_a_seqno_that_nobody_has_given_out(client: Client) -> None:
     assert client.refused(SeqnoPersistence(seqno=Seqno(1))) == Status.ETMPFAIL
     assert client.refused(SeqnoPersistence(seqno=Seqno(1), vbucket=VBucketId(99))) == Status.NOT_MY_VBUCKET
+    client.send(Set(key=b"k", value=b"1"), SeqnoPersistence(seqno=Seqno(1)))
+    assert client.received() == []

@@ -6,21 +6,24 @@ from typing import Any
 
 import pytest
 
-from headwater.node.bucket_settings import BucketSettings
+from headwater.node.options import BucketSettings
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.frames import DurabilityLevel, decode_frames, durability
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.messages.documents import Get, GetLocked, GetMeta, Set
-from headwater.protocol.messages.subdocument import LookupSpec, MultiLookup, PathFlags
-from headwater.protocol.messages.with_meta import (
+from headwater.protocol.messages.documents import (
     AddWithMeta,
     AddWithMetaQuiet,
     DeleteWithMeta,
     DeleteWithMetaQuiet,
+    Get,
+    GetLocked,
+    GetMeta,
     MetaOptions,
+    Set,
     SetWithMeta,
     SetWithMetaQuiet,
 )
+from headwater.protocol.messages.subdocument import LookupSpec, MultiLookup, PathFlags
 from headwater.protocol.numbers import Cas, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from headwater.node.kv.subdocument import (
+from headwater.node.kv.subdocument.execute import (
     LookedUp,
-    Mutated,
-    NewValue,
     PathFailed,
-    SubdocDocument,
-    SubdocRefused,
-    WriteMacro,
     lookup_in,
     lookup_one,
     mutate_in,
@@ -30,7 +25,7 @@ from headwater.node.kv.subdocument.json_text import (
 )
 from headwater.node.kv.subdocument.mutation import MUTATIONS
 from headwater.node.kv.subdocument.requests import COMMANDS
-from headwater.node.kv.subdocument.virtual_xattrs import crc32c
+from headwater.node.kv.subdocument.virtual_xattrs import NewValue, SubdocDocument, WriteMacro
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.subdocument import (
     SPECS_MAX,
@@ -42,13 +37,13 @@ from headwater.protocol.messages.subdocument import (
     PathFlags,
 )
 from headwater.protocol.numbers import VALUE_BYTES_MAX, XATTR_SECTION_BYTES_MAX
-from headwater.protocol.status import Status
+from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, encode_xattrs
 from support.cases import each
 
 XATTR, MKDIR_P, MACROS = PathFlags.XATTR, PathFlags.MKDIR_P, PathFlags.EXPAND_MACROS
 BINARY = PathFlags.BINARY_VALUE
-NONE, NO_DOC_FLAGS = PathFlags(0), DocFlags(0)
+NONE, NO_FLAGS = PathFlags(0), DocFlags(0)
 GET, EXISTS, COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT
 ADD, UPSERT, REMOVE, REPLACE = (
     Opcode.SUBDOC_DICT_ADD,
@@ -93,11 +88,15 @@ def parts(value: NewValue) -> tuple[str, dict[str, str]]:
 
 
 def mutated(
-    before: SubdocDocument | None, specs: Sequence[MutationSpec], flags: DocFlags = NO_DOC_FLAGS
+    before: SubdocDocument | None, specs: Sequence[MutationSpec], flags: DocFlags = NO_FLAGS
 ) -> tuple[str, dict[str, str]]:
-    outcome = mutate_in(before, specs, flags)
-    assert isinstance(outcome, Mutated), outcome
-    return parts(outcome.value)
+    return parts(mutate_in(before, specs, flags).value)
+
+
+def refusal(operation: Callable[..., object], *arguments: object) -> RequestRefused:
+    with pytest.raises(RequestRefused) as raised:
+        operation(*arguments)
+    return raised.value
 
 
 # --- lookups --------------------------------------------------------------------------------------------------------
@@ -116,7 +115,6 @@ def test_lookup_in_gives_one_result_a_path() -> None:
         look(Opcode.GET),
     ]
     outcome = lookup_in(PERSON, specs)
-    assert isinstance(outcome, LookedUp)
     assert outcome.status == Status.SUCCESS
     values = [b'"me"', b"2", b'"Ada"', b"", b"2", b'"y"', b'{"name":"Ada","tags":["x","y"],"age":36}']
     assert outcome.results == tuple(LookupResult(status=Status.SUCCESS, value=value) for value in values)
@@ -125,7 +123,6 @@ def test_lookup_in_gives_one_result_a_path() -> None:
 def test_lookup_in_goes_on_after_a_path_that_fails() -> None:
     specs = [look(GET, "nope", XATTR), look(GET, "name"), look(EXISTS, "nope"), look(GET, "a..b"), look(GET, "age.x")]
     outcome = lookup_in(PERSON, specs)
-    assert isinstance(outcome, LookedUp)
     assert outcome.status == Status.SUBDOC_MULTI_PATH_FAILURE
     assert [result.status for result in outcome.results] == [
         Status.SUBDOC_PATH_ENOENT,
@@ -139,7 +136,6 @@ def test_lookup_in_goes_on_after_a_path_that_fails() -> None:
 def test_lookup_in_on_a_document_that_is_not_json() -> None:
     binary = SubdocDocument(value=b"\xff\x00", datatype=Datatype.RAW)
     outcome = lookup_in(binary, [look(GET, "$document.value_bytes", XATTR), look(GET, "a"), look(Opcode.GET)])
-    assert isinstance(outcome, LookedUp)
     assert [result.status for result in outcome.results] == [
         Status.SUCCESS,
         Status.SUBDOC_DOC_NOT_JSON,
@@ -148,28 +144,22 @@ def test_lookup_in_on_a_document_that_is_not_json() -> None:
     assert outcome.results[2].value == b"\xff\x00"
 
 
-def test_lookup_in_on_a_document_that_is_called_json_and_is_not() -> None:
-    outcome = lookup_one(SubdocDocument(value=b"{]", datatype=Datatype.JSON), look(GET, "a"))
-    assert outcome == SubdocRefused(status=Status.SUBDOC_DOC_NOT_JSON)
-
-
-def test_lookup_in_of_nothing() -> None:
-    assert lookup_in(None, [look(GET, "a")]) == SubdocRefused(status=Status.KEY_ENOENT)
-    assert lookup_one(None, look(GET, "a")) == SubdocRefused(status=Status.KEY_ENOENT)
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        (look(GET, "name"), LookupResult(status=Status.SUCCESS, value=b'"Ada"')),
-        (look(GET, "meta.by", XATTR), LookupResult(status=Status.SUCCESS, value=b'"me"')),
-        (look(EXISTS, "name"), LookupResult(status=Status.SUCCESS)),
-        (look(EXISTS, "nope"), SubdocRefused(status=Status.SUBDOC_PATH_ENOENT)),
-        (look(COUNT, ""), LookupResult(status=Status.SUCCESS, value=b"3")),
-    ],
-)
-def test_lookup_one(spec: LookupSpec, expected: LookupResult | SubdocRefused) -> None:
-    assert lookup_one(PERSON, spec) == expected
+def test_lookup_one() -> None:
+    for spec, value in (
+        (look(GET, "name"), b'"Ada"'),
+        (look(GET, "meta.by", XATTR), b'"me"'),
+        (look(EXISTS, "name"), b""),
+        (look(COUNT, ""), b"3"),
+    ):
+        assert lookup_one(PERSON, spec) == LookupResult(status=Status.SUCCESS, value=value)
+    called_json = SubdocDocument(value=b"{]", datatype=Datatype.JSON)
+    for before, path, status in (
+        (PERSON, "nope", Status.SUBDOC_PATH_ENOENT),
+        (called_json, "a", Status.SUBDOC_DOC_NOT_JSON),
+        (None, "a", Status.KEY_ENOENT),
+    ):
+        assert refusal(lookup_one, before, look(EXISTS, path)).status == status
+    assert refusal(lookup_in, None, [look(GET, "a")]).status == Status.KEY_ENOENT
 
 
 TOMBSTONE = document("", {"_sync": '{"rev":1}'}, deleted=True)
@@ -177,7 +167,7 @@ TOMBSTONE = document("", {"_sync": '{"rev":1}'}, deleted=True)
 
 def test_a_tombstone_is_seen_only_with_access_deleted() -> None:
     spec = look(GET, "_sync.rev", XATTR)
-    assert lookup_in(TOMBSTONE, [spec]) == SubdocRefused(status=Status.KEY_ENOENT)
+    assert refusal(lookup_in, TOMBSTONE, [spec]).status == Status.KEY_ENOENT
     result = LookupResult(status=Status.SUCCESS, value=b"1")
     assert lookup_in(TOMBSTONE, [spec], DocFlags.ACCESS_DELETED) == LookedUp(
         status=Status.SUBDOC_SUCCESS_DELETED, results=(result,)
@@ -185,18 +175,13 @@ def test_a_tombstone_is_seen_only_with_access_deleted() -> None:
     assert lookup_one(TOMBSTONE, spec, DocFlags.ACCESS_DELETED) == LookupResult(
         status=Status.SUBDOC_SUCCESS_DELETED, value=b"1"
     )
-
-
-def test_a_failed_path_of_a_tombstone() -> None:
     outcome = lookup_in(TOMBSTONE, [look(GET, "_sync.rev", XATTR), look(Opcode.GET)], DocFlags.ACCESS_DELETED)
-    assert isinstance(outcome, LookedUp)
     assert outcome.status == Status.SUBDOC_MULTI_PATH_FAILURE_DELETED
     assert [result.status for result in outcome.results] == [Status.SUCCESS, Status.SUBDOC_PATH_ENOENT]
 
 
 # --- virtual attributes ---------------------------------------------------------------------------------------------
 
-BODY_CRC32C = crc32c(b'{"a":1}')
 FACTS = SubdocDocument(
     value=document('{"a":1}', {"meta": "1", "_sys": "2"}).value,
     datatype=Datatype.JSON | Datatype.XATTR | Datatype.SNAPPY,
@@ -220,7 +205,7 @@ FACTS = SubdocDocument(
         ("$document.exptime", "1800000000"),
         ("$document.flags", "33554438"),
         ("$document.value_bytes", "7"),
-        ("$document.value_crc32c", f'"0x{BODY_CRC32C:08x}"'),
+        ("$document.value_crc32c", '"0xcff7d56a"'),
         ("$document.datatype", '["snappy","json","xattr"]'),
         ("$document.datatype[-1]", '"xattr"'),
         ("$document.deleted", "false"),
@@ -237,16 +222,15 @@ FACTS = SubdocDocument(
     ],
 )
 def test_virtual_attribute(path: str, expected: str | Status) -> None:
-    outcome = lookup_one(FACTS, look(GET, path, XATTR))
+    spec = look(GET, path, XATTR)
     if isinstance(expected, Status):
-        assert outcome == SubdocRefused(status=expected)
+        assert refusal(lookup_one, FACTS, spec).status == expected
     else:
-        assert outcome == LookupResult(status=Status.SUCCESS, value=expected.encode())
+        assert lookup_one(FACTS, spec) == LookupResult(status=Status.SUCCESS, value=expected.encode())
 
 
 def test_the_whole_document_attribute() -> None:
     outcome = lookup_one(FACTS, look(GET, "$document", XATTR))
-    assert isinstance(outcome, LookupResult)
     names = "CAS datatype deleted exptime flags last_modified revid seqno value_bytes value_crc32c vbucket_uuid"
     assert list(json.loads(outcome.value)) == names.split()
     assert lookup_one(FACTS, look(COUNT, "$document", XATTR)) == LookupResult(status=Status.SUCCESS, value=b"11")
@@ -256,18 +240,14 @@ def test_virtual_attributes_of_plain_documents() -> None:
     raw = SubdocDocument(value=b"", datatype=Datatype.RAW, deleted=True)
     specs = [look(GET, "$document.datatype", XATTR), look(GET, "$document.deleted", XATTR), look(GET, "$XTOC", XATTR)]
     outcome = lookup_in(raw, specs, DocFlags.ACCESS_DELETED)
-    assert isinstance(outcome, LookedUp)
     assert [result.value for result in outcome.results] == [b'["raw"]', b"true", b"[]"]
-    assert lookup_one(document(), look(GET, "$vbucket", XATTR)) == SubdocRefused(
-        status=Status.SUBDOC_XATTR_UNKNOWN_VATTR
-    )
+    assert refusal(lookup_one, document(), look(GET, "$vbucket", XATTR)).status == Status.SUBDOC_XATTR_UNKNOWN_VATTR
 
 
 def test_one_real_attribute_and_virtual_ones_go_together() -> None:
     """What `get` with an expiry and a projection asks for, and an attribute."""
     specs = [look(GET, "$document.exptime", XATTR), look(GET, "meta", XATTR), look(GET, "$document.flags", XATTR)]
     outcome = lookup_in(FACTS, [*specs, look(Opcode.GET)])
-    assert isinstance(outcome, LookedUp)
     assert [result.value for result in outcome.results] == [b"1800000000", b"1", b"33554438", b'{"a":1}']
 
 
@@ -284,7 +264,6 @@ def test_mutate_in_applies_all_paths_in_their_order() -> None:
         change(REMOVE, "name"),
     ]
     outcome = mutate_in(PERSON, specs)
-    assert isinstance(outcome, Mutated)
     assert outcome.status == Status.SUCCESS
     assert not outcome.deleted
     assert not outcome.created
@@ -309,10 +288,8 @@ def test_a_path_that_fails_undoes_all() -> None:
 
 def test_mutate_one() -> None:
     outcome = mutate_one(document('{"n":1}'), change(COUNTER, "n", "1"))
-    assert isinstance(outcome, Mutated)
     assert outcome.results == (MutationResult(index=0, status=Status.SUCCESS, value=b"2"),)
-    assert mutate_one(document(), change(REMOVE, "n")) == SubdocRefused(status=Status.SUBDOC_PATH_ENOENT)
-    assert mutate_one(None, change(UPSERT, "n", "1")) == SubdocRefused(status=Status.KEY_ENOENT)
+    assert refusal(mutate_one, document(), change(REMOVE, "n")).status == Status.SUBDOC_PATH_ENOENT
 
 
 @each(
@@ -331,20 +308,20 @@ def test_mutate_one() -> None:
         (None, [change(UPSERT, "x", "1", XATTR), change(Opcode.SET, "", "4")], DocFlags.MKDOC, ("4", {"x": "1"})),
         # One that exists.
         (document('{"a":1}'), [change(UPSERT, "b.c", "1")], DocFlags.MKDOC, ('{"a":1,"b":{"c":1}}', {})),
-        (document('{"a":1}'), [change(UPSERT, "x", "1", XATTR)], DocFlags(0), ('{"a":1}', {"x": "1"})),
-        (document("{}", {"x": "1"}), [change(REMOVE, "x", "", XATTR)], DocFlags(0), ("{}", {})),
-        (document("{}", {"x": "[1]"}), [change(PUSH, "x", "2,3", XATTR)], DocFlags(0), ("{}", {"x": "[1,2,3]"})),
-        (document('{"a":1}'), [change(Opcode.SET, "", '{"b":2}')], DocFlags(0), ('{"b":2}', {})),
+        (document('{"a":1}'), [change(UPSERT, "x", "1", XATTR)], NO_FLAGS, ('{"a":1}', {"x": "1"})),
+        (document("{}", {"x": "1"}), [change(REMOVE, "x", "", XATTR)], NO_FLAGS, ("{}", {})),
+        (document("{}", {"x": "[1]"}), [change(PUSH, "x", "2,3", XATTR)], NO_FLAGS, ("{}", {"x": "[1,2,3]"})),
+        (document('{"a":1}'), [change(Opcode.SET, "", '{"b":2}')], NO_FLAGS, ('{"b":2}', {})),
         (
             document("{}"),
             [change(Opcode.SET, "", '{"b":2}'), change(UPSERT, "c", "3")],
-            DocFlags(0),
+            NO_FLAGS,
             ('{"b":2,"c":3}', {}),
         ),
         (
             document("{}", {"x": '{"y":[1, 2]}'}),
             [change(XATTR_TO_BODY, "x.y", "", XATTR)],
-            DocFlags(0),
+            NO_FLAGS,
             ("[1,2]", {"x": '{"y":[1, 2]}'}),
         ),
         # A tombstone that is not asked for is as good as nothing.
@@ -365,20 +342,17 @@ def test_binary_values_of_attributes() -> None:
     assert json.loads(xattrs["txn"]) == {"op": f"cb-content-base64-encoded:{b64encode(value).decode()}"}
     stored = document(body, xattrs)
     found = lookup_in(stored, [look(GET, "txn.op", XATTR | BINARY), look(GET, "txn", XATTR | BINARY)])
-    assert isinstance(found, LookedUp)
     assert found.results == (
         LookupResult(status=Status.SUCCESS, value=value),
         LookupResult(status=FIELD_NOT_BINARY_VALUE),
     )
     replaced = mutate_one(stored, change(Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR, "txn.op", flags=XATTR | BINARY))
-    assert isinstance(replaced, Mutated)
     assert replaced.value.datatype == Datatype.XATTR
     assert decode_xattrs(replaced.value.template).body == value
 
 
 def test_a_new_document_is_reported_as_created() -> None:
     outcome = mutate_in(None, [change(UPSERT, "a", "1")], DocFlags.MKDOC)
-    assert isinstance(outcome, Mutated)
     assert outcome.created
     assert outcome.status == Status.SUCCESS
     assert outcome.value.datatype == Datatype.JSON
@@ -387,8 +361,8 @@ def test_a_new_document_is_reported_as_created() -> None:
 @pytest.mark.parametrize(
     ("before", "spec", "flags", "status"),
     [
-        (None, change(UPSERT, "a", "1"), DocFlags(0), Status.KEY_ENOENT),
-        (TOMBSTONE, change(UPSERT, "a", "1"), DocFlags(0), Status.KEY_ENOENT),
+        (None, change(UPSERT, "a", "1"), NO_FLAGS, Status.KEY_ENOENT),
+        (TOMBSTONE, change(UPSERT, "a", "1"), NO_FLAGS, Status.KEY_ENOENT),
         (document(), change(UPSERT, "a", "1"), DocFlags.ADD, Status.KEY_EEXISTS),
         (TOMBSTONE, change(UPSERT, "x", "1", XATTR), DocFlags.ADD | DocFlags.ACCESS_DELETED, Status.KEY_EEXISTS),
         (
@@ -397,19 +371,17 @@ def test_a_new_document_is_reported_as_created() -> None:
             DocFlags.ACCESS_DELETED | DocFlags.REVIVE_DOCUMENT,
             CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
         ),
-        (SubdocDocument(value=b"\0", datatype=Datatype.XATTR), change(UPSERT, "a", "1"), DocFlags(0), Status.EINTERNAL),
+        (SubdocDocument(value=b"\0", datatype=Datatype.XATTR), change(UPSERT, "a", "1"), NO_FLAGS, Status.EINTERNAL),
     ],
 )
 def test_existence(before: SubdocDocument | None, spec: MutationSpec, flags: DocFlags, status: Status) -> None:
-    for outcome in (mutate_in(before, [spec], flags), mutate_one(before, spec, flags)):
-        assert isinstance(outcome, SubdocRefused)
-        assert outcome.status == status
+    assert refusal(mutate_in, before, [spec], flags).status == status
+    assert refusal(mutate_one, before, spec, flags).status == status
 
 
 def test_the_datatype_follows_a_new_body() -> None:
     for body, datatype in (("[1]", Datatype.JSON), ("not json", Datatype.RAW), ("5", Datatype.JSON)):
         outcome = mutate_in(document(), [change(Opcode.SET, "", body)])
-        assert isinstance(outcome, Mutated)
         assert outcome.value.datatype == datatype
 
 
@@ -417,7 +389,6 @@ def test_a_body_that_is_not_json_is_left_alone() -> None:
     binary = SubdocDocument(value=b"\xff", datatype=Datatype.RAW | Datatype.SNAPPY)
     assert mutate_in(binary, [change(UPSERT, "a", "1")]) == PathFailed(index=0, path_status=Status.SUBDOC_DOC_NOT_JSON)
     outcome = mutate_in(binary, [change(UPSERT, "x", "1", XATTR)])
-    assert isinstance(outcome, Mutated)
     assert outcome.value.datatype == Datatype.XATTR
     assert decode_xattrs(outcome.value.template).body == b"\xff"
 
@@ -428,7 +399,6 @@ def test_a_body_that_is_not_json_is_left_alone() -> None:
 def test_delete_keeps_what_belongs_to_the_system() -> None:
     before = document('{"a":1}', {"user": "1", "_sys": "2"})
     outcome = mutate_in(before, [change(UPSERT, "_sys", "3", XATTR), change(Opcode.DELETE)])
-    assert isinstance(outcome, Mutated)
     assert outcome.deleted
     assert outcome.status == Status.SUCCESS
     assert outcome.value.datatype == Datatype.XATTR
@@ -437,14 +407,12 @@ def test_delete_keeps_what_belongs_to_the_system() -> None:
 
 def test_delete_leaves_nothing_where_the_system_has_nothing() -> None:
     outcome = mutate_in(document('{"a":1}', {"user": "1"}), [change(Opcode.DELETE)])
-    assert isinstance(outcome, Mutated)
     assert outcome.deleted
     assert outcome.value == NewValue(template=b"", datatype=Datatype.RAW)
 
 
 def test_a_tombstone_can_be_changed_and_stays_one() -> None:
     outcome = mutate_in(TOMBSTONE, [change(UPSERT, "_sync.rev", "2", XATTR)], DocFlags.ACCESS_DELETED)
-    assert isinstance(outcome, Mutated)
     assert outcome.deleted
     assert outcome.status == Status.SUBDOC_SUCCESS_DELETED
     assert parts(outcome.value) == ("", {"_sync": '{"rev":2}'})
@@ -454,7 +422,6 @@ def test_a_document_can_be_created_as_deleted() -> None:
     flags = DocFlags.MKDOC | DocFlags.CREATE_AS_DELETED
     spec = change(UPSERT, "_txn.id", '"t"', XATTR)
     for outcome in (mutate_in(None, [spec], flags), mutate_one(None, spec, flags)):
-        assert isinstance(outcome, Mutated)
         assert outcome.deleted
         assert outcome.created
         assert outcome.status == Status.SUBDOC_SUCCESS_DELETED
@@ -466,27 +433,22 @@ def test_many_paths_may_stage_over_a_tombstone_without_creating() -> None:
     flags = DocFlags.ACCESS_DELETED | DocFlags.CREATE_AS_DELETED
     specs = [change(UPSERT, "_sync.rev", "2", XATTR)]
     outcome = mutate_in(TOMBSTONE, specs, flags)
-    assert isinstance(outcome, Mutated)
     assert outcome.deleted
     assert parts(outcome.value) == ("", {"_sync": '{"rev":2}'})
-    missing = mutate_in(None, specs, flags)
-    assert isinstance(missing, SubdocRefused)
-    assert missing.status == Status.KEY_ENOENT
+    assert refusal(mutate_in, None, specs, flags).status == Status.KEY_ENOENT
 
 
 def test_a_tombstone_has_no_body() -> None:
     flags = DocFlags.MKDOC | DocFlags.CREATE_AS_DELETED
     outcome = mutate_in(None, [change(UPSERT, "a", "1")], flags)
     assert outcome == PathFailed(index=0, path_status=Status.SUBDOC_DOC_NOT_JSON)
-    outcome = mutate_in(TOMBSTONE, [change(XATTR_TO_BODY, "_sync", "", XATTR)], DocFlags.ACCESS_DELETED)
-    assert isinstance(outcome, SubdocRefused)
-    assert outcome.status == DELETED_DOCUMENT_CANT_HAVE_VALUE
+    specs = [change(XATTR_TO_BODY, "_sync", "", XATTR)]
+    assert refusal(mutate_in, TOMBSTONE, specs, DocFlags.ACCESS_DELETED).status == DELETED_DOCUMENT_CANT_HAVE_VALUE
 
 
 def test_a_tombstone_can_be_revived() -> None:
     flags = DocFlags.ACCESS_DELETED | DocFlags.REVIVE_DOCUMENT
     outcome = mutate_in(TOMBSTONE, [change(XATTR_TO_BODY, "_sync", "", XATTR)], flags)
-    assert isinstance(outcome, Mutated)
     assert not outcome.deleted
     assert outcome.status == Status.SUCCESS
     assert outcome.value.datatype == Datatype.JSON | Datatype.XATTR
@@ -499,87 +461,92 @@ EINVAL, COMBO = Status.EINVAL, Status.SUBDOC_INVALID_COMBO
 LONG = "x" * 1025
 
 REFUSED_LOOKUPS: list[tuple[list[LookupSpec], DocFlags, Status]] = [
-    ([], DocFlags(0), COMBO),
-    ([look(GET, "a")] * (SPECS_MAX + 1), DocFlags(0), COMBO),
-    ([look(UPSERT, "a")], DocFlags(0), COMBO),
-    ([look(Opcode.SET)], DocFlags(0), COMBO),
-    ([look(Opcode.NOOP, "a")], DocFlags(0), COMBO),
-    ([look(Opcode(0xF0), "a")], DocFlags(0), COMBO),
-    ([look(GET, "a", MKDIR_P)], DocFlags(0), EINVAL),
-    ([look(GET, "a", PathFlags(0x80))], DocFlags(0), EINVAL),
-    ([look(GET, "a", BINARY)], DocFlags(0), Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
+    ([], NO_FLAGS, COMBO),
+    ([look(GET, "a")] * (SPECS_MAX + 1), NO_FLAGS, COMBO),
+    ([look(UPSERT, "a")], NO_FLAGS, COMBO),
+    ([look(Opcode.SET)], NO_FLAGS, COMBO),
+    ([look(Opcode.NOOP, "a")], NO_FLAGS, COMBO),
+    ([look(Opcode(0xF0), "a")], NO_FLAGS, COMBO),
+    ([look(GET, "a", MKDIR_P)], NO_FLAGS, EINVAL),
+    ([look(GET, "a", PathFlags(0x80))], NO_FLAGS, EINVAL),
+    ([look(GET, "a", BINARY)], NO_FLAGS, Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
     ([look(GET, "a")], DocFlags.MKDOC, EINVAL),
     ([look(GET, "a")], DocFlags(0x80), EINVAL),
     ([look(GET, "a")], DocFlags.ACCESS_DELETED | DocFlags.REPLICA_READ, EINVAL),
-    ([look(GET, LONG)], DocFlags(0), EINVAL),
-    ([look(GET, "")], DocFlags(0), EINVAL),
-    ([look(EXISTS, "")], DocFlags(0), EINVAL),
-    ([look(Opcode.GET, "a")], DocFlags(0), EINVAL),
-    ([look(Opcode.GET, "", XATTR)], DocFlags(0), EINVAL),
-    ([look(GET, "", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([look(GET, "a" * 17, XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([look(GET, "é" * 9, XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([look(GET, "[0]", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([look(GET, ".a", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([look(GET, "#a", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([look(GET, "`a`", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([look(GET, "\x01a", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([look(GET, "a\0b", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([look(GET, "_", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([look(GET, "$.a", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([look(GET, "a"), look(GET, "x", XATTR)], DocFlags(0), Status.SUBDOC_INVALID_XATTR_ORDER),
-    ([look(GET, "x", XATTR), look(GET, "y", XATTR)], DocFlags(0), Status.SUBDOC_XATTR_INVALID_KEY_COMBO),
+    ([look(GET, LONG)], NO_FLAGS, EINVAL),
+    ([look(GET, "")], NO_FLAGS, EINVAL),
+    ([look(EXISTS, "")], NO_FLAGS, EINVAL),
+    ([look(Opcode.GET, "a")], NO_FLAGS, EINVAL),
+    ([look(Opcode.GET, "", XATTR)], NO_FLAGS, EINVAL),
+    ([look(GET, "", XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([look(GET, "a" * 17, XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([look(GET, "é" * 9, XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([look(GET, "[0]", XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([look(GET, ".a", XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([look(GET, "#a", XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([look(GET, "`a`", XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([look(GET, "\x01a", XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([look(GET, "a\0b", XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([look(GET, "_", XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([look(GET, "$.a", XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([look(GET, "a"), look(GET, "x", XATTR)], NO_FLAGS, Status.SUBDOC_INVALID_XATTR_ORDER),
+    ([look(GET, "x", XATTR), look(GET, "y", XATTR)], NO_FLAGS, Status.SUBDOC_XATTR_INVALID_KEY_COMBO),
 ]
+
+
+def refused_before_the_document_is_read(
+    operation: Callable[..., object], specs: Sequence[LookupSpec | MutationSpec], flags: DocFlags, status: Status
+) -> None:
+    refused = refusal(operation, PERSON, specs, flags)
+    assert refused.status == status
+    assert refused.context
+    missing = refusal(operation, None, specs, flags)
+    assert (missing.status, missing.context) == (refused.status, refused.context)
 
 
 @each(("specs", "flags", "status"), REFUSED_LOOKUPS)
 def test_refused_lookups(specs: list[LookupSpec], flags: DocFlags, status: Status) -> None:
-    outcome = lookup_in(PERSON, specs, flags)
-    assert isinstance(outcome, SubdocRefused)
-    assert outcome.status == status
-    assert outcome.reason
-    # What is wrong with the request shows before a missing document does.
-    assert lookup_in(None, specs, flags) == outcome
+    refused_before_the_document_is_read(lookup_in, specs, flags, status)
 
 
 REFUSED_MUTATIONS: list[tuple[list[MutationSpec], DocFlags, Status]] = [
-    ([], DocFlags(0), COMBO),
-    ([change(GET, "a")], DocFlags(0), COMBO),
-    ([change(Opcode.ADD, "", "1")], DocFlags(0), COMBO),
-    ([change(UPSERT, "a", "1"), change(Opcode.DELETE)], DocFlags(0), COMBO),
-    ([change(Opcode.DELETE), change(UPSERT, "a", "1")], DocFlags(0), COMBO),
-    ([change(Opcode.DELETE), change(UPSERT, "x", "1", XATTR)], DocFlags(0), COMBO),
+    ([], NO_FLAGS, COMBO),
+    ([change(GET, "a")], NO_FLAGS, COMBO),
+    ([change(Opcode.ADD, "", "1")], NO_FLAGS, COMBO),
+    ([change(UPSERT, "a", "1"), change(Opcode.DELETE)], NO_FLAGS, COMBO),
+    ([change(Opcode.DELETE), change(UPSERT, "a", "1")], NO_FLAGS, COMBO),
+    ([change(Opcode.DELETE), change(UPSERT, "x", "1", XATTR)], NO_FLAGS, COMBO),
     ([change(UPSERT, "a", "1")], DocFlags.MKDOC | DocFlags.ADD, EINVAL),
     ([change(UPSERT, "x", "1", XATTR)], DocFlags.REVIVE_DOCUMENT, EINVAL),
     ([change(UPSERT, "a", "1")], DocFlags.REPLICA_READ, EINVAL),
     ([change(REPLACE, "a", "1")], DocFlags.MKDOC, EINVAL),
     ([change(REMOVE, "a")], DocFlags.MKDOC, EINVAL),
     ([change(Opcode.SET, "", "1")], DocFlags.ACCESS_DELETED, EINVAL),
-    ([change(REPLACE, "a", "1", MKDIR_P)], DocFlags(0), EINVAL),
-    ([change(INSERT, "a[0]", "1", MKDIR_P)], DocFlags(0), EINVAL),
-    ([change(COUNTER, "a", "1", XATTR | MACROS)], DocFlags(0), EINVAL),
-    ([change(UPSERT, "", "1")], DocFlags(0), EINVAL),
-    ([change(UPSERT, LONG, "1")], DocFlags(0), EINVAL),
-    ([change(UPSERT, "a", "")], DocFlags(0), EINVAL),
-    ([change(COUNTER, "a", "")], DocFlags(0), EINVAL),
-    ([change(REMOVE, "a", "1")], DocFlags(0), EINVAL),
-    ([change(Opcode.DELETE, "", "1")], DocFlags(0), EINVAL),
-    ([change(Opcode.SET, "", "")], DocFlags(0), EINVAL),
-    ([change(Opcode.SET, "a", "1")], DocFlags(0), EINVAL),
-    ([change(XATTR_TO_BODY, "x")], DocFlags(0), EINVAL),
-    ([change(UPSERT, "a", '"${Mutation.CAS}"', MACROS)], DocFlags(0), Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
-    ([change(UPSERT, "x", '"${nope}"', XATTR | MACROS)], DocFlags(0), Status.SUBDOC_XATTR_UNKNOWN_MACRO),
-    ([change(UPSERT, "a", "1", BINARY)], DocFlags(0), Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
-    ([change(UPSERT, "x", "1", XATTR | MACROS | BINARY)], DocFlags(0), Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
-    ([change(COUNTER, "x", "1", XATTR | BINARY)], DocFlags(0), EINVAL),
-    ([change(UPSERT, "x", '{"a":"cb-content-base64-encoded:?"}', XATTR)], DocFlags(0), Status.XATTR_EINVAL),
-    ([change(PUSH, "x", '1,"${Mutation.CAS}"', XATTR | MACROS)], DocFlags(0), Status.SUBDOC_XATTR_UNKNOWN_MACRO),
-    ([change(UPSERT, "$document.CAS", "1", XATTR)], DocFlags(0), Status.SUBDOC_XATTR_CANT_MODIFY_VATTR),
-    ([change(UPSERT, "$nope", "1", XATTR)], DocFlags(0), Status.SUBDOC_XATTR_CANT_MODIFY_VATTR),
-    ([change(UPSERT, "a", "1"), change(UPSERT, "x", "1", XATTR)], DocFlags(0), Status.SUBDOC_INVALID_XATTR_ORDER),
+    ([change(REPLACE, "a", "1", MKDIR_P)], NO_FLAGS, EINVAL),
+    ([change(INSERT, "a[0]", "1", MKDIR_P)], NO_FLAGS, EINVAL),
+    ([change(COUNTER, "a", "1", XATTR | MACROS)], NO_FLAGS, EINVAL),
+    ([change(UPSERT, "", "1")], NO_FLAGS, EINVAL),
+    ([change(UPSERT, LONG, "1")], NO_FLAGS, EINVAL),
+    ([change(UPSERT, "a", "")], NO_FLAGS, EINVAL),
+    ([change(COUNTER, "a", "")], NO_FLAGS, EINVAL),
+    ([change(REMOVE, "a", "1")], NO_FLAGS, EINVAL),
+    ([change(Opcode.DELETE, "", "1")], NO_FLAGS, EINVAL),
+    ([change(Opcode.SET, "", "")], NO_FLAGS, EINVAL),
+    ([change(Opcode.SET, "a", "1")], NO_FLAGS, EINVAL),
+    ([change(XATTR_TO_BODY, "x")], NO_FLAGS, EINVAL),
+    ([change(UPSERT, "a", '"${Mutation.CAS}"', MACROS)], NO_FLAGS, Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
+    ([change(UPSERT, "x", '"${nope}"', XATTR | MACROS)], NO_FLAGS, Status.SUBDOC_XATTR_UNKNOWN_MACRO),
+    ([change(UPSERT, "a", "1", BINARY)], NO_FLAGS, Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
+    ([change(UPSERT, "x", "1", XATTR | MACROS | BINARY)], NO_FLAGS, Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
+    ([change(COUNTER, "x", "1", XATTR | BINARY)], NO_FLAGS, EINVAL),
+    ([change(UPSERT, "x", '{"a":"cb-content-base64-encoded:?"}', XATTR)], NO_FLAGS, Status.XATTR_EINVAL),
+    ([change(PUSH, "x", '1,"${Mutation.CAS}"', XATTR | MACROS)], NO_FLAGS, Status.SUBDOC_XATTR_UNKNOWN_MACRO),
+    ([change(UPSERT, "$document.CAS", "1", XATTR)], NO_FLAGS, Status.SUBDOC_XATTR_CANT_MODIFY_VATTR),
+    ([change(UPSERT, "$nope", "1", XATTR)], NO_FLAGS, Status.SUBDOC_XATTR_CANT_MODIFY_VATTR),
+    ([change(UPSERT, "a", "1"), change(UPSERT, "x", "1", XATTR)], NO_FLAGS, Status.SUBDOC_INVALID_XATTR_ORDER),
     (
         [change(UPSERT, "x", "1", XATTR), change(UPSERT, "y", "1", XATTR)],
-        DocFlags(0),
+        NO_FLAGS,
         Status.SUBDOC_XATTR_INVALID_KEY_COMBO,
     ),
 ]
@@ -587,11 +554,7 @@ REFUSED_MUTATIONS: list[tuple[list[MutationSpec], DocFlags, Status]] = [
 
 @each(("specs", "flags", "status"), REFUSED_MUTATIONS)
 def test_refused_mutations(specs: list[MutationSpec], flags: DocFlags, status: Status) -> None:
-    outcome = mutate_in(PERSON, specs, flags)
-    assert isinstance(outcome, SubdocRefused)
-    assert outcome.status == status
-    assert outcome.reason
-    assert mutate_in(None, specs, flags) == outcome
+    refused_before_the_document_is_read(mutate_in, specs, flags, status)
 
 
 @pytest.mark.parametrize(
@@ -602,9 +565,7 @@ def test_refused_mutations(specs: list[MutationSpec], flags: DocFlags, status: S
     ],
 )
 def test_a_single_path_that_creates_a_tombstone_is_one_of_an_attribute(spec: MutationSpec, flags: DocFlags) -> None:
-    outcome = mutate_one(None, spec, flags)
-    assert isinstance(outcome, SubdocRefused)
-    assert outcome.status == EINVAL
+    assert refusal(mutate_one, None, spec, flags).status == EINVAL
 
 
 def test_names_of_attributes() -> None:
@@ -636,9 +597,7 @@ def test_every_command_has_its_operation() -> None:
     ids=["attributes", "value"],
 )
 def test_a_value_that_becomes_too_large(spec: MutationSpec) -> None:
-    outcome = mutate_in(document(), [spec])
-    assert isinstance(outcome, SubdocRefused)
-    assert outcome.status == Status.E2BIG
+    assert refusal(mutate_in, document(), [spec]).status == Status.E2BIG
 
 
 # --- macros ---------------------------------------------------------------------------------------------------------
@@ -654,7 +613,6 @@ def test_write_macros_are_filled_in_when_the_write_is_applied() -> None:
         change(UPSERT, "a", "1"),
     ]
     outcome = mutate_in(document(), specs)
-    assert isinstance(outcome, Mutated)
     assert [macro for macro, _ in outcome.value.macros] == [WriteMacro.CAS, WriteMacro.CAS, WriteMacro.SEQNO]
     filled = decode_xattrs(outcome.value.fill(cas=0x0102030405060708, seqno=0x2A))
     assert filled.body == b'{"a":1}'
@@ -662,7 +620,7 @@ def test_write_macros_are_filled_in_when_the_write_is_applied() -> None:
     assert json.loads(filled.xattrs["x"]) == {
         "cas": cas,
         "seqno": "0x000000000000002a",
-        "crc": f"0x{crc32c(filled.body):08x}",
+        "crc": "0xcff7d56a",
         "list": [cas],
     }
     # Another write of the same value, and the template has not changed.
@@ -680,7 +638,6 @@ def test_nothing_is_taken_for_a_placeholder() -> None:
         change(PUSH, "", looks_like_one[3]),
     ]
     outcome = mutate_in(SubdocDocument(value=before.value, datatype=before.datatype, seqno=4), specs)
-    assert isinstance(outcome, Mutated)
     assert len(outcome.value.macros) == 1
     filled = decode_xattrs(outcome.value.fill(cas=0, seqno=9))
     assert filled.body.decode() == f"[{looks_like_one[0]},{looks_like_one[3]}]"
@@ -693,7 +650,6 @@ def test_a_macro_that_is_overwritten_is_forgotten() -> None:
         change(UPSERT, "x", "1", XATTR),
     ]
     outcome = mutate_in(document(), specs)
-    assert isinstance(outcome, Mutated)
     assert outcome.value.macros == ()
 
 
@@ -732,21 +688,3 @@ def test_the_whole_document_as_a_macro() -> None:
 def test_an_unknown_document_macro(macro: str) -> None:
     outcome = mutate_in(FACTS, [change(UPSERT, "meta", macro, XATTR | MACROS)])
     assert outcome == PathFailed(index=0, path_status=XATTR_UNKNOWN_VATTR_MACRO)
-
-
-# --- checksum -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"", 0),
-        (b"123456789", 0xE3069283),
-        # RFC 3720, appendix B.4.
-        (bytes(32), 0x8A9136AA),
-        (b"\xff" * 32, 0x62A8AB43),
-        (bytes(range(32)), 0x46DD794E),
-    ],
-)
-def test_crc32c(data: bytes, expected: int) -> None:
-    assert crc32c(data) == expected
