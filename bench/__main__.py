@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import client, decoding, engines, growth, key_value, landing, replication, startup, streaming, tables
+from bench import client, decoding, engines, growth, key_value, landing, merges, replication, startup, streaming, tables
 from bench.measure import SCALE
 from bench.report import Section, write_page
 
@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[], Section | Sequence[Section]]] = {
     "startup": startup.run,
     "landing": landing.run,
     "tables": tables.run,
+    "merges": merges.run,
     "growth": growth.run,
 }
 DECISIONS: dict[str, Callable[[], Section | Sequence[Section]]] = {"engines": engines.run}

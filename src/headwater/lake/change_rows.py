@@ -8,8 +8,8 @@ Called by the tasks of merges, upkeep and reads, in any process. It writes nothi
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,35 +19,21 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.client.batches import OPS
+from headwater.kernels.memory import Column
+from headwater.lake.change_files import Rollbacks, add_rollback
 from headwater.lake.data_files import DataFile, FileReader, filtered, numbers
-from headwater.lake.layout import NARROW, raw_keys
+from headwater.lake.key_index import KeyIndex, KeyPlaces, Marks, key_spaces, raw_keys_of
+from headwater.lake.layout import NARROW
 from headwater.lake.location import Location
-from headwater.lake.rollbacks import Rollbacks, add_rollback
-from headwater.protocol.kernels.memory import (
-    Bools,
-    Bytes,
-    Column,
-    Int64s,
-    ReadOnlyBytes,
-    ReadOnlyInt64s,
-    UInt32s,
-    UInt64,
-    i64,
-    kernel,
-    kernel_part,
-    read_only,
-    u32,
-    u64,
-)
-from headwater.protocol.kernels.siphash import sip_bytes, sip_end, sip_start, sip_word
 
 MUTATION, DELETION, EXPIRATION, ROLLBACK, COLLECTION_CREATED, COLLECTION_DROPPED = range(6)
 assert OPS[:6] == ("mutation", "deletion", "expiration", "rollback", "collection_created", "collection_dropped")
 
+_SORTED_KEYS_MAX = 100_000
+"""More keys than this that have changed are in every part of a table."""
 KEEP_BYTES = 256 * 1024 * 1024
 """How much of `changes` one merge holds with its values; of what is beyond that it reads the values again."""
 _UNUSED = {"scope", "collection", "snapshot_start", "snapshot_end"}
-Marks = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +75,13 @@ class ChangeRows:
     def __init__(
         self,
         location: Location,
-        path: str,
+        file: DataFile,
         row_group: int,
         rows: pa.Table,
         marks: Marks,
         columns: Sequence[str] | None,
     ) -> None:
-        self._location, self._path, self._row_group = location, path, row_group
+        self._location, self._file, self._row_group = location, file, row_group
         self._marks = marks
         self._columns = columns
         narrow = filtered(rows, marks)
@@ -114,12 +100,16 @@ class ChangeRows:
     @classmethod
     def in_memory(cls, rows: pa.Table) -> ChangeRows:
         """Rows that were not read from a file."""
-        return cls(Location.of("."), "", 0, rows, np.ones(rows.num_rows, dtype=np.bool_), None)
+        none = DataFile(path="", size_bytes=0, rows=0)
+        return cls(Location.of("."), none, 0, rows, np.ones(rows.num_rows, dtype=np.bool_), None)
 
     def keys(self, marks: Marks) -> pa.Array:
         """The bytes of the marked rows' keys, all of documents."""
-        keys = filtered(self._keys, marks)
-        return raw_keys(keys.column("key"), keys.column("key_bytes")).combine_chunks()
+        return raw_keys_of(filtered(self._keys, marks))
+
+    def shown_keys(self, marks: Marks) -> pa.ChunkedArray:
+        """The same as texts, as the tables show them."""
+        return filtered(self._keys, marks).column("key")
 
     def times_us(self) -> NDArray[np.int64]:
         """When the changes were made. Events have no such time: for them, when they were landed."""
@@ -130,7 +120,7 @@ class ChangeRows:
         """The marked rows with all their columns."""
         if self._wide is not None:
             return filtered(self._wide, marks)
-        with FileReader(self._location, self._path) as reader:
+        with FileReader(self._location, self._file) as reader:
             rows = reader.read(self._row_group, self._columns)
         both = self._marks.copy()
         both[self._marks] = marks
@@ -149,25 +139,17 @@ def read_changes(
         return []
     found = []
     keep_bytes = KEEP_BYTES
-    for path, reader, row_group in _row_groups(location, files, wanted):
-        keep_bytes -= reader.uncompressed_bytes(row_group)
-        is_wide = keep_bytes >= 0
-        wide = columns or [name for name in reader.schema.names if name not in _UNUSED]
-        rows = reader.read(row_group, wide if is_wide else NARROW)
-        marks = wanted.marks(rows)
-        if marks.any():
-            found.append(ChangeRows(location, path, row_group, rows, marks, None if is_wide else wide))
-    return found
-
-
-def _row_groups(
-    location: Location, files: Iterable[DataFile], wanted: WantedChanges
-) -> Iterator[tuple[str, FileReader, int]]:
     for file in files:
-        with FileReader(location, file.path) as reader:
-            for row_group in reader.row_groups:
-                if wanted.may_be_in(reader, row_group):
-                    yield file.path, reader, row_group
+        with FileReader(location, file) as reader:
+            for row_group in (it for it in reader.row_groups if wanted.may_be_in(reader, it)):
+                keep_bytes -= reader.uncompressed_bytes(row_group)
+                is_wide = keep_bytes >= 0
+                wide = columns or [name for name in reader.schema.names if name not in _UNUSED]
+                rows = reader.read(row_group, wide if is_wide else NARROW)
+                marks = wanted.marks(rows)
+                if marks.any():
+                    found.append(ChangeRows(location, file, row_group, rows, marks, None if is_wide else wide))
+    return found
 
 
 # --- what the rows leave ----------------------------------------------------------------------------------------------
@@ -254,6 +236,8 @@ class Fold:
         keys = [rows.keys(marks) for rows, marks in self._parts]
         joined_keys = pa.concat_arrays(keys) if keys else pa.array([], pa.binary())
         self._index = KeyIndex(joined_keys, self._seqnos, key_spaces(self._vbuckets, self._joined("ids")))
+        self._shown: list[str] | None = None
+        """The keys as texts, sorted, once that was asked for."""
         self._live: Marks = self._index.newest & (self._joined("ops") == MUTATION)
         if self._barriers:
             ids_joined = self._joined("ids")
@@ -278,7 +262,45 @@ class Fold:
         low, high = vbuckets
         return any(bool(np.any((touched >= low) & (touched <= high))) for touched in (self._vbuckets, self._rolled))
 
-    def survivors(self, *, keys: pa.Array, vbuckets: Column, seqnos: Column, ids: Column) -> Marks:
+    def may_change(self, keys: tuple[Any, Any] | None) -> bool:
+        """Whether rows of a table whose keys lie between two, as they are shown, can be replaced or gone."""
+        if keys is None or self.looks_at_rows or len(self._index) > _SORTED_KEYS_MAX:
+            return True
+        if self._shown is None:
+            shown = [rows.shown_keys(marks) for rows, marks in self._parts]
+            self._shown = sorted(key for part in shown for key in part.to_pylist())
+        low, high = keys
+        at = bisect_left(self._shown, low)
+        return at < len(self._shown) and self._shown[at] <= high
+
+    @property
+    def looks_at_rows(self) -> bool:
+        """Whether rows may go whose own keys have not changed: with their collection, or by a rollback."""
+        return bool(self._barriers) or len(self._rolled) > 0
+
+    def superseded(self, places: KeyPlaces) -> NDArray[np.int64]:
+        """The rows of a table's file that are replaced or gone, dead ones too. To be asked unless `looks_at_rows`.
+
+        None of them is newer than its change: in a vbucket that was not rolled back a later batch has higher seqnos,
+        and the table holds the whole of each batch that was merged.
+        """
+        return places.find(self._index)
+
+    def kept(self, rows: int, read: Callable[[Sequence[str]], pa.Table]) -> Marks:
+        """Of so many rows that the table has: which of them stay. `read` gives columns of them. Those beside the key
+        are read only if one of the keys may have changed."""
+        keys = raw_keys_of(read(("key", "key_bytes")))
+        if self.looks_at_rows:
+            chosen = np.arange(rows)
+        elif not len(chosen := self._index.maybe(keys)):
+            return np.ones(rows, dtype=np.bool_)
+        beside = read(("vbucket", "seqno", "collection_id"))
+        vbuckets, seqnos, ids = (numbers(beside, name)[chosen] for name in beside.column_names)
+        marks: Marks = np.ones(rows, dtype=np.bool_)
+        marks[chosen] = self._survivors(keys=keys.take(pa.array(chosen)), vbuckets=vbuckets, seqnos=seqnos, ids=ids)
+        return marks
+
+    def _survivors(self, *, keys: pa.Array, vbuckets: Column, seqnos: Column, ids: Column) -> Marks:
         """Of rows that the table has: which of them stay. A row that is newer than its change hides the change."""
         found = self._index.find(keys, key_spaces(vbuckets, ids))
         has_change = found >= 0
@@ -290,7 +312,7 @@ class Fold:
         return stays & ~self._barriers.before(vbuckets=vbuckets, ids=ids, seqnos=seqnos)
 
     def live(self) -> Iterator[pa.Table]:
-        """The changes that are documents now, with all their columns. To be asked after `survivors`."""
+        """The changes that are documents now, with all their columns. To be asked after `kept`."""
         start = 0
         for rows, marks in self._parts:
             end = start + int(marks.sum())
@@ -301,145 +323,18 @@ class Fold:
                 yield rows.wide(kept)
 
 
-# --- rows by their key ------------------------------------------------------------------------------------------------
-#
-# A hash table over the rows, made for one merge and then dropped. Two rows are of one document where the bytes of their
-# keys are equal and the numbers beside them, which say where the key is; so the hash only has to be good, not unique.
-
-
-_SECRET: Any = (np.uint64(secrets.randbits(64)), np.uint64(secrets.randbits(64)))
-_NO_BYTES = np.frombuffer(b"", dtype=np.uint8)
-_NO_OFFSETS = np.frombuffer(bytes(8), dtype=np.int64)
-"""Not to be written, as what is made of Arrow's buffers: a kernel is compiled once more for arrays that are."""
-
-
-class KeyIndex:
-    """The rows of a merge by their key."""
-
-    def __init__(self, keys: pa.Array, seqnos: Column, beside: Column | None = None) -> None:
-        self._offsets, self._data = _parts(keys)
-        self._beside = _numbers_beside(beside, len(keys))
-        capacity = 1 << max(4, (2 * len(keys)).bit_length())
-        self._rows = np.full(capacity, -1, dtype=np.int64)
-        self._tags = np.zeros(capacity, dtype=np.uint32)
-        self.newest: Marks = np.zeros(len(keys), dtype=np.bool_)
-        """By row: it has the highest seqno of its key. Of rows that have the same, the last."""
-        self.documents: NDArray[np.int64] = np.zeros(len(keys), dtype=np.int64)
-        """By row: the first row of its key."""
-        _insert(
-            self._data, self._offsets, self._beside, np.array(seqnos, dtype=np.int64), self._rows, self._tags,
-            _SECRET[0], _SECRET[1], self.newest, self.documents,
-        )  # fmt: skip
-
-    def __len__(self) -> int:
-        return len(self.newest)
-
-    def find(self, keys: pa.Array, beside: Column | None = None) -> NDArray[np.int64]:
-        """By key: the newest row that has it, or -1."""
-        found = np.full(len(keys), -1, dtype=np.int64)
-        if len(self) and len(keys):
-            offsets, data = _parts(keys)
-            _find(
-                self._data, self._offsets, self._beside, self._rows, self._tags, _SECRET[0], _SECRET[1],
-                data, offsets, _numbers_beside(beside, len(keys)), found,
-            )  # fmt: skip
-        return found
-
-
-def key_spaces(vbuckets: Column, ids: Column) -> NDArray[np.int64]:
-    """One number for a collection in a vbucket: there a key is one document.
-
-    A key has one vbucket by its hash, but no server holds a client to that.
-    """
-    spaces: NDArray[np.int64] = ids.astype(np.int64) << 16 | vbuckets
-    return spaces
-
-
-def _parts(keys: pa.Array) -> tuple[NDArray[np.int64], Bytes]:
-    """The offsets and the bytes of an array of binaries without nulls."""
-    assert keys.null_count == 0, "every document has a key"
-    keys = keys.cast(pa.large_binary())
-    _, offsets, data = keys.buffers()
-    if len(keys) == 0:
-        return _NO_OFFSETS, _NO_BYTES
-    ends = read_only(np.frombuffer(offsets, np.int64))[keys.offset : keys.offset + len(keys) + 1]
-    return ends, _NO_BYTES if data is None else read_only(np.frombuffer(data, np.uint8))
-
-
-def _numbers_beside(beside: Column | None, rows: int) -> NDArray[np.int64]:
-    return np.zeros(rows, dtype=np.int64) if beside is None else np.array(beside, dtype=np.int64)
-
-
-# --- kernels ----------------------------------------------------------------------------------------------------------
-
-
-@kernel_part
-def _hash(data: Bytes, start: int, end: int, beside: int, secret0: int, secret1: int) -> int:
-    state = sip_word(sip_start(secret0, secret1), u64(beside))
-    hashed: int = sip_end(sip_bytes(state, data, start, end - start))[0]
-    return hashed
-
-
-@kernel_part
-def _are_equal(data: Bytes, start: int, end: int, other: Bytes, other_start: int, other_end: int) -> bool:
-    if end - start != other_end - other_start:
-        return False
-    at = 0
-    while at < end - start and data[start + at] == other[other_start + at]:
-        at += 1
-    return at == end - start
-
-
-@kernel
-def _insert(
-    data: ReadOnlyBytes, offsets: ReadOnlyInt64s, beside: Int64s, seqnos: Int64s, rows: Int64s, tags: UInt32s,
-    secret0: UInt64, secret1: UInt64, newest: Bools, documents: Int64s,
-) -> None:  # fmt: skip
-    mask = u64(len(rows) - 1)
-    for row in range(len(newest)):
-        start, end = offsets[row], offsets[row + 1]
-        hashed = _hash(data, start, end, beside[row], secret0, secret1)
-        tag = u32(hashed >> u64(32))
-        slot = i64(hashed & mask)
-        newest[row] = True
-        documents[row] = row
-        while rows[slot] >= 0:
-            other = rows[slot]
-            if (
-                tags[slot] == tag
-                and beside[other] == beside[row]
-                and _are_equal(data, start, end, data, offsets[other], offsets[other + 1])
-            ):
-                documents[row] = documents[other]
-                is_newer = seqnos[row] >= seqnos[other]
-                newest[other if is_newer else row] = False
-                if is_newer:
-                    rows[slot] = row
-                break
-            slot = i64(u64(slot + 1) & mask)
-        if rows[slot] < 0:
-            rows[slot] = row
-            tags[slot] = tag
-
-
-@kernel
-def _find(
-    data: ReadOnlyBytes, offsets: ReadOnlyInt64s, beside: Int64s, rows: Int64s, tags: UInt32s, secret0: UInt64,
-    secret1: UInt64, wanted: ReadOnlyBytes, wanted_offsets: ReadOnlyInt64s, wanted_beside: Int64s, found: Int64s,
-) -> None:  # fmt: skip
-    mask = u64(len(rows) - 1)
-    for i in range(len(found)):
-        start, end = wanted_offsets[i], wanted_offsets[i + 1]
-        hashed = _hash(wanted, start, end, wanted_beside[i], secret0, secret1)
-        tag = u32(hashed >> u64(32))
-        slot = i64(hashed & mask)
-        while rows[slot] >= 0:
-            other = rows[slot]
-            if (
-                tags[slot] == tag
-                and beside[other] == wanted_beside[i]
-                and _are_equal(wanted, start, end, data, offsets[other], offsets[other + 1])
-            ):
-                found[i] = other
-                break
-            slot = i64(u64(slot + 1) & mask)
+def first_after(codes: Column, seqnos: Column, asked: Column, after: Column) -> NDArray[np.int64]:
+    """By place that is asked for, given by its code and a seqno: the first row with the same code after it, or -1."""
+    if not len(codes):
+        return np.full(len(asked), -1, dtype=np.int64)
+    # In one order: what is asked for comes right behind its own change, and the next of the rows is the one.
+    order = np.lexsort((np.concatenate([seqnos, after]), np.concatenate([codes, asked])))
+    last = len(order)
+    following = np.minimum.accumulate(np.where(order < len(codes), np.arange(last), last)[::-1])[::-1]
+    found = np.empty(last, dtype=np.int64)
+    found[order] = np.append(order, -1)[following]
+    found = found[len(codes) :]
+    is_other = found >= 0
+    is_other[is_other] = codes[found[is_other]] != asked[is_other]
+    found[is_other] = -1
+    return found

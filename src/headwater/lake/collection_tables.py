@@ -10,20 +10,21 @@ so of the rejects, too. The history has numbers of its own, since it may be aske
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from headwater.client.offsets import Offsets
 from headwater.errors import ColumnsChanged, InvalidColumns, LakeDamaged
-from headwater.lake.column_ddl import ColumnDef, parse_columns, plain_type
+from headwater.lake.change_feed import check_feed_columns, has_feed
+from headwater.lake.column_values import ColumnDef, parse_columns, plain_type
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.layout import (
     DOCUMENT_RANGES,
+    FEED_PROPERTY,
     FIELD,
-    FOLDER_BYTES_MAX,
     GROUP,
     GROUPS_TRANSACTION,
     HISTORY_RANGES,
@@ -86,7 +87,7 @@ class MergedTable:
         if max(self.groups, self._facts.groups) % min(self.groups, self._facts.groups):
             raise LakeDamaged(
                 f"the table at {self.log.location.uri} has {self.groups} groups, and the lake {self._facts.groups}",
-                hint="Remove its directory: the next run builds it again",
+                hint="Remove its directory: the next run rebuilds it",
             )
         found = [self.log.transaction(_merged_transaction(group)) for group in range(self.groups)]
         merged = [NOT_MERGED if at is None else at for at in found]
@@ -104,6 +105,15 @@ class MergedTable:
         """Its columns have changed, and its documents have not been parsed again since."""
         asked = int(self.log.properties.get(_REBUILD_PROPERTY) or 0)
         return asked > 0 and asked > (self.log.transaction(_REBUILT_TRANSACTION) or 0)
+
+    @property
+    def is_merged_on_read(self) -> bool:
+        """Merges mark superseded rows in deletion vectors."""
+        return self.log.may_have_vectors
+
+    def set_merged_on_read(self, on_read: bool) -> None:
+        self.log.set_vectors(on_read, self.state)
+        self._seen_version = self.log.version
 
     def refresh(self) -> None:
         """Look again if the log has gone on without us: another tool has tidied the table up, or a commit of ours was
@@ -124,17 +134,18 @@ class MergedTable:
 
     @property
     def rows(self) -> int:
-        return sum(file.rows for file in self.log.files())
+        return sum(file.live_rows for file in self.log.files())
 
     def commit(
         self,
         *,
         add: Sequence[DataFile] = (),
         remove: Sequence[DataFile] = (),
+        feed: Sequence[DataFile] | None = None,
         held: TableState | None = None,
     ) -> None:
         """Commit what a merge came to. `held` is what `changes` holds: all groups of the table hold that now, too.
-        Without it the same rows only lie in other files."""
+        Without it the same rows only lie in other files. `feed` has all rows that have changed, if it is given."""
         merged = {} if held is None else dict.fromkeys(range(self.groups), held.batch)
         state = self.state if held is None else TableState(offsets=held.offsets, batch=held.batch, as_of_s=held.as_of_s)
         transactions = {_merged_transaction(group): batch for group, batch in merged.items()}
@@ -145,9 +156,10 @@ class MergedTable:
             TableCommit(
                 add=add,
                 remove=remove,
+                cdc=feed or (),
                 transactions=transactions,
                 state=state,
-                is_rearrangement=held is None,
+                is_rearrangement=held is None or (feed is not None and not feed),
             )
         )
         if held is not None:
@@ -202,8 +214,6 @@ class CollectionTables:
     """What it is to be clustered by and can't be yet, as far as that is logged."""
     ids: set[int] = field(default_factory=set)
     """Every collection that has or had this name."""
-    _folder: str = ""
-    """Once it is known; see `location_of`."""
     merge_bytes: int = 0
     """What its last merge here has written: the next one is expected to write as much."""
 
@@ -225,8 +235,8 @@ class CollectionTables:
             raise ColumnsChanged(
                 f"the table of {self.name} has the typed columns {inferred}{(columns and columns.ddl) or 'none'}, not "
                 f"{wanted or 'none'}",
-                hint="Leave the columns out to go on with those, or have the table built again: while nothing runs, "
-                f"remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`",
+                hint="Omit the columns to keep these, or rebuild the table: stop the landing, and remove its "
+                f"directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`",
             )
 
     @property
@@ -251,9 +261,9 @@ class CollectionTables:
             return TypedColumns(tuple(_to_column(it) for it in log.schema if it.name not in own), is_inferred=True)
         except (InvalidColumns, KeyError) as error:
             raise LakeDamaged(
-                f"the typed columns of the table at {log.location.uri} are not what Headwater makes: {error}",
+                f"the typed columns of the table at {log.location.uri} were not created by Headwater: {error}",
                 hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
-                "builds it again",
+                "rebuilds it",
             ) from None
 
     @property
@@ -266,26 +276,35 @@ class CollectionTables:
         assert self.documents is not None, "a new table is made with them"
         self.documents.set_properties({_CLUSTER_PROPERTY: ",".join(names)})
 
+    def set_change_feed(self, is_on: bool) -> None:
+        """Have a change feed from now on, or none."""
+        assert self.documents is not None, "a new table is made with it"
+        if is_on != has_feed(self.documents.log.properties):
+            self.documents.set_properties({FEED_PROPERTY: str(is_on).lower()})
+
     def refresh(self) -> None:
-        for table in (self.documents, self.history, self.rejects):
-            if table is not None:
-                table.refresh()
+        for table in self.there:
+            table.refresh()
 
     def keep_statistics(self) -> None:
         """Have readers look at the statistics that files get now, also where the tables were made with fewer."""
-        for table, ranges in self.with_ranges():
-            table.log.keep_statistics(ranges, table.state)
+        for table in self.there:
+            table.log.keep_statistics(self.ranges_of(table), table.state)
 
-    def with_ranges(self) -> Iterator[tuple[MergedTable, tuple[str, ...]]]:
-        """The tables that are there, each with the columns whose least and highest values its log has."""
-        typed = pa.schema([] if self.columns is None else self.columns.schema)
-        for table, ranges in (
-            (self.documents, document_ranges(typed)),
-            (self.history, HISTORY_RANGES),
-            (self.rejects, DOCUMENT_RANGES),
-        ):
-            if table is not None:
-                yield table, ranges
+    @property
+    def there(self) -> list[MergedTable]:
+        """The tables that are there."""
+        return [table for table in (self.documents, self.history, self.rejects) if table is not None]
+
+    def table_of(self, kind: TableKind) -> MergedTable | None:
+        """The table of a kind; None if it is not there."""
+        return next((table for table in self.there if table.kind is kind), None)
+
+    def ranges_of(self, table: MergedTable) -> tuple[str, ...]:
+        """The columns of a table whose least and highest values its log has."""
+        if table.kind is TableKind.DOCUMENTS:
+            return document_ranges(pa.schema([] if self.columns is None else self.columns.schema))
+        return HISTORY_RANGES if table.kind is TableKind.HISTORY else DOCUMENT_RANGES
 
     def _opened(self, kind: TableKind) -> MergedTable | None:
         log = DeltaLog.open(self.location_of(kind))
@@ -294,14 +313,8 @@ class CollectionTables:
         return None if log is None else MergedTable(log, self.facts, kind)
 
     def location_of(self, kind: TableKind) -> Location:
-        """Where a table lies, or will. Earlier versions called the folder as the table, also one with a percent sign;
-        a table that they could make is still there."""
-        if not self._folder:
-            could_be_made = "%" in self.name and len(self.name) <= FOLDER_BYTES_MAX
-            of_before = [self.location.join(it, self.name) for it in TableKind if could_be_made]
-            is_there = any(it.entries("_delta_log") for it in of_before)
-            self._folder = self.name if is_there else folder_name(self.name)
-        return self.location.join(kind, self._folder)
+        """Where a table lies, or will."""
+        return self.location.join(kind, folder_name(self.name))
 
     def merged_at(self, group: int) -> int:
         """The last batch that the documents of a group of the lake are merged up to."""
@@ -310,19 +323,17 @@ class CollectionTables:
     @property
     def groups(self) -> int:
         """The number of tasks that read or merge the tables. While they are cut into more groups, some have more."""
-        tables = (self.documents, self.history, self.rejects)
-        return min([self.facts.groups, *(table.groups for table in tables if table is not None)])
+        return min([self.facts.groups, *(table.groups for table in self.there)])
 
     def groups_for(self, documents: int) -> int:
         """How many groups its tables should have for so many documents. Their number never goes down."""
-        tables = (self.documents, self.history, self.rejects)
-        least = max((table.groups for table in tables if table is not None), default=1)
+        least = max((table.groups for table in self.there), default=1)
         return self.facts.groups_of_table(documents, least=least)
 
     # --- making them --------------------------------------------------------------------------------------------------
 
     def create_documents(
-        self, columns: ColumnChoice, cluster_by: Sequence[str], *, merged: int, expected: int
+        self, columns: ColumnChoice, cluster_by: Sequence[str], *, change_feed: bool, merged: int, expected: int
     ) -> MergedTable:
         """Make the table of documents, which holds all there was up to a batch: nothing. So many documents are expected
         to come next. Columns that are inferred are added by the merges that find them."""
@@ -333,6 +344,9 @@ class CollectionTables:
             properties = {}
         if cluster_by:
             properties[_CLUSTER_PROPERTY] = ",".join(cluster_by)
+        if change_feed:
+            check_feed_columns(self.name, schema.names)
+            properties[FEED_PROPERTY] = "true"
         ranges, groups = document_ranges(schema), self.groups_for(expected)
         self.documents = self._create(TableKind.DOCUMENTS, schema, ranges, properties, groups=groups, merged=merged)
         return self.documents
@@ -395,7 +409,7 @@ class CollectionTables:
         # delta-rs makes all folders that are missing.
         self.location.identity()
         location = self.location_of(kind)
-        named = {} if self._folder == self.name else {TABLE_PROPERTY: self.name}
+        named = {} if folder_name(self.name) == self.name else {TABLE_PROPERTY: self.name}
         log = DeltaLog.create(
             location,
             schema,

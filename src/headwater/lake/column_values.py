@@ -1,4 +1,8 @@
-"""Values of JSON as arrays of a type, and the types that values of JSON have.
+"""Typed columns: how SQL writes them, values of JSON as arrays of a type, and the types that values of JSON have.
+
+The command line takes texts such as `name STRING, age INT NOT NULL, tags ARRAY<STRING>, home STRUCT<city: STRING>`,
+tables keep them in their properties, and messages name types this way. The types are Spark's, as far as JSON has a
+value for them.
 
 A STRING takes any value: a string as it is, all else as its JSON text, as Spark's `from_json` does. No other type takes
 what it would have to change: an INT takes 7 and neither 7.0 nor "7". Of the numbers between those that a DOUBLE has, it
@@ -12,8 +16,9 @@ The same text must always give the same value: `typed_columns` parses documents 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
 
@@ -21,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.lake.column_ddl import is_column_name
+from headwater.errors import InvalidColumns
 from headwater.lake.json_fields import (
     Form,
     JsonKind,
@@ -32,6 +37,213 @@ from headwater.lake.json_fields import (
     find_members,
     list_members,
 )
+
+COLUMNS_MAX = 2000
+NAME_BYTES_MAX = 255
+"""Of a column's name: what the catalogs of Hive and Glue take."""
+_DEPTH_MAX = 16
+_TOKEN = re.compile(r"\s*(?:(?P<quoted>`(?:[^`]|``)+`)|(?P<word>\w+)|(?P<sign>[<>(),:]))", re.ASCII)
+_FORBIDDEN = re.compile(r"[ ,;{}()\n\t=\0]")
+"""What Parquet files and Delta tables do not have in the name of a column. delta-rs cuts a name off at NUL."""
+_NAMES = {
+    pa.string(): "STRING",
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.date32(): "DATE",
+    pa.timestamp("us", tz="UTC"): "TIMESTAMP",
+}
+_SIMPLE: dict[str, pa.DataType] = {name.lower(): type_ for type_, name in _NAMES.items()} | {
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "real": pa.float32(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDef:
+    """A column of a table, and the field of the documents that it holds."""
+
+    name: str
+    type: pa.DataType
+    is_required: bool = False
+    field: str = ""
+    """Its name; by default that of the column."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "field", self.field or self.name)
+
+
+def parse_columns(ddl: str) -> list[ColumnDef]:
+    """Read the text."""
+    return _Parser(ddl).columns()
+
+
+def to_ddl(columns: Sequence[ColumnDef]) -> str:
+    """Write what `parse_columns` reads. Equal columns give equal texts."""
+    return ", ".join(
+        f"{_quoted(column.name)} {type_name(column.type)}{' NOT NULL' if column.is_required else ''}"
+        for column in columns
+    )
+
+
+def type_name(type_: pa.DataType) -> str:
+    """The type as SQL writes it."""
+    if pa.types.is_decimal(type_):
+        return f"DECIMAL({type_.precision},{type_.scale})"
+    if pa.types.is_list(type_):
+        return f"ARRAY<{type_name(type_.value_type)}>"
+    if pa.types.is_map(type_):
+        return f"MAP<{type_name(type_.key_type)}, {type_name(type_.item_type)}>"
+    if pa.types.is_struct(type_):
+        return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {type_name(field.type)}' for field in type_)}>"
+    return _NAMES[type_]
+
+
+def plain_type(type_: pa.DataType) -> pa.DataType:
+    """The type as this module makes it: Delta and Parquet have other names for what is inside of lists and maps."""
+    return _Parser(type_name(type_)).type()
+
+
+def is_column_name(name: str) -> bool:
+    """Whether a table can have a column of this name."""
+    return bool(name) and _FORBIDDEN.search(name) is None and len(name.encode()) <= NAME_BYTES_MAX
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else f"`{name.replace('`', '``')}`"
+
+
+class _Parser:
+    """Reads from left to right, one token ahead."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def columns(self) -> list[ColumnDef]:
+        found = [self._column()]
+        while self._takes(","):
+            found.append(self._column())
+        if self._text[self._at :].strip():
+            raise self._unexpected("a comma or the end")
+        names = [column.name.lower() for column in found]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise InvalidColumns(f"the column {twice!r} is there twice", hint="Column names are case-insensitive")
+        if len(found) > COLUMNS_MAX:
+            raise InvalidColumns(f"there are more than {COLUMNS_MAX} columns", hint="Choose those that you query")
+        return found
+
+    def _column(self) -> ColumnDef:
+        name = self._name()
+        type_ = self.type()
+        is_required = self._takes("not")
+        if is_required and not self._takes("null"):
+            raise self._unexpected("NULL")
+        return ColumnDef(name, type_, is_required)
+
+    def type(self, depth: int = 0) -> pa.DataType:
+        if depth > _DEPTH_MAX:
+            raise InvalidColumns(f"a type is nested more than {_DEPTH_MAX} deep", hint="Make the column a STRING")
+        start = self._at
+        word = self._word("a type").lower()
+        if word in _SIMPLE:
+            return _SIMPLE[word]
+        if word in ("decimal", "dec", "numeric"):
+            return self._decimal()
+        nested = {"array": self._array, "map": self._map, "struct": self._struct}.get(word)
+        if nested is not None:
+            self._expect("<")
+            type_ = nested(depth + 1)
+            self._expect(">")
+            return type_
+        self._at = start
+        raise InvalidColumns(
+            f"{word.upper()} is not a type of a JSON field",
+            hint="Use STRING, BOOLEAN, INT, BIGINT, DOUBLE, DECIMAL(p,s), DATE, TIMESTAMP, ARRAY<…>, MAP<STRING, …> "
+            "or STRUCT<…>",
+        )
+
+    def _decimal(self) -> pa.DataType:
+        precision, scale = 10, 0
+        if self._takes("("):
+            precision = self._number()
+            if self._takes(","):
+                scale = self._number()
+            self._expect(")")
+        if not (1 <= precision <= 38 and scale <= precision):
+            raise InvalidColumns(f"there is no DECIMAL({precision},{scale})", hint="A DECIMAL has 1 to 38 digits")
+        return pa.decimal128(precision, scale)
+
+    def _array(self, depth: int) -> pa.DataType:
+        return pa.list_(self.type(depth))
+
+    def _map(self, depth: int) -> pa.DataType:
+        if self._word("STRING").lower() != "string":
+            raise InvalidColumns("the keys of a MAP must have type STRING", hint="Write MAP<STRING, …>")
+        self._expect(",")
+        return pa.map_(pa.string(), self.type(depth))
+
+    def _struct(self, depth: int) -> pa.DataType:
+        fields: list[pa.Field] = []
+        while not fields or self._takes(","):
+            name = self._name()
+            self._takes(":")
+            fields.append(pa.field(name, self.type(depth)))
+        return pa.struct(fields)
+
+    # --- tokens -------------------------------------------------------------------------------------------------------
+
+    def _name(self) -> str:
+        match = _TOKEN.match(self._text, self._at)
+        if match is None or match["sign"]:
+            raise self._unexpected("the name of a column")
+        self._at = match.end()
+        name = match["word"] or match["quoted"][1:-1].replace("``", "`")
+        if not is_column_name(name):
+            raise InvalidColumns(f"a table can't have a column {name!r}", hint="Leave the field in `document`")
+        return name
+
+    def _word(self, what: str) -> str:
+        match = _TOKEN.match(self._text, self._at)
+        if match is None or not match["word"]:
+            raise self._unexpected(what)
+        self._at = match.end()
+        return match["word"]
+
+    def _number(self) -> int:
+        word = self._word("a number")
+        if not word.isdecimal():
+            raise self._unexpected("a number")
+        return int(word)
+
+    def _takes(self, wanted: str) -> bool:
+        """Pass over a sign or a word, if it comes next."""
+        match = _TOKEN.match(self._text, self._at)
+        if match is None or (match["sign"] or (match["word"] or "").lower()) != wanted:
+            return False
+        self._at = match.end()
+        return True
+
+    def _expect(self, sign: str) -> None:
+        if not self._takes(sign):
+            raise self._unexpected(f"`{sign}`")
+
+    def _unexpected(self, wanted: str) -> InvalidColumns:
+        rest = self._text[self._at :].strip()[:20] or "the end"
+        return InvalidColumns(
+            f"the columns {self._text!r} should have {wanted} before {rest!r}",
+            hint="Write them as `name STRING, age INT`",
+        )
+
+
+# --- values of columns ------------------------------------------------------------------------------------------------
 
 BOOLEANS = (JsonKind.TRUE, JsonKind.FALSE)
 NUMBERS = (JsonKind.INTEGER, JsonKind.REAL)
@@ -67,16 +279,18 @@ def _strings(values: JsonValues, wanted: Marks) -> tuple[pa.Array, Marks]:
 
 def _integers(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
     numbers, good = values.integers()
-    limits = np.iinfo(type_.to_pandas_dtype())
-    good &= (numbers >= limits.min) & (numbers <= limits.max)
-    return pa.array(numbers.astype(type_.to_pandas_dtype()), mask=~good), good
+    narrow = numbers.astype(type_.to_pandas_dtype(), copy=False)
+    good &= narrow == numbers
+    return pa.array(narrow, mask=None if good.all() else ~good), good
 
 
 def _numbers(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
     found, good = _cast(values.texts(values.is_one_of(*NUMBERS))[0], type_)
     if pa.types.is_floating(type_):
         good &= np.asarray(pc.fill_null(pc.is_finite(found), False))
-        good &= values.integers()[1] | (values.kinds != JsonKind.INTEGER)
+        is_integer = values.kinds == JsonKind.INTEGER
+        if is_integer.any():
+            good &= values.integers()[1] | ~is_integer
         found = pc.if_else(pa.array(good), found, pa.scalar(None, type_))
     return found, good
 
@@ -255,7 +469,7 @@ def values_by_name(
 
 
 def _are_member_names(names: Iterable[str]) -> bool:
-    """Whether a struct can have them. Engines do not tell upper from lower case."""
+    """Whether a struct can have them. Engines ignore upper and lower case."""
     names = [*names]
     return all(map(is_column_name, names)) and len({name.lower() for name in names}) == len(names)
 

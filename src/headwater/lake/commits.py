@@ -21,19 +21,26 @@ from datetime import UTC, datetime
 
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeError, LakeInUse, LakeOutOfStep
-from headwater.lake.change_files import ChangeReport, ChangeWriter
+from headwater.lake.change_feed import InsertsTask
+from headwater.lake.change_files import (
+    ChangeReport,
+    ChangeWriter,
+    Rollbacks,
+    add_rollback,
+    out_of_reach,
+    void_rows,
+)
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
-from headwater.lake.column_ddl import to_ddl
+from headwater.lake.column_values import to_ddl
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import TableCommit
 from headwater.lake.documents_merge import FirstDocuments, Merged, MergeTask
 from headwater.lake.lake import BATCH_TRANSACTION, Lake, Runner, run_here
 from headwater.lake.layout import CHANGE_RANGES, EVERY_COLLECTION, TableKind, table_name
-from headwater.lake.rollbacks import Rollbacks, VoidedFiles, add_rollback, out_of_reach, void_rows
 from headwater.lake.row_order import sort_columns
 from headwater.lake.table_state import LandedTotals, TableState
 from headwater.lake.typed_columns import INFERRED_MAX, ColumnMode, FieldTypes, joined_fields
-from headwater.lake.upkeep import grow_groups, grow_small_tables
+from headwater.lake.upkeep import grow_groups, grow_small_tables, join_documents, switch_modes
 from headwater.log_fields import LogEvent, fields
 
 logger = logging.getLogger(__name__)
@@ -90,6 +97,7 @@ def first_documents(lake: Lake) -> FirstDocuments | None:
         batch=lake.last_batch + 1,
         columns={EVERY_COLLECTION: default, **settings.columns},
         cluster_by={EVERY_COLLECTION: (), **settings.cluster_by},
+        is_marked=bool(settings.merging.on_read),
         file_bytes=settings.merging.file_bytes,
     )
 
@@ -117,7 +125,11 @@ def commit_batch(
         added, removed, wiped = [file for report in reports for file in report.files], [], frozenset[int]()
         undone = 0
         if rollbacks:
-            voided = _void(lake, reports, rollbacks, added, run)
+            location, live = lake.changes.location, lake.changes.files()
+            torn = set[int]().union(*(report.torn for report in reports))
+            if lake.trimmed_batch != NOT_MERGED:
+                torn |= out_of_reach(location, live, rollbacks, trimmed_batch=lake.trimmed_batch)
+            voided = void_rows(location, lake.facts, live=live, added=added, rollbacks=rollbacks, wiped=torn, run=run)
             added, removed, wiped, undone = voided.add, voided.remove, voided.wiped, voided.rows
         if wiped:
             added = [*added, batch.writer.write_rollbacks_to_zero(wiped)]
@@ -145,16 +157,6 @@ def commit_batch(
         rollbacks=rollbacks,
         read_again=wiped,
     )
-
-
-def _void(
-    lake: Lake, reports: Sequence[ChangeReport], rollbacks: Rollbacks, added: Sequence[DataFile], run: Runner
-) -> VoidedFiles:
-    location, live = lake.changes.location, lake.changes.files()
-    wiped = set[int]().union(*(report.torn for report in reports))
-    if lake.trimmed_batch != NOT_MERGED:
-        wiped |= out_of_reach(location, live, rollbacks, trimmed_batch=lake.trimmed_batch)
-    return void_rows(location, lake.facts, live=live, added=added, rollbacks=rollbacks, wiped=wiped, run=run)
 
 
 def _state_after(
@@ -207,17 +209,22 @@ _COMMITS_AT_ONCE = 8
 """So many tables of documents are committed side by side: joins of them see two batches for a short time only."""
 _COLUMN_ROUNDS_MAX = 8
 """How often the groups of a table are merged again because others have found further columns. Two rounds are common."""
+_JOIN_BYTES, _JOIN_RATIO = 32 * 1024 * 1024, 8
+"""A merge joins files of so many bytes, or of so many times the bytes that have changed, if that is more."""
 _IDLE_BATCHES_MAX = 512
 """A table that nothing is pending for says so in its log after so many batches: they are not looked at again then."""
 
 
 def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) -> int:
-    """Merge what is pending. Returns the number of merges of groups. `written` is what `first_documents` has come to:
-    these documents are not merged again. A table that fails is set aside."""
+    """Merge what is pending, and join some of the files that merges have left. Returns the number of merges of groups.
+    `written` is what `first_documents` has come to: these documents are not merged again. A table that fails is set
+    aside."""
     lake.refresh()
+    changed_bytes = lake.pending.size_bytes
     if lake.is_growing:
         grow_groups(lake, run)
     grow_small_tables(lake, run)
+    switch_modes(lake, run)
     tasks = plan_merges(lake)
     found = {(part.name, part.group) for part in written if lake.tables[part.name].groups == lake.facts.groups}
     left = [task for task in tasks if not {(target.name, task.group) for target in task.documents} <= found]
@@ -226,6 +233,8 @@ def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) ->
     results = [[part for part in written if (part.name, part.group) in found], *(run(left) if left else [])]
     commit_merges(lake, tasks, results, run)
     _note_idle_tables(lake)
+    bytes_max = max(_JOIN_BYTES, _JOIN_RATIO * changed_bytes)
+    join_documents(lake, run, file_bytes=lake.settings.merging.file_bytes, bytes_max=bytes_max)
     lake.aside.settle()
     return len(tasks)
 
@@ -237,6 +246,7 @@ def _create_documents(lake: Lake, table: CollectionTables, *, merged: int, expec
     table.create_documents(
         settings.columns_of(name) or ColumnMode.INFER,
         settings.cluster_by_of(name) or (),
+        change_feed=bool(settings.merging.change_feed),
         merged=merged,
         expected=expected,
     )
@@ -257,10 +267,12 @@ def plan_merges(lake: Lake) -> list[MergeTask]:
                 lake.step(f"switch columns {table.name}")
                 table.switch_to_inferred()
             _keep_clustered(lake, table)
+            if lake.settings.merging.change_feed is not None:
+                table.set_change_feed(lake.settings.merging.change_feed)
             _check_history(lake, table)
     if lake.is_growing:
         raise LakeInUse(
-            f"another landing has cut the tables in {lake.location.uri} into more groups",
+            f"another landing has divided the tables in {lake.location.uri} into more groups",
             hint="Let only one pipeline write to a directory, then start again: nothing is lost",
         )
     return lake.planner().plan(lake.in_service, lake.pending)
@@ -293,8 +305,8 @@ def _check_history(lake: Lake, table: CollectionTables) -> None:
     merged = [at for at in table.history.merged.values() if at != NOT_MERGED]
     if merged and min(merged) < lake.trimmed_batch:
         raise LakeOutOfStep(
-            f"the history of {table.name} was not kept for a while, and what it misses has been trimmed",
-            hint=f"Remove its directory under `{TableKind.HISTORY}`: it then begins with the documents of now",
+            f"the history of {table.name} was not kept for a while, and the missing changes have been trimmed",
+            hint=f"Remove its directory under `{TableKind.HISTORY}`: it then starts with the current documents",
         )
 
 
@@ -316,7 +328,12 @@ def commit_merges(
             if part.fault is not None and part.name not in lake.aside:
                 with lake.containing(part.name):
                     raise part.fault
-        _add_columns(lake, fresh)
+        wanted: dict[str, FieldTypes] = {}
+        for part in fresh:
+            wanted[part.name] = joined_fields(wanted.get(part.name, {}), part.wanted)
+        for name in [name for name, found in wanted.items() if found and name not in lake.aside]:
+            with lake.containing(name):
+                _add_columns(lake, lake.tables[name], wanted[name])
         tasks = [again for task in tasks if (again := _unfinished(lake, task, merged)).documents]
         if not tasks:
             break
@@ -324,7 +341,7 @@ def commit_merges(
         results = run(tasks)
     for name in {target.name for task in tasks for target in task.documents}:
         fault = LakeError(
-            f"the columns of {name} are others after each of {_COLUMN_ROUNDS_MAX} attempts to add them",
+            f"the columns of {name} differ after each of {_COLUMN_ROUNDS_MAX} attempts to add them",
             hint=f"Give it fixed columns or none, such as --columns '{name}=…', and report this",
         )
         lake.set_aside(name, fault)
@@ -332,9 +349,11 @@ def commit_merges(
     for part in merged.values():
         if part.name not in lake.aside:
             by_table.setdefault(part.name, {kind: [] for kind in TableKind})[part.kind].append(part)
+    feeds: dict[str, list[DataFile] | None] = {}
     for name, parts in by_table.items():
         with lake.containing(name):
             _commit_beside(lake, lake.tables[name], parts)
+            feeds[name] = _feed(lake, lake.tables[name], parts[TableKind.DOCUMENTS], run)
     commits: dict[str, Future[None]] = {}
     try:
         with ThreadPoolExecutor(_COMMITS_AT_ONCE, thread_name_prefix="headwater-commit") as pool:
@@ -343,12 +362,15 @@ def commit_merges(
                     lake.step(f"commit documents {name}")
                     documents = lake.tables[name].documents
                     assert documents is not None, "it was made before the merge was planned"
-                    commits[name] = pool.submit(_commit_parts, lake, documents, parts[TableKind.DOCUMENTS])
+                    commits[name] = pool.submit(_commit_parts, lake, documents, parts[TableKind.DOCUMENTS], feeds[name])
     finally:
         for name in [name for name, commit in commits.items() if commit.exception() is None]:
             lake.pending.forget(name)
             wrote = [part for of_kind in by_table[name].values() for part in of_kind]
-            lake.tables[name].merge_bytes = sum(file.size_bytes for part in wrote for file in part.add)
+            # A file that stays, with more of its rows marked, is not written.
+            stayed = {file.path for part in wrote for file in part.remove}
+            written = [file for part in wrote for file in part.add if file.path not in stayed]
+            lake.tables[name].merge_bytes = sum(file.size_bytes for file in [*written, *(feeds[name] or ())])
     for name, commit in commits.items():
         with lake.containing(name):
             commit.result()
@@ -361,24 +383,15 @@ def _unfinished(lake: Lake, task: MergeTask, merged: Mapping[tuple[str, TableKin
         if target.name in lake.aside:
             continue
         part, columns = merged[target.name, TableKind.DOCUMENTS, task.group], lake.tables[target.name].columns
-        is_fit = part.columns is None or columns is None or not columns.is_inferred or columns.has(part.columns)
+        chosen = set() if part.columns is None else {*part.columns.definitions}
+        is_fit = columns is None or not columns.is_inferred or chosen <= {*columns.definitions}
         if not part.is_written or not is_fit:
             targets.append(replace(target, columns=columns))
     return replace(task, documents=tuple(targets), history=())
 
 
-def _add_columns(lake: Lake, parts: Sequence[Merged]) -> None:
+def _add_columns(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> None:
     """Add the columns that merges want."""
-    wanted: dict[str, FieldTypes] = {}
-    for part in parts:
-        wanted[part.name] = joined_fields(wanted.get(part.name, {}), part.wanted)
-    for name, found in wanted.items():
-        if found and name not in lake.aside:
-            with lake.containing(name):
-                _add_columns_to(lake, lake.tables[name], found)
-
-
-def _add_columns_to(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> None:
     lake.step(f"add columns {table.name}")
     added = table.add_columns(wanted)
     if not added:
@@ -405,11 +418,33 @@ def _commit_beside(lake: Lake, table: CollectionTables, parts: Mapping[TableKind
         _commit_parts(lake, table.history or table.create_history(), history)
 
 
-def _commit_parts(lake: Lake, table: MergedTable, parts: Sequence[Merged]) -> None:
+def _feed(lake: Lake, table: CollectionTables, parts: Sequence[Merged], run: Runner) -> list[DataFile] | None:
+    """The change feed of a commit; None where it is derived from the files. A commit with `cdc` files has all of its
+    changes in them (Delta's protocol, "Add CDC File"): those of groups that only add files, too."""
+    if all(part.feed is None for part in parts):
+        return None
+    assert not any(part.remove for part in parts if part.feed is None), "rows leave without being in the feed"
+    tasks = [
+        InsertsTask(
+            location=table.location_of(TableKind.DOCUMENTS),
+            files=tuple(part.add),
+            file_bytes=lake.settings.merging.file_bytes,
+        )
+        for part in parts
+        if part.feed is None and part.add
+    ]
+    inserts: list[list[DataFile]] = run(tasks) if tasks else []
+    return [file for files in (*(part.feed or [] for part in parts), *inserts) for file in files]
+
+
+def _commit_parts(
+    lake: Lake, table: MergedTable, parts: Sequence[Merged], feed: Sequence[DataFile] | None = None
+) -> None:
     """Groups that are not among the parts had nothing pending: they are merged as well."""
     table.commit(
         add=[file for part in parts for file in part.add],
         remove=[file for part in parts for file in part.remove],
+        feed=feed,
         held=lake.state,
     )
 

@@ -1,10 +1,11 @@
 """The Parquet files of the tables: how they are written, and how only the needed part of one is read.
 
 Compression is zstd at its lowest level: on documents of 200 bytes it made files half the size of snappy's, and writing
-was a sixth slower. Columns with values that are all different get no dictionary, and only those columns get statistics
-that a reader prunes by. The same statistics of a whole file are in the log, as Delta has them. Files that are looked up
-by key have a Bloom filter of it in each row group: a key is in one group of vbuckets, and the files of all others have
-its neighbours.
+was a sixth slower. The levels below it take as long and leave a third more. Columns whose values are mostly different
+get no dictionary, and only those columns get statistics that a reader prunes by. The same statistics of a whole file
+are in the log, as Delta has them. Files that are looked up by key have a Bloom filter of it in each row group: a key is
+in one group of vbuckets, and the files of all others have its neighbours. Files of tables with deletion vectors have an
+index of all their keys as well, behind the last row group (`key_index`): a merge finds rows by it.
 
 Files have checksums, so that what is damaged on its way to the disk or later does not pass for another value. Parquet's
 own are of pages, for any reader, and leave out the headers of the pages and the footer; and a damaged footer can end
@@ -26,7 +27,7 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Self
@@ -38,9 +39,11 @@ import pyarrow.parquet as pq
 
 from headwater._version import __version__
 from headwater.errors import LakeDamaged
+from headwater.kernels.memory import Column
+from headwater.lake.deletion_vectors import DeletionVector, Positions, VectorWriter
+from headwater.lake.key_index import Hashes, KeyPlaces, key_hashes, key_spaces, new_secret, packed_places, raw_keys_of
 from headwater.lake.layout import NAME_TYPE, name_columns
 from headwater.lake.location import Location
-from headwater.protocol.kernels.memory import Column
 
 ROW_GROUP_ROWS = 128 * 1024
 KEYED_ROW_GROUP_ROWS = 16 * 1024
@@ -59,6 +62,9 @@ _ROW_GROUPS = "headwater.row_groups"
 """The metadata of a file that has, for each row group, where it ends and the checksum of its bytes."""
 _FILTERS = "headwater.filters"
 """The metadata of a file that has the checksum of what lies between the last row group and the footer."""
+_KEYS = "headwater.keys"
+"""The metadata of a file that has where its index of keys begins, and its rows."""
+_KEYS_AT = re.compile(rb"%s\x18[\x00-\x7f](\d+):(\d+)" % re.escape(_KEYS.encode()))
 _SEALED, _FILTERS_SEALED = (
     re.compile(rb"%s\x18\x08([0-9a-f]{8})" % re.escape(name.encode())) for name in (_SEAL, _FILTERS)
 )
@@ -67,15 +73,23 @@ _FALSE_POSITIVES = 0.01
 """Of a Bloom filter: about 10 bits a key."""
 TEXT_CHARS = 32
 """So much of a text is in the statistics, as Spark writes it."""
+_BOUND_BYTES_MAX = 4096
+"""Arrow writes no bounds of a column into a file where one of them is longer."""
+_SAMPLE_ROWS = 2048
+"""Of the first rows of a file: whether a column of them repeats its values."""
 _LAST_CHARACTER = "\U0010ffff"
+_BUFFER_BYTES = 256 * 1024
+"""What is written to a file at once, where Arrow does not have more."""
 _CHECKED_BYTES = 4 * 1024 * 1024
 """What is read at once to make a checksum."""
 _TAIL_BYTES = 64 * 1024
 """What is read of the end of a file at once. Nearly all footers are smaller."""
 _REPEATING = (
     *("op", "scope", "collection", "collection_id", "vbucket", "vbuuid", "rev", "datatype", "flags", "expiry"),
-    *("snapshot_start", "snapshot_end", "batch", "landed_at"),
+    *("snapshot_start", "snapshot_end", "batch", "landed_at", "_change_type"),
 )
+
+_NOTHING_DEAD: Positions = np.zeros(0, dtype=np.int64)
 
 Range = tuple[Any, Any]
 """Of numbers, texts, dates or times."""
@@ -98,22 +112,29 @@ class DataFile:
     nulls: Mapping[str, int] = field(default_factory=dict)
     """By column: how many nulls there are."""
     modified_ms: int = 0
+    vector: DeletionVector | None = None
+    """Marks the rows of it that are dead. All else that is said here is of the whole file."""
+
+    @property
+    def live_rows(self) -> int:
+        return self.rows - (0 if self.vector is None else self.vector.cardinality)
+
+    @property
+    def vector_path(self) -> str | None:
+        """The file that its vector lies in, if one does."""
+        return None if self.vector is None else self.vector.file
 
     def may_hold(self, column: str, *, low: float = float("-inf"), high: float = float("inf")) -> bool:
         """Whether a value of a column may lie between two."""
         least, highest = self.ranges.get(column, (float("-inf"), float("inf")))
         return bool(least <= high and low <= highest)
 
-    @property
-    def has_statistics(self) -> bool:
-        return bool(self.rows or self.nulls or self.ranges)
-
     def wrong_statistics(self, reader: FileReader) -> Iterator[tuple[str | None, str]]:
         """What the log says that the file itself does not: the column, if it is one, and the fault. Engines pass over
         files by it. Other engines cut off texts and times elsewhere, so their bounds only have to hold all values."""
         if reader.size_bytes != self.size_bytes:
             yield None, f"has {reader.size_bytes:,} bytes, and the table's log says {self.size_bytes:,}"
-        if self.has_statistics and reader.rows != self.rows:
+        if reader.rows != self.rows and (self.rows or self.nulls or self.ranges):
             yield None, f"has {reader.rows:,} rows, and the table's log says {self.rows:,}"
         there = {*reader.schema.names}
         for column, nulls in self.nulls.items():
@@ -155,6 +176,8 @@ class DataFile:
                 "minValues": {column: low for column, (low, _) in known.items()},
                 "maxValues": {column: high for column, (_, high) in known.items()},
                 "nullCount": dict(self.nulls),
+                # The bounds hold the dead rows as well.
+                **({} if self.vector is None else {"tightBounds": False}),
             }
         )
 
@@ -207,9 +230,12 @@ class FileWriter:
         partition: Sequence[tuple[str, str]] = (),
         prefix: str = "part",
         filter_keys: int = 0,
+        repeating: Collection[str] = _REPEATING,
+        has_places: bool = False,
     ) -> None:
         """`ranges` are the columns with statistics; `filter_keys` is how many keys a row group has at most, where its
-        Bloom filter is wanted."""
+        Bloom filter is wanted; `repeating` are the columns that get a dictionary; with `has_places` the file has an
+        index of its keys."""
         folder = "".join(f"{name}={value}/" for name, value in partition)
         # The name is new in every attempt: two attempts at one task never write to one file.
         self._path = f"{folder}{prefix}-{uuid.uuid4()}.parquet"
@@ -222,10 +248,12 @@ class FileWriter:
         self._rows = 0
         self._sink = _SealedFile(location, self._path)
         self._schema = _with_dictionaries(schema)
+        # Arrow writes the header of a page, and what it has of a short column, in pieces of some bytes.
+        self._stream = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
         self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"),
+            self._stream,
             self._schema,
-            use_dictionary=[name for name in schema.names if name in _REPEATING],
+            use_dictionary=[name for name in schema.names if name in repeating],
             write_statistics=[name for name in schema.names if name in ranges],
             store_schema=False,
             write_page_checksum=True,
@@ -233,6 +261,9 @@ class FileWriter:
             **_COMPRESSION,
         )
         self._row_groups: list[str] = []
+        self._secret = new_secret() if has_places else None
+        self._hashes: list[Hashes] = []
+        self._stream.flush()
         self._sink.take_checksum()
 
     def write_row_group(self, rows: pa.Table) -> None:
@@ -241,19 +272,20 @@ class FileWriter:
         for name in self._ranges:
             column = rows.column(name)
             self._nulls[name] += column.null_count
-            bounds = pc.min_max(column)
-            try:
-                low, high = bounds["min"].as_py(), bounds["max"].as_py()
-            except (ValueError, OverflowError):
-                # A time before the year 1 or after 9999, which Python does not have.
-                self._unbounded.add(name)
-                continue
-            if low is not None:
-                found = self._found.get(name, (low, high))
-                self._found[name] = (min(low, found[0]), max(high, found[1]))
+            if pa.types.is_string(column.type) and (pc.max(pc.binary_length(column)).as_py() or 0) > _BOUND_BYTES_MAX:
+                bounds = pc.min_max(column)
+                self._widen(name, bounds["min"].as_py(), bounds["max"].as_py())
+        if self._secret is not None:
+            spaces = key_spaces(numbers(rows, "vbucket"), numbers(rows, "collection_id"))
+            self._hashes.append(key_hashes(raw_keys_of(rows), spaces, self._secret))
         self._rows += rows.num_rows
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        self._stream.flush()
         self._row_groups.append(f"{self._sink.tell()}:{self._sink.take_checksum():08x}")
+
+    def _widen(self, column: str, low: Any, high: Any) -> None:
+        found = self._found.get(column, (low, high))
+        self._found[column] = (min(low, found[0]), max(high, found[1]))
 
     @property
     def written_bytes(self) -> int:
@@ -269,9 +301,16 @@ class FileWriter:
             }
         )
         self._sink.hold_footer()
+        if self._secret is not None and self._hashes:
+            # Arrow asks the file where it is, and passes over what it did not write.
+            self._writer.add_key_value_metadata({_KEYS: f"{self._sink.tell()}:{self._rows}"})
+            self._stream.write(packed_places(np.concatenate(self._hashes), self._secret))
         self._writer.close()
+        self._stream.flush()
         size_bytes = self._sink.tell()
         self._sink.close()
+        # Not by `metadata_collector`: Arrow fails with that where a writer that was given up is collected.
+        self._take_bounds(self._writer.writer.metadata)
         return DataFile(
             path=self._path,
             size_bytes=size_bytes,
@@ -281,6 +320,20 @@ class FileWriter:
             nulls=self._nulls,
             modified_ms=int(time.time() * 1000),
         )
+
+    def _take_bounds(self, footer: pq.FileMetaData) -> None:
+        """Take the bounds that Arrow has found while it wrote: to look at every value once more is not cheap."""
+        leaves = _leaves(footer)
+        for row_group in map(footer.row_group, range(footer.num_row_groups)):
+            for name in self._ranges:
+                statistics = row_group.column(leaves[name]).statistics
+                if statistics is None or not statistics.has_min_max:
+                    continue
+                try:
+                    self._widen(name, statistics.min, statistics.max)
+                except (ValueError, OverflowError):
+                    # A time before the year 1 or after 9999, which Python does not have.
+                    self._unbounded.add(name)
 
 
 class _SealedFile:
@@ -315,7 +368,8 @@ class _SealedFile:
         return checksum
 
     def hold_footer(self) -> None:
-        """All pages are written: what comes now are Bloom filters, if there are any, and the footer."""
+        """All pages are written: what comes now are the index of keys and Bloom filters, if there are any, and the
+        footer."""
         self._footer = bytearray()
 
     def close(self) -> None:
@@ -358,7 +412,9 @@ def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 class RollingWriter:
-    """Writes rows to as many files of about one size as it takes. Rows with keys get small row groups, and filters."""
+    """Writes rows to as many files of about one size as it takes. Rows with keys get small row groups, and filters.
+
+    With `has_places` each file has an index of its keys."""
 
     def __init__(
         self,
@@ -369,11 +425,13 @@ class RollingWriter:
         partition: Sequence[tuple[str, str]],
         file_bytes: int = FILE_BYTES_DEFAULT,
         is_keyed: bool = False,
+        has_places: bool = False,
+        prefix: str = "part",
     ) -> None:
         self._location, self._schema = location, _with_dictionaries(schema)
         self._ranges, self._partition = ranges, partition
         self._file_bytes = file_bytes
-        self._is_keyed = is_keyed
+        self._is_keyed, self._has_places, self._prefix = is_keyed, has_places, prefix
         self._row_group_rows = KEYED_ROW_GROUP_ROWS if is_keyed else ROW_GROUP_ROWS
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = self._waiting_bytes = 0
@@ -394,15 +452,20 @@ class RollingWriter:
     def _flush(self) -> None:
         if not self._waiting:
             return
+        rows = pa.Table.from_batches(self._waiting).unify_dictionaries()
         if self._writer is None:
+            sample = rows.slice(0, _SAMPLE_ROWS)
+            repeating = [it for it in self._ranges if 2 * pc.count_distinct(sample.column(it)).as_py() < len(sample)]
             self._writer = FileWriter(
                 self._location,
                 self._schema,
                 ranges=self._ranges,
                 partition=self._partition,
+                prefix=self._prefix,
                 filter_keys=self._waiting_rows if self._is_keyed else 0,
+                has_places=self._has_places,
+                repeating={*_REPEATING, *repeating},
             )
-        rows = pa.Table.from_batches(self._waiting).unify_dictionaries()
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         self._writer.write_row_group(rows)
         if self._writer.written_bytes >= self._file_bytes:
@@ -420,14 +483,21 @@ class RollingWriter:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+def _leaves(footer: pq.FileMetaData) -> dict[str, int]:
+    """The numbers of the columns in a file. A nested one has several leaves, so those behind it have other numbers than
+    in the schema."""
+    return {footer.schema.column(index).path: index for index in range(len(footer.schema))}
+
+
 class FileReader:
-    """Reads the row groups of one file.
+    """Reads the live rows of the row groups of one file. Counts of rows are of live ones, and statistics of all.
 
     With `checks`, a row group that does not have the checksums that were written with it raises. Files of other engines
     may have none, and nothing is checked in them.
     """
 
-    def __init__(self, location: Location, path: str, *, checks: bool = False) -> None:
+    def __init__(self, location: Location, file: DataFile, *, checks: bool = False) -> None:
+        path = file.path
         self._source = location.open_input(path)
         footer = _read_footer(self._source, path)
         self._footer_at = int(self._source.size()) - len(footer)
@@ -437,16 +507,19 @@ class FileReader:
             metadata = pq.read_metadata(pa.BufferReader(footer))
         except (pa.ArrowException, OSError) as error:
             raise _damaged(path, str(error)) from error
-        # A nested column has several leaves, so those behind it have other numbers here than in the schema.
-        paths = [metadata.schema.column(index).path for index in range(len(metadata.schema))]
-        self._leaves = {path: index for index, path in enumerate(paths)}
+        self._leaves = _leaves(metadata)
         names = name_columns(self._leaves)
-        self._path, self._checks = path, checks
+        self.file, self._path, self._checks = file, path, checks
         self._file = pq.ParquetFile(
             self._source, metadata=metadata, read_dictionary=names, page_checksum_verification=checks
         )
         types = self._file.schema_arrow.types
         self._is_plain = [_plain_type(type_) for type_ in types] == types
+        self.dead = _NOTHING_DEAD if file.vector is None else file.vector.read(location, path, rows=self.rows)
+        """The rows that are dead, by their positions in the file."""
+        sizes = [metadata.row_group(row_group).num_rows for row_group in self.row_groups]
+        self._starts = np.cumsum([0, *sizes])
+        """Where each row group begins in the file, and where the last one ends."""
 
     def __enter__(self) -> Self:
         return self
@@ -466,7 +539,18 @@ class FileReader:
 
     @property
     def rows(self) -> int:
+        """All rows of the file, dead ones too."""
         return int(self._file.metadata.num_rows)
+
+    def _live_of(self, row_group: int) -> Column | None:
+        """A mark for each row of a row group that is live; None where all are."""
+        start, end = self._starts[row_group], self._starts[row_group + 1]
+        first, last = np.searchsorted(self.dead, [start, end])
+        if first == last:
+            return None
+        marks = np.ones(end - start, dtype=np.bool_)
+        marks[self.dead[first:last] - start] = False
+        return marks
 
     @property
     def size_bytes(self) -> int:
@@ -479,6 +563,11 @@ class FileReader:
 
     def read(self, row_group: int, columns: Sequence[str] | None = None) -> pa.Table:
         """A row group, with these columns in this order, or with all as the file has them."""
+        rows, live = self._read_all(row_group, columns), self._live_of(row_group)
+        return rows if live is None else filtered(rows, live)
+
+    def _read_all(self, row_group: int, columns: Sequence[str] | None) -> pa.Table:
+        """With its dead rows."""
         # Spark gives a task one core, so no threads.
         wanted = None if columns is None else list(columns)
         rows = self._file.read_row_group(row_group, columns=wanted, use_threads=False)
@@ -491,12 +580,14 @@ class FileReader:
             self._check_row_group(row_group)
             if row_group == self.row_groups[-1]:
                 self._check_filters()
-        rows = int(self._file.metadata.row_group(row_group).num_rows)
+        rows, live, start = self._rows_of(row_group), self._live_of(row_group), 0
         parts = max(1, -(-self.uncompressed_bytes(row_group) // bytes_max))
         for batch in self._file.iter_batches(
             batch_size=max(1, -(-rows // parts)), row_groups=[row_group], use_threads=False
         ):
             part = pa.Table.from_batches([batch])
+            part = part if live is None else filtered(part, live[start : start + batch.num_rows])
+            start += batch.num_rows
             yield part if self._is_plain else _plain(part)
 
     def _check_row_group(self, row_group: int) -> None:
@@ -513,7 +604,7 @@ class FileReader:
         if _FILTERS.encode() in metadata:
             at = int(metadata[_ROW_GROUPS.encode()].decode().split(",")[-1].split(":")[0])
             if self._checksum(at, self._footer_at) != int(metadata[_FILTERS.encode()], 16):
-                raise _damaged(self._path, "its Bloom filters do not have the checksum that was written with them")
+                raise _damaged(self._path, "its filters or keys do not have the checksum that was written with them")
 
     def _checksum(self, at: int, end: int) -> int:
         checksum = 0
@@ -522,7 +613,12 @@ class FileReader:
         return checksum
 
     def row_group_rows(self, row_group: int) -> int:
-        return int(self._file.metadata.row_group(row_group).num_rows)
+        live = self._live_of(row_group)
+        return self._rows_of(row_group) if live is None else int(live.sum())
+
+    def _rows_of(self, row_group: int) -> int:
+        """With its dead rows."""
+        return int(self._starts[row_group + 1] - self._starts[row_group])
 
     def uncompressed_bytes(self, row_group: int) -> int:
         return int(self._file.metadata.row_group(row_group).total_byte_size)
@@ -534,10 +630,22 @@ class FileReader:
             bounds = pc.min_max(self._file.read_row_group(row_group, columns=[column], use_threads=False).column(0))
             low, high = bounds["min"].as_py(), bounds["max"].as_py()
             return (float("-inf"), float("inf"), True) if low is None else (low, high, True)
-        statistics = self._file.metadata.row_group(row_group).column(self._leaves[column]).statistics
+        statistics = self._kept(row_group, column)
         if statistics is None or not statistics.has_min_max:
             return float("-inf"), float("inf"), True
         return statistics.min, statistics.max, not statistics.has_null_count or statistics.null_count > 0
+
+    def _kept(self, row_group: int, column: str) -> pq.Statistics | None:
+        """The statistics that the footer has of a column; None for one that it has none of."""
+        # A member of a struct has a dot in its name, and so may a column have.
+        index = None if "." in column else self._leaves.get(column)
+        return None if index is None else self._file.metadata.row_group(row_group).column(index).statistics
+
+    def text_range(self, row_group: int, column: str) -> tuple[str, str] | None:
+        """The least and the highest text that a row group may hold; None where its statistics do not say it."""
+        bounds: tuple[Any, ...] = self.range_of(row_group, column)
+        low, high, _ = bounds
+        return (low, high) if isinstance(low, str) and isinstance(high, str) else None
 
     def nulls_of(self, column: str) -> int:
         """How many nulls a column of the file has."""
@@ -552,27 +660,22 @@ class FileReader:
     def _statistics(self, row_group: int, column: str) -> tuple[Any, Any, int]:
         """The least and the highest value of a row group, and its nulls. A footer without our checksum is not asked: it
         may say what is not so. Nor does it have the bounds of long texts."""
-        index = None if "." in column else self._leaves.get(column)
-        metadata = self._file.metadata.row_group(row_group)
-        if self.is_sealed and index is not None and (statistics := metadata.column(index).statistics) is not None:
-            if statistics.has_null_count and statistics.null_count == metadata.num_rows:
+        if self.is_sealed and (statistics := self._kept(row_group, column)) is not None:
+            if statistics.has_null_count and statistics.null_count == self._rows_of(row_group):
                 return None, None, int(statistics.null_count)
             if statistics.has_null_count and statistics.has_min_max:
                 return statistics.min, statistics.max, int(statistics.null_count)
-        values = self.read(row_group, [column]).column(0)
+        values = self._read_all(row_group, [column]).column(0)
         bounds = pc.min_max(values)
         return bounds["min"].as_py(), bounds["max"].as_py(), int(values.null_count)
 
     def least(self, row_group: int, column: str) -> Bound | None:
         """No value that a row group has in a column is less; None where its statistics do not say it."""
-        # A member of a struct has a dot in its name, and so may a column have.
-        index = None if "." in column else self._leaves.get(column)
-        metadata = self._file.metadata.row_group(row_group)
-        statistics = None if index is None else metadata.column(index).statistics
+        statistics = self._kept(row_group, column)
         if statistics is None:
             return None
         if not statistics.has_min_max:
-            is_null = statistics.has_null_count and statistics.null_count == metadata.num_rows
+            is_null = statistics.has_null_count and statistics.null_count == self._rows_of(row_group)
             return (True, None) if is_null else None
         raw = statistics.min_raw
         return (False, statistics.min if isinstance(raw, bytes) else raw) if raw == raw else None
@@ -606,7 +709,7 @@ def _is_sealed(footer: bytes, path: str) -> bool:
 def _damaged(path: str, reason: str) -> LakeDamaged:
     return LakeDamaged(
         f"the file {path} can't be read: {' '.join(reason.split())}",
-        hint="Bring it back from a backup; `headwater verify` names all that is damaged",
+        hint="Restore it from a backup; `headwater verify` lists all damage",
     )
 
 
@@ -646,14 +749,89 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
+def differing(one: pa.ChunkedArray, other: pa.ChunkedArray) -> Column:
+    """A mark on rows in which two columns of one type are not the same."""
+    if one.equals(other):
+        return np.zeros(len(one), dtype=np.bool_)
+    if pa.types.is_nested(one.type):
+        # By halves: Arrow can say of lists and structs only whether all of them are the same.
+        half = len(one) // 2
+        if half == 0:
+            return np.ones(1, dtype=np.bool_)
+        return np.concatenate([differing(one[:half], other[:half]), differing(one[half:], other[half:])])
+    is_other = pc.fill_null(pc.not_equal(one, other), False)
+    return np.asarray(pc.or_(is_other, pc.not_equal(one.is_null(), other.is_null())))
+
+
 def read_files(
     location: Location, files: Iterable[DataFile], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
     """The row groups of files, one after another."""
     for file in files:
-        with FileReader(location, file.path) as reader:
+        with FileReader(location, file) as reader:
             for row_group in reader.row_groups:
                 yield reader.read(row_group, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Rows of a file that leave a table."""
+
+    file: DataFile
+    rows: int
+    """Of the file, dead ones too."""
+    dead: Positions
+    """Those that were dead before."""
+    positions: Positions
+    """Those that leave, rising."""
+
+    @classmethod
+    def of(cls, reader: FileReader, kept: Column) -> Self:
+        """Those live rows of a file that have no mark, in the order in which its reader reads them."""
+        is_live = np.ones(reader.rows, dtype=np.bool_)
+        is_live[reader.dead] = False
+        return cls(reader.file, reader.rows, reader.dead, np.flatnonzero(is_live)[~kept])
+
+    @property
+    def kept(self) -> Column:
+        """A mark on every live row that stays, in the order in which a reader reads them."""
+        is_live, stays = np.ones(self.rows, dtype=np.bool_), np.ones(self.rows, dtype=np.bool_)
+        is_live[self.dead] = stays[self.positions] = False
+        return stays[is_live]
+
+
+def find_rows(location: Location, file: DataFile, find: Callable[[KeyPlaces], Positions]) -> Leaving | None:
+    """Those live rows of a file that are found by its index of keys; None for a file that has no index."""
+    with location.open_input(file.path) as source:
+        footer = _read_footer(source, file.path)
+    keys = _KEYS_AT.search(footer) if _is_sealed(footer, file.path) else None
+    if keys is None:
+        return None
+    at, rows = int(keys[1]), int(keys[2])
+
+    def read(ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        parts = location.read_ranges(file.path, [(at + start, at + end) for start, end in ranges])
+        if any(len(part) != end - start for part, (start, end) in zip(parts, ranges, strict=True)):
+            raise _damaged(file.path, "it ends before its index of keys does")
+        return parts
+
+    found, dead = find(KeyPlaces(rows, read)), _NOTHING_DEAD
+    if len(found) and file.vector is not None:
+        dead = file.vector.read(location, file.path, rows=rows)
+        found = np.setdiff1d(found, dead, assume_unique=True)
+    return Leaving(file, rows, dead, found)
+
+
+def mark_rows(location: Location, files: Iterable[Leaving], vectors: VectorWriter | None = None) -> list[DataFile]:
+    """Files with the rows that leave marked dead. A file of which no row stays is left out: it is to be removed."""
+    vectors = vectors or VectorWriter(location)
+    found = []
+    for leaving in files:
+        dead = np.union1d(leaving.dead, leaving.positions)
+        if len(dead) < leaving.rows:
+            found.append(replace(leaving.file, vector=vectors.write(dead)))
+    vectors.close()
+    return found
 
 
 def numbers(rows: pa.Table, column: str, *, null: int = -1) -> Column:

@@ -1,15 +1,16 @@
-"""Deleting what no table needs any more: dead files, by hours and by bytes, and old entries of the logs.
+"""Delete what no table needs: dead files, by hours and by bytes, and old entries of the logs.
 
-A file is *dead* if the newest version of its table does not have it: a commit has removed it, or none has ever named
-it. Dead files are kept so that earlier versions can be read, for some hours (`vacuum`) and up to some bytes
-(`DeadFiles`), whichever ends first. A merge writes files again that hold a changed document, so a small table with many
-changes leaves many times its own size behind in an hour.
+A file is *dead* if the newest version of its table does not need it: a commit has removed it, no live file has its
+deletion vector in it, it is of the change data feed, or no commit has ever named it. Dead files are kept so
+that earlier versions can be read, for some hours (`vacuum`) and up to some bytes (`DeadFiles`), whichever ends first. A
+merge writes files again that hold a changed document, so a small table with many changes leaves many times its own size
+behind in an hour.
 
 What is never deleted: a live file; a file that was removed within `READERS_S_MIN`, for readers that have just opened
 the version before; and a file that no commit has named yet within `VACUUM_HOURS_MIN`: what an executor has written and
 the driver has not committed yet looks just like what never will be.
 
-Dead bytes are counted from the lists of live files, which the logs have in memory: what was live and is not any more
+Dead bytes are counted from the lists of live files, which the logs have in memory: what was live before and is not now
 has been removed. The store is listed once for each table, and again after `vacuum`: that finds what earlier runs and
 crashes have left.
 
@@ -22,17 +23,18 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Self
 
-from headwater.client.options import parse_bytes
 from headwater.errors import InvalidInput
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog
 from headwater.lake.lake import Lake
+from headwater.lake.layout import FEED_FOLDER
 from headwater.lake.location import Location
 from headwater.lake.table_state import TableState
+from headwater.options import parse_bytes
 
 VACUUM_HOURS_MIN = 1
 """Longer than any batch takes from its first file to its commit."""
@@ -47,6 +49,7 @@ LOG_BYTES_MIN = 64 * 1024 * 1024
 """What a log may have at least."""
 _DELETIONS_MAX = 1000
 """Files of one table that are deleted at a time; the next turn deletes more."""
+_DATA_FILE = re.compile(r"\.parquet$|(^|/)deletion_vector_[^/]*\.bin$")
 _TIMES = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)x", re.IGNORECASE)
 
 
@@ -68,7 +71,8 @@ class DeadBytes:
             return cls(0.0, parse_bytes(text))
         except ValueError as error:
             raise InvalidInput(
-                f"{text!r} is no bound of bytes", hint="Write 4x for four times the live table, or a size such as 10GB"
+                f"{text!r} is not a limit in bytes",
+                hint="Write 4x for four times the live table, or a size such as 10GB",
             ) from error
 
     def of(self, live_bytes: int) -> int:
@@ -99,24 +103,27 @@ class _TableFiles:
         return sum(file.size_bytes for file in self.dead.values())
 
     def look(self, now_s: float) -> None:
-        """What was live at the last look and is not any more has died since."""
+        """Note the files that were live at the last look and are not now."""
         if self.version == self.log.version:
             return
-        before, self.live = self.live, {file.path: file.size_bytes for file in self.log.files()}
+        before, self.live = self.live, _live(self.log)
+        died = {path: before[path] for path in before.keys() - self.live.keys()}
+        if self.version >= 0:
+            died |= self.log.fed_since(self.version)
         self.version = self.log.version
-        for path in before.keys() - self.live.keys():
-            self.dead[path] = _DeadFile(before[path], now_s, now_s + READERS_S_MIN)
+        for path, size_bytes in died.items():
+            self.dead[path] = _DeadFile(size_bytes, now_s, now_s + READERS_S_MIN)
         # A version that has been restored has files that were dead.
         for path in self.dead.keys() & self.live.keys():
             del self.dead[path]
 
     def list(self) -> None:
         """Find the dead files of earlier runs."""
-        removed_s = self.log.removed_s()
+        died_s = self.log.died_s()
         found = {}
         for path, size_bytes, written_s in _data_files(self.log.location):
             if path not in self.live:
-                since_s = removed_s.get(path)
+                since_s = died_s.get(path)
                 until_s = written_s + VACUUM_HOURS_MIN * 3600 if since_s is None else since_s + READERS_S_MIN
                 found[path] = _DeadFile(size_bytes, since_s or written_s, until_s)
         self.dead = dict(sorted(found.items(), key=lambda item: item[1].since_s))
@@ -136,6 +143,13 @@ class _TableFiles:
             if file.kept_until_s <= now_s:
                 chosen.append(path)
                 excess_bytes -= file.size_bytes
+        return self._delete(chosen)
+
+    def delete_older(self, before_s: float) -> int:
+        """Delete what died before a time. Returns how many files are gone."""
+        return self._delete([path for path, file in self.dead.items() if file.since_s < before_s])
+
+    def _delete(self, chosen: Sequence[str]) -> int:
         self.log.location.delete(chosen)
         for path in chosen:
             del self.dead[path]
@@ -153,13 +167,24 @@ class _TableFiles:
             self.log.set_tombstone_hours(wanted, state)
 
 
+def _live(log: DeltaLog) -> dict[str, int]:
+    """The files that the newest version needs, and their bytes. Of a file of vectors that is where the last of those
+    ends that are live: the log does not say more."""
+    live = {file.path: file.size_bytes for file in log.files()}
+    for file in log.files():
+        if file.vector is not None and (path := file.vector.file) is not None:
+            live[path] = max(live.get(path, 0), (file.vector.offset or 0) + file.vector.size_bytes)
+    return live
+
+
 def _data_files(location: Location, folder: str = "") -> Iterator[tuple[str, int, float]]:
-    """Paths, bytes and times of the files of rows. What lies in folders such as `_delta_log` are none."""
+    """Paths, bytes and times of the files of rows, of vectors and of the change data feed. What lies in folders such as
+    `_delta_log` are none."""
     for entry in location.entries(folder):
         path = f"{folder}/{entry.name}" if folder else entry.name
-        if entry.changed_at is not None and path.endswith(".parquet"):
+        if entry.changed_at is not None and _DATA_FILE.search(path):
             yield path, entry.size_bytes, entry.changed_at.timestamp()
-        elif entry.changed_at is None and not entry.name.startswith("_"):
+        elif entry.changed_at is None and (path == FEED_FOLDER or not entry.name.startswith("_")):
             yield from _data_files(location, path)
 
 
@@ -215,9 +240,14 @@ def vacuum(lake: Lake, *, retention_hours: int = VACUUM_HOURS_DEFAULT) -> int:
     """Delete the files that are dead for longer than some hours. Returns how many."""
     check_retention(retention_hours)
     deleted = 0
-    for log, state, contained in logs(lake):
+    for log, _, contained in logs(lake):
         with contained:
-            deleted += log.vacuum(state, retention_hours=retention_hours)
+            log.refresh()
+            now_s = time.time()
+            table = _TableFiles(log)
+            table.look(now_s)
+            table.list()
+            deleted += table.delete_older(now_s - retention_hours * 3600)
     return deleted
 
 
@@ -226,7 +256,7 @@ def clean_logs(
 ) -> None:
     """Delete entries of the logs that are older than so many days, or that are more bytes than the bound of dead files.
 
-    Versions before them can't be read any more.
+    Versions before them can't be read afterwards.
     """
     bound = bound or DeadBytes.parse(DEAD_BYTES_DEFAULT)
     now_s = time.time() if now_s is None else now_s
@@ -255,5 +285,5 @@ def logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState, AbstractContextMana
     """The logs of all tables, each with what its table holds, and what contains a fault of that table."""
     yield lake.changes, lake.state, nullcontext()
     for tables in lake.in_service:
-        for table, _ in tables.with_ranges():
+        for table in tables.there:
             yield table.log, table.state, lake.containing(tables.name)

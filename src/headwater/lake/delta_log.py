@@ -14,6 +14,10 @@ version (`table_state`). Differences do not build on each other: the state is re
 
 A commit that another writer got ahead of fails, and is not tried again: it was planned on a version that is out of
 date.
+
+Commits of rows are entries of the log that are written here, each by one writer alone (`Location.create`): delta-rs has
+no way to say the deletion vector of a file, nor the files of the change data feed. Nor does it give the vectors of live
+files, so these are read from the log as well. All else is done by delta-rs: metadata, checkpoints, cleaning.
 """
 
 from __future__ import annotations
@@ -22,10 +26,11 @@ import contextlib
 import json
 import re
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Self
 from zlib import error as ZlibError  # noqa: N812
 
@@ -33,11 +38,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
 
-from headwater.errors import LakeDamaged, LakeError, LakeGone, LakeInUse
+from headwater._version import __version__
+from headwater.errors import LakeDamaged, LakeError, LakeGone, LakeInUse, LakeUnreachable
 from headwater.lake.data_files import DataFile
-from headwater.lake.layout import FORMAT_PROPERTY
+from headwater.lake.deletion_vectors import DeletionVector
+from headwater.lake.layout import FEED_PROPERTY, FORMAT_PROPERTY
 from headwater.lake.location import Location
 from headwater.lake.table_state import TableState, unpack_state
 from headwater.phrases import printable
@@ -52,6 +58,19 @@ _LOG_RETENTION = "delta.logRetentionDuration"
 _TOMBSTONE_RETENTION = "delta.deletedFileRetentionDuration"
 _TOMBSTONE_HOURS_DEFAULT = 7 * 24
 """Delta's own."""
+_VECTORS = "deletionVectors"
+_USES_VECTORS = "delta.enableDeletionVectors"
+_WRITER_FEATURES = frozenset(
+    {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "timestampNtz",
+     "variantType", _VECTORS}
+)  # fmt: skip
+"""Table features under which a commit of ours is right. What others ask of a writer is not done here."""
+_WRITER_VERSION_MAX = 4
+"""The last version of the protocol before it had features that has nothing but those."""
+_CHECKPOINT_INTERVAL = "delta.checkpointInterval"
+_CHECKPOINT_INTERVAL_DEFAULT = 100
+"""As delta-rs has it."""
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
 _CHECKPOINT_ENTRIES_MAX = 1000
 """More entries than this are not read to find what was removed: a checkpoint comes after 100."""
 LOG_RETENTION_DAYS = 30
@@ -66,7 +85,11 @@ class TableCommit:
     """One change of a table."""
 
     add: Sequence[DataFile] = ()
+    """A file that is in `remove`, too, with another vector has more dead rows than before."""
     remove: Sequence[DataFile] = ()
+    """As the log has them: with the vectors that they had."""
+    cdc: Sequence[DataFile] = ()
+    """Files of the change data feed, under `_change_data`. They are of this commit alone, and not live."""
     transactions: Mapping[str, int] = field(default_factory=dict)
     state: TableState
     is_rearrangement: bool = False
@@ -90,14 +113,22 @@ class LogEntry:
         start = f'{{"{kind}":'.encode()
         return [json.loads(line)[kind] for line in self.lines if line.startswith(start)]
 
+    def landed_at(self, batch: int) -> list[datetime]:
+        """Of a commit of `changes`: when its batch was landed, at the earliest and at the latest, as the statistics say
+        of each file that has rows of that batch alone. A commit may write older rows again."""
+        found = []
+        for action in self.actions("add"):
+            stats = json.loads(action.get("stats") or "{}")
+            bounds = [stats.get(name, {}) for name in ("minValues", "maxValues")]
+            if all(it.get("batch") == batch and "landed_at" in it for it in bounds):
+                found += [datetime.fromisoformat(it["landed_at"]) for it in bounds]
+        return found
+
 
 def _commit_info(lines: Iterable[bytes]) -> Mapping[str, Any]:
     """What a commit says beside its actions."""
-    for line in lines:
-        if line.startswith(b'{"commitInfo"'):
-            found: dict[str, Any] = json.loads(line)["commitInfo"]
-            return found
-    return {}
+    found: dict[str, Any] = next((json.loads(it)["commitInfo"] for it in lines if it.startswith(b'{"commitInfo"')), {})
+    return found
 
 
 class DeltaLog:
@@ -123,10 +154,7 @@ class DeltaLog:
         except TableNotFoundError:
             return None
         except DeltaError as error:
-            raise LakeDamaged(
-                f"the log of the table at {location.uri} can't be read: {_one_line(error)}",
-                hint="Bring its `_delta_log` back from a backup, or land into another directory",
-            ) from error
+            raise _unreadable(location, error) from error
 
     @classmethod
     def create(
@@ -140,7 +168,7 @@ class DeltaLog:
         transactions: Mapping[str, int],
         state: TableState,
     ) -> Self:
-        """Make a table with no rows. One that is there already is left as it is."""
+        """Make a table with no rows. One that already exists is left as it is."""
         try:
             with location.answering():
                 DeltaTable.create(
@@ -155,8 +183,8 @@ class DeltaLog:
                 )
         except (DeltaError, OSError) as error:
             raise LakeError(
-                f"the table at {location.uri} can't be made: {_one_line(error)}",
-                hint="See that the directory can be written and has room, or give another one",
+                f"the table at {location.uri} can't be created: {_one_line(error)}",
+                hint="Check that the directory is writable and has free space, or give another one",
             ) from error
         log = cls.open(location)
         assert log is not None, "the table has just been made"
@@ -187,10 +215,7 @@ class DeltaLog:
             with self.location.answering():
                 self._table.update_incremental()
         except DeltaError as error:
-            raise LakeDamaged(
-                f"the log of the table at {self.location.uri} can't be read: {_one_line(error)}",
-                hint="Bring its `_delta_log` back from a backup, or land into another directory",
-            ) from error
+            raise _unreadable(self.location, error) from error
 
     def check_there(self) -> None:
         """Raise `LakeGone` unless the log that was opened is still at its place: delta-rs does not look, and begins a
@@ -206,9 +231,10 @@ class DeltaLog:
 
     def missing_files(self) -> list[str]:
         """Live files that are not there: of an earlier version, upkeep may have deleted some."""
-        folders = {file.path.rpartition("/")[0] for file in self.files()}
+        needed = [path for file in self.files() for path in (file.path, file.vector_path) if path is not None]
+        folders = {path.rpartition("/")[0] for path in needed}
         there = {f"{folder}/{one.name}".lstrip("/") for folder in folders for one in self.location.entries(folder)}
-        return [file.path for file in self.files() if file.path not in there]
+        return [path for path in needed if path not in there]
 
     def is_current(self) -> bool:
         """Look again, and return whether the log goes on from the version that was open: it does not where the table
@@ -229,10 +255,54 @@ class DeltaLog:
         if self._files is None or self._files[0] != self.version:
             with self.location.answering():
                 rows = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
-            files = [_to_data_file(row) for row in rows]
+                vectors = self._vectors() if self.may_have_vectors else {}
+            files = [_to_data_file(row, vectors.get(row["path"])) for row in rows]
             files.sort(key=lambda file: (file.modified_ms, file.path))
             self._files = self.version, {file.path: file for file in files}
         return list(self._files[1].values())
+
+    @property
+    def may_have_vectors(self) -> bool:
+        """Whether the protocol of the table has deletion vectors: only then may a file have one."""
+        return _VECTORS in (self._table.protocol().reader_features or ())
+
+    def _vectors(self) -> dict[str, DeletionVector]:
+        """The vectors of the live files, by path: those that were known, and what has changed in them since then."""
+        if self._files is not None and self._files[0] < self.version:
+            known = {path: file.vector for path, file in self._files[1].items() if file.vector is not None}
+            with contextlib.suppress(FileNotFoundError):
+                return self._vectors_since(self._files[0], known)
+        version, paths = self._checkpoint()
+        known = {}
+        for path in paths:
+            with self.location.open_input(path) as file:
+                added = pq.ParquetFile(file).read(["add.path", "add.deletionVector"]).column("add")
+            known |= _vectors_of(action for action in added.to_pylist() if action is not None)
+        try:
+            return self._vectors_since(version, known)
+        except FileNotFoundError as error:
+            raise _unreadable(self.location, error) from error
+
+    def _vectors_since(self, version: int, known: dict[str, DeletionVector]) -> dict[str, DeletionVector]:
+        """The vectors of now, from those of a version."""
+        for later in range(version + 1, self.version + 1):
+            entry = LogEntry(later, 0, None, self._lines_of(later))
+            changed = {action["path"] for kind in ("remove", "add") for action in entry.actions(kind)}
+            kept = {path: vector for path, vector in known.items() if path not in changed}
+            known = kept | _vectors_of(entry.actions("add"))
+        return known
+
+    def _checkpoint(self) -> tuple[int, list[str]]:
+        """The newest checkpoint that is not after the version that is open, and its files; -1 where there is none."""
+        found: dict[int, list[str]] = {}
+        expected: dict[int, int] = {}
+        for entry in self.location.entries("_delta_log"):
+            if (match := _CHECKPOINT.fullmatch(entry.name)) and int(match[1]) <= self.version:
+                found.setdefault(int(match[1]), []).append(f"_delta_log/{entry.name}")
+                expected[int(match[1])] = int(match[2] or 1)
+        whole = [version for version, paths in found.items() if len(paths) == expected[version]]
+        newest = max(whole, default=-1)
+        return newest, found.get(newest, [])
 
     def state(self) -> TableState:
         """What the table holds.
@@ -242,8 +312,8 @@ class DeltaLog:
         for state in self.states():
             return state
         raise LakeDamaged(
-            f"the log of the table at {self.location.uri} no longer says which offsets the table holds",
-            hint="The log was cleaned by another tool: bring it back from a backup, or land into another directory",
+            f"the log of the table at {self.location.uri} no longer has the offsets of the table",
+            hint="Another tool has cleaned the log: restore it from a backup, or land into another directory",
         )
 
     def states(self) -> Iterator[TableState]:
@@ -288,43 +358,79 @@ class DeltaLog:
         except (ValueError, KeyError, TypeError, ZlibError) as error:
             raise LakeDamaged(
                 f"the offsets in the log of the table at {self.location.uri} can't be read ({error!r})",
-                hint="Bring the log back from a backup, or land into another directory",
+                hint="Restore the log from a backup, or land into another directory",
             ) from error
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
     def commit(self, commit: TableCommit) -> None:
         """Change the table. Either all of it is done, or nothing and an error is raised."""
-        data_change = not commit.is_rearrangement
-        now_ms = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [
-            *(_to_add_action(file, data_change=data_change) for file in commit.add),
-            *(
-                RemoveAction(file.path, data_change, now_ms, file.size_bytes, dict(file.partition))
-                for file in commit.remove
-            ),
-        ]
-        state, is_whole = self._encoded(commit.state)
-        # Planned on files that are gone, a commit would bring their rows back; delta-rs itself does not look.
+        # Planned on files that are gone, a commit would bring their rows back.
         before, files = self.version, {file.path: file for file in self.files()}
-        gone = [file.path for file in commit.remove if file.path not in files]
+        gone = [file.path for file in commit.remove if file.path not in files or files[file.path].vector != file.vector]
         assert not gone, f"files that are to be removed are not live: {gone}"
-        with self._committing():
-            self._table.create_write_transaction(
-                actions,
-                "append",
-                self._table.schema(),
-                self._table.metadata().partition_columns,
-                commit_properties=_commit_properties(commit.transactions, commit.state, state),
-            )
-        if is_whole:
-            self._whole = before + 1, commit.state
-        self.refresh()
+        assert self.may_have_vectors or not any(file.vector for file in commit.add), "the protocol has no vectors"
+        self._check_protocol()
+        self._append(commit)
         if self.version == before + 1:
             # No other writer was there, so what is live need not be looked up again.
-            removed = {file.path for file in commit.remove}
-            kept = {path: file for path, file in files.items() if path not in removed}
-            self._files = self.version, {**kept, **{file.path: file for file in commit.add}}
+            added, removed = {file.path: file for file in commit.add}, {file.path for file in commit.remove}
+            kept = {path: file for path, file in files.items() if path in added or path not in removed}
+            # A file with more dead rows stays in its place.
+            self._files = self.version, kept | added
+        if (self.version + 1) % int(self.properties.get(_CHECKPOINT_INTERVAL) or _CHECKPOINT_INTERVAL_DEFAULT) == 0:
+            with self._committing():
+                self._table.create_checkpoint()
+
+    def _actions(self, commit: TableCommit, state: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """What a commit says, as Delta's protocol has it ("Actions"). Each action is a line of its entry."""
+        now_ms, data_change = int(time.time() * 1000), not commit.is_rearrangement
+        partition_by = json.dumps(self._table.metadata().partition_columns)
+        yield {
+            "commitInfo": {
+                "timestamp": now_ms,
+                "operation": "WRITE",
+                "operationParameters": {"mode": "Append", "partitionBy": partition_by},
+                "engineInfo": f"headwater:{__version__}",
+                # No other entry has this one.
+                "txnId": str(uuid.uuid4()),
+                **_commit_metadata(commit.state, state),
+            }
+        }
+        for file in commit.remove:
+            removed = {"deletionTimestamp": now_ms, "extendedFileMetadata": True, **_vector_member(file)}
+            yield {"remove": {**_file_members(file, data_change), **removed}}
+        for file in commit.add:
+            added = {"modificationTime": file.modified_ms, "stats": file.stats(), **_vector_member(file)}
+            yield {"add": {**_file_members(file, data_change), **added}}
+        for file in commit.cdc:
+            yield {"cdc": _file_members(file, False)}
+        for name, number in commit.transactions.items():
+            yield {"txn": {"appId": name, "version": number, "lastUpdated": now_ms}}
+
+    def _put_entry(self, version: int, entry: bytes) -> None:
+        path = f"_delta_log/{version:020}.json"
+        try:
+            self.location.create(path, entry)
+        except (FileExistsError, LakeUnreachable) as error:
+            # The answer of a store may be lost after it has done what was asked: it may be this very entry.
+            with contextlib.suppress(FileNotFoundError, LakeUnreachable):
+                if self.location.read(path) == entry:
+                    return
+            if isinstance(error, LakeUnreachable):
+                raise
+            raise self._in_use(f"version {version} already exists") from error
+
+    def _check_protocol(self) -> None:
+        """Raise unless a commit of ours does all that the table asks of its writers. Others may have changed that."""
+        protocol = self._table.protocol()
+        version, features = protocol.min_writer_version, {*(protocol.writer_features or ())}
+        if version > 7 or (version < 7 and version > _WRITER_VERSION_MAX) or features - _WRITER_FEATURES:
+            what = ", ".join(sorted(features - _WRITER_FEATURES)) or f"version {version} of Delta's protocol"
+            raise LakeError(
+                f"the table at {self.location.uri} can't be written: another program has turned on {what}",
+                hint="Turn it off there, or land into another directory",
+            )
 
     def _encoded(self, state: TableState) -> tuple[dict[str, str], bool]:
         """The metadata that says what the table holds after the next commit, and whether it is the whole state."""
@@ -351,6 +457,52 @@ class DeltaLog:
             )
         self.refresh()
 
+    def set_vectors(self, enabled: bool, state: TableState) -> None:
+        """Turn deletion vectors on or off. To turn them off, no file may have one. Readers that don't know vectors
+        refuse the table while it has them.
+
+        delta-rs would name another feature beside them, which shuts out more readers, and never takes one back.
+        """
+        assert enabled or not any(file.vector for file in self.files()), "a file has a vector"
+        protocol, metadata = self._table.protocol(), self._table.metadata()
+        readers, writers = {*(protocol.reader_features or ())}, {*(protocol.writer_features or ())}
+        if protocol.min_writer_version < 7:
+            # What the versions before 7 asked for is asked for by name from then on (PROTOCOL.md, "Table Features").
+            writers = {"appendOnly", "invariants"} if protocol.min_writer_version > 1 else set()
+            writers |= {"changeDataFeed"} if metadata.configuration.get(FEED_PROPERTY) == "true" else set()
+        for features in (readers, writers):
+            (features.add if enabled else features.discard)(_VECTORS)
+        versions: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
+        if readers:
+            versions = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": sorted(readers)}
+        elif writers - {"appendOnly", "invariants"}:
+            versions["minWriterVersion"] = 7
+        if versions["minWriterVersion"] == 7:
+            versions["writerFeatures"] = sorted(writers)
+        self._check_protocol()
+        described = {
+            "id": str(metadata.id),
+            "name": metadata.name,
+            "description": metadata.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": self._table.schema().to_json(),
+            "partitionColumns": metadata.partition_columns,
+            "createdTime": metadata.created_time,
+            "configuration": {**metadata.configuration, _USES_VECTORS: str(enabled).lower()},
+        }
+        self._append(TableCommit(state=state), {"protocol": versions}, {"metaData": described})
+
+    def _append(self, commit: TableCommit, *others: Mapping[str, Any]) -> None:
+        """Write the next entry, with other actions behind those of the commit, and look at what is there then."""
+        version, (state, is_whole) = self.version + 1, self._encoded(commit.state)
+        actions = (*self._actions(commit, state), *others)
+        entry = "".join(f"{json.dumps(action, separators=(',', ':'))}\n" for action in actions)
+        with self._committing():
+            self._put_entry(version, entry.encode())
+        self.refresh()
+        if is_whole:
+            self._whole = version, commit.state
+
     def set_properties(self, properties: Mapping[str, str], state: TableState) -> None:
         with self._committing():
             self._table.alter.set_table_properties(
@@ -365,49 +517,42 @@ class DeltaLog:
             with self.location.answering():
                 yield
         except CommitFailedError as error:
-            raise LakeInUse(
-                f"another process has written to the table at {self.location.uri} meanwhile ({_one_line(error)})",
-                hint="Let only one pipeline write to a directory, then start again: nothing is lost",
-            ) from error
+            raise self._in_use(_one_line(error)) from error
         except DeltaError as error:
             raise LakeError(
                 f"the table at {self.location.uri} can't be written: {_one_line(error)}",
-                hint="See that the directory can be written and has room, then start again: nothing is lost",
+                hint="Check that the directory is writable and has free space, then start again: nothing is lost",
             ) from error
 
-    def vacuum(self, state: TableState, *, retention_hours: int) -> int:
-        """Delete files that no version of the last hours needs and that are older than that. Returns how many."""
-        deleted: list[str] = []
-        # Deleting makes entries in the log, also where there is nothing to delete. So it is asked first.
-        for dry_run in (True, False):
-            with self.location.answering():
-                deleted = self._table.vacuum(
-                    retention_hours=retention_hours,
-                    dry_run=dry_run,
-                    enforce_retention_duration=False,
-                    full=True,
-                    commit_properties=_commit_properties({}, state),
-                )
-            if not deleted:
-                break
-        self.refresh()
-        return len(deleted)
+    def _in_use(self, reason: str) -> LakeInUse:
+        return LakeInUse(
+            f"another process has written to the table at {self.location.uri} meanwhile ({reason})",
+            hint="Let only one pipeline write to a directory, then start again: nothing is lost",
+        )
 
-    def removed_s(self) -> dict[str, float]:
-        """When files were removed, by path, as far as the newest checkpoint and the entries since then say it."""
+    def died_s(self) -> dict[str, float]:
+        """When files died, by path, as far as the newest checkpoint and the entries since then say it: those that were
+        removed, those of vectors, and those of the change data feed, which are of one version alone."""
         found: dict[str, float] = {}
-        checkpoint = -1
-        with contextlib.suppress(FileNotFoundError):
-            checkpoint = int(json.loads(self.location.read("_delta_log/_last_checkpoint"))["version"])
-            with self.location.open_input(f"_delta_log/{checkpoint:020}.checkpoint.parquet") as file:
-                removed = pq.ParquetFile(file).read(["remove.path", "remove.deletionTimestamp"]).column("remove")
-            found = {it["path"]: it["deletionTimestamp"] / 1000 for it in removed.drop_null().to_pylist()}
+        checkpoint, paths = self._checkpoint()
+        for path in paths:
+            with self.location.open_input(path) as file:
+                columns = ["remove.path", "remove.deletionTimestamp", "remove.deletionVector"]
+                removed = pq.ParquetFile(file).read(columns).column("remove")
+            _note_removals(found, removed.drop_null().to_pylist())
         for entry in islice(self.entries(), _CHECKPOINT_ENTRIES_MAX):
             if entry.version <= checkpoint:
                 break
-            for action in entry.actions("remove"):
-                found.setdefault(action["path"], action["deletionTimestamp"] / 1000)
+            _note_removals(found, entry.actions("remove"))
+            found |= {action["path"]: entry.time_ms / 1000 for action in entry.actions("cdc")}
         return found
+
+    def fed_since(self, version: int) -> dict[str, int]:
+        """The files of the change data feed that were written after a version, and their bytes."""
+        if self.properties.get(FEED_PROPERTY) != "true":
+            return {}
+        later = takewhile(lambda entry: entry.version > version, self.entries())
+        return {action["path"]: action["size"] for entry in later for action in entry.actions("cdc")}
 
     @property
     def tombstone_hours(self) -> int:
@@ -432,6 +577,13 @@ class DeltaLog:
         self.refresh()
 
 
+def _unreadable(location: Location, error: Exception) -> LakeDamaged:
+    return LakeDamaged(
+        f"the log of the table at {location.uri} can't be read: {_one_line(error)}",
+        hint="Restore its `_delta_log` from a backup, or land into another directory",
+    )
+
+
 def _one_line(error: Exception) -> str:
     """What delta-rs says, which draws a tree of causes, in colours."""
     return printable(" ".join(_DRAWN.sub("", str(error)).split()))
@@ -445,59 +597,71 @@ def _column_list(names: Iterable[str]) -> str:
     return ",".join(name if name.isidentifier() else f"`{name.replace('`', '``')}`" for name in names)
 
 
-def _commit_properties(
-    transactions: Mapping[str, int], state: TableState, encoded: Mapping[str, str] | None = None
-) -> CommitProperties:
-    """`encoded` is the state where it is not to be written as a whole."""
-    metadata = {**({_STATE: state.encode()} if encoded is None else encoded), "headwater.batch": str(state.batch)}
-    if state.as_of_s is not None:
-        metadata["headwater.as_of"] = datetime.fromtimestamp(state.as_of_s, UTC).isoformat(timespec="milliseconds")
+def _commit_properties(transactions: Mapping[str, int], state: TableState) -> CommitProperties:
+    """For what delta-rs commits."""
     return CommitProperties(
-        # What can be read by a person is for `DESCRIBE HISTORY`.
-        custom_metadata=metadata,
+        custom_metadata=_commit_metadata(state, {_STATE: state.encode()}),
         max_commit_retries=0,
         app_transactions=[Transaction(name, number) for name, number in transactions.items()],
     )
 
 
-def _to_add_action(file: DataFile, *, data_change: bool) -> AddAction:
-    return AddAction(
-        path=file.path,
-        size=file.size_bytes,
-        partition_values=dict(file.partition),
-        modification_time=file.modified_ms,
-        data_change=data_change,
-        stats=file.stats(),
-    )
+def _commit_metadata(state: TableState, encoded: Mapping[str, str]) -> dict[str, str]:
+    """What a commit says of what the table holds. What can be read by a person is for `DESCRIBE HISTORY`."""
+    metadata = {**encoded, "headwater.batch": str(state.batch)}
+    if state.as_of_s is not None:
+        metadata["headwater.as_of"] = datetime.fromtimestamp(state.as_of_s, UTC).isoformat(timespec="milliseconds")
+    return metadata
 
 
-def _to_data_file(row: Mapping[str, Any]) -> DataFile:
-    columns = [name.removeprefix("min.") for name in row if name.startswith("min.")]
-    ranges = {
-        column: (row[f"min.{column}"], row[f"max.{column}"])
-        for column in columns
-        if row[f"min.{column}"] is not None and row[f"max.{column}"] is not None
+def _file_members(file: DataFile, data_change: bool) -> dict[str, Any]:
+    """What every action says of its file."""
+    return {
+        "path": file.path,
+        "partitionValues": dict(file.partition),
+        "size": file.size_bytes,
+        "dataChange": data_change,
     }
-    nulls = {
-        name.removeprefix("null_count."): count
-        for name, count in row.items()
-        if name.startswith("null_count.") and count is not None
+
+
+def _vector_member(file: DataFile) -> dict[str, Any]:
+    return {} if file.vector is None else {"deletionVector": file.vector.to_action()}
+
+
+def _vectors_of(added: Iterable[Mapping[str, Any]]) -> dict[str, DeletionVector]:
+    """By the paths of those files that have one."""
+    return {
+        action["path"]: DeletionVector.of_action(action["deletionVector"])
+        for action in added
+        if action.get("deletionVector") is not None
     }
-    partition = tuple(
-        (name.removeprefix("partition."), _partition_text(value))
-        for name, value in row.items()
-        if name.startswith("partition.")
-    )
+
+
+def _note_removals(found: dict[str, float], removed: Iterable[Mapping[str, Any]]) -> None:
+    """The last time counts: a file is removed and added again when more of its rows are dead."""
+    for action in removed:
+        paths = [action["path"]]
+        if (vector := action.get("deletionVector")) is not None:
+            paths += [path] if (path := DeletionVector.of_action(vector).file) is not None else []
+        for path in paths:
+            found[path] = max(found.get(path, 0.0), action["deletionTimestamp"] / 1000)
+
+
+def _to_data_file(row: Mapping[str, Any], vector: DeletionVector | None) -> DataFile:
+    """A file as delta-rs gives it, in a flat row."""
+
+    def members(prefix: str) -> dict[str, Any]:
+        return {name[len(prefix) :]: it for name, it in row.items() if name.startswith(prefix) and it is not None}
+
+    least, highest = members("min."), members("max.")
+    partition = {name[len("partition.") :]: it for name, it in row.items() if name.startswith("partition.")}
     return DataFile(
         path=row["path"],
         size_bytes=row["size_bytes"],
         rows=row["num_records"] or 0,
-        partition=partition,
-        ranges=ranges,
-        nulls=nulls,
+        partition=tuple((name, str(it).lower() if isinstance(it, bool) else str(it)) for name, it in partition.items()),
+        ranges={name: (low, highest[name]) for name, low in least.items() if name in highest},
+        nulls=members("null_count."),
         modified_ms=row["modification_time"],
+        vector=vector,
     )
-
-
-def _partition_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

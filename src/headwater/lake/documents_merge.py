@@ -1,7 +1,9 @@
 """Merging into the tables of documents: the task for a group of vbuckets, what is pending, and the plan.
 
-A file is written again only if some of its rows are replaced or gone; new documents go to new files. So a first load
-appends, and a merge of updates costs what the files with updated rows hold. Of files that turn out to stay only the
+A file is written again only if some of its rows are replaced or gone, and then by itself; new documents go to new
+files. So what was written lately lies apart from what is old: a document that changes again and again is in a small
+file, and never has a large one written again. In a table that is merged on read, rows that are replaced or gone are
+marked in a deletion vector, and their file stays. `upkeep` joins files by size. Of files that turn out to stay only the
 keys are read. A table that is read between merges goes the same way: `merged_rows` gives what it would hold after one.
 
 What is written is in order (`row_order`), so that a lookup by key, or a query on what the table is clustered by, reads
@@ -13,31 +15,36 @@ one file of what a merge has written, and few row groups of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from headwater.client.options import names_keywords
 from headwater.errors import HeadwaterError
+from headwater.lake.change_feed import FeedWriter, has_feed
 from headwater.lake.change_files import COLLECTION_GONE_OPS, ROLLBACK_OP, ChangeReport
-from headwater.lake.change_rows import KEEP_BYTES, ChangeRows, Fold, Marks, WantedChanges, read_changes, rolled_back
-from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
+from headwater.lake.change_rows import KEEP_BYTES, ChangeRows, Fold, WantedChanges, read_changes, rolled_back
+from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
 from headwater.lake.data_files import (
     FILE_BYTES_DEFAULT,
     DataFile,
     FileReader,
+    Leaving,
     RollingWriter,
     conformed,
     filtered,
+    find_rows,
+    mark_rows,
     numbers,
     read_files,
 )
 from headwater.lake.history import HistoryTarget, merge_history
+from headwater.lake.key_index import Marks
 from headwater.lake.layout import (
     EVERY_COLLECTION,
     GROUP,
@@ -48,12 +55,11 @@ from headwater.lake.layout import (
     documents_schema,
     folder_name,
     groups_within,
-    raw_keys,
     rejects_schema,
     table_name,
 )
 from headwater.lake.location import Location
-from headwater.lake.row_order import SORT_BYTES, PlacedRows, in_order, placed_row_groups, sort_columns
+from headwater.lake.row_order import SORT_BYTES, files_in_order, sort_rows
 from headwater.lake.set_aside import own_fault
 from headwater.lake.typed_columns import (
     ColumnChoice,
@@ -65,8 +71,10 @@ from headwater.lake.typed_columns import (
     chosen_columns,
     joined_fields,
 )
+from headwater.options import suggest_keywords
 
-_NARROW = ("key", "key_bytes", "vbucket", "seqno", "collection_id")
+YOUNG_BYTES = 64 * 1024
+"""A smaller file that has to be written again is written together with what is new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +94,12 @@ class DocumentsTarget:
     """The columns that the documents are sorted by before their keys, as far as they are there."""
     is_rebuilt: bool = False
     """The columns have changed: documents that are there are parsed again."""
+    is_marked: bool = False
+    """Rows that are replaced or gone are marked in deletion vectors, and their files stay."""
+    has_feed: bool = False
+    """The table has a change feed."""
+    replaced: tuple[DataFile, ...] = ()
+    """Files that a repair replaces, and that are not merged into: the feed has what is different in them."""
     rejects_location: Location
     rejects_files: tuple[DataFile, ...] = ()
 
@@ -97,8 +111,10 @@ class Merged:
     kind: TableKind
     name: str
     group: int
-    add: list[DataFile]
-    remove: list[DataFile]
+    add: list[DataFile] = field(default_factory=list)
+    remove: list[DataFile] = field(default_factory=list)
+    feed: list[DataFile] | None = None
+    """The `cdc` files of the change feed; None where readers derive it from the files, or have none."""
     wanted: FieldTypes = field(default_factory=dict)
     """Fields that need columns which the table does not have yet."""
     columns: TypedColumns | None = None
@@ -146,7 +162,10 @@ class MergeTask:
             fault = own_fault(error)
             if fault is None:
                 raise
-            return [Merged(kind=kind, name=name, group=self.group, add=[], remove=[], fault=fault)]
+            return [self._merged(kind, name, fault=fault)]
+
+    def _merged(self, kind: TableKind, name: str, **found: Any) -> Merged:
+        return Merged(kind=kind, name=name, group=self.group, **found)
 
     def read_pending(self) -> list[ChangeRows]:
         targets: list[DocumentsTarget | HistoryTarget] = [*self.documents, *self.history]
@@ -175,7 +194,7 @@ class MergeTask:
 
     def _merge_history(self, target: HistoryTarget, pending: Sequence[ChangeRows]) -> list[Merged]:
         add, remove = merge_history(target, self.facts, self.group, pending, file_bytes=self.file_bytes)
-        return [Merged(kind=TableKind.HISTORY, name=target.name, group=self.group, add=add, remove=remove)]
+        return [self._merged(TableKind.HISTORY, target.name, add=add, remove=remove)]
 
     def _merge_documents(self, target: DocumentsTarget, pending: Sequence[ChangeRows]) -> list[Merged]:
         fold = self.fold(target, pending)
@@ -186,8 +205,9 @@ class MergeTask:
             """What has to be parsed, without typed columns."""
             schema = documents_schema(xattrs=self.facts.xattrs)
             if target.is_rebuilt:
-                yield from (rows.select(schema.names) for rows in _kept_rows(target.location, touched))
-            yield from (_documents_of(changes, schema) for changes in fold.live())
+                yield from (rows.select(schema.names) for rows in _kept_rows(target.location, _staying(touched)))
+            # In the order of their files already: what typed columns are parsed from them need not be moved later.
+            yield from (sort_rows(_documents_of(changes, schema)) for changes in fold.live())
 
         try:
             return self._write_documents(target, touched, touched_rejects, documents())
@@ -196,25 +216,20 @@ class MergeTask:
             parsed = (target.columns.parse(rows.column("document"), discovers=True) for rows in documents())
             nothing: FieldTypes = {}
             wanted = reduce(joined_fields, (part.wanted for part in parsed), nothing)
-            kind = TableKind.DOCUMENTS
-            return [
-                Merged(
-                    kind=kind, name=target.name, group=self.group, add=[], remove=[], wanted=wanted, is_written=False
-                )
-            ]
+            return [self._merged(TableKind.DOCUMENTS, target.name, wanted=wanted, is_written=False)]
 
     def _write_documents(
         self,
         target: DocumentsTarget,
-        touched: Sequence[tuple[DataFile, Marks]],
-        touched_rejects: Sequence[tuple[DataFile, Marks]],
+        touched: Sequence[Leaving],
+        touched_rejects: Sequence[Leaving],
         documents: Iterator[pa.Table],
     ) -> list[Merged]:
         growth = None if target.columns is None else ColumnGrowth(target.columns)
         reject_schema = rejects_schema(with_field=target.columns is None or not target.columns.is_whole_row)
         rejects = self._writer(target.rejects_location, reject_schema)
         if not target.is_rebuilt:
-            for rows in _kept_rows(target.rejects_location, touched_rejects):
+            for rows in _kept_rows(target.rejects_location, _staying(touched_rejects)):
                 rejects.write(conformed(rows, reject_schema))
 
         def parse(rows: pa.Table) -> pa.Table:
@@ -235,40 +250,50 @@ class MergeTask:
         if growth is not None:
             growth.is_settled, columns = True, growth.columns
         schema = documents_schema(xattrs=self.facts.xattrs, typed=None if columns is None else columns.schema)
-        unsorted = (conformed(rows, schema) for rows in chain(held, map(parse, documents)))
-        writer = self._writer(target.location, schema)
-        with ExitStack() as opened:
-            by = sort_columns(schema, target.cluster_by)
-            kept: list[PlacedRows] = []
-            for file, marks in () if target.is_rebuilt else touched:
-                reader = opened.enter_context(FileReader(target.location, file.path))
-                kept += placed_row_groups(reader, schema, by, marks)
-            try:
-                for rows in in_order(schema, kept, unsorted, by=by):
-                    writer.write(rows)
-            finally:
-                added, added_rejects = writer.close(), rejects.close()
+        unsorted: Iterable[pa.Table] = (conformed(rows, schema) for rows in chain(held, map(parse, documents)))
+        writer = self._writer(target.location, schema, has_places=target.is_marked)
+        feed, left_out = self._feed(target, schema, changes_files=bool(touched)), None
+        if feed is not None:
+            unsorted, left_out = map(feed.after, unsorted), feed.before
+        kept = [] if target.is_rebuilt or target.is_marked else [*_staying(touched)]
+        young = [(file, marks) for file, marks in kept if file.size_bytes < YOUNG_BYTES]
+        try:
+            for rows in files_in_order(target.location, young, schema, target.cluster_by, unsorted, left_out):
+                writer.write(rows)
+        finally:
+            added, added_rejects = writer.close(), rejects.close()
+        if target.is_marked and not target.is_rebuilt:
+            added += mark_rows(target.location, touched)
+        for file, marks in kept:
+            if file.size_bytes >= YOUNG_BYTES:
+                again = self._writer(target.location, schema)
+                for rows in files_in_order(target.location, [(file, marks)], schema, target.cluster_by, (), left_out):
+                    again.write(rows)
+                added += again.close()
         # The rejects come first: once the documents are merged, they are not looked at again.
         return [
-            Merged(
-                kind=TableKind.REJECTS,
-                name=target.name,
-                group=self.group,
-                add=added_rejects,
-                remove=[file for file, _ in touched_rejects],
-            ),
-            Merged(
-                kind=TableKind.DOCUMENTS,
-                name=target.name,
-                group=self.group,
+            self._merged(TableKind.REJECTS, target.name, add=added_rejects, remove=[it.file for it in touched_rejects]),
+            self._merged(
+                TableKind.DOCUMENTS,
+                target.name,
                 add=added,
-                remove=[file for file, _ in touched],
+                remove=[it.file for it in touched],
+                feed=None if feed is None else feed.close(_kept_rows(target.location, _leaving(target, touched))),
                 wanted={} if growth is None else growth.found,
                 columns=columns,
             ),
         ]
 
-    def _writer(self, location: Location, schema: pa.Schema) -> RollingWriter:
+    def _feed(self, target: DocumentsTarget, schema: pa.Schema, *, changes_files: bool) -> FeedWriter | None:
+        """What writes the change feed; None if the table has none, or if readers derive it because no row leaves."""
+        # Readers could derive it from deletion vectors, too. But deltalake 1.6.6 aborts the reader's process where the
+        # rows that a commit marks lie in more than one row group of a file (decision 73).
+        if not target.has_feed or not (changes_files or target.replaced):
+            return None
+        partition = [(GROUP.name, str(self.group))]
+        return FeedWriter(target.location, schema, partition=partition, file_bytes=self.file_bytes)
+
+    def _writer(self, location: Location, schema: pa.Schema, *, has_places: bool = False) -> RollingWriter:
         return RollingWriter(
             location,
             schema,
@@ -276,6 +301,7 @@ class MergeTask:
             partition=[(GROUP.name, str(self.group))],
             file_bytes=self.file_bytes,
             is_keyed=True,
+            has_places=has_places,
         )
 
 
@@ -292,6 +318,8 @@ class FirstDocuments:
     """By table, or for `EVERY_COLLECTION`."""
     cluster_by: Mapping[str, tuple[str, ...]]
     """The same."""
+    is_marked: bool = False
+    """The tables will be merged on read."""
     file_bytes: int = FILE_BYTES_DEFAULT
     held_bytes_max: int = KEEP_BYTES
 
@@ -323,6 +351,7 @@ class FirstDocuments:
                 location=self.location.join(TableKind.DOCUMENTS, folder_name(name)),
                 files=(),
                 after_batch=NOT_MERGED,
+                is_marked=self.is_marked,
                 columns=chosen_columns(self.columns.get(name, self.columns[EVERY_COLLECTION])),
                 cluster_by=self.cluster_by.get(name, self.cluster_by[EVERY_COLLECTION]),
                 rejects_location=self.location.join(TableKind.REJECTS, folder_name(name)),
@@ -367,55 +396,89 @@ class HeldChanges:
         return found
 
 
-def merged_rows(task: MergeTask) -> Iterator[pa.Table]:
-    """All documents that the group of the task's only table would hold after it."""
+def merged_rows(
+    task: MergeTask, columns: Sequence[str] | None = None, keys: Collection[str] | None = None
+) -> Iterator[pa.Table]:
+    """All documents that the group of the task's only table would hold after it: some of their columns, or those with
+    some keys. Then `key` is among the columns."""
     (target,) = task.documents
     fold = task.fold(target, task.read_pending())
-    schema = documents_schema(xattrs=task.facts.xattrs, typed=_typed_schema(target))
-    touched = {file.path: (file, marks) for file, marks in _touched(target.location, target.files, fold)}
-    for file in target.files:
-        if file.path in touched:
-            yield from (conformed(rows, schema) for rows in _kept_rows(target.location, [touched[file.path]]))
-        else:
-            yield from (conformed(rows, schema) for rows in read_files(target.location, [file]))
-    for changes in fold.live():
-        rows = _documents_of(changes, documents_schema(xattrs=task.facts.xattrs))
-        parsed = {} if target.columns is None else target.columns.parse(rows.column("document")).columns
-        yield conformed(_with_typed(rows, parsed), schema)
+    typed = None if target.columns is None else target.columns.schema
+    schema = documents_schema(xattrs=task.facts.xattrs, typed=typed)
+    schema = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    chosen = None if keys is None else pa.array([*keys], pa.string())
+    files = [file for file in target.files if keys is None or _may_hold_keys(file, keys)]
+    touched = {file.path: marks for file, marks in _staying(_touched(target.location, files, fold))}
+
+    def documents() -> Iterator[pa.Table]:
+        yield from _kept_rows(target.location, [(file, touched.get(file.path)) for file in files], columns)
+        for changes in fold.live():
+            rows = _documents_of(changes, documents_schema(xattrs=task.facts.xattrs))
+            parsed = {} if target.columns is None else target.columns.parse(rows.column("document")).columns
+            yield _with_typed(rows, parsed)
+
+    for rows in documents():
+        yield conformed(rows if chosen is None else rows.filter(pc.is_in(rows.column("key"), chosen)), schema)
 
 
-def _typed_schema(target: DocumentsTarget) -> pa.Schema | None:
-    return None if target.columns is None else target.columns.schema
+def _may_hold_keys(file: DataFile, keys: Iterable[str]) -> bool:
+    if "key" not in file.ranges:
+        return True
+    low, high = file.ranges["key"]
+    return any(low <= key <= high for key in keys)
 
 
-def _touched(
-    location: Location, files: Sequence[DataFile], fold: Fold, *, every: bool = False
-) -> Iterator[tuple[DataFile, Marks]]:
-    """The files that have to be written again, or all of them, with a mark on every row that stays."""
+def _touched(location: Location, files: Sequence[DataFile], fold: Fold, *, every: bool = False) -> Iterator[Leaving]:
+    """The files with rows that are replaced or gone, or all of them, and these rows."""
     for file in files:
-        if not every and not fold.can_touch(file.ranges.get("vbucket", (float("-inf"), float("inf")))):
+        can_change = fold.can_touch(file.ranges.get("vbucket", (float("-inf"), float("inf"))))
+        if not every and not (can_change and fold.may_change(file.ranges.get("key"))):
             continue
-        with FileReader(location, file.path) as reader:
-            parts = [reader.read(row_group, _NARROW) for row_group in reader.row_groups]
-        rows = pa.concat_tables(parts)
-        marks = fold.survivors(
-            keys=raw_keys(rows.column("key"), rows.column("key_bytes")).combine_chunks(),
-            vbuckets=numbers(rows, "vbucket"),
-            seqnos=numbers(rows, "seqno"),
-            ids=numbers(rows, "collection_id"),
-        )
-        if every or not marks.all():
-            yield file, marks
+        leaving = None if every or fold.looks_at_rows else find_rows(location, file, fold.superseded)
+        if leaving is None:
+            with FileReader(location, file) as reader:
+                # Keys are read only where one of them may have changed.
+                kept = [
+                    fold.kept(rows, partial(reader.read, row_group))
+                    if fold.may_change(reader.text_range(row_group, "key"))
+                    else np.ones(rows, dtype=np.bool_)
+                    for row_group in reader.row_groups
+                    for rows in [reader.row_group_rows(row_group)]
+                ]
+                leaving = Leaving.of(reader, np.concatenate(kept))
+        if every or len(leaving.positions):
+            yield leaving
 
 
-def _kept_rows(location: Location, touched: Sequence[tuple[DataFile, Marks]]) -> Iterator[pa.Table]:
-    for file, marks in touched:
+def _staying(touched: Iterable[Leaving]) -> Iterator[tuple[DataFile, Marks]]:
+    """The files, with a mark on every row that stays."""
+    return ((it.file, it.kept) for it in touched)
+
+
+def _leaving(target: DocumentsTarget, touched: Iterable[Leaving]) -> Iterable[tuple[DataFile, Marks | None]]:
+    """The rows that leave a table and are not left out while a file is written again: those that are marked in deletion
+    vectors, or all rows of files that a repair or other columns replace."""
+    if target.replaced or target.is_rebuilt:
+        return [(file, None) for file in target.replaced or target.files]
+    return [(it.file, ~it.kept) for it in touched] if target.is_marked else []
+
+
+def _kept_rows(
+    location: Location, files: Iterable[tuple[DataFile, Marks | None]], columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """The rows of files that are marked, or all; with all columns, or with those of some that a file has."""
+    for file, marks in files:
         start = 0
-        with FileReader(location, file.path) as reader:
+        with FileReader(location, file) as reader:
+            # A file may have been written before any of them was added, and its rows count.
+            there = None if columns is None else [name for name in columns if name in reader.schema.names] or ["key"]
             for row_group in reader.row_groups:
-                rows = reader.read(row_group)
-                yield filtered(rows, marks[start : start + rows.num_rows])
-                start += rows.num_rows
+                end = start + reader.row_group_rows(row_group)
+                if marks is None:
+                    yield reader.read(row_group, there)
+                elif marks[start:end].any():
+                    yield filtered(reader.read(row_group, there), marks[start:end])
+                start = end
 
 
 def _documents_of(changes: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -541,26 +604,33 @@ def _counts(rows: pa.Table, facts: LakeFacts) -> Iterator[tuple[int, int, str, i
 # --- the tasks of a merge ---------------------------------------------------------------------------------------------
 #
 # One for each group of vbuckets that has something pending, for all tables together that have as many groups. When to
-# merge is decided by the pipeline (`headwater.spark.freshness`). A merge takes everything that is pending, so after it
-# all vbuckets of a table are at the same batch.
+# merge is decided by `headwater.landing.freshness`. A merge takes everything that is pending, so after it all vbuckets
+# of a table are at the same batch.
 
 
 TASK_TABLES_MAX = 32
 """More tables are the work of several tasks, for several cores."""
 
 
-@names_keywords
+@suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRules:
-    """What is merged into."""
+    """How changes are merged into the tables of documents."""
 
     history: bool = False
+    """Keep a table with every version of each document."""
+    change_feed: bool | None = None
+    """Whether tables of documents have a change feed. `None` leaves each table as it is."""
     file_bytes: int = FILE_BYTES_DEFAULT
+    """Start a new data file once a file has this size."""
+    on_read: bool | None = None
+    """Mark superseded rows in deletion vectors (True), or rewrite the files that hold them (False). `None` leaves each
+    table as it is; new tables have no vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """What plans are made from."""
+    """Plans the tasks of merges from what the tables hold."""
 
     location: Location
     facts: LakeFacts
@@ -632,10 +702,17 @@ class Planner:
             file_bytes=self.rules.file_bytes,
         )
 
-    def new_table_task(self, table: CollectionTables, group: int, *, with_history: bool) -> MergeTask:
+    def new_table_task(self, table: CollectionTables, group: int, *, with_history: bool, with_feed: bool) -> MergeTask:
         """Build a group of the tables of a collection from all of `changes`, as if they held nothing."""
+        target = self.documents_target(table, group)
         documents = replace(
-            self.documents_target(table, group), files=(), rejects_files=(), after_batch=NOT_MERGED, is_rebuilt=False
+            target,
+            files=(),
+            after_batch=NOT_MERGED,
+            is_rebuilt=False,
+            has_feed=target.has_feed and with_feed,
+            replaced=target.files,
+            rejects_files=(),
         )
         history = replace(self._history_target(table, group), files=(), after_batch=NOT_MERGED)
         return self.merge_task(
@@ -647,29 +724,30 @@ class Planner:
         )
 
     def documents_target(self, table: CollectionTables, group: int) -> DocumentsTarget:
-        of = table.groups
         return DocumentsTarget(
-            name=table.name,
-            ids=frozenset(table.ids),
-            location=table.location_of(TableKind.DOCUMENTS),
-            files=() if table.documents is None else table.documents.files_of(group, of=of),
-            after_batch=NOT_MERGED if table.documents is None else table.documents.merged_at(group, of=of),
+            **_target_members(table, TableKind.DOCUMENTS, table.documents, group),
             columns=table.columns,
             cluster_by=table.cluster_by,
             is_rebuilt=table.documents is not None and table.documents.has_to_be_rebuilt,
+            has_feed=table.documents is not None and has_feed(table.documents.log.properties),
             rejects_location=table.location_of(TableKind.REJECTS),
-            rejects_files=() if table.rejects is None else table.rejects.files_of(group, of=of),
+            rejects_files=() if table.rejects is None else table.rejects.files_of(group, of=table.groups),
         )
 
     def _history_target(self, table: CollectionTables, group: int) -> HistoryTarget:
-        of = table.groups
-        return HistoryTarget(
-            name=table.name,
-            ids=frozenset(table.ids),
-            location=table.location_of(TableKind.HISTORY),
-            files=() if table.history is None else table.history.files_of(group, of=of),
-            after_batch=NOT_MERGED if table.history is None else table.history.merged_at(group, of=of),
-        )
+        return HistoryTarget(**_target_members(table, TableKind.HISTORY, table.history, group))
+
+
+def _target_members(table: CollectionTables, kind: TableKind, merged: MergedTable | None, group: int) -> dict[str, Any]:
+    """What the targets of documents and of histories have in common."""
+    return {
+        "name": table.name,
+        "ids": frozenset(table.ids),
+        "location": table.location_of(kind),
+        "files": () if merged is None else merged.files_of(group, of=table.groups),
+        "after_batch": NOT_MERGED if merged is None else merged.merged_at(group, of=table.groups),
+        "is_marked": merged is not None and merged.is_merged_on_read,
+    }
 
 
 def _bytes_to_read(task: MergeTask) -> int:

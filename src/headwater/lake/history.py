@@ -2,7 +2,8 @@
 
 The table is partitioned by `is_current` as well as by group. Versions that have ended lie in files that are only ever
 added to; versions that are current lie in files of their own. So a merge, which ends some and begins others, writes no
-more than the documents' own merge does.
+more than the documents' own merge does. As there, a file is written again by itself, apart from what is new, or it
+stays and the rows are marked.
 
 A version ends with the next one of its document, with the document's removal, or with its collection. `valid_to_seqno`
 says which change that was. A rollback takes back every version above the seqno that is kept, and opens those again
@@ -13,8 +14,9 @@ that were ended by a change above it. For that nothing but the table itself is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +29,20 @@ from headwater.lake.change_rows import (
     EXPIRATION,
     MUTATION,
     ChangeRows,
-    KeyIndex,
-    Marks,
-    key_spaces,
+    first_after,
     rolled_back,
 )
-from headwater.lake.data_files import DataFile, RollingWriter, filtered, numbers, read_files
+from headwater.lake.data_files import (
+    DataFile,
+    FileReader,
+    Leaving,
+    RollingWriter,
+    filtered,
+    mark_rows,
+    numbers,
+    read_files,
+)
+from headwater.lake.key_index import KeyIndex, Marks, key_spaces, raw_keys_of
 from headwater.lake.layout import (
     GROUP,
     HISTORY_RANGES,
@@ -41,12 +51,10 @@ from headwater.lake.layout import (
     LakeFacts,
     document_columns,
     history_schema,
-    raw_keys,
 )
 from headwater.lake.location import Location
 
 _FOREVER = np.iinfo(np.int64).max
-_NARROW = ("key", "key_bytes", "vbucket", "seqno", "collection_id")
 _Numbers = NDArray[np.int64]
 
 
@@ -60,6 +68,8 @@ class HistoryTarget:
     files: tuple[DataFile, ...]
     """The live files of the group, current and ended."""
     after_batch: int
+    is_marked: bool = False
+    """Versions that have ended, or are taken back, are marked in deletion vectors, and their files stay."""
 
 
 def merge_history(
@@ -94,7 +104,7 @@ def _may_change(file: DataFile, rolled: Mapping[int, int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """By version: the change that ends it."""
+    """By version, or by row of changes: the change that ends it."""
 
     seqnos: _Numbers
     """`_FOREVER` where none does."""
@@ -108,39 +118,24 @@ class _Ends:
         is_ours = self.seqnos <= other.seqnos
         return _Ends(np.where(is_ours, self.seqnos, other.seqnos), np.where(is_ours, self.times_us, other.times_us))
 
-    def of(self, marks: Marks) -> _Ends:
-        return _Ends(self.seqnos[marks], self.times_us[marks])
+    def of(self, chosen: Marks | slice) -> _Ends:
+        return _Ends(self.seqnos[chosen], self.times_us[chosen])
 
+    def at(self, rows: _Numbers) -> _Ends:
+        """Those in some rows; -1 stands for none."""
+        is_there, ends = rows >= 0, _Ends.none(len(rows))
+        ends.seqnos[is_there], ends.times_us[is_there] = self.seqnos[rows[is_there]], self.times_us[rows[is_there]]
+        return ends
 
-class _CollectionEnds:
-    """Ends of collections, by vbucket and collection: which is the first after a seqno?"""
+    @classmethod
+    def none(cls, versions: int) -> _Ends:
+        return cls(np.full(versions, _FOREVER), np.zeros(versions, dtype=np.int64))
 
-    def __init__(self, pending: Sequence[tuple[ChangeRows, Marks]]) -> None:
-        self._vbuckets = _joined([rows.vbuckets[marks] for rows, marks in pending])
-        self._ids = _joined([rows.ids[marks] for rows, marks in pending])
-        self._seqnos = _joined([rows.seqnos[marks] for rows, marks in pending])
-        self._times_us = _joined([rows.times_us()[marks] for rows, marks in pending])
-
-    def after(self, *, vbuckets: _Numbers, ids: _Numbers, seqnos: _Numbers) -> _Ends:
-        """Put the versions and the ends in one order: the next end in it is the one, if it is of the same collection
-        and vbucket."""
-        ends = len(self._seqnos)
-        all_vbuckets, all_ids = np.concatenate([self._vbuckets, vbuckets]), np.concatenate([self._ids, ids])
-        order = np.lexsort((np.concatenate([self._seqnos, seqnos]), all_ids, all_vbuckets))
-        last = len(order)
-        numbers_of_ends = np.where(order < ends, np.arange(last), last)
-        next_end = np.append(order, -1)[np.minimum.accumulate(numbers_of_ends[::-1])[::-1]]
-        found = np.empty(last, dtype=np.int64)
-        found[order] = next_end
-        found = found[ends:]
-        is_same = found >= 0
-        is_same[is_same] = (self._vbuckets[found[is_same]] == vbuckets[is_same]) & (
-            self._ids[found[is_same]] == ids[is_same]
-        )
-        seqno_ends, time_ends = np.full(len(seqnos), _FOREVER), np.zeros(len(seqnos), dtype=np.int64)
-        seqno_ends[is_same] = self._seqnos[found[is_same]]
-        time_ends[is_same] = self._times_us[found[is_same]]
-        return _Ends(seqno_ends, time_ends)
+    @classmethod
+    def made_by(cls, parts: Sequence[tuple[ChangeRows, Marks]]) -> _Ends:
+        """Changes as what ends others."""
+        times_us = _joined([rows.times_us()[marks] for rows, marks in parts])
+        return cls(_joined([rows.seqnos[marks] for rows, marks in parts]), times_us)
 
 
 class _Merge:
@@ -155,23 +150,15 @@ class _Merge:
         rolled: Mapping[int, int],
         file_bytes: int,
     ) -> None:
-        self._location = target.location
+        self._location, self._is_marked = target.location, target.is_marked
         self._kept = np.full(facts.vbuckets, _FOREVER)
         """By vbucket: the last seqno that a rollback kept."""
         for vbucket, kept in rolled.items():
             self._kept[vbucket] = kept
         self._schema = history_schema(xattrs=facts.xattrs)
-        self._writers = {
-            is_current: RollingWriter(
-                target.location,
-                self._schema,
-                ranges=HISTORY_RANGES,
-                partition=[(GROUP.name, str(group)), (IS_CURRENT.name, str(is_current).lower())],
-                file_bytes=file_bytes,
-                is_keyed=True,
-            )
-            for is_current in (True, False)
-        }
+        self._group, self._file_bytes = group, file_bytes
+        self._writers = {is_current: self._writer(is_current) for is_current in (True, False)}
+        self._added: list[DataFile] = []
         self._removed: list[DataFile] = []
         ids = np.array(sorted(target.ids), dtype=np.int64)
         parts = [(rows, (rows.batches > target.after_batch) & ~rows.void & np.isin(rows.ids, ids)) for rows in pending]
@@ -179,21 +166,31 @@ class _Merge:
             (rows, marks & ((rows.ops == COLLECTION_CREATED) | (rows.ops == COLLECTION_DROPPED)))
             for rows, marks in parts
         ]
-        self._collection_ends = _CollectionEnds(events)
+        self._collection_ends, self._ended = _Ends.made_by(events), _spaces(events)
+        """The events that end collections, and the collections in their vbuckets that they end."""
+        self._is_any_touched = bool(rolled) or any(marks.any() for _, marks in events)
+        """Versions may end whose keys have not changed."""
         self._parts = [(rows, marks & (rows.ops <= EXPIRATION)) for rows, marks in parts]
         self._index_changes()
 
+    def _writer(self, is_current: bool) -> RollingWriter:
+        return RollingWriter(
+            self._location,
+            self._schema,
+            ranges=HISTORY_RANGES,
+            partition=[(GROUP.name, str(self._group)), (IS_CURRENT.name, str(is_current).lower())],
+            file_bytes=self._file_bytes,
+            is_keyed=True,
+        )
+
     def _index_changes(self) -> None:
         """Put the changes of each document in the order of their seqnos."""
-        self._seqnos = _joined([rows.seqnos[marks] for rows, marks in self._parts])
-        self._times_us = _joined([rows.times_us()[marks] for rows, marks in self._parts])
-        self._ids = _joined([rows.ids[marks] for rows, marks in self._parts])
-        self._vbuckets = _joined([rows.vbuckets[marks] for rows, marks in self._parts])
+        self._changes, self._spaces = _Ends.made_by(self._parts), _spaces(self._parts)
         keys = [rows.keys(marks) for rows, marks in self._parts if marks.any()]
         joined = pa.concat_arrays(keys) if keys else pa.array([], pa.binary())
-        self._index = KeyIndex(joined, self._seqnos, key_spaces(self._vbuckets, self._ids))
+        self._index = KeyIndex(joined, self._changes.seqnos, self._spaces)
         documents = self._index.documents
-        order = np.lexsort((self._seqnos, documents))
+        order = np.lexsort((self._changes.seqnos, documents))
         follows = np.full(len(order), -1, dtype=np.int64)
         is_same = documents[order[1:]] == documents[order[:-1]]
         follows[order[:-1][is_same]] = order[1:][is_same]
@@ -204,23 +201,36 @@ class _Merge:
         """By the number of a document in the index: the row with its least seqno."""
         self._first[documents[order[starts]]] = order[starts]
 
-    def _ends_at(self, rows: _Numbers) -> _Ends:
-        """The ends that changes make; -1 stands for none."""
-        is_there = rows >= 0
-        seqnos, times_us = np.full(len(rows), _FOREVER), np.zeros(len(rows), dtype=np.int64)
-        seqnos[is_there] = self._seqnos[rows[is_there]]
-        times_us[is_there] = self._times_us[rows[is_there]]
-        return _Ends(seqnos, times_us)
+    def _ends_at(self, rows: _Numbers, spaces: _Numbers, seqnos: _Numbers) -> _Ends:
+        """What ends versions first: the changes in some rows, where -1 stands for none, or the ends of their
+        collections."""
+        of_collections = first_after(self._ended, self._collection_ends.seqnos, spaces, seqnos)
+        return self._changes.at(rows).earlier(self._collection_ends.at(of_collections))
 
     # --- versions that the table has ----------------------------------------------------------------------------------
 
     def current_file(self, file: DataFile) -> None:
-        fates = [self._fate(rows) for rows in read_files(self._location, [file], _NARROW)]
-        if all(stays.all() for stays, _ in fates):
+        with FileReader(self._location, file) as reader:
+            fates = [
+                self._fate(reader.row_group_rows(row_group), partial(reader.read, row_group))
+                for row_group in reader.row_groups
+            ]
+            leaving = Leaving.of(reader, np.concatenate([stays for stays, _ in fates]))
+        if not len(leaving.positions):
             return
         self._removed.append(file)
-        for rows, (stays, ends) in zip(read_files(self._location, [file], self._schema.names), fates, strict=True):
-            self._write_current(rows, stays, ends)
+        again = self._writer(True)
+        with FileReader(self._location, file) as reader:
+            for row_group, (stays, ends) in zip(reader.row_groups, fates, strict=True):
+                # Of a file that stays, the values of versions that have ended are needed, and no others.
+                if not self._is_marked or ends.is_ended.any():
+                    rows = reader.read(row_group, self._schema.names)
+                    if not self._is_marked:
+                        again.write(filtered(rows, stays))
+                    self._write(False, filtered(rows, ends.is_ended), ends.of(ends.is_ended))
+        self._added += again.close()
+        if self._is_marked:
+            self._added += mark_rows(self._location, [leaving])
 
     def ended_file(self, file: DataFile) -> None:
         marks = []
@@ -234,30 +244,38 @@ class _Merge:
         for rows, (is_dead, is_opened) in zip(
             read_files(self._location, [file], self._schema.names), marks, strict=True
         ):
-            self._writers[False].write(filtered(rows, ~is_dead & ~is_opened))
+            if not self._is_marked:
+                self._writers[False].write(filtered(rows, ~is_dead & ~is_opened))
             opened = filtered(rows, is_opened)
             if opened.num_rows:
-                self._write_current(opened, *self._fate(opened))
+                stays, ends = self._fate(opened.num_rows, opened.select)
+                self._write(True, filtered(opened, stays), _Ends.none(int(stays.sum())))
+                self._write(False, filtered(opened, ends.is_ended), ends.of(ends.is_ended))
+        if self._is_marked:
+            stays = np.concatenate([~is_dead & ~is_opened for is_dead, is_opened in marks])
+            with FileReader(self._location, file) as reader:
+                self._added += mark_rows(self._location, [Leaving.of(reader, stays)])
 
-    def _fate(self, rows: pa.Table) -> tuple[Marks, _Ends]:
-        """Of versions that are current, or are again: which of them stay so, and what ends the others.
-
-        Those that a rollback took back neither stay nor end.
-        """
-        vbuckets, seqnos, ids = (numbers(rows, name) for name in ("vbucket", "seqno", "collection_id"))
-        keys = raw_keys(rows.column("key"), rows.column("key_bytes")).combine_chunks()
-        found = self._index.find(keys, key_spaces(vbuckets, ids))
-        first = np.full(len(found), -1, dtype=np.int64)
-        first[found >= 0] = self._first[self._index.documents[found[found >= 0]]]
-        ends = self._ends_at(first).earlier(self._collection_ends.after(vbuckets=vbuckets, ids=ids, seqnos=seqnos))
-        is_dead = seqnos > self._kept[vbuckets]
-        ends.seqnos[is_dead] = _FOREVER
-        return ~ends.is_ended & ~is_dead, ends
-
-    def _write_current(self, rows: pa.Table, stays: Marks, ends: _Ends) -> None:
-        count = int(stays.sum())
-        self._write(True, filtered(rows, stays), _Ends(np.full(count, _FOREVER), np.zeros(count, dtype=np.int64)))
-        self._write(False, filtered(rows, ends.is_ended), ends.of(ends.is_ended))
+    def _fate(self, rows: int, read: Callable[[Sequence[str]], pa.Table]) -> tuple[Marks, _Ends]:
+        """Of so many versions that are current, or are again: which of them stay so, and what ends the others. Those
+        that a rollback took back neither stay nor end. `read` gives columns of them."""
+        stays: Marks = np.ones(rows, dtype=np.bool_)
+        ends = _Ends.none(rows)
+        keys = raw_keys_of(read(("key", "key_bytes")))
+        chosen = np.arange(rows) if self._is_any_touched else self._index.maybe(keys)
+        if len(chosen):
+            beside = read(("vbucket", "seqno", "collection_id"))
+            vbuckets, seqnos, ids = (numbers(beside, name)[chosen] for name in beside.column_names)
+            spaces = key_spaces(vbuckets, ids)
+            found = self._index.find(keys.take(pa.array(chosen)), spaces)
+            first = np.full(len(found), -1, dtype=np.int64)
+            first[found >= 0] = self._first[self._index.documents[found[found >= 0]]]
+            ended = self._ends_at(first, spaces, seqnos)
+            is_dead = seqnos > self._kept[vbuckets]
+            ended.seqnos[is_dead] = _FOREVER
+            stays[chosen] = ~ended.is_ended & ~is_dead
+            ends.seqnos[chosen], ends.times_us[chosen] = ended.seqnos, ended.times_us
+        return stays, ends
 
     def _write(self, is_current: bool, rows: pa.Table, ends: _Ends) -> None:
         if rows.num_rows == 0:
@@ -273,13 +291,10 @@ class _Merge:
     # --- versions that the changes bring ------------------------------------------------------------------------------
 
     def new_versions(self) -> None:
-        ends = self._ends_at(self._next).earlier(
-            self._collection_ends.after(vbuckets=self._vbuckets, ids=self._ids, seqnos=self._seqnos)
-        )
+        ends = self._ends_at(self._next, self._spaces, self._changes.seqnos)
         start = 0
         for rows, marks in self._parts:
-            here = slice(start, start := start + int(marks.sum()))
-            part_ends = _Ends(ends.seqnos[here], ends.times_us[here])
+            part_ends = ends.of(slice(start, start := start + int(marks.sum())))
             is_version = rows.ops[marks] == MUTATION
             for is_current in (True, False):
                 chosen = is_version & (part_ends.is_ended != is_current)
@@ -296,7 +311,11 @@ class _Merge:
         return pa.table([columns[name] for name in self._schema.names], schema=self._schema)
 
     def close(self) -> tuple[list[DataFile], list[DataFile]]:
-        return [*self._writers[True].close(), *self._writers[False].close()], self._removed
+        return [*self._added, *self._writers[True].close(), *self._writers[False].close()], self._removed
+
+
+def _spaces(parts: Sequence[tuple[ChangeRows, Marks]]) -> _Numbers:
+    return _joined([key_spaces(rows.vbuckets[marks], rows.ids[marks]) for rows, marks in parts])
 
 
 def _joined(columns: Sequence[NDArray[np.generic]]) -> _Numbers:

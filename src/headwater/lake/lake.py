@@ -15,20 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
+import os
 import time
+import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from headwater.client.offsets import Offsets
-from headwater.client.options import names_keywords
 from headwater.errors import (
     ColumnsChanged,
     HeadwaterError,
@@ -37,6 +36,8 @@ from headwater.errors import (
     LakeOfOtherBucket,
     LakeTaken,
 )
+from headwater.lake.change_feed import check_feed_columns
+from headwater.lake.change_files import Rollbacks, add_rollback
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
@@ -51,11 +52,11 @@ from headwater.lake.layout import (
     TableKind,
     changes_schema,
 )
-from headwater.lake.location import OWN_FOLDER, Location
-from headwater.lake.rollbacks import Rollbacks, add_rollback
+from headwater.lake.location import OWN_FOLDER, Location, lake_error, noting_outputs
 from headwater.lake.set_aside import AsideTables, own_fault
 from headwater.lake.table_state import LandedTotals, Selection, TableState
 from headwater.lake.typed_columns import ColumnChoice, ColumnMode, check_cluster_columns
+from headwater.options import suggest_keywords
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 
 BATCH_TRANSACTION = "headwater.batch"
@@ -69,21 +70,20 @@ BOUNDARIES_MAX = 16
 _SELECTION = "selection.json"
 
 
-@names_keywords
+@suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeSettings:
-    """What may be different every time that a lake is opened."""
+    """Settings that may change each time a lake is opened."""
 
     merging: MergeRules = field(default_factory=MergeRules)
     columns: Mapping[str, ColumnChoice] = field(default_factory=dict)
-    """By table (`scope.collection`), or for `*`: typed columns, or where they come from. A table that is there is
-    switched to `ColumnMode.INFER`, and has to have any other columns already."""
+    """By table (`scope.collection`), or for `*`: the typed columns, or `ColumnMode.INFER`. An existing table can be
+    switched to `INFER`; any other columns it must have already."""
     infer: bool = True
-    """Tables that `columns` does not name get columns for the fields of their documents when they are made; otherwise
-    they must have none."""
+    """Infer columns for new tables that `columns` does not name. Otherwise these tables must have none."""
     cluster_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By table, or for `*`: the columns that documents are sorted by before their keys. It counts for what is written
-    from now on, and a table that is not named keeps what it has."""
+    """By table, or for `*`: the columns that documents are sorted by before their keys. Applies to files that are
+    written from now on. A table that is not named keeps its order."""
 
     def __post_init__(self) -> None:
         for table in {*self.columns, *self.cluster_by}:
@@ -158,8 +158,8 @@ class Lake:
             raise LakeOfOtherBucket(
                 f"the tables in {location.uri} hold the bucket with uuid {facts.bucket_uuid!r}, and this one has "
                 f"{bucket_uuid!r}",
-                hint="Give another directory, or name the bucket that was landed here; if that was deleted and made "
-                "again, it is another one",
+                hint="Give another directory, or the bucket that was landed here; a bucket that was deleted and "
+                "created again is a different one",
             )
         return cls(location, facts, changes, settings or LakeSettings(), step, writer, as_of_batch, aside)
 
@@ -204,13 +204,13 @@ class Lake:
         assert lake is not None, "it has just been made"
         if lake.facts.vbuckets != vbuckets:
             raise LakeDamaged(
-                f"the tables in {location.uri} were made for {lake.facts.vbuckets} vbuckets, not for {vbuckets}",
+                f"the tables in {location.uri} were created for {lake.facts.vbuckets} vbuckets, not for {vbuckets}",
                 hint="Give another directory: a bucket never changes its number of vbuckets",
             )
         if lake.facts.xattrs != xattrs:
             raise ColumnsChanged(
                 f"the tables in {location.uri} were made {'with' if lake.facts.xattrs else 'without'} xattrs",
-                hint="Ask for the same, or land into another directory",
+                hint="Use the same setting, or land into another directory",
             )
         lake.check_transform(transform)
         return lake
@@ -238,7 +238,7 @@ class Lake:
             for table in self.in_service:
                 with self.containing(table.name) if self._is_landed_into else contextlib.nullcontext():
                     table.open(self.settings.columns_of(table.name))
-                    self._check_cluster_by(table)
+                    self._check_asked(table)
             opened = set(self.tables)
             self.changes.refresh()
         for name in stale:
@@ -279,7 +279,7 @@ class Lake:
             with self.containing(name):
                 table = self.tables[name]
                 table.open(self.settings.columns_of(name))
-                self._check_cluster_by(table)
+                self._check_asked(table)
                 self._check_stale(table)
         if due:
             self._pending = None
@@ -295,9 +295,9 @@ class Lake:
     def _check_stale(self, table: CollectionTables) -> None:
         if self._is_stale(table):
             raise LakeDamaged(
-                f"the table of {table.name} misses changes that have been trimmed from `{TableKind.CHANGES}` since",
+                f"the table of {table.name} lacks changes that have been trimmed from `{TableKind.CHANGES}` since",
                 hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
-                "builds it again",
+                "rebuilds it",
             )
 
     @property
@@ -323,7 +323,7 @@ class Lake:
         if self.last_batch != batch and self.state.writer != self.writer:
             raise LakeTaken(
                 f"another landing writes to the tables in {self.location.uri}",
-                hint="Let only one pipeline write to a directory: the other one goes on, and nothing is lost",
+                hint="Let only one pipeline write to a directory: the other one continues, and nothing is lost",
             )
 
     @property
@@ -334,7 +334,7 @@ class Lake:
     @property
     def is_growing(self) -> bool:
         """Whether some tables have been cut into more groups, and the lake has not been yet."""
-        return any(table.groups > self.facts.groups for it in self.in_service for table, _ in it.with_ranges())
+        return any(table.groups > self.facts.groups for it in self.in_service for table in it.there)
 
     def set_groups(self, groups: int) -> None:
         """Say that all tables have so many groups."""
@@ -348,10 +348,12 @@ class Lake:
             table = CollectionTables(name, self.location, self.facts, self._as_of_batch)
             self.tables.setdefault(name, table).ids.add(id_)
 
-    def _check_cluster_by(self, table: CollectionTables) -> None:
+    def _check_asked(self, table: CollectionTables) -> None:
         asked = self.settings.cluster_by_of(table.name)
         if asked and table.documents is not None and not self.is_switched(table):
             check_cluster_columns(table.name, asked, table.columns or ColumnMode.NONE)
+        if self.settings.merging.change_feed and table.documents is not None:
+            check_feed_columns(table.name, table.documents.log.schema.names)
 
     def is_switched(self, table: CollectionTables) -> bool:
         """Whether the columns of a table that is there are to be inferred from now on."""
@@ -377,8 +379,8 @@ class Lake:
     def boundaries(self) -> Mapping[VBucketId, Sequence[Seqno]]:
         """By vbucket, seqnos at which the tables held all there was, rising: what a rollback can go back to.
 
-        They are the offsets of earlier commits. What a rollback has given up is none any more, so every commit says
-        which rollbacks it had. Commits of versions that did not are where the search ends.
+        They are the offsets of earlier commits. What a rollback has given up is no boundary, so every commit names
+        its rollbacks. Commits of versions that did not are where the search ends.
         """
         if self._boundaries is None:
             found: dict[VBucketId, list[Seqno]] = {}
@@ -432,6 +434,12 @@ class Lake:
             return bool(self.pending.names)
         planner, groups = self.planner(), range(self.facts.groups)
         return any(planner.history_lags(table, group) for table in self.in_service for group in groups)
+
+    @property
+    def is_merged_on_read(self) -> bool:
+        """Merges mark superseded documents in all tables."""
+        documents = [table.documents for table in self.in_service]
+        return all(table is not None and table.is_merged_on_read for table in documents)
 
     @property
     def merge_bytes(self) -> int:
@@ -499,7 +507,7 @@ def _changes_as_of(changes: DeltaLog, batch: int) -> DeltaLog:
         logged = f"The log has batches {known[-1]} to {known[0]}" if known else "The log has no batch"
         raise InvalidInput(
             f"the tables can't be read as of batch {batch}",
-            hint=f"{logged}; --keep-log and --keep-files say for how long one can be read",
+            hint=f"{logged}; --keep-log and --keep-files determine how long one is readable",
         )
     return found
 
@@ -516,15 +524,15 @@ def landed_selection(lake: Lake) -> Selection | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInput(
-            f"{path} in {lake.location.uri} can't be read: {error!r}", hint="Remove it, if the options are as before"
+            f"{path} in {lake.location.uri} can't be read: {error!r}", hint="Remove it if the options have not changed"
         ) from error
 
 
 # --- work that any process can do -------------------------------------------------------------------------------------
 #
 # A task is pickled, carried to where it is run, and its result is carried back. It only writes files that no commit
-# names yet, so it can be run twice, or be given up half-way, and nothing is harmed. `headwater.spark.executors` has a
-# runner that runs a Spark job.
+# names yet, so it can be run twice, or be given up half-way, and nothing is harmed. `headwater.landing.tasks` has a
+# runner with threads, and `headwater.spark.executors` one that runs a Spark job.
 
 
 class Task(Protocol):
@@ -542,31 +550,56 @@ def run_here(tasks: Sequence[Task]) -> list[Any]:
     return [task.run() for task in tasks]
 
 
-def run_in_threads(tasks: Sequence[Task], *, threads: int = 2) -> list[Any]:
-    """Run the tasks in this process, some at a time: for tasks that wait for a server between their computations.
+# What came of a task is a value: an error goes the same way as a result, whatever carries them. An error that is raised
+# in a worker of Spark reaches the driver as text in an error of Java, and Spark logs hundreds of lines of traceback. As
+# a value it keeps its class and its sentence, through Py4J and through Spark Connect.
+#
+# A batch of which one task has failed is run again as a whole. So the files of all its tasks are removed: on a full
+# disk they would take the room that was made for the next attempt.
 
-    A program that is ended does not wait for them.
-    """
-    waiting: SimpleQueue[int] = SimpleQueue()
-    for number in range(len(tasks)):
-        waiting.put(number)
-    results: dict[int, Any] = {}
-    errors: list[BaseException] = []
 
-    def work() -> None:
-        with contextlib.suppress(Empty):
-            while not errors:
-                number = waiting.get_nowait()
-                try:
-                    results[number] = tasks[number].run()
-                except BaseException as error:
-                    errors.append(error)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOutcome:
+    """A result, or what the task has failed with."""
 
-    workers = [threading.Thread(target=work, name="headwater-task", daemon=True) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if errors:
-        raise errors[0]
-    return [results[number] for number in range(len(tasks))]
+    result: Any = None
+    failure: HeadwaterError | None = None
+    outputs: tuple[str, ...] = ()
+    """The files that it has written on a disk."""
+
+
+def run_task(task: Task) -> TaskOutcome:
+    """Run a task. Whatever it raises becomes an error of ours."""
+    with noting_outputs() as outputs:
+        try:
+            return TaskOutcome(result=task.run(), outputs=tuple(outputs))
+        except HeadwaterError as error:
+            failure = error
+        except Exception as error:
+            # The sentence has the cause. Where it came from is for the log of the worker.
+            traceback.print_exc()
+            failure = lake_error(error, "the tables")
+    remove_outputs(outputs)
+    # Tracebacks keep what the task held, such as files that are open.
+    failure.__cause__ = failure.__context__ = None
+    return TaskOutcome(failure=failure.with_traceback(None))
+
+
+def results(outcomes: Iterable[TaskOutcome]) -> list[Any]:
+    """The results of all tasks. If one has failed, remove what the others have written, and raise its error."""
+    outcomes = list(outcomes)
+    for failed in outcomes:
+        if failed.failure is not None:
+            for outcome in outcomes:
+                remove_outputs(outcome.outputs)
+            raise failed.failure
+    return [outcome.result for outcome in outcomes]
+
+
+def remove_outputs(paths: Iterable[str]) -> None:
+    """Remove the files of a task whose result is not used."""
+    for path in paths:
+        # Vacuum removes later what can't be removed now. A file that is open takes its room until it is truncated.
+        with contextlib.suppress(OSError):
+            os.truncate(path, 0)
+            os.unlink(path)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import html
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,18 +19,133 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import InvalidInput
-from headwater.lake.collection_tables import CollectionTables, MergedTable
-from headwater.lake.column_ddl import type_name
+from headwater.errors import InvalidInput, LakeError
+from headwater.lake.collection_tables import CollectionTables
+from headwater.lake.column_values import type_name
 from headwater.lake.data_files import DataFile, FileReader, filtered, numbers
 from headwater.lake.delta_log import DeltaLog
 from headwater.lake.lake import Lake, landed_selection
 from headwater.lake.layout import TableKind, documents_schema
-from headwater.lake.location import Location
-from headwater.lake.notes import LANDING_SILENT_S, LandingNote, Verdict, read_landing, read_verdict
+from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.set_aside import SHOWN_MAX, AsideTables
 from headwater.lake.timeline import BatchEvent, Event, RollbackEvent, Timeline
+from headwater.lake.verify import Verification
 from headwater.phrases import counted
+
+# --- notes beside the tables ------------------------------------------------------------------------------------------
+#
+# How `verify` last judged them, and how the landing stands. The tables are the only memory of a landing, and nothing
+# here changes that: a note may be missing, old or damaged, and then what it would say is unknown. Notes are for people
+# who look at a lake that another process, or none, writes to. `headwater verify` and `headwater.spark.verify` keep the
+# verdict, `LandingQuery` its own state, and the lake's page and notebooks show both.
+
+NOTE_BYTES_MAX = 64 * 1024
+FINDINGS_NOTED_MAX = 20
+_SENTENCE_CHARS_MAX = 500
+LANDING_EVERY_S = 5.0
+"""How often a landing that runs says so. Beside a batch's commit that is nothing, in an object store as well."""
+LANDING_SILENT_S = 30.0
+"""A landing that has written no note for this long has stopped, or can't write."""
+_VERDICT = f"{OWN_FOLDER}/verified.json"
+_LANDING = f"{OWN_FOLDER}/landing.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What `verify` found."""
+
+    time_s: float
+    """When it had ended."""
+    is_equal: bool
+    sentence: str
+    landed: int
+    pending: int
+    differing: int
+    compared: str
+    """What was looked at, such as "all collections"."""
+    findings: tuple[str, ...] = ()
+    """The first of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandingNote:
+    """How a landing stood when it last said so."""
+
+    time_s: float
+    started_s: float
+    source: str
+    """The address of the bucket, with no user in it."""
+    bucket: str
+    host: str
+    every_s: float | None
+    """None where it ends when all is landed."""
+    is_running: bool
+    failure: str | None = None
+    """What has ended it, if that was no order."""
+    page: str | None = None
+    """Where its own page is."""
+    node_page: str | None = None
+    """The dashboard of the node that it reads from, where that is one of ours."""
+    status: Mapping[str, Any] = field(default_factory=dict)
+    """The members of `LandingStatus`."""
+
+
+def keep_verdict(location: Location, found: Verification, *, compared: str) -> str | None:
+    """Note what `verify` found. Returns why it could not be noted: a user who may read a lake need not be allowed to
+    write to it, and the verdict is no less true."""
+    sentences = tuple(one.sentence[:_SENTENCE_CHARS_MAX] for one in found.findings[:FINDINGS_NOTED_MAX])
+    verdict = Verdict(
+        time_s=time.time(),
+        is_equal=found.is_equal,
+        sentence=found.sentence,
+        landed=found.landed,
+        pending=found.pending,
+        differing=found.differing,
+        compared=compared,
+        findings=sentences,
+    )
+    try:
+        location.write(_VERDICT, json.dumps(asdict(verdict)).encode())
+    except (OSError, LakeError) as error:
+        return f"the verdict could not be noted in {location.uri}: {error}"
+    return None
+
+
+def read_verdict(location: Location) -> Verdict | None:
+    """What `verify` found last; None where that is not known."""
+    members = _read(location, _VERDICT)
+    try:
+        return None if members is None else Verdict(**{**members, "findings": tuple(members["findings"])})
+    except (TypeError, KeyError):
+        return None
+
+
+def keep_landing(location: Location, note: LandingNote) -> None:
+    """Note how a landing stands. Raises `LakeError` or `OSError` where the lake can't be written."""
+    location.write(_LANDING, json.dumps(asdict(note)).encode())
+
+
+def read_landing(location: Location) -> LandingNote | None:
+    """What the last landing said of itself; None where that is not known."""
+    members = _read(location, _LANDING)
+    try:
+        return None if members is None else LandingNote(**members)
+    except TypeError:
+        return None
+
+
+def _read(location: Location, path: str) -> dict[str, Any] | None:
+    try:
+        with location.open_input(path) as file:
+            if file.size() > NOTE_BYTES_MAX:
+                return None
+            members = json.loads(file.read())
+    except (OSError, ValueError, LakeError):
+        return None
+    return members if isinstance(members, dict) else None
+
+
+# --- the look ---------------------------------------------------------------------------------------------------------
 
 COLUMNS_SHOWN_MAX = 300
 TABLES_SHOWN_MAX = 400
@@ -74,7 +189,7 @@ class TableLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeLook:
-    """A lake at one moment. None is for what is not known."""
+    """A lake at one moment. `None` stands for what is not known."""
 
     time_s: float
     uri: str
@@ -175,7 +290,7 @@ class LakeWatch:
         lake = Lake.open(self.location, aside=AsideTables(is_logged=False))
         if lake is None:
             raise InvalidInput(
-                f"{self.location.uri} holds no tables of a bucket", hint="Give the directory that was landed into"
+                f"{self.location.uri} does not contain the tables of a landing", hint="Give the directory of a landing"
             )
         return lake
 
@@ -231,10 +346,10 @@ class LakeWatch:
     def sample(self, kind: TableKind, name: str) -> Sample:
         """Some rows of the newest file of a table: the newest of those that are read."""
         log = self._log_of(kind, name)
-        files = sorted((file for file in log.files() if file.rows), key=lambda file: file.modified_ms)
+        files = sorted((file for file in log.files() if file.live_rows), key=lambda file: file.modified_ms)
         if not files:
             return Sample(columns=(), rows=(), of="no rows yet")
-        with FileReader(log.location, files[-1].path) as reader:
+        with FileReader(log.location, files[-1]) as reader:
             rows = next(reader.batches(reader.row_groups[-1], bytes_max=SAMPLE_BYTES))
         newest = pc.sort_indices(rows, sort_keys=[("changed_at", "descending")])
         shown = rows.take(newest[:SAMPLE_ROWS])
@@ -244,7 +359,7 @@ class LakeWatch:
         if kind is TableKind.CHANGES:
             return self._lake.changes
         tables = self._lake.tables.get(name)
-        table = None if tables is None else _table_of(tables, kind)
+        table = None if tables is None else tables.table_of(kind)
         if table is None:
             raise InvalidInput(f"there is no table {kind}/{name[:CELL_CHARS_MAX]}", hint="Load the page again")
         return table.log
@@ -283,7 +398,7 @@ def _undone_rows(location: Location, file: DataFile, event: RollbackEvent, vbuck
     kept = np.full(vbuckets, np.iinfo(np.int64).max)
     for part in event.parts:
         kept[part.vbucket] = part.kept_seqno
-    with FileReader(location, file.path) as reader:
+    with FileReader(location, file) as reader:
         for row_group in reader.row_groups:
             rows = reader.read(row_group, [*_UNDONE_SHOWN, "batch", "void"])
             dead = numbers(rows, "seqno") > kept[numbers(rows, "vbucket")]
@@ -303,7 +418,7 @@ def _pending_rows(lake: Lake) -> dict[str, int] | None:
     """By collection, how many changes wait to be merged; None where so many may that they are not counted."""
     merged = [at for tables in lake.tables.values() if tables.documents for at in tables.documents.merged.values()]
     waiting = [file for file in lake.changes.files() if file.may_hold("batch", low=min(merged, default=-1) + 1)]
-    if sum(file.rows for file in waiting) > PENDING_ROWS_MAX:
+    if sum(file.live_rows for file in waiting) > PENDING_ROWS_MAX:
         return None
     pending = lake.pending
     return {name: sum(count for (of, _), count in pending.rows.items() if of == name) for name in pending.names}
@@ -326,11 +441,8 @@ def _changes_look(lake: Lake) -> TableLook:
 
 def _collection_looks(tables: CollectionTables, pending: int | None, last_batch: int) -> list[TableLook]:
     looks = []
-    for kind in (TableKind.DOCUMENTS, TableKind.HISTORY, TableKind.REJECTS):
-        table = _table_of(tables, kind)
-        if table is None:
-            continue
-        is_documents = kind is TableKind.DOCUMENTS
+    for table in tables.there:
+        kind, is_documents = table.kind, table is tables.documents
         columns = tables.columns
         typed = "no typed columns" if columns is None else "inferred" if columns.is_inferred else "fixed"
         batch = table.state.batch if kind is TableKind.REJECTS else min(table.merged.values(), default=-1)
@@ -348,14 +460,6 @@ def _collection_looks(tables: CollectionTables, pending: int | None, last_batch:
     return looks
 
 
-def _table_of(tables: CollectionTables, kind: TableKind) -> MergedTable | None:
-    return {
-        TableKind.DOCUMENTS: tables.documents,
-        TableKind.HISTORY: tables.history,
-        TableKind.REJECTS: tables.rejects,
-    }.get(kind)
-
-
 def _table_look(
     kind: TableKind, name: str, log: DeltaLog, *, batch: int, typed: str | None = None, pending: int | None = None
 ) -> TableLook:
@@ -363,7 +467,7 @@ def _table_look(
     return TableLook(
         kind=kind,
         name=name,
-        rows=sum(file.rows for file in files),
+        rows=sum(file.live_rows for file in files),
         size_bytes=sum(file.size_bytes for file in files),
         files=len(files),
         columns=tuple((field.name, _sql_type(field.type)) for field in [*log.schema][:COLUMNS_SHOWN_MAX]),

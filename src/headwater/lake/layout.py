@@ -119,8 +119,8 @@ class LakeFacts:
             version = int(properties[FORMAT_PROPERTY] or "")
             if version > FORMAT_VERSION:
                 raise LakeTooNew(
-                    f"{where} has format {version}, and this program knows formats up to {FORMAT_VERSION}",
-                    hint="Use the version of Headwater that made it, or a newer one",
+                    f"{where} has format {version}, and this program supports formats up to {FORMAT_VERSION}",
+                    hint="Use the version of Headwater that created it, or a newer one",
                 )
             return cls(
                 bucket_uuid=properties[f"{_PROPERTY}bucket_uuid"] or "",
@@ -132,8 +132,8 @@ class LakeFacts:
             )
         except (KeyError, ValueError) as error:
             raise LakeDamaged(
-                f"the table at {where} was not made by Headwater, or its properties were changed",
-                hint="Give another directory, or bring the table's log back from a backup",
+                f"the table at {where} was not created by Headwater, or its properties were changed",
+                hint="Give another directory, or restore the table's log from a backup",
             ) from error
 
 
@@ -190,6 +190,11 @@ def folder_name(table: str) -> str:
 TIME = pa.timestamp("us", tz="UTC")
 XATTRS = pa.field("xattrs", pa.map_(pa.string(), pa.binary()))
 GROUP = pa.field("vbucket_group", pa.int32(), nullable=False)
+FEED_PROPERTY = "delta.enableChangeDataFeed"
+FEED_FOLDER = "_change_data"
+"""Of the files of a change feed, as Delta's protocol names it."""
+FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
+"""What a change feed has beside the columns of its table, as Delta's protocol names them."""
 IS_CURRENT = pa.field("is_current", pa.bool_(), nullable=False)
 _KEY = [
     pa.field("key", pa.string()),

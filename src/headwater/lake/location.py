@@ -16,7 +16,7 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -30,9 +30,9 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from headwater.client.options import parse_interval_s
-from headwater.durable_files import replace_file
+from headwater.durable_files import create_file, replace_file
 from headwater.errors import HeadwaterError, InvalidInput, LakeError, LakeFull, LakeGone, LakeUnreachable, QueryFailed
+from headwater.options import parse_interval_s
 from headwater.phrases import printable
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Location:
         unusable = (_UNUSABLE if location.is_local else _UNUSABLE_IN_STORES).search(location.uri)
         if unusable is not None:
             raise InvalidInput(
-                f"tables can't lie in {location.uri!r}: delta-rs does not open a path with {unusable[0]!r}",
+                f"tables can't be in {location.uri!r}: delta-rs does not open a path with {unusable[0]!r}",
                 hint="Give a path without it; letters of any language, spaces and -_.,~+ are fine",
             )
         return location
@@ -139,7 +139,7 @@ class Location:
             given = _checked(scheme, options or {})
             return cls(f"{scheme}:{text[len(scheme) + 1 :].rstrip('/')}", {**_environment_options(scheme), **given})
         if options:
-            raise InvalidInput(f"{text} is no object store and takes no options", hint="Leave out the storage options")
+            raise InvalidInput(f"{text} is not an object store and takes no options", hint="Omit the storage options")
         if match is None:
             # Processes of Spark work in the directory that the session was started in.
             return cls(os.path.abspath(text))
@@ -147,7 +147,7 @@ class Location:
             return cls("/dbfs/" + text[len("dbfs:") :].strip("/"))
         if scheme != "file":
             known = ", ".join(f"{name}://" for name in _STORES)
-            raise InvalidInput(f"{scheme}: is no store that tables can lie in", hint=f"Give a directory, or {known}")
+            raise InvalidInput(f"{scheme}: is not a supported store for tables", hint=f"Give a directory, or {known}")
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):
             raise InvalidInput(f"{text} is on another host", hint="Write file:///path for a directory of this machine")
@@ -177,6 +177,18 @@ class Location:
         with self.answering():
             return bytes(obstore.get(self._store(), path).bytes())
 
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Some ranges of a file, each a start and an end. Raises `FileNotFoundError` where there is no such file."""
+        if self.is_local:
+            with open(f"{self.uri}/{path}", "rb") as file:
+                return [os.pread(file.fileno(), end - start, start) for start, end in ranges]
+        import obstore
+
+        starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
+        with self.answering():
+            # Ranges that are near to each other are one request.
+            return [bytes(part) for part in obstore.get_ranges(self._store(), path, starts=starts, ends=ends)]
+
     def open_input(self, path: str) -> pa.NativeFile:
         """A file to read parts of."""
         if self.is_local:
@@ -203,7 +215,7 @@ class Location:
         return sorted(made, key=lambda entry: entry.name)
 
     def identity(self) -> tuple[int, int] | None:
-        """What tells this directory from another that takes its place; None in an object store, which has none.
+        """Identifies this directory, so that another one in its place is noticed; None in an object store.
         Raises `LakeGone` where the directory is not there."""
         if not self.is_local:
             return None
@@ -217,7 +229,7 @@ class Location:
         """The error for a lake that is not where it was."""
         return LakeGone(
             f"the tables in {self.lake_uri or self.uri} were moved, removed or replaced while they were in use",
-            hint="Bring them back, or give the directory that they are in now, then start again: nothing is lost",
+            hint="Restore them, or give their new directory, then start again: nothing is lost",
         )
 
     # --- writing ------------------------------------------------------------------------------------------------------
@@ -248,6 +260,20 @@ class Location:
 
             with self.answering():
                 obstore.put(self._store(), path, data)
+
+    def create(self, path: str, data: bytes) -> None:
+        """A whole file that is not there yet. Raises `FileExistsError` where it is: of several writers one succeeds."""
+        with self.answering():
+            if self.is_local:
+                create_file(Path(self.uri, path), data)
+                return
+            import obstore
+            from obstore.exceptions import AlreadyExistsError
+
+            try:
+                obstore.put(self._store(), path, data, mode="create")
+            except AlreadyExistsError as error:
+                raise FileExistsError(path) from error
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete files. One that is gone already is as good."""
@@ -289,12 +315,12 @@ class Location:
             raise LakeError(f"{self.uri} can't be used: {reason}", hint=hint) from None
         if not is_exclusive:
             raise LakeError(
-                f"{self.uri} can't be used: without conditional puts two writers could overwrite each other",
-                hint="Use a store that knows If-None-Match, such as S3 itself or a newer version of this one",
+                f"{self.uri} can't be used: without conditional puts, two writers could overwrite each other",
+                hint="Use a store that supports If-None-Match, such as S3 itself or a newer version of this one",
             )
         if not is_listed_from:
             raise LakeError(
-                f"{self.uri} can't be used: it ignores from where on a listing is asked for",
+                f"{self.uri} can't be used: it ignores the start of a listing",
                 hint="Azure's emulator needs --storage-option azure_storage_use_emulator=true",
             )
 
@@ -309,7 +335,7 @@ class Location:
         disk does: in one sentence, with its cause."""
         try:
             yield
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):
             raise
         except Exception as error:
             found = _disk_error(error, self.uri) if self.is_local else _store_error(error, self.uri)
@@ -447,7 +473,7 @@ def _checked(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
     for name, value in checked.items():
         plain = _without_prefix(name)
         if plain in _VALUES and not re.fullmatch(_VALUES[plain][0], value):
-            raise InvalidInput(f"{value!r} is no value of {name}", hint=f"Write {_VALUES[plain][1]}")
+            raise InvalidInput(f"{value!r} is not a valid value of {name}", hint=f"Write {_VALUES[plain][1]}")
         if plain in _CLIENT_OPTIONS | _RETRY_OPTIONS | _DELTA_OPTIONS:
             continue
         try:
@@ -458,7 +484,7 @@ def _checked(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
                 known = [prefix.lower() + one for one in _KNOWN_OPTIONS[prefix]]
                 near = get_close_matches(name, [*known, *_CLIENT_OPTIONS, *_RETRY_OPTIONS], n=1)
                 hint = f"Did you mean {near[0]}?" if near else "See delta-rs' page on storage options for the names"
-                raise InvalidInput(f"{name} is no option of {scheme}:// stores", hint=hint) from None
+                raise InvalidInput(f"{name} is not an option of {scheme}:// stores", hint=hint) from None
     return checked
 
 
@@ -525,37 +551,32 @@ def _store_error(error: Exception, uri: str) -> LakeUnreachable | None:
     return LakeUnreachable(f"{uri} can't be reached: {reason}", hint=hint)
 
 
-def _denied(where: str) -> LakeError:
-    return LakeError(
-        f"{where} can't be used: permission denied",
-        hint="Let the user of this process read and write there, then start again: nothing is lost",
-    )
-
-
-_DISK_ERRORS: Mapping[int, Callable[[str], LakeError]] = {
-    errno.ENOSPC: lambda where: LakeFull(
-        f"the disk of {where} is full", hint="Make room there: the landing goes on by itself, and nothing is lost"
+_GOES_ON = "Free space there: the landing resumes by itself, and nothing is lost"
+_MAY_WRITE = "Let the user of this process read and write there, then start again: nothing is lost"
+_DISK_ERRORS: Mapping[int, tuple[type[LakeError], str, str]] = {
+    errno.ENOSPC: (LakeFull, "the disk of {} is full", _GOES_ON),
+    errno.EDQUOT: (LakeFull, "the disk quota of {} is used up", _GOES_ON),
+    errno.EROFS: (
+        LakeError,
+        "{} can't be written: its file system is read-only",
+        "Mount it for writing, then start again: nothing is lost",
     ),
-    errno.EDQUOT: lambda where: LakeFull(
-        f"the disk quota of {where} is used up",
-        hint="Make room there: the landing goes on by itself, and nothing is lost",
+    errno.EACCES: (LakeError, "{} can't be used: permission denied", _MAY_WRITE),
+    errno.EPERM: (LakeError, "{} can't be used: permission denied", _MAY_WRITE),
+    errno.EIO: (
+        LakeError,
+        "{} can't be used: its disk fails (input/output error)",
+        "See the system's log and check the disk, then start again",
     ),
-    errno.EROFS: lambda where: LakeError(
-        f"{where} can't be written: its file system is read-only",
-        hint="Mount it for writing, then start again: nothing is lost",
+    errno.ENAMETOOLONG: (
+        LakeError,
+        "{} can't be written: a name is too long for its file system",
+        "Give a directory with a shorter path",
     ),
-    errno.EACCES: _denied,
-    errno.EPERM: _denied,
-    errno.EIO: lambda where: LakeError(
-        f"{where} can't be used: its disk fails (input/output error)",
-        hint="See the system's log and check the disk, then start again",
-    ),
-    errno.ENAMETOOLONG: lambda where: LakeError(
-        f"{where} can't be written: a name is too long for its file system", hint="Give a directory with a shorter path"
-    ),
-    errno.EMFILE: lambda where: LakeError(
-        f"{where} can't be used: the process has too many open files",
-        hint="Raise the limit (ulimit -n), then start again: nothing is lost",
+    errno.EMFILE: (
+        LakeError,
+        "{} can't be used: the process has too many open files",
+        "Raise the limit (ulimit -n), then start again: nothing is lost",
     ),
 }
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")
@@ -572,8 +593,10 @@ def system_error(error: BaseException) -> int:
 
 def _disk_error(error: BaseException, where: str) -> LakeError | None:
     """An error of the disk; None for any other."""
-    made = _DISK_ERRORS.get(system_error(error))
-    return None if made is None else made(where)
+    if (found := _DISK_ERRORS.get(system_error(error))) is None:
+        return None
+    kind, reason, hint = found
+    return kind(reason.format(where), hint=hint)
 
 
 def lake_error(error: Exception, where: str) -> HeadwaterError:
@@ -591,9 +614,7 @@ def lake_error(error: Exception, where: str) -> HeadwaterError:
             hint="Run fewer tasks at a time, such as with --master local[1], or give the machine more memory",
         )
     cause = printable(" ".join(str(error).split()))[:_CAUSE_CHARS_MAX]
-    return QueryFailed(
-        f"work on {where} failed: {type(error).__name__}: {cause}", hint="Spark's log has the rest of it"
-    )
+    return QueryFailed(f"work on {where} failed: {type(error).__name__}: {cause}", hint="See Spark's log for details")
 
 
 def _cause(error: BaseException) -> tuple[str, str]:

@@ -17,7 +17,7 @@ decided by that alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,15 +29,15 @@ from headwater.client.read_options import End, ReadOptions
 from headwater.client.settings import ClientSettings
 from headwater.errors import LakeOutOfStep, LakeTaken
 from headwater.lake.change_files import ChangeReport, ChangeWriter
-from headwater.lake.collection_tables import CollectionTables, MergedTable
+from headwater.lake.collection_tables import CollectionTables
 from headwater.lake.commits import begin_batch, commit_merges, merge
 from headwater.lake.data_files import DataFile, FileReader, FileWriter, filtered, numbers
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import Merged, MergeRules, MergeTask
 from headwater.lake.lake import BATCH_TRANSACTION, Lake, LakeSettings, Runner, landed_selection, run_here
+from headwater.lake.lake_look import LANDING_SILENT_S, read_landing
 from headwater.lake.layout import CHANGE_RANGES, GROUP, TableKind, changes_schema, table_name
 from headwater.lake.location import Location
-from headwater.lake.notes import LANDING_SILENT_S, read_landing
 from headwater.lake.table_state import LandedTotals, Selection
 from headwater.lake.transform import Transform
 from headwater.lake.verify import Verification, what_is_left
@@ -117,11 +117,13 @@ def _restate(lake: Lake, report: Repair, read: ReadVBuckets, run: Runner) -> boo
         restated = _restated(lake.changes, CHANGE_RANGES)
         lake.commit_changes(TableCommit(add=restated, state=lake.state, is_rearrangement=True))
         report.done.append(f"{_CHANGES}: the statistics of {counted(len(restated), 'file')} are those of the files")
-    for label, table, ranges in _merged_tables(lake):
-        if label in wrong:
-            restated = _restated(table.log, ranges)
-            table.commit(add=restated)
-            report.done.append(f"{label}: the statistics of {counted(len(restated), 'file')} are those of the files")
+    for name, tables in sorted(lake.tables.items()):
+        for table in tables.there:
+            if (label := table_label(table.kind, name)) in wrong:
+                restated = _restated(table.log, tables.ranges_of(table))
+                table.commit(add=restated)
+                files = counted(len(restated), "file")
+                report.done.append(f"{label}: the statistics of {files} are those of the files")
     return bool(wrong)
 
 
@@ -130,18 +132,12 @@ def _restated(log: DeltaLog, ranges: Sequence[str]) -> list[DataFile]:
     found = []
     for file in log.files():
         try:
-            with FileReader(log.location, file.path) as reader:
+            with FileReader(log.location, file) as reader:
                 if any(file.wrong_statistics(reader)):
                     found.append(file.restated(reader, ranges))
         except UNREADABLE_FILE:
             continue
     return found
-
-
-def _merged_tables(lake: Lake) -> Iterator[tuple[str, MergedTable, tuple[str, ...]]]:
-    for name, tables in sorted(lake.tables.items()):
-        for table, ranges in tables.with_ranges():
-            yield table_label(table.kind, name), table, ranges
 
 
 # --- `changes`, from the bucket ---------------------------------------------------------------------------------------
@@ -157,7 +153,6 @@ def _read_again(lake: Lake, report: Repair, read: ReadVBuckets, run: Runner) -> 
     writer = replace(batch.writer, held_seqnos=held)
     landed = read(lake, writer, vbuckets) if vbuckets else ChangeReport()
     live = lake.changes.files()
-    kept: dict[str, KeptRows | None] = {}
     tasks = [
         KeepTask(
             location=lake.changes.location,
@@ -168,15 +163,14 @@ def _read_again(lake: Lake, report: Repair, read: ReadVBuckets, run: Runner) -> 
         )
         for file in live
     ]
-    for file, rows in zip(live, run(tasks), strict=True):
-        kept[file.path] = rows
-    changed = [file for file in live if (rows := kept[file.path]) is None or rows.file != file]
+    kept: list[KeptRows | None] = run(tasks)
+    changed = [file for file, rows in zip(live, kept, strict=True) if rows is None or rows.file != file]
     state = lake.state
     names = {id_: table_name(*parts, id_) for id_, parts in landed.names.items()}
-    rows_left = sum(rows.rows for rows in kept.values() if rows is not None)
+    rows_left = sum(rows.rows for rows in kept if rows is not None)
     offsets = {vbucket: at for vbucket, at in state.offsets.offsets.items() if vbucket not in vbuckets}
     rollbacks = [writer.write_rollbacks_to_zero(vbuckets)] if vbuckets else []
-    new = [rows.file for rows in kept.values() if rows is not None and rows.file is not None]
+    new = [rows.file for rows in kept if rows is not None and rows.file is not None]
     lake.step("commit repaired changes")
     lake.commit_changes(
         TableCommit(
@@ -230,7 +224,7 @@ class KeepTask:
     def run(self) -> KeptRows | None:
         """None for a file that can't be read."""
         try:
-            with FileReader(self.location, self.file.path, checks=True) as reader:
+            with FileReader(self.location, self.file, checks=True) as reader:
                 return self._kept(reader)
         except UNREADABLE_FILE:
             return None
@@ -314,17 +308,22 @@ def _build_again(lake: Lake, report: Repair, read: ReadVBuckets, run: Runner) ->
         kinds = (TableKind.DOCUMENTS, TableKind.REJECTS)
         with_documents = any(table_label(kind, name) in wrong for kind in kinds)
         if tables.documents is not None and (with_documents or with_history):
-            _build_tables(lake, tables, run, with_history=with_history)
+            # Readers derive the feed from files that can't be read: they end, and begin again with the table of now.
+            with_feed = (FindingKind.DAMAGED_FILE, table_label(TableKind.DOCUMENTS, name)) not in report.left.counts
+            _build_tables(lake, tables, run, with_history=with_history, with_feed=with_feed)
             built = [TableKind.DOCUMENTS, *([TableKind.HISTORY] if with_history else [])]
             report.done += [f"{table_label(kind, name)}: built again from `{TableKind.CHANGES}`" for kind in built]
     merge(lake, run)
     return True
 
 
-def _build_tables(lake: Lake, tables: CollectionTables, run: Runner, *, with_history: bool) -> None:
+def _build_tables(lake: Lake, tables: CollectionTables, run: Runner, *, with_history: bool, with_feed: bool) -> None:
     """Build the documents, the rejects and perhaps the history of a collection, with all that is pending."""
     planner = lake.planner()
-    tasks = [planner.new_table_task(tables, group, with_history=with_history) for group in range(tables.groups)]
+    tasks = [
+        planner.new_table_task(tables, group, with_history=with_history, with_feed=with_feed)
+        for group in range(tables.groups)
+    ]
 
     def run_and_replace(tasks: Sequence[MergeTask]) -> list[list[Merged]]:
         """What was there goes, also what is in no group of the table."""
@@ -334,7 +333,7 @@ def _build_tables(lake: Lake, tables: CollectionTables, run: Runner, *, with_his
 
 
 def _replaced(tables: CollectionTables, part: Merged) -> list[DataFile]:
-    table: MergedTable | None = getattr(tables, part.kind)
+    table = tables.table_of(part.kind)
     if table is None:
         return []
     known = {*map(str, range(table.groups))}

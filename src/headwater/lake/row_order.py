@@ -3,10 +3,10 @@
 So a file holds a range of what it is sorted by, and a row group a small one: a query on it reads few of them. Nulls
 come last. Which rows a table holds never depends on the order: one that is not perfect costs time, and no more.
 
-A merge has sorted row groups of older files and new rows in any order. `in_order` reads them in the order of their
-least places, and hands on what no later part can come before: of files that do not overlap it holds one row group at a
-time. What overlaps is held together, up to a bound. Beyond it the rows are handed on as a run that is sorted in itself;
-the next merge or join brings the runs together.
+A join has sorted row groups of several files, a merge has new rows in any order. `in_order` reads them in the order of
+their least places, and hands on what no later part can come before: of files that do not overlap it holds one row group
+at a time. What overlaps is held together, up to a bound. Beyond it the rows are handed on as a run that is sorted in
+itself; the next join brings the runs together.
 
 Called by the tasks of merges and joins, in any process.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,9 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.lake.data_files import Bound, FileReader, aligned, conformed, filtered
+from headwater.kernels.memory import Column
+from headwater.lake.data_files import Bound, DataFile, FileReader, aligned, conformed, filtered
 from headwater.lake.layout import has_bounds
-from headwater.protocol.kernels.memory import Column
+from headwater.lake.location import Location
 
 SORT_BYTES = 256 * 1024 * 1024
 """What is held in memory to be sorted together."""
@@ -53,8 +55,31 @@ def sort_columns(schema: pa.Schema, cluster_by: Iterable[str]) -> tuple[str, ...
     return (*there, *BY_KEY)
 
 
+def files_in_order(
+    location: Location,
+    files: Iterable[tuple[DataFile, Column | None]],
+    schema: pa.Schema,
+    cluster_by: Iterable[str],
+    unsorted: Iterable[pa.Table] = (),
+    left_out: Callable[[pa.Table], None] | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of some files, each with a mark on the rows that are wanted, or None for all, and others, sorted. All
+    others are taken first. Rows that are not marked go to `left_out`."""
+    by = sort_columns(schema, cluster_by)
+    with ExitStack() as opened:
+        parts: list[PlacedRows] = []
+        for file, marks in files:
+            reader = opened.enter_context(FileReader(location, file))
+            parts += placed_row_groups(reader, schema, by, marks, left_out)
+        yield from in_order(schema, parts, unsorted, by=by)
+
+
 def placed_row_groups(
-    reader: FileReader, schema: pa.Schema, by: Sequence[str], marks: Column | None = None
+    reader: FileReader,
+    schema: pa.Schema,
+    by: Sequence[str],
+    marks: Column | None = None,
+    left_out: Callable[[pa.Table], None] | None = None,
 ) -> Iterator[PlacedRows]:
     """The row groups of a file, or the rows of them that are marked. It has to stay open until they are read."""
     start, own = 0, reader.schema
@@ -62,7 +87,7 @@ def placed_row_groups(
         end = start + reader.row_group_rows(row_group)
         kept = None if marks is None else marks[start:end]
         least = _least_place(reader, row_group, own, schema, by)
-        yield PlacedRows(least, partial(_read, reader, row_group, schema, kept))
+        yield PlacedRows(least, partial(_read, reader, row_group, schema, kept, left_out))
         start = end
 
 
@@ -91,8 +116,16 @@ def _bound(value: pa.Scalar) -> Bound:
     return (True, None) if plain is None or plain != plain else (False, plain)
 
 
-def _read(reader: FileReader, row_group: int, schema: pa.Schema, marks: Column | None) -> pa.Table:
+def _read(
+    reader: FileReader,
+    row_group: int,
+    schema: pa.Schema,
+    marks: Column | None,
+    left_out: Callable[[pa.Table], None] | None,
+) -> pa.Table:
     rows = reader.read(row_group)
+    if left_out is not None and marks is not None and not marks.all():
+        left_out(filtered(rows, ~marks))
     return conformed(rows if marks is None else filtered(rows, marks), schema)
 
 

@@ -126,7 +126,7 @@ def set_aside_error(tables: Sequence[SetAside]) -> TablesSetAside:
     more = f"; {counted(len(others), 'more table')} {'is' if len(others) == 1 else 'are'} set aside" if others else ""
     return TablesSetAside(
         f"the table of {first.name} is set aside: {first.reason}{more}",
-        hint=f"{first.hint}. All other tables are landed, and `changes` has what is missing",
+        hint=f"{first.hint}. All other tables have landed, and `changes` has what is missing",
     )
 
 

@@ -91,7 +91,7 @@ class TableState:
     def encode_since(self, earlier: TableState, version: int) -> str | None:
         """What is different from an earlier state, which the commit of a version has as a whole. None where that is
         nearly everything."""
-        difference = _last_difference.of(earlier.offsets, self.offsets)
+        difference = _last_difference(earlier.offsets, self.offsets)
         if difference is None:
             return None
         before = earlier._members()
@@ -103,12 +103,12 @@ class TableState:
         return cls._of(_changed(earlier.offsets, members["offsets"]), {**earlier._members(), **members})
 
     def _members(self) -> dict[str, Any]:
-        """All but the offsets, as JSON has it."""
+        """All but the offsets, for JSON, which makes texts of the keys."""
         return {
             "batch": self.batch,
             "as_of_s": self.as_of_s,
-            "collections": _text_keys(self.collections),
-            "rollbacks": None if self.rollbacks is None else _text_keys(self.rollbacks),
+            "collections": dict(self.collections),
+            "rollbacks": None if self.rollbacks is None else dict(self.rollbacks),
             "undone": self.undone,
             "totals": None if self.totals is None else asdict(self.totals),
             "selection": None if self.selection is None else asdict(self.selection),
@@ -164,20 +164,15 @@ def _difference(earlier: Offsets, now: Offsets) -> dict[str, Any] | None:
     return {"steps": steps, "grown": grown, "others": Offsets(now.bucket_uuid, others).to_json(), "gone": gone}
 
 
-class _LastDifference:
-    """Keeps the last one: all tables that a merge commits say the same, and there may be hundreds of them."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[Offsets, Offsets, dict[str, Any] | None] | None = None
-
-    def of(self, earlier: Offsets, now: Offsets) -> dict[str, Any] | None:
-        kept = self._kept
-        if kept is None or kept[0] != earlier or kept[1] != now:
-            self._kept = kept = earlier, now, _difference(earlier, now)
-        return kept[2]
+_last: tuple[Offsets, Offsets, dict[str, Any] | None] | None = None
+"""The last difference: all tables that a merge commits say the same, and there may be hundreds of them."""
 
 
-_last_difference = _LastDifference()
+def _last_difference(earlier: Offsets, now: Offsets) -> dict[str, Any] | None:
+    global _last
+    if (last := _last) is None or last[0] != earlier or last[1] != now:
+        _last = last = earlier, now, _difference(earlier, now)
+    return last[2]
 
 
 def _changed(earlier: Offsets, difference: Mapping[str, Any]) -> Offsets:
@@ -192,9 +187,5 @@ def _changed(earlier: Offsets, difference: Mapping[str, Any]) -> Offsets:
     return Offsets(others.bucket_uuid, {**offsets, **others.offsets})
 
 
-def _text_keys(mapping: Mapping[int, Any]) -> dict[str, Any]:
-    return {str(key): value for key, value in mapping.items()}
-
-
-def _int_keys(mapping: Mapping[str, Any]) -> dict[int, Any]:
+def _int_keys(mapping: Mapping[str | int, Any]) -> dict[int, Any]:
     return {int(key): value for key, value in mapping.items()}

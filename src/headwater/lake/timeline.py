@@ -9,10 +9,8 @@ commit before it, is what a rollback was: where the vbucket was, where it went b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from itertools import islice
 
 from headwater.lake.collection_tables import MERGED_TRANSACTION
@@ -56,7 +54,7 @@ class VBucketRollback:
     from_seqno: int
     """Where the tables were."""
     kept_seqno: int
-    """What lies behind it was undone. It is the newest place that the tables held whole, which may be further back than
+    """Everything above it was undone. It is the newest place that the tables held whole, which may be further back than
     what the bucket has lost: the rest is read again in the same batch."""
     reached_seqno: int | None
     """Where the tables were after that batch; None where the vbucket is read again from 0."""
@@ -158,7 +156,10 @@ def _changes_events(entry: LogEntry, state: TableState, before: TableState) -> I
     rows = None
     if state.totals is not None and before.totals is not None:
         rows = state.totals.rows - before.totals.rows
-    yield BatchEvent(time_s=entry.time_ms / 1000, batch=batch, rows=rows, took_s=_took_s(entry, batch))
+    # A batch begins when its rows say that they were landed.
+    began_s = [at.timestamp() for at in entry.landed_at(batch)]
+    took_s = max(0.0, entry.time_ms / 1000 - min(began_s)) if began_s else None
+    yield BatchEvent(time_s=entry.time_ms / 1000, batch=batch, rows=rows, took_s=took_s)
     if state.rollbacks:
         yield _rollback(entry, state, before)
 
@@ -167,16 +168,6 @@ def _transaction(entry: LogEntry, prefix: str) -> int | None:
     """The highest number that a commit gives to transactions whose names begin so; None where it names none."""
     found = [int(one["version"]) for one in entry.actions("txn") if one["appId"].startswith(prefix)]
     return max(found, default=None)
-
-
-def _took_s(entry: LogEntry, batch: int) -> float | None:
-    """A batch begins when its rows say that they were landed; the files of a commit may have older rows, too."""
-    began_s = []
-    for add in entry.actions("add"):
-        most = json.loads(add.get("stats") or "{}").get("maxValues", {})
-        if most.get("batch") == batch and "landed_at" in most:
-            began_s.append(datetime.fromisoformat(most["landed_at"]).timestamp())
-    return max(0.0, entry.time_ms / 1000 - min(began_s)) if began_s else None
 
 
 def _rollback(entry: LogEntry, state: TableState, before: TableState) -> RollbackEvent:

@@ -39,9 +39,7 @@ class Transform:
     def of(cls, function: TransformFunction, dumps: Callable[[TransformFunction], bytes] = pickle.dumps) -> Self:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         if not callable(function) or "<" in name:
-            raise InvalidInput(
-                f"{name} can't be a transform", hint="Give a function that has a name, from a batch to a batch"
-            )
+            raise InvalidInput(f"{name} can't be a transform", hint="Give a named function from a batch to a batch")
         try:
             return cls(name=name, pickled=dumps(function))
         except Exception as error:
@@ -59,7 +57,7 @@ class Transform:
             except Exception as error:
                 raise InvalidInput(
                     f"the transform {self.name} has failed: {type(error).__name__}: {error}",
-                    hint="Fix it and start again: nothing of the batch has been landed",
+                    hint="Fix it and start again: the batch has not landed",
                 ) from error
             self._check(batch, changed)
             return _only_documents(batch, changed)
@@ -81,7 +79,7 @@ class Transform:
         if problem is not None:
             raise InvalidInput(
                 f"the transform {self.name} {problem}",
-                hint="It may change the columns value, datatype and xattrs of the rows it is given, and nothing else",
+                hint="It may change only the columns value, datatype and xattrs of the given rows",
             )
 
 

@@ -27,17 +27,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import InvalidColumns
-from headwater.lake.column_ddl import ColumnDef, is_column_name, parse_columns, to_ddl, type_name
 from headwater.lake.column_values import (
     BOOLEANS,
     NUMBERS,
     STRINGS,
     TIMESTAMP,
+    ColumnDef,
     infer_type,
+    is_column_name,
     joined_type,
     leaves,
+    parse_columns,
     read_values,
     settled_type,
+    to_ddl,
+    type_name,
     values_by_name,
 )
 from headwater.lake.json_fields import (
@@ -51,7 +55,15 @@ from headwater.lake.json_fields import (
     find_fields,
     list_fields,
 )
-from headwater.lake.layout import DOCUMENT_RANGES, EVERY_COLLECTION, GROUP, XATTRS, documents_schema, has_bounds
+from headwater.lake.layout import (
+    DOCUMENT_RANGES,
+    EVERY_COLLECTION,
+    FEED_COLUMNS,
+    GROUP,
+    XATTRS,
+    documents_schema,
+    has_bounds,
+)
 
 INFERRED_MAX = 256
 """A table gets no more inferred columns than this. Fields beyond stay in `document`."""
@@ -109,6 +121,7 @@ class Parsed:
     """Documents in columns."""
 
     columns: dict[str, pa.ChunkedArray]
+    """Of a part of the documents: arrays."""
     misfits: Misfits
     wanted: FieldTypes
     """Fields that need a column which is not there yet, or a column of another type. Empty unless it was asked for."""
@@ -130,8 +143,8 @@ class TypedColumns:
         for column in columns:
             if column.name.lower() in _RESERVED:
                 raise InvalidColumns(
-                    f"the table has a column {column.name!r} of its own",
-                    hint="Leave this field in `document`: get_json_object reads it from there",
+                    f"the table already has a column {column.name!r} of its own",
+                    hint="Omit this column, and read the field from `document` with get_json_object",
                 )
         return cls(tuple(columns))
 
@@ -151,10 +164,6 @@ class TypedColumns:
         for column in self.definitions:
             found.setdefault(column.field, []).append(column)
         return found
-
-    def has(self, others: TypedColumns) -> bool:
-        """Whether all of some columns are among these."""
-        return {*others.definitions} <= {*self.definitions}
 
     # --- parsing ------------------------------------------------------------------------------------------------------
 
@@ -183,13 +192,15 @@ class TypedColumns:
             reduce(joined_fields, (part.wanted for part in parts), {}),
         )
 
-    def _parse_part(self, documents: pa.Array | pa.ChunkedArray, unsettled: FieldTypes | None) -> _Part:
+    def _parse_part(self, documents: pa.Array | pa.ChunkedArray, unsettled: FieldTypes | None) -> Parsed:
         if isinstance(documents, pa.ChunkedArray):
-            documents = documents.combine_chunks()
+            # Arrow copies a single chunk as well.
+            documents = documents.chunk(0) if documents.num_chunks == 1 else documents.combine_chunks()
         is_json = np.asarray(documents.is_valid())
         texts = documents.fill_null("")
         fields = find_fields(texts, [*self.by_field])
-        fields.kinds[:, fields.forms != Form.OBJECT] = JsonKind.MISSING
+        if (fields.forms != Form.OBJECT).any():
+            fields.kinds[:, fields.forms != Form.OBJECT] = JsonKind.MISSING
         misfits = _FoundMisfits()
         misfits.add((fields.forms == Form.MALFORMED) & is_json, "it is called JSON, but can't be read as such")
         if not self.is_inferred:
@@ -215,7 +226,7 @@ class TypedColumns:
             fits[found.rows] = False
             for name, values in arrays.items():
                 arrays[name] = pc.if_else(pa.array(fits), values, pa.scalar(None, values.type))
-        return _Part(arrays, found, wanted)
+        return Parsed(arrays, found, wanted)
 
     # --- columns that are not there yet -------------------------------------------------------------------------------
 
@@ -251,12 +262,12 @@ class TypedColumns:
         return found
 
     def _may_have(self, field: str) -> bool:
-        """Whether a column can be made for a field that has none: engines do not tell upper from lower case."""
+        """Whether a column can be made for a field that has none: engines ignore upper and lower case."""
         return field not in self.by_field and is_column_name(field) and field.lower() not in self._taken
 
     @cached_property
     def _taken(self) -> set[str]:
-        return {*_RESERVED, *(column.name.lower() for column in self.definitions)}
+        return {*_RESERVED, *FEED_COLUMNS, *(column.name.lower() for column in self.definitions)}
 
     @property
     def _leaves(self) -> int:
@@ -379,7 +390,7 @@ def choose_cluster_columns(text: str) -> tuple[str, ...]:
     if len(names) > CLUSTER_COLUMNS_MAX or len({*names}) < len(names) or not all(map(is_column_name, names)):
         raise InvalidColumns(
             f"documents can't be clustered by {text!r}",
-            hint=f"Name one to {CLUSTER_COLUMNS_MAX} columns, each once, with commas between them: city,since",
+            hint=f"Name one to {CLUSTER_COLUMNS_MAX} columns, each once, separated by commas: city,since",
         )
     return tuple(names)
 
@@ -428,20 +439,12 @@ def _wider_kinds(column: ColumnDef) -> tuple[JsonKind, ...]:
 
 def _read_field(values: JsonValues, columns: Sequence[ColumnDef], arrays: dict[str, pa.Array]) -> JsonValues:
     """Put the values of a field into its columns. Returns what no column took."""
-    offered = values
-    for column in columns:
+    for number, column in enumerate(columns):
+        # A wider column is for some kinds only: what was a misfit before it was added still is one.
+        offered = values.where(values.is_one_of(*_wider_kinds(columns[0]))) if number else values
         arrays[column.name], taken = read_values(offered, column.type)
         values = values.where(~taken)
-        # A wider column is for some kinds only: what was a misfit before it was added still is one.
-        offered = values.where(values.is_one_of(*_wider_kinds(columns[0])))
     return values
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    columns: dict[str, pa.Array]
-    misfits: Misfits
-    wanted: dict[str, pa.DataType]
 
 
 class _FoundMisfits:

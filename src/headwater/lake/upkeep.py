@@ -1,9 +1,11 @@
-"""Upkeep of the tables: joining small files, cutting tables into more groups, and trimming `changes`. `dead_files`
-deletes what no table needs any more.
+"""Upkeep of the tables: join small files, cut tables into more groups, and trim `changes`. `dead_files` deletes what no
+table needs.
 
-Every batch brings some small files, and a table of many small files is slow to read. Files of one partition are joined
-when there are several of about one size. So every row is written again once for each size that its files go through,
-and no more: the cost is bounded by what has been written, whatever the table holds.
+Every batch brings some small files, and so does every merge; a table of many small files is slow to read. Files of one
+partition are joined when there are several of about one size. So every row is written again once for each size that its
+files go through, and no more: the cost is bounded by what has been written, whatever the table holds. A merge joins up
+to a bound, and leaves the rest to the next: none takes long because much has come together. So are files written again
+of which many rows are marked dead.
 
 The driver of a landing calls it between batches. It must never change what a reader sees of a table.
 """
@@ -13,11 +15,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from itertools import pairwise
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -31,13 +32,10 @@ from headwater.lake.change_rows import (
     MUTATION,
     Barriers,
     ChangeRows,
-    KeyIndex,
-    Marks,
     WantedChanges,
-    key_spaces,
     read_changes,
 )
-from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
+from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
 from headwater.lake.data_files import (
     FILE_BYTES_DEFAULT,
     DataFile,
@@ -49,10 +47,11 @@ from headwater.lake.data_files import (
     read_files,
 )
 from headwater.lake.delta_log import TableCommit
+from headwater.lake.key_index import KeyIndex, Marks, key_spaces
 from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
 from headwater.lake.layout import CHANGE_RANGES, FORMAT_PROPERTY, GROUP, GROWN_FORMAT, LakeFacts, changes_schema
 from headwater.lake.location import Location
-from headwater.lake.row_order import in_order, placed_row_groups, sort_columns
+from headwater.lake.row_order import files_in_order
 from headwater.log_fields import LogEvent, fields
 
 logger = logging.getLogger(__name__)
@@ -60,82 +59,107 @@ logger = logging.getLogger(__name__)
 JOIN_FILES_MIN = 8
 """Files of one size class that are joined; a class is four times as large as the one before."""
 _CLASS_STEP = 4
-_LEAST_CLASS_BYTES = 64 * 1024
+DEAD_SHARE = 0.2
+"""A file is written again when more than this part of its rows is dead: then four live rows are written for each."""
+_LEAST_CLASS_BYTES = 16 * 1024
 JOIN_BYTES_A_TIME = 256 * 1024 * 1024
 """Uncompressed, of changes that are sorted together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinTask:
-    """Write the rows of some files of a table, all of one partition, to fewer."""
+class JoinChangesTask:
+    """Write the rows of some files of `changes` to one, sorted by group."""
+
+    location: Location
+    files: tuple[DataFile, ...]
+    facts: LakeFacts
+
+    def run(self) -> list[DataFile]:
+        """What is sorted together are some groups of vbuckets at a time."""
+        facts, schema = self.facts, changes_schema(xattrs=self.facts.xattrs)
+        writer = FileWriter(self.location, schema, ranges=CHANGE_RANGES, prefix="changes")
+        passes = math.ceil(_uncompressed_bytes(self.location, self.files) / JOIN_BYTES_A_TIME)
+        edges = [number * facts.groups // passes for number in range(passes + 1)]
+        for first, end in pairwise(edges):
+            if first < end:
+                vbuckets = range(facts.vbuckets_of(first).start, facts.vbuckets_of(end - 1).stop)
+                parts = [*_rows_of_vbuckets(self.location, self.files, vbuckets, schema.names)]
+                if parts:
+                    rows = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+                    for part in row_groups(facts, sort_rows(facts, rows)):
+                        writer.write_row_group(part)
+        return [writer.close()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteTask:
+    """Write the live rows of some files of any other table, all of one partition, to fewer files, sorted by key; those
+    of documents before it by what they are clustered by."""
 
     location: Location
     files: tuple[DataFile, ...]
     file_bytes: int
-    facts: LakeFacts | None
-    """Given for `changes`, whose files are sorted by group; those of all other tables are sorted by key, those of
-    documents before it by what they are clustered by."""
     ranges: tuple[str, ...]
-    cluster_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...]
+    has_places: bool
+    """The files get an index of their keys."""
+    regrouped: LakeFacts | None = None
+    """With as many groups as there are now, where the rows are to be put into these."""
+
+    @classmethod
+    def of(cls, tables: CollectionTables, table: MergedTable, files: Iterable[DataFile], **others: Any) -> Self:
+        return cls(
+            location=table.log.location,
+            files=tuple(files),
+            ranges=tables.ranges_of(table),
+            cluster_by=tables.cluster_by if table is tables.documents else (),
+            has_places=table is tables.documents and table.is_merged_on_read,
+            **others,
+        )
 
     def run(self) -> list[DataFile]:
-        if self.facts is not None:
-            return [_join_changes(self.location, self.files, self.facts)]
         schema = _joined_schema(self.location, self.files)
-        writer = RollingWriter(
-            self.location,
-            schema,
-            ranges=[name for name in self.ranges if name in schema.names],
-            partition=self.files[0].partition,
-            file_bytes=self.file_bytes,
-            is_keyed=True,
-        )
-        for rows in _rows_in_order(self.location, self.files, schema, self.cluster_by):
-            writer.write(rows)
-        return writer.close()
+        ranges = [name for name in self.ranges if name in schema.names]
+        writers: dict[int | None, RollingWriter] = {}
+        for rows in files_in_order(self.location, [(file, None) for file in self.files], schema, self.cluster_by):
+            for group, part in self._groups(rows):
+                if group not in writers:
+                    partition = dict(self.files[0].partition)
+                    partition |= {} if group is None else {GROUP.name: str(group)}
+                    writers[group] = RollingWriter(
+                        self.location,
+                        schema,
+                        ranges=ranges,
+                        partition=[*partition.items()],
+                        file_bytes=self.file_bytes,
+                        is_keyed=True,
+                        has_places=self.has_places,
+                    )
+                writers[group].write(part)
+        return [file for writer in writers.values() for file in writer.close()]
+
+    def _groups(self, rows: pa.Table) -> Iterator[tuple[int | None, pa.Table]]:
+        if self.regrouped is None:
+            yield None, rows
+            return
+        groups = self.regrouped.group_of(numbers(rows, "vbucket").astype(np.int64))
+        for group in np.unique(groups).tolist():
+            yield group, filtered(rows, groups == group)
 
 
 def _joined_schema(location: Location, files: Iterable[DataFile]) -> pa.Schema:
     """Files that were written after a column was added have it, and others do not."""
     fields: dict[str, pa.Field] = {}
     for file in files:
-        with FileReader(location, file.path) as reader:
+        with FileReader(location, file) as reader:
             fields |= {field.name: field for field in reader.schema}
     return pa.schema([*fields.values()])
-
-
-def _rows_in_order(
-    location: Location, files: Iterable[DataFile], schema: pa.Schema, cluster_by: Iterable[str]
-) -> Iterator[pa.Table]:
-    by = sort_columns(schema, cluster_by)
-    with ExitStack() as opened:
-        readers = [opened.enter_context(FileReader(location, file.path)) for file in files]
-        yield from in_order(
-            schema, [part for reader in readers for part in placed_row_groups(reader, schema, by)], by=by
-        )
-
-
-def _join_changes(location: Location, files: Sequence[DataFile], facts: LakeFacts) -> DataFile:
-    """Sorted rows of many files in one. What is sorted together are some groups of vbuckets at a time."""
-    schema = changes_schema(xattrs=facts.xattrs)
-    writer = FileWriter(location, schema, ranges=CHANGE_RANGES, prefix="changes")
-    passes = math.ceil(_uncompressed_bytes(location, files) / JOIN_BYTES_A_TIME)
-    edges = [number * facts.groups // passes for number in range(passes + 1)]
-    for first, end in pairwise(edges):
-        if first < end:
-            vbuckets = range(facts.vbuckets_of(first).start, facts.vbuckets_of(end - 1).stop)
-            parts = [*_rows_of_vbuckets(location, files, vbuckets, schema.names)]
-            if parts:
-                rows = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-                for part in row_groups(facts, sort_rows(facts, rows)):
-                    writer.write_row_group(part)
-    return writer.close()
 
 
 def _uncompressed_bytes(location: Location, files: Iterable[DataFile]) -> int:
     total = 1
     for file in files:
-        with FileReader(location, file.path) as reader:
+        with FileReader(location, file) as reader:
             total += sum(reader.uncompressed_bytes(row_group) for row_group in reader.row_groups)
     return total
 
@@ -144,7 +168,7 @@ def _rows_of_vbuckets(
     location: Location, files: Iterable[DataFile], vbuckets: range, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
     for file in files:
-        with FileReader(location, file.path) as reader:
+        with FileReader(location, file) as reader:
             for row_group in reader.row_groups:
                 low, high, _ = reader.range_of(row_group, "vbucket")
                 if low < vbuckets.stop and vbuckets.start <= high:
@@ -155,21 +179,25 @@ def _rows_of_vbuckets(
                         yield kept
 
 
-def files_to_join(files: Iterable[DataFile], *, file_bytes: int) -> list[tuple[DataFile, ...]]:
-    """Sets of files of one partition and one size class, each worth to be joined and small enough to be."""
+def files_to_join(files: Sequence[DataFile], *, file_bytes: int) -> list[tuple[DataFile, ...]]:
+    """Sets of files of one partition and one size class, each worth joining and small enough to join; and single
+    files of which too many rows are dead."""
     classes: dict[tuple[object, int], list[DataFile]] = {}
     for file in files:
-        if file.size_bytes < file_bytes // 2:
-            size_class = max(0, int(math.log(max(1, file.size_bytes / _LEAST_CLASS_BYTES), _CLASS_STEP)))
+        if (size_bytes := _live_bytes([file])) < file_bytes // 2:
+            size_class = max(0, int(math.log(max(1, size_bytes / _LEAST_CLASS_BYTES), _CLASS_STEP)))
             classes.setdefault((file.partition, size_class), []).append(file)
-    return [part for alike in classes.values() for part in _parts(alike, file_bytes) if len(part) >= JOIN_FILES_MIN]
+    joined = [part for alike in classes.values() for part in _parts(alike, file_bytes) if len(part) >= JOIN_FILES_MIN]
+    paths = {file.path for part in joined for file in part}
+    worn = [(file,) for file in files if file.rows - file.live_rows > DEAD_SHARE * file.rows and file.path not in paths]
+    return [*joined, *worn]
 
 
 def _parts(files: Sequence[DataFile], file_bytes: int) -> Iterator[tuple[DataFile, ...]]:
     part: list[DataFile] = []
     for file in files:
         part.append(file)
-        if sum(it.size_bytes for it in part) >= file_bytes:
+        if _live_bytes(part) >= file_bytes:
             yield tuple(part)
             part = []
     yield tuple(part)
@@ -177,30 +205,76 @@ def _parts(files: Sequence[DataFile], file_bytes: int) -> Iterator[tuple[DataFil
 
 def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> int:
     """Join small files of all tables. Returns how many files are gone."""
+    return join_changes(lake, run, file_bytes=file_bytes) + join_documents(lake, run, file_bytes=file_bytes)
+
+
+def join_changes(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> int:
+    """Join small files of `changes`. Returns how many files are gone."""
     sets = files_to_join(lake.changes.files(), file_bytes=file_bytes)
-    task = partial(JoinTask, location=lake.changes.location, file_bytes=file_bytes)
-    joined = _joined([task(files=part, facts=lake.facts, ranges=CHANGE_RANGES) for part in sets], run)
-    if sets:
-        lake.step("join changes")
-        removed = [file for part in sets for file in part]
-        lake.commit_changes(TableCommit(add=joined, remove=removed, state=lake.state, is_rearrangement=True))
-    gone = sum(len(part) for part in sets) - len(joined)
-    for tables in lake.in_service:
-        with lake.containing(tables.name):
-            for table, ranges in tables.with_ranges():
-                sets = files_to_join(table.log.files(), file_bytes=file_bytes)
-                cluster_by = tables.cluster_by if table is tables.documents else ()
-                task = partial(JoinTask, location=table.log.location, file_bytes=file_bytes, cluster_by=cluster_by)
-                joined = _joined([task(files=part, facts=None, ranges=ranges) for part in sets], run)
-                if sets:
-                    lake.step("join documents")
-                    removed = [file for part in sets for file in part]
-                    table.commit(add=joined, remove=removed)
-                gone += sum(len(part) for part in sets) - len(joined)
+    if not sets:
+        return 0
+    joined = _results([JoinChangesTask(location=lake.changes.location, files=it, facts=lake.facts) for it in sets], run)
+    lake.step("join changes")
+    removed = [file for part in sets for file in part]
+    lake.commit_changes(TableCommit(add=joined, remove=removed, state=lake.state, is_rearrangement=True))
+    return len(removed) - len(joined)
+
+
+def join_documents(
+    lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT, bytes_max: float = math.inf
+) -> int:
+    """Join small files of all other tables, the smallest first, until `bytes_max` bytes are written. Returns how many
+    files are gone."""
+    found = [
+        (tables.name, table, RewriteTask.of(tables, table, part, file_bytes=file_bytes))
+        for tables in lake.in_service
+        for table in tables.there
+        for part in files_to_join(table.log.files(), file_bytes=file_bytes)
+    ]
+    chosen: dict[tuple[str, MergedTable], list[RewriteTask]] = {}
+    for name, table, task in sorted(found, key=lambda it: _live_bytes(it[-1].files)):
+        if bytes_max <= 0:
+            break
+        bytes_max -= _live_bytes(task.files)
+        chosen.setdefault((name, table), []).append(task)
+    gone = 0
+    for (name, table), tasks in chosen.items():
+        with lake.containing(name):
+            joined = _results(tasks, run)
+            lake.step("join documents")
+            removed = [file for task in tasks for file in task.files]
+            table.commit(add=joined, remove=removed)
+            gone += len(removed) - len(joined)
     return gone
 
 
-def _joined(tasks: Sequence[JoinTask], run: Runner) -> list[DataFile]:
+def _live_bytes(files: Iterable[DataFile]) -> int:
+    """What files would have without their dead rows."""
+    return sum(file.size_bytes * file.live_rows // max(1, file.rows) for file in files)
+
+
+def switch_modes(lake: Lake, run: Runner = run_here) -> None:
+    """Turn deletion vectors of documents and versions on or off, where the settings say so. Turning them off
+    first rewrites the files that have one."""
+    wanted = lake.settings.merging.on_read
+    if wanted is None:
+        return
+    for tables in lake.in_service:
+        with lake.containing(tables.name):
+            for table in tables.there:
+                if table is tables.rejects or table.is_merged_on_read == wanted:
+                    continue
+                marked, file_bytes = [it for it in table.log.files() if it.vector], lake.settings.merging.file_bytes
+                tasks = [RewriteTask.of(tables, table, [file], file_bytes=file_bytes) for file in marked]
+                lake.step(f"switch {tables.name}")
+                if tasks:
+                    table.commit(add=_results(tasks, run), remove=marked)
+                    lake.step(f"switch {tables.name}")
+                table.set_merged_on_read(wanted)
+
+
+def _results(tasks: Sequence[Any], run: Runner) -> list[DataFile]:
+    """The files that all tasks have written."""
     return [file for files in (run(tasks) if tasks else []) for file in files]
 
 
@@ -218,39 +292,6 @@ def _joined(tasks: Sequence[JoinTask], run: Runner) -> list[DataFile]:
 # of groups that one of them has, and a merge first makes it the same for all of them.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegroupTask:
-    """Write the rows of some files of a table, all of one partition, to the groups that they are in now."""
-
-    location: Location
-    files: tuple[DataFile, ...]
-    facts: LakeFacts
-    """With as many groups as there are now."""
-    ranges: tuple[str, ...]
-    cluster_by: tuple[str, ...]
-    file_bytes: int
-
-    def run(self) -> list[DataFile]:
-        schema = _joined_schema(self.location, self.files)
-        ranges = [name for name in self.ranges if name in schema.names]
-        writers: dict[int, RollingWriter] = {}
-        for rows in _rows_in_order(self.location, self.files, schema, self.cluster_by):
-            groups = self.facts.group_of(numbers(rows, "vbucket").astype(np.int64))
-            for group in np.unique(groups).tolist():
-                if group not in writers:
-                    partition = {**dict(self.files[0].partition), GROUP.name: str(group)}
-                    writers[group] = RollingWriter(
-                        self.location,
-                        schema,
-                        ranges=ranges,
-                        partition=[*partition.items()],
-                        file_bytes=self.file_bytes,
-                        is_keyed=True,
-                    )
-                writers[group].write(filtered(rows, groups == group))
-        return [file for writer in writers.values() for file in writer.close()]
-
-
 def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
     """Cut large tables into as many groups as the documents of the lake need, or as was begun.
 
@@ -261,7 +302,7 @@ def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BY
             collection.refresh()
     if len(lake.aside) and not lake.is_growing:
         return
-    most = max((table.groups for it in lake.in_service for table, _ in it.with_ranges()), default=1)
+    most = max((table.groups for it in lake.in_service for table in it.there), default=1)
     groups = most if lake.is_growing else lake.facts.grown(lake.documents)
     if groups == lake.facts.groups:
         return
@@ -290,24 +331,18 @@ def _regroup(
     lake: Lake, collection: CollectionTables, groups: int, run: Runner, *, least: int = 1, file_bytes: int
 ) -> None:
     """Cut the tables of a collection that have at least `least` groups into so many, each in one commit."""
-    for table, ranges in collection.with_ranges():
+    regrouped = replace(lake.facts, groups=groups)
+    for table in collection.there:
         if not least <= table.groups < groups:
             continue
         parts: dict[object, list[DataFile]] = {}
         for file in table.log.files():
             parts.setdefault(file.partition, []).append(file)
         tasks = [
-            RegroupTask(
-                location=table.log.location,
-                files=tuple(files),
-                facts=replace(lake.facts, groups=groups),
-                ranges=ranges,
-                cluster_by=collection.cluster_by if table is collection.documents else (),
-                file_bytes=file_bytes,
-            )
+            RewriteTask.of(collection, table, files, regrouped=regrouped, file_bytes=file_bytes)
             for files in parts.values()
         ]
-        added = [file for files in (run(tasks) if tasks else []) for file in files]
+        added = _results(tasks, run)
         lake.step(f"regroup {collection.name}")
         table.regroup(groups, add=added, remove=table.log.files())
 
@@ -392,7 +427,7 @@ def trim_changes(lake: Lake, before: datetime, run: Runner = run_here) -> int:
     """
     upto = min([_last_batch_before(lake, before), *_merged_batches(lake)])
     old = [file for file in lake.changes.files() if file.may_hold("batch", high=upto)]
-    rows = sum(file.rows for file in old)
+    rows = sum(file.live_rows for file in old)
     if upto < 0 or rows <= TRIM_ROWS_PER_DOCUMENT * lake.documents:
         return 0
     tasks = [
@@ -406,11 +441,10 @@ def trim_changes(lake: Lake, before: datetime, run: Runner = run_here) -> int:
         )
         for group in range(lake.facts.groups)
     ]
-    kept: list[DataFile] = [file for files in run(tasks) for file in files]
+    kept = _results(tasks, run)
     lake.step("commit trimmed changes")
     lake.commit_changes(TableCommit(add=kept, remove=old, transactions={TRIMMED_TRANSACTION: upto}, state=lake.state))
-    kept_rows = sum(int(file.rows) for file in kept)
-    return rows - kept_rows
+    return rows - sum(file.live_rows for file in kept)
 
 
 def _last_batch_before(lake: Lake, before: datetime) -> int:

@@ -1,18 +1,17 @@
-"""Is the lake the bucket? Every document that the tables have reached is compared; what is newer is pending.
+"""Compare a lake with its bucket: every document that the tables have reached must be equal. Newer ones are pending.
 
-The tables are opened once, each at its newest version. Then the bucket is read, so all that was written since lies
-behind the offsets that the tables are at, and is counted and not judged. The work is one task a group of vbuckets
+The tables are opened once, each at its newest version. Then the bucket is read. What was written meanwhile lies beyond
+the offsets of the tables, so it is counted and not judged. The work is one task for each group of vbuckets
 (`verify_group`), which any process can do: this one, or the executors of Spark. `headwater verify` and
 `headwater.spark.verify` call `compare`. It writes nothing.
 
-A failover may come at any time. Whether a table's offset is still in the bucket's history is asked before the bucket is
-read and after it; where the answer has changed, the group is judged again.
+A failover may happen at any time. The driver checks before and after reading the bucket whether the offset of each
+table is still in the bucket's history, and judges a group again if the answer has changed.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,16 +28,14 @@ from headwater.client.blocking_client import Client
 from headwater.client.changes import split_keys
 from headwater.client.collection_names import CollectionNames
 from headwater.client.offsets import Offsets
-from headwater.client.options import MIB
 from headwater.client.read_options import End, ReadOptions, Snapshots
 from headwater.client.settings import ClientSettings
 from headwater.client.survey import VBucketStatus
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
 from headwater.lake.collection_tables import CollectionTables, MergedTable
 from headwater.lake.data_files import DataFile
-from headwater.lake.delta_log import LogEntry
 from headwater.lake.lake import Lake, Runner, landed_selection, run_here
-from headwater.lake.layout import GROUP, TableKind
+from headwater.lake.layout import GROUP, TableKind, changes_schema
 from headwater.lake.location import Location
 from headwater.lake.table_state import Selection, TableState
 from headwater.lake.transform import Transform
@@ -61,9 +58,11 @@ from headwater.lake.verify_scan import (
     Finding,
     FindingKind,
     Findings,
+    TableScan,
     damaged_logs,
     table_label,
 )
+from headwater.options import MIB
 from headwater.phrases import counted
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.manifest import Manifest
@@ -71,15 +70,15 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 
 ATTEMPTS_MAX = 5
-"""How often a group is judged, where the bucket loses a part of its history or a collection meanwhile."""
+"""Judge a group at most this often, if the bucket loses a part of its history or a collection meanwhile."""
 AGENT = "headwater-verify"
-"""The name that nodes and Spark show for it."""
+"""Name of the connection, as nodes and Spark show it."""
 _BUFFER_BYTES = 4 * MIB
-"""What the server may send ahead. Hashing keeps up with it."""
+"""How much the server may send ahead. Hashing keeps up with it."""
 MAKING_S_MAX = 60.0
-"""Far beyond what it takes to make tables."""
+"""Making tables takes far less."""
 LOG_ENTRIES_MAX = 64
-"""Commits of `changes` that are looked back at: reading one takes two milliseconds, and more in an object store."""
+"""Read at most this many commits of `changes`: one takes two milliseconds, and more in an object store."""
 NOWHERE = StreamOffset()
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -109,29 +108,29 @@ class CollectionVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """A bucket and its tables, by collection, and all that is wrong."""
+    """The result of comparing a bucket with its tables."""
 
     collections: tuple[CollectionVerdict, ...]
     findings: tuple[Finding, ...] = ()
-    """The first of each kind and table."""
+    """The first findings of each kind and table."""
     counts: Mapping[tuple[FindingKind, str], int] = field(default_factory=dict)
-    """How many there are of each kind and table."""
+    """The number of findings of each kind and table."""
     rolled_back: tuple[int, ...] = ()
-    """The vbuckets of which some table holds what a failover took back."""
+    """Vbuckets in which a table holds changes that a failover took back."""
     places: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """By table: the vbuckets of which rows are wrong or missing."""
+    """By table: the vbuckets with wrong or missing rows."""
     waiting_s: float | None = None
-    """How long the oldest pending change waits, by the clock of the server that made it; None where none has a time."""
+    """How long the oldest pending change has waited, by the clock of its server; None if none has a time."""
     limits: Limits = field(default_factory=lambda: Limits())
 
     @property
     def is_equal(self) -> bool:
-        """All that the tables have reached is as it is in the bucket."""
+        """Everything that the tables have reached is equal to the bucket."""
         return not self.counts
 
     @property
     def is_behind(self) -> bool:
-        """More is pending than the limits permit, or for longer."""
+        """More changes are pending than the limits permit, or for longer."""
         return bool(self._behind)
 
     @property
@@ -160,7 +159,7 @@ class Verification:
 
     @property
     def sentence(self) -> str:
-        """All of it in one sentence."""
+        """The result in one sentence."""
         pending = f"; {_are(self.pending, 'newer change', 'pending')}" if self.pending else ""
         if self.is_behind:
             pending = f"; behind: {', '.join(self._behind)}"
@@ -214,9 +213,21 @@ def compare(
 ) -> Verification:
     """Compare a bucket with the tables in a directory.
 
-    `scopes` and `collections` are what is looked at; where none are given, all that was landed. The `transform` is
-    that of the landing: what it makes of the bucket is what the tables must hold. The `limits` are what the tables may
-    be behind.
+    Args:
+        settings: How to reach the bucket.
+        into: The directory or the prefix in an object store that was landed into.
+        scopes: Compare only these scopes. With neither scopes nor collections, compare everything that was landed.
+        collections: Compare only these collections.
+        transform: The transform of the landing: the tables must hold what it makes of the bucket.
+        limits: How far the tables may be behind.
+        run: Runs the tasks.
+
+    Returns:
+        What is equal, pending and wrong.
+
+    Raises:
+        InvalidInput: There are no tables, or they were landed with another transform.
+        LakeOfOtherBucket: The tables hold another bucket.
     """
     location = Location.of(into)
     with Surveyor(settings) as surveyor:
@@ -229,7 +240,7 @@ def compare(
             return Verification(collections=(), findings=findings.first(), counts=dict(findings.counts))
         if lake is None:
             raise InvalidInput(
-                f"{location.uri} holds no tables of a bucket", hint="Give the directory that was landed into"
+                f"{location.uri} does not contain the tables of a landing", hint="Give the directory of a landing"
             )
         lake.check_transform(None if transform is None else transform.name)
         selection = Selection(scopes=tuple(scopes), collections=tuple(collections))
@@ -325,20 +336,12 @@ class _Driver:
         }
 
     def verdict(self, reports: Mapping[int, GroupReport], statuses: Statuses) -> Verification:
-        pending = [
-            _rollback_pending(label, vbucket, offset, statuses[vbucket])
-            for label, vbucket, offset in self._rolled_back(statuses)
-        ]
-        rolled_back = {int(vbucket) for _, vbucket, _ in self._rolled_back(statuses)}
-        return verdict(self._checks, reports, pending, rolled_back)
+        found = verdict(self._checks, reports, [_rollback_pending(*it, statuses) for it in self._rolled_back(statuses)])
+        rolled_back = {*found.rolled_back, *(int(vbucket) for _, vbucket, _ in self._rolled_back(statuses))}
+        return replace(found, rolled_back=tuple(sorted(rolled_back)))
 
 
-def verdict(
-    checks: LakeChecks,
-    reports: Mapping[int, GroupReport],
-    rollbacks: Iterable[Finding] = (),
-    rolled_back: Iterable[int] = (),
-) -> Verification:
+def verdict(checks: LakeChecks, reports: Mapping[int, GroupReport], rollbacks: Iterable[Finding] = ()) -> Verification:
     """What the reports of all groups come to, with the rollbacks that wait to be landed."""
     counts: dict[str, Counts] = {}
     findings = checks.faults_of_logs()
@@ -361,7 +364,7 @@ def verdict(
         ),
         findings=findings.first(),
         counts={kind: count for kind, count in findings.counts.items() if count},
-        rolled_back=tuple(sorted({*rolled_back, *(it for report in reports.values() for it in report.rolled_back)})),
+        rolled_back=tuple(sorted(set[int]().union(*(report.rolled_back for report in reports.values())))),
         places={label: frozenset(vbuckets) for label, vbuckets in findings.vbuckets.items()},
         waiting_s=None if since_us is None else max(0.0, time.time() - since_us / 1_000_000),
     )
@@ -377,8 +380,8 @@ def _is_rolled_back(offset: StreamOffset, status: VBucketStatus) -> bool:
     return offset.seqno > 0 and (shared is None or shared < offset.seqno)
 
 
-def _rollback_pending(label: str, vbucket: VBucketId, offset: StreamOffset, status: VBucketStatus) -> Finding:
-    shared = _shared_seqno(offset, status)
+def _rollback_pending(label: str, vbucket: VBucketId, offset: StreamOffset, statuses: Statuses) -> Finding:
+    shared = _shared_seqno(offset, statuses[vbucket])
     lost = "a history that the bucket no longer knows" if shared is None else f"changes above seqno {shared}"
     return Finding(
         kind=FindingKind.ROLLBACK_PENDING,
@@ -428,8 +431,9 @@ class LakeChecks:
                     # An earlier version has written it, and said less.
                     break
                 self._states.setdefault(entry.state.batch, entry.state)
-                if landed := _landed_us(entry, entry.state.batch):
-                    self._landed_us[entry.state.batch] = landed
+                if landed := entry.landed_at(entry.state.batch):
+                    low, high = (int((it - _EPOCH) / timedelta(microseconds=1)) for it in (min(landed), max(landed)))
+                    self._landed_us[entry.state.batch] = low, high
         self._owners: dict[int, set[str]] = {}
         """By group: the files of `changes` whose statistics are judged with it."""
         edges = [GroupCheck.edges_of(lake.facts, group) for group in range(lake.facts.groups)]
@@ -507,33 +511,28 @@ class LakeChecks:
         is_selection: bool = False,
     ) -> GroupCheck:
         lake = self._lake
-        standing = self._standing(lake.held_offsets(), group, is_rolled_back)
         low, high = GroupCheck.edges_of(lake.facts, group)
         owned = self._owners.get(group, set())
         return GroupCheck(
             facts=lake.facts,
             group=group,
-            changes=TableCheck(
-                location=lake.changes.location,
-                files=tuple(
-                    file
-                    for file in self._change_files
-                    if file.path in owned or file.may_hold("vbucket", low=low, high=high)
-                ),
-                standing=standing,
-                merged=lake.last_batch,
+            changes=TableScan(
+                lake.changes.location,
+                table_label(TableKind.CHANGES),
+                changes_schema(xattrs=lake.facts.xattrs),
+                [it for it in self._change_files if it.path in owned or it.may_hold("vbucket", low=low, high=high)],
                 owned=frozenset(owned),
             ),
             collections=tuple(self._collection(table, group, is_rolled_back) for table in self._tables),
             made_upto=self._made_upto(),
-            record=self._record(group, standing, live_ids, failover_logs or {}),
+            record=self._record(group, is_rolled_back, live_ids, failover_logs or {}),
             is_selection=is_selection,
         )
 
     def _record(
         self,
         group: int,
-        standing: Standing,
+        is_rolled_back: IsRolledBack,
         live_ids: frozenset[int] | None,
         failover_logs: Mapping[VBucketId, FailoverLog],
     ) -> ChangesRecord:
@@ -543,9 +542,8 @@ class LakeChecks:
         return ChangesRecord(
             names=lake.state.collections,
             live_ids=live_ids,
-            offset_seqnos=standing.seqnos,
+            standing=self._standing(lake.held_offsets(), group, is_rolled_back),
             snapshot_ends=_signed(ends),
-            is_rolled=standing.is_rolled,
             last_batch=lake.last_batch,
             trimmed_batch=lake.trimmed_batch,
             log=self._logged_batches(vbuckets),
@@ -629,20 +627,6 @@ def _signed(numbers: Any) -> NDArray[np.int64]:
     return np.array(numbers, dtype=np.uint64).view(np.int64)
 
 
-def _landed_us(entry: LogEntry, batch: int) -> tuple[int, int] | None:
-    """When a batch was landed, as the statistics of the files say that its commit has added."""
-    found = []
-    for action in entry.actions("add"):
-        stats = json.loads(action.get("stats") or "{}")
-        least, highest = stats.get("minValues", {}), stats.get("maxValues", {})
-        if least.get("batch") == highest.get("batch") == batch and "landed_at" in least and "landed_at" in highest:
-            found += [datetime.fromisoformat(bounds["landed_at"]) for bounds in (least, highest)]
-    if not found:
-        return None
-    low, high = (int((time_ - _EPOCH) / timedelta(microseconds=1)) for time_ in (min(found), max(found)))
-    return low, high
-
-
 # --- in a task --------------------------------------------------------------------------------------------------------
 
 
@@ -666,7 +650,7 @@ class VerifyTask:
             self._name_missing(report.findings)
             return report
         except (UnknownCollection, UnknownScope):
-            # The server takes no filter on it any more.
+            # The server no longer accepts a filter on it.
             if self.is_last:
                 raise
             return None

@@ -1,4 +1,4 @@
-"""Is `changes` a record that can be? What its rows say of themselves, of each other, and beside its log.
+"""Judge `changes` and the histories by themselves: each row, the rows of a vbucket together, and the rows by the log.
 
 The bucket has the newest version of a document only, and nothing of a landing. So the columns that a landing adds, and
 all columns of superseded rows, are judged by what must be true of any record:
@@ -13,29 +13,53 @@ all columns of superseded rows, are judged by what must be true of any record:
 * A branch is one of the failover log, unless a rollback may have taken it out of that.
 
 Only faults are reported that no sound lake can have: what the log and the failover log no longer say is not judged.
+
+The versions of a history are judged by the same rows. A version holds from its seqno up to the seqno of what ended it:
+the next change of its document, or the end of its collection. Of one document no two versions hold at once, and the one
+that is current has no end. Every mutation in `changes` that is not void is a version, up to the batch that the history
+is merged at; and every version is one of those. What was trimmed from `changes` can't be compared: a version may have
+been ended by a change that is gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.lake.change_rows import MUTATION, ROLLBACK, Barriers
+from headwater.kernels.memory import Column
+from headwater.lake.change_rows import (
+    COLLECTION_CREATED,
+    COLLECTION_DROPPED,
+    MUTATION,
+    ROLLBACK,
+    Barriers,
+    first_after,
+)
 from headwater.lake.data_files import FileReader, filtered
+from headwater.lake.key_index import key_spaces
 from headwater.lake.layout import table_name
-from headwater.lake.verify_hashes import NO_TIME, UNKNOWN_OP, Marks, hash_changes, int64s
-from headwater.lake.verify_judging import SEQNO_BITS, Numbers, ends_of, is_inside
+from headwater.lake.verify_hashes import (
+    NO_TIME,
+    UNKNOWN_OP,
+    HashedRows,
+    HashIndex,
+    Marks,
+    hash_changes,
+    int64s,
+    per_row,
+)
+from headwater.lake.verify_judging import SEQNO_BITS, Numbers, Standing, ends_of, is_inside, is_one_of
 from headwater.lake.verify_scan import OF_FILES, FindingKind, TableRows, TableScan
 
 _CAS_STEP_US = 66
 """The lowest 16 bits of a CAS, which has nanoseconds, count changes of one moment."""
-_EVER = np.iinfo(np.int64).max
+NO_END = -1
+_FOREVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -51,16 +75,6 @@ class LoggedBatches:
     landed_us: Mapping[int, tuple[int, int]]
     """By batch: when it was landed, at the earliest and at the latest."""
 
-    @classmethod
-    def none(cls, vbuckets: int) -> LoggedBatches:
-        nothing = np.zeros(0, dtype=np.int64)
-        return cls(
-            numbers=nothing,
-            seqnos=np.zeros((0, vbuckets), dtype=np.int64),
-            is_steady=np.zeros(vbuckets, dtype=np.bool_),
-            landed_us={},
-        )
-
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ChangesRecord:
@@ -70,12 +84,10 @@ class ChangesRecord:
     """By collection: the name of its tables."""
     live_ids: frozenset[int] | None = None
     """The collections that the bucket has, where that is known: their names are known to every reader."""
-    offset_seqnos: Numbers
-    """By vbucket: where the table is."""
+    standing: Standing
+    """How far the table is. Of vbuckets that were rolled back nothing is judged."""
     snapshot_ends: Numbers
     """By vbucket: where the snapshot ends that the table is in."""
-    is_rolled: Marks
-    """By vbucket: a failover took back a part of it, and nothing of it is judged."""
     last_batch: int
     trimmed_batch: int
     """Rollbacks up to this batch are no longer there."""
@@ -85,23 +97,22 @@ class ChangesRecord:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ScannedChanges:
-    """Rows of `changes`."""
+class ScannedChanges(TableRows):
+    """Rows of `changes`, of any kind, with vbuckets that the bucket does not have among them."""
 
-    rows: TableRows
-    """Of any kind, with vbuckets that the bucket does not have among them."""
-    batches: Numbers
-    landed_us: Numbers
-    snapshot_starts: Numbers
-    snapshot_ends: Numbers
-    void: Marks
+    group: range
+    """The vbuckets of the group."""
     rolled_back_at: Numbers
     """By vbucket of the group: the last batch that brought a rollback of it."""
-    vbuckets: range
+    batches: Numbers = per_row(np.int64)
+    landed_us: Numbers = per_row(np.int64)
+    snapshot_starts: Numbers = per_row(np.int64)
+    snapshot_ends: Numbers = per_row(np.int64)
+    void: Marks = per_row(np.bool_)
 
     @classmethod
     def read(
-        cls, scan: TableScan, record: ChangesRecord, vbuckets: range, edges: tuple[float, float], *, xattrs: bool
+        cls, scan: TableScan, record: ChangesRecord, group: range, edges: tuple[float, float], *, xattrs: bool
     ) -> ScannedChanges:
         """All rows between two vbuckets. It takes long, and needs nothing of the bucket. Each part is judged by itself
         on the way."""
@@ -111,69 +122,49 @@ class ScannedChanges:
             low, high, _ = reader.range_of(row_group, "vbucket")
             return low <= last and high >= first
 
-        parts: list[TableRows] = []
-        columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        shared = {"scan": scan, "group": group, "rolled_back_at": np.full(len(group), -1, dtype=np.int64)}
+        parts: list[ScannedChanges] = []
         for part in scan.read(may_hold_ours):
             homes = int64s(part.rows, "vbucket", null=-1)
             kept = (homes >= first) & (homes <= last)
             rows = filtered(part.rows, kept)
-            hashed = TableRows(scan=scan, rows=hash_changes(rows, xattrs=xattrs), locators=part.locators[kept])
-            parts.append(hashed)
-            for name, column in _COLUMNS.items():
-                columns[name].append(int64s(rows, column).copy())
-            columns["void"][-1] = np.asarray(pc.fill_null(rows.column("void"), False)).astype(np.bool_)
-            for marks, column, says in _faults_of_rows(rows, hashed, record):
-                _report(hashed.of(marks), column, says)
-        joined = {
-            name: np.concatenate([np.zeros(0, dtype=np.bool_ if name == "void" else np.int64), *found])
-            for name, found in columns.items()
-        }
-        rows_of_all = TableRows.joined(scan, parts)
-        rolled_back_at = np.full(len(vbuckets), -1, dtype=np.int64)
+            columns = {name: int64s(rows, of).copy() for name, of in _COLUMNS.items()}
+            columns["void"] = np.asarray(pc.fill_null(rows.column("void"), False)).astype(np.bool_)
+            hashed = hash_changes(rows, xattrs=xattrs)
+            parts.append(hashed.widened(cls, locators=part.locators[kept], **columns, **shared))
+            for marks, name, says in _faults_of_rows(rows, parts[-1], record):
+                parts[-1].of(marks).report(FindingKind.COLUMN, says, column=name)
+        found = cls.joined(parts, **shared)
         # A rollback that another one made void counts as well: what it took back stays so.
-        rollbacks = (rows_of_all.rows.ops == ROLLBACK) & is_inside(rows_of_all.rows.vbuckets, vbuckets)
-        at = rows_of_all.rows.vbuckets[rollbacks] - vbuckets.start
-        np.maximum.at(rolled_back_at, at, joined["batches"][rollbacks])
-        return cls(rows=rows_of_all, rolled_back_at=rolled_back_at, vbuckets=vbuckets, **joined)
-
-    def __len__(self) -> int:
-        return len(self.batches)
+        rollbacks = found.of((found.ops == ROLLBACK) & is_inside(found.vbuckets, group))
+        np.maximum.at(found.rolled_back_at, rollbacks.vbuckets - group.start, rollbacks.batches)
+        return found
 
     @property
     def ends(self) -> Barriers:
         """Of collections."""
-        rows = self.rows.rows
-        return ends_of(rows.of(is_inside(rows.vbuckets, self.vbuckets)), self.vbuckets)
+        return ends_of(self.inside(), self.group)
 
     def documents(self) -> ScannedChanges:
         """The changes of documents."""
-        ops = self.rows.rows.ops
-        return self.of((ops >= MUTATION) & (ops < ROLLBACK))
+        return self.of((self.ops >= MUTATION) & (self.ops < ROLLBACK))
 
     def inside(self) -> ScannedChanges:
         """Those of the vbuckets of the group."""
-        return self.of(is_inside(self.rows.rows.vbuckets, self.vbuckets))
+        return self.of(is_inside(self.vbuckets, self.group))
 
     def upto(self, batch: int) -> ScannedChanges:
         return self.of(self.batches <= batch)
 
     @property
-    def times_us(self) -> Numbers:
+    def made_us(self) -> Numbers:
         """When the changes were made. Events have no such time: for them, when they were landed."""
-        times = self.rows.rows.times_us
-        return np.where(times == NO_TIME, self.landed_us, times)
-
-    def of(self, chosen: Any) -> ScannedChanges:
-        if isinstance(chosen, np.ndarray) and chosen.dtype == np.bool_ and chosen.all():
-            return self
-        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
-        return replace(self, rows=self.rows.of(chosen), **columns)
+        return np.where(self.times_us == NO_TIME, self.landed_us, self.times_us)
 
     @property
     def is_readable(self) -> bool:
         """No file of it was missing or damaged: what is not among the rows is not in the table."""
-        scan = self.rows.scan
-        return not any((kind, scan.label) in scan.findings.counts for kind in OF_FILES)
+        return not any((kind, self.scan.label) in self.scan.findings.counts for kind in OF_FILES)
 
 
 _COLUMNS = {
@@ -181,34 +172,26 @@ _COLUMNS = {
     "landed_us": "landed_at",
     "snapshot_starts": "snapshot_start",
     "snapshot_ends": "snapshot_end",
-    "void": "batch",
 }
-
-
-def _report(rows: TableRows, column: str, says: str) -> None:
-    if len(rows.rows):
-        rows.report(FindingKind.COLUMN, says, column=column)
 
 
 # --- each row by itself -----------------------------------------------------------------------------------------------
 
 
-def _faults_of_rows(rows: pa.Table, hashed: TableRows, record: ChangesRecord) -> Iterator[tuple[Marks, str, str]]:
+def _faults_of_rows(rows: pa.Table, hashed: ScannedChanges, record: ChangesRecord) -> Iterator[tuple[Marks, str, str]]:
     """Marks on rows that can't be as they are, the column, and what to say of them."""
-    ops, seqnos = hashed.rows.ops, hashed.rows.seqnos
-    yield ops == UNKNOWN_OP, "op", "has an operation that there is not"
+    yield hashed.ops == UNKNOWN_OP, "op", "has an operation that there is not"
     for column, marks in _other_names(rows, record):
         yield marks, column, f"has another `{column}` than its collection"
-    cas, times_us = int64s(rows, "cas").view(np.uint64), hashed.rows.times_us
+    cas, times_us = int64s(rows, "cas").view(np.uint64), hashed.times_us
     earlier_us = (cas // np.uint64(1000)).astype(np.int64) - np.where(times_us == NO_TIME, 0, times_us)
     is_other = (cas == 0) != (times_us == NO_TIME)
     is_other |= (cas != 0) & ((earlier_us < 0) | (earlier_us > _CAS_STEP_US))
     yield is_other, "changed_at", "has another `changed_at` than its CAS says"
-    starts, ends = int64s(rows, "snapshot_start"), int64s(rows, "snapshot_end")
-    yield starts > seqnos, "snapshot_start", "lies before its snapshot"
-    yield ends < seqnos, "snapshot_end", "lies behind its snapshot"
-    batches = int64s(rows, "batch")
-    yield (batches < 0) | (batches > record.last_batch), "batch", "is of a batch that was not landed"
+    yield hashed.snapshot_starts > hashed.seqnos, "snapshot_start", "lies before its snapshot"
+    yield hashed.snapshot_ends < hashed.seqnos, "snapshot_end", "lies behind its snapshot"
+    is_other = (hashed.batches < 0) | (hashed.batches > record.last_batch)
+    yield is_other, "batch", "is of a batch that was not landed"
 
 
 def _other_names(rows: pa.Table, record: ChangesRecord) -> Iterator[tuple[str, Marks]]:
@@ -244,50 +227,45 @@ def _other_names(rows: pa.Table, record: ChangesRecord) -> Iterator[tuple[str, M
 
 def judge_record(changes: ScannedChanges, record: ChangesRecord) -> ScannedChanges:
     """Report what can't be in rows of the group's vbuckets. Returns those that are not void."""
-    rows, start = changes.rows.rows, changes.vbuckets.start
-    here = rows.vbuckets - start
+    start, standing = changes.group.start, record.standing
+    is_judged = ~standing.is_rolled[changes.vbuckets - start]
     for marks, says in _faults_of_void(changes):
-        _report(changes.rows.of(marks & ~record.is_rolled[here]), "void", says)
+        changes.of(marks & is_judged).report(FindingKind.COLUMN, says, column="void")
     _judge_landing_times(changes, record.log)
-    changes = changes.of(~changes.void)
-    rows = changes.rows.rows
-    here = rows.vbuckets - start
-    behind = (rows.seqnos > record.offset_seqnos[here]) & ~record.is_rolled[here]
-    if behind.any():
-        says = "lies behind the offset that the table is at: nothing can be there yet"
-        changes.rows.of(behind).report(FindingKind.EXTRA, says)
-    stream = changes.of((rows.ops != ROLLBACK) & ~record.is_rolled[here] & ~behind)
-    rows = stream.rows.rows
-    order = np.argsort(rows.vbuckets.astype(np.int64) << SEQNO_BITS | rows.seqnos, kind="stable")
-    for at, column, says in _faults_of_order(stream, order, record):
-        _report(stream.rows.of(np.unique(at)), column, says)
+    is_judged, changes = is_judged[~changes.void], changes.of(~changes.void)
+    behind = (changes.seqnos > standing.seqnos[changes.vbuckets - start]) & is_judged
+    says = "lies behind the offset that the table is at: nothing can be there yet"
+    changes.of(behind).report(FindingKind.EXTRA, says)
+    stream = changes.of((changes.ops != ROLLBACK) & is_judged & ~behind)
+    order = np.argsort(stream.vbuckets.astype(np.int64) << SEQNO_BITS | stream.seqnos, kind="stable")
+    for at, name, says in _faults_of_order(stream, order, record):
+        stream.of(np.unique(at)).report(FindingKind.COLUMN, says, column=name)
     return changes
 
 
 def _faults_of_void(changes: ScannedChanges) -> Iterator[tuple[Marks, str]]:
     """A rollback takes back what came with earlier batches above its seqno, and in its own batch what came before it,
     which the rows no longer say."""
-    rows = changes.rows.rows
-    is_rollback = rows.ops == ROLLBACK
-    kept_later, kept_then = (np.full(len(rows), _EVER, dtype=np.int64) for _ in range(2))
-    for vbucket in np.unique(rows.vbuckets[is_rollback]).tolist():
-        here = np.flatnonzero(rows.vbuckets == vbucket)
-        back = np.flatnonzero(is_rollback & (rows.vbuckets == vbucket))
+    is_rollback = changes.ops == ROLLBACK
+    kept_later, kept_then = (np.full(len(changes), _FOREVER, dtype=np.int64) for _ in range(2))
+    for vbucket in np.unique(changes.vbuckets[is_rollback]).tolist():
+        here = np.flatnonzero(changes.vbuckets == vbucket)
+        back = np.flatnonzero(is_rollback & (changes.vbuckets == vbucket))
         back = back[np.argsort(changes.batches[back], kind="stable")]
         # By rollback: the least that it, or a later one, has kept.
-        least = np.append(np.minimum.accumulate(rows.seqnos[back][::-1])[::-1], _EVER)
+        least = np.append(np.minimum.accumulate(changes.seqnos[back][::-1])[::-1], _FOREVER)
         batches = changes.batches[back]
         kept_later[here] = least[np.searchsorted(batches, changes.batches[here], side="right")]
         kept_then[here] = least[np.searchsorted(batches, changes.batches[here], side="left")]
-    yield changes.void & (rows.seqnos <= kept_then), "is void, and no rollback took it back"
-    yield ~changes.void & (rows.seqnos > kept_later), "is not void, and a rollback took it back"
+    yield changes.void & (changes.seqnos <= kept_then), "is void, and no rollback took it back"
+    yield ~changes.void & (changes.seqnos > kept_later), "is not void, and a rollback took it back"
 
 
 def _judge_landing_times(changes: ScannedChanges, log: LoggedBatches) -> None:
     if len(changes) == 0:
         return
     batches, first, at = np.unique(changes.batches, return_index=True, return_inverse=True)
-    bounds = np.array([log.landed_us.get(batch, (-_EVER, _EVER)) for batch in batches.tolist()], dtype=np.int64)
+    bounds = np.array([log.landed_us.get(batch, (-_FOREVER, _FOREVER)) for batch in batches.tolist()], dtype=np.int64)
     is_other = (changes.landed_us < bounds[at, 0]) | (changes.landed_us > bounds[at, 1])
     expected = changes.landed_us[first]
     for number in np.unique(at[changes.landed_us != expected[at]]).tolist():
@@ -295,50 +273,49 @@ def _judge_landing_times(changes: ScannedChanges, log: LoggedBatches) -> None:
         times, counts = np.unique(changes.landed_us[at == number], return_counts=True)
         expected[number] = times[np.argmax(counts)]
     is_other |= changes.landed_us != expected[at]
-    _report(changes.rows.of(is_other), "landed_at", "was landed at another time than its batch")
+    says = "was landed at another time than its batch"
+    changes.of(is_other).report(FindingKind.COLUMN, says, column="landed_at")
 
 
 def _faults_of_order(
     changes: ScannedChanges, order: Numbers, record: ChangesRecord
 ) -> Iterator[tuple[Numbers, str, str]]:
     """Rows that do not fit among those of their vbucket, in the order of their seqnos."""
-    rows = changes.rows.rows
     before, after = order[:-1], order[1:]
-    is_same = rows.vbuckets[before] == rows.vbuckets[after]
+    is_same = changes.vbuckets[before] == changes.vbuckets[after]
     before, after = before[is_same], after[is_same]
-    for column, values in (
+    for name, values in (
         ("batch", changes.batches),
         ("snapshot_start", changes.snapshot_starts),
         ("snapshot_end", changes.snapshot_ends),
     ):
         falls = values[before] > values[after]
-        yield before[falls], column, f"has a higher `{column}` than the change after it"
-    beyond = np.flatnonzero(changes.snapshot_ends > record.snapshot_ends[rows.vbuckets - changes.vbuckets.start])
+        yield before[falls], name, f"has a higher `{name}` than the change after it"
+    beyond = np.flatnonzero(changes.snapshot_ends > record.snapshot_ends[changes.vbuckets - changes.group.start])
     yield beyond, "snapshot_end", "has a snapshot that ends behind the offset that the table is at"
     yield _of_other_batches(changes, record.log), "batch", "is not of the batch that the log says has brought it"
-    yield _of_left_branches(rows.vbuckets, rows.vbuuids, order), "vbuuid", "is of a branch between two rows of another"
+    yield _of_left_branches(changes, order), "vbuuid", "is of a branch between two rows of another"
     yield _of_unknown_branches(changes, record), "vbuuid", "is of a branch that the bucket does not know"
 
 
 def _of_other_batches(changes: ScannedChanges, log: LoggedBatches) -> Numbers:
     """A row came with the first batch whose offset reaches it. Where batches of before the log have reached it, or a
     rollback came, that is not known."""
-    rows = changes.rows.rows
     found = [np.zeros(0, dtype=np.int64)]
     for here in np.flatnonzero(log.is_steady).tolist() if len(log.numbers) else ():
-        at = np.flatnonzero(rows.vbuckets == here + changes.vbuckets.start)
-        brought = np.searchsorted(log.seqnos[:, here], rows.seqnos[at])
+        at = np.flatnonzero(changes.vbuckets == here + changes.group.start)
+        brought = np.searchsorted(log.seqnos[:, here], changes.seqnos[at])
         is_known = (brought > 0) & (brought < len(log.numbers))
         at, brought = at[is_known], brought[is_known]
         found.append(at[changes.batches[at] != log.numbers[brought]])
     return np.concatenate(found)
 
 
-def _of_left_branches(vbuckets: Any, vbuuids: Numbers, order: Numbers) -> Numbers:
+def _of_left_branches(changes: ScannedChanges, order: Numbers) -> Numbers:
     """The rows between two rows of one branch that are of another: a branch that was left does not come again."""
     if len(order) == 0:
         return order
-    homes, branches = vbuckets[order], vbuuids[order]
+    homes, branches = changes.vbuckets[order], changes.vbuuids[order]
     is_start = np.append(True, (homes[1:] != homes[:-1]) | (branches[1:] != branches[:-1]))
     runs = np.flatnonzero(is_start)
     if len(runs) == len(np.unique(homes)):
@@ -359,12 +336,137 @@ def _of_left_branches(vbuckets: Any, vbuuids: Numbers, order: Numbers) -> Number
 
 def _of_unknown_branches(changes: ScannedChanges, record: ChangesRecord) -> Numbers:
     """A branch leaves the failover log when the vbucket rolls back to before it, which brings a rollback here; those
-    that were trimmed are not known any more."""
-    rows = changes.rows.rows
+    that were trimmed are unknown."""
     found = [np.zeros(0, dtype=np.int64)]
     for vbucket, branches in record.branches.items():
-        at = np.flatnonzero(rows.vbuckets == vbucket)
-        since = max(changes.rolled_back_at[vbucket - changes.vbuckets.start], record.trimmed_batch)
+        at = np.flatnonzero(changes.vbuckets == vbucket)
+        since = max(changes.rolled_back_at[vbucket - changes.group.start], record.trimmed_batch)
         at = at[changes.batches[at] > since]
-        found.append(at[~np.isin(rows.vbuuids[at], list(branches))])
+        found.append(at[~np.isin(changes.vbuuids[at], list(branches))])
     return np.concatenate(found)
+
+
+# --- the versions of a history ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Versions(TableRows):
+    """The rows of a history."""
+
+    begun_us: Numbers = per_row(np.int64)
+    """`valid_from`, or `NO_TIME`."""
+    ended_us: Numbers = per_row(np.int64)
+    """`valid_to`, or `NO_TIME`."""
+    ends: Numbers = per_row(np.int64)
+    """By row: the seqno that ended it, or `NO_END`."""
+    is_current: Marks = per_row(np.bool_)
+    """By row: as the table is partitioned."""
+
+
+class LandedVersions:
+    """What a history has to hold by `changes`."""
+
+    def __init__(self, changes: ScannedChanges, *, ids: frozenset[int], merged: int, trimmed_batch: int) -> None:
+        """`changes` are all that are not void. `merged` is the last batch that is in the history."""
+        self._group = changes.group
+        self._is_open = changes.rolled_back_at > merged
+        """By vbucket of the group: a rollback that is not in the history yet has changed what `changes` says of it."""
+        inside = changes.inside().upto(merged)
+        self._events = inside.of((inside.ops == COLLECTION_CREATED) | (inside.ops == COLLECTION_DROPPED))
+        documents = inside.documents()
+        self.changes = documents.of(is_one_of(documents.ids, ids))
+        self._trimmed_upto = np.zeros(len(changes.group), dtype=np.int64)
+        """By vbucket: changes up to this seqno may be gone."""
+        old = inside.upto(trimmed_batch)
+        np.maximum.at(self._trimmed_upto, old.vbuckets - changes.group.start, old.seqnos)
+        self._by_hash = HashIndex(self.changes.hashes, self.changes.seqnos)
+
+    def lost(self, versions: Versions) -> Marks:
+        """A mark on the changes that are not among the versions."""
+        rows = self.changes
+        found = HashIndex(versions.hashes, versions.seqnos).find(rows.hashes)
+        marks: Marks = (rows.ops == MUTATION) & ~self._is_open_at(rows) & (found < 0)
+        return marks
+
+    def unknown(self, versions: Versions) -> Marks:
+        """A mark on the versions that are not among the changes."""
+        found = self._by_hash.find(versions.hashes)
+        return (found < 0) & ~self._is_open_at(versions) & ~self._is_trimmed(versions.vbuckets, versions.seqnos)
+
+    def of_other_branches(self, versions: Versions) -> Marks:
+        """A mark on the versions that have another vbuuid than the same change."""
+        found = self._by_hash.find(versions.hashes)
+        marks, is_there = np.zeros(len(found), dtype=np.bool_), found >= 0
+        marks[is_there] = self.changes.vbuuids[found[is_there]] != versions.vbuuids[is_there]
+        return marks & ~self._is_open_at(versions)
+
+    def _is_open_at(self, rows: HashedRows) -> Marks:
+        inside = is_inside(rows.vbuckets, self._group)
+        is_open: Marks = self._is_open[np.where(inside, rows.vbuckets - self._group.start, 0)] & inside
+        return is_open
+
+    def _is_trimmed(self, vbuckets: Column, seqnos: Numbers) -> Marks:
+        inside = is_inside(vbuckets, self._group)
+        upto = self._trimmed_upto[np.where(inside, vbuckets - self._group.start, 0)]
+        marks: Marks = (seqnos <= upto) & inside
+        return marks
+
+    # --- from when to when they hold ----------------------------------------------------------------------------------
+
+    def faults_of_validity(self, versions: Versions) -> Iterator[tuple[Marks, str | None, str]]:
+        """Marks on versions that can't be as they are, the column where it is known, and what to say of them."""
+        rows, ends = versions, versions.ends
+        has_end = ends != NO_END
+        yield versions.is_current & has_end, "is_current", "is current, and has an end"
+        yield ~versions.is_current & ~has_end, "is_current", "is not current, and has no end"
+        yield has_end & (ends <= rows.seqnos), "valid_to_seqno", "ends before it begins"
+        yield _overlapping(versions), None, "begins before the version before it ends"
+        is_judged = is_inside(rows.vbuckets, self._group) & ~self._is_open_at(rows)
+        ended_by, ended_us = self._ends_of(rows)
+        # What ended it may have been trimmed; it is no later than what is there.
+        is_gone = has_end & (ends < ended_by) & self._is_trimmed(rows.vbuckets, ends)
+        is_other = is_judged & ~is_gone & (np.where(has_end, ends, _FOREVER) != ended_by)
+        yield is_other, "valid_to_seqno", "ends with another change than in `changes`"
+        is_later = is_judged & ~is_gone & ~is_other & (versions.ended_us != ended_us)
+        yield is_later, "valid_to", "ends at another time than the change that ended it"
+        yield has_end != (versions.ended_us != NO_TIME), "valid_to", "has one of `valid_to` and `valid_to_seqno` alone"
+        begun_us, is_known = rows.times_us.copy(), rows.times_us != NO_TIME
+        found = self._by_hash.find(rows.hashes)
+        landed = ~is_known & (found >= 0)
+        begun_us[landed] = self.changes.landed_us[found[landed]]
+        is_other = (is_known | landed) & is_judged & (versions.begun_us != begun_us)
+        yield is_other, "valid_from", "begins at another time than its change was made"
+
+    def _ends_of(self, rows: HashedRows) -> tuple[Numbers, Numbers]:
+        """By version: the seqno and the time of the first change of its document, or end of its collection, that comes
+        after it; `_FOREVER` and `NO_TIME` where none does."""
+        # A document's number is that of the row by which its key is found.
+        index = HashIndex(self.changes.keys, self.changes.seqnos)
+        codes = index.find(self.changes.keys), index.find(rows.keys)
+        seqnos, ended_us = _next_after(self.changes, codes, rows.seqnos)
+        if len(self._events):
+            codes = key_spaces(self._events.vbuckets, self._events.ids), key_spaces(rows.vbuckets, rows.ids)
+            of_collections, at_us = _next_after(self._events, codes, rows.seqnos)
+            is_first = of_collections < seqnos
+            seqnos, ended_us = np.where(is_first, of_collections, seqnos), np.where(is_first, at_us, ended_us)
+        return seqnos, ended_us
+
+
+def _next_after(rows: ScannedChanges, codes: tuple[Numbers, Numbers], after: Numbers) -> tuple[Numbers, Numbers]:
+    """By place that is asked for: the seqno and the time of the first row with the same code after it."""
+    found = first_after(codes[0], rows.seqnos, codes[1], after)
+    is_next = found >= 0
+    seqnos, times_us = np.full(len(found), _FOREVER), np.full(len(found), NO_TIME)
+    seqnos[is_next], times_us[is_next] = rows.seqnos[found[is_next]], rows.made_us[found[is_next]]
+    return seqnos, times_us
+
+
+def _overlapping(versions: Versions) -> Marks:
+    rows = versions
+    marks = np.zeros(len(rows), dtype=np.bool_)
+    order = np.lexsort((rows.seqnos, rows.keys[:, 1], rows.keys[:, 0]))
+    before, after = order[:-1], order[1:]
+    is_same = (rows.keys[before] == rows.keys[after]).all(axis=1)
+    ends = np.where(versions.ends == NO_END, _FOREVER, versions.ends)
+    marks[after[is_same & (ends[before] > rows.seqnos[after])]] = True
+    return marks

@@ -9,7 +9,7 @@ are its hashes, so a task's memory is that of the group's rows, some sixty bytes
   leaves. Typed columns say what the document beside them says.
 * `rejects`: exactly the values of `documents` that do not fit the typed columns, each with its reason.
 * `history`: its current rows are the documents of the bucket, at the offset that it is at. Its versions are those that
-  `changes` has, and hold as long as it says (`verify_history`).
+  `changes` has, and hold as long as it says (`verify_changes`).
 
 `verify` makes a `GroupCheck` for each group on the driver; what is wrong comes back as a `GroupReport`.
 """
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headwater.lake.change_rows import MUTATION, ROLLBACK
+from headwater.lake.change_rows import MUTATION, ROLLBACK, Barriers
 from headwater.lake.data_files import DataFile, filtered
 from headwater.lake.layout import (
     FIELD,
@@ -31,7 +31,6 @@ from headwater.lake.layout import (
     IS_CURRENT,
     LakeFacts,
     TableKind,
-    changes_schema,
     documents_schema,
     history_schema,
     rejects_schema,
@@ -39,9 +38,8 @@ from headwater.lake.layout import (
 )
 from headwater.lake.location import Location
 from headwater.lake.typed_columns import TypedColumns
-from headwater.lake.verify_changes import ChangesRecord, ScannedChanges, judge_record
+from headwater.lake.verify_changes import NO_END, ChangesRecord, LandedVersions, ScannedChanges, Versions, judge_record
 from headwater.lake.verify_hashes import NO_TIME, HashedRows, Hashes, HashIndex, Marks, hash_documents, int64s
-from headwater.lake.verify_history import NO_END, LandedVersions, Versions
 from headwater.lake.verify_judging import (
     SEQNO_BITS,
     BucketDocuments,
@@ -55,7 +53,6 @@ from headwater.lake.verify_judging import (
     is_inside,
     judge,
     judge_rejects,
-    stored_misfits,
     twice,
 )
 from headwater.lake.verify_scan import (
@@ -113,7 +110,8 @@ class GroupCheck:
 
     facts: LakeFacts
     group: int
-    changes: TableCheck
+    changes: TableScan
+    """Of the files of `changes` that may hold rows of the group."""
     collections: tuple[CollectionCheck, ...]
     made_upto: int = -1
     """Collections with changes up to this batch have their tables."""
@@ -150,8 +148,7 @@ class GroupCheck:
 
         return replace(
             self,
-            changes=replace(self.changes, standing=self.changes.standing.also_rolled(here)),
-            record=replace(self.record, is_rolled=self.changes.standing.also_rolled(here).is_rolled),
+            record=replace(self.record, standing=self.record.standing.also_rolled(here)),
             collections=tuple(
                 replace(it, documents=rolled(it.documents), history=rolled(it.history)) for it in self.collections
             ),
@@ -198,17 +195,8 @@ class GroupReport:
 
 def scan_changes(check: GroupCheck) -> ScannedChanges:
     """Read the rows of `changes`. It takes long, and needs nothing of the bucket."""
-    xattrs = check.facts.xattrs
-    scan = TableScan(
-        check.changes.location,
-        table_label(TableKind.CHANGES),
-        changes_schema(xattrs=xattrs),
-        check.changes.files,
-        Findings(),
-        owned=check.changes.owned,
-    )
-    edges = GroupCheck.edges_of(check.facts, check.group)
-    return ScannedChanges.read(scan, check.record, check.vbuckets, edges, xattrs=xattrs)
+    scan, edges = replace(check.changes, findings=Findings(), engines={}), GroupCheck.edges_of(check.facts, check.group)
+    return ScannedChanges.read(scan, check.record, check.vbuckets, edges, xattrs=check.facts.xattrs)
 
 
 def judge_group(check: GroupCheck, reading: BucketReading, changes: ScannedChanges) -> GroupReport:
@@ -239,25 +227,25 @@ class _Judging:
         self._reading = reading
         inside = changes.inside()
         self._changes_read = len(inside) - int(_is_own_rollback(inside).sum())
-        self._strangers = changes.of(~is_inside(changes.rows.rows.vbuckets, check.vbuckets) & ~changes.void)
+        self._strangers = changes.of(~is_inside(changes.vbuckets, check.vbuckets) & ~changes.void)
         self._changes = judge_record(inside, check.record)
         self._ends = self._changes.ends
         known = {id_: collection.name for collection in check.collections for id_ in collection.ids}
         self._names = {**reading.names, **known}
         self._report = GroupReport(
             {collection.name: Counts() for collection in check.collections},
-            changes.rows.scan.findings,
+            changes.scan.findings,
             change_rows=self._changes_read,
         )
         self._wrong: dict[str, list[Hashes]] = {}
         """By collection: the keys of documents of which some table is wrong."""
 
     def run(self) -> GroupReport:
-        self._check_seqnos(self._changes.rows)
+        self._check_seqnos(self._changes)
         self._judge_strangers()
         changes = self._changes.documents()
         documents, ends = self._reading.finish()
-        of_bucket, of_changes = self._by_collection(documents.ids), self._by_collection(changes.rows.rows.ids)
+        of_bucket, of_changes = self._by_collection(documents.ids), self._by_collection(changes.ids)
         collections = {collection.name: collection for collection in self._check.collections}
         # What the bucket has, or `changes`, and the log of `changes` has never named.
         for name in {*of_bucket, *(() if self._check.is_selection else of_changes)} - collections.keys():
@@ -267,7 +255,7 @@ class _Judging:
             rows = documents.of(of_bucket.get(name, slice(0)))
             bucket = BucketDocuments.of(rows, ends, self._vbuckets, live_ids=self._check.record.live_ids)
             of_collection = changes.of(of_changes.get(name, slice(0)))
-            self._judge_changes(collection, bucket, of_collection.rows)
+            self._judge_changes(collection, bucket, of_collection)
             self._judge_documents(collection, bucket, of_collection)
             if collection.history is not None:
                 self._judge_history(collection, collection.history, bucket)
@@ -289,11 +277,18 @@ class _Judging:
         return self._report.counts.setdefault(name, Counts())
 
     def _found(
-        self, collection: str, kind: FindingKind, rows: TableRows, says: str, *, column: str | None = None
+        self,
+        collection: str,
+        kind: FindingKind,
+        rows: TableRows,
+        says: str,
+        *,
+        column: str | None = None,
+        of_table: str | None = None,
     ) -> None:
-        if len(rows.rows):
-            rows.report(kind, says, column=column)
-            self._wrong.setdefault(collection, []).append(rows.rows.keys)
+        rows.report(kind, says, column=column, of_table=of_table)
+        if len(rows):
+            self._wrong.setdefault(collection, []).append(rows.keys)
 
     def _missing(self, collection: str, label: str, rows: HashedRows, says: str) -> None:
         """What the bucket has, and a table lacks: it is named later."""
@@ -320,17 +315,10 @@ class _Judging:
     def _scan(
         self, kind: TableKind, name: str, schema: pa.Schema, table: TableCheck | None, *, added: Iterable[str] = ()
     ) -> TableScan:
-        location = Location("") if table is None else table.location
-        files = () if table is None else table.files
-        return TableScan(
-            location,
-            table_label(kind, name),
-            schema,
-            files,
-            self._report.findings,
-            frozenset(added),
-            owned=None if table is None else table.owned,
+        scan = TableScan(
+            Location(""), table_label(kind, name), schema, (), findings=self._report.findings, added=frozenset(added)
         )
+        return scan if table is None else replace(scan, location=table.location, files=table.files, owned=table.owned)
 
     def _rows_of(self, scan: TableScan, table: TableCheck | None) -> Iterator[ScannedRows]:
         """What is judged here of a table. Rows that are in no place of their own are judged with the first group."""
@@ -349,43 +337,37 @@ class _Judging:
 
     def _check_seqnos(self, rows: TableRows) -> None:
         """A seqno is one change, or one event. Rollbacks have the seqno of what they kept."""
-        rows = rows.of(rows.rows.ops != ROLLBACK)
-        again = rows.of(twice(rows.rows.vbuckets.astype(np.int64) << SEQNO_BITS | rows.rows.seqnos))
+        rows = rows.of(rows.ops != ROLLBACK)
+        again = rows.of(twice(rows.vbuckets.astype(np.int64) << SEQNO_BITS | rows.seqnos))
         says = "is there twice: another row has its seqno"
-        for id_, chosen in by_id(again.rows.ids):
-            if id_ < 0:
-                # An event of a scope is no document's.
-                again.of(chosen).report(FindingKind.TWICE, says)
-            else:
-                name = self._names.setdefault(id_, table_name(None, None, id_))
-                self._found(name, FindingKind.TWICE, again.of(chosen), says)
+        # An event of a scope is no document's.
+        again.of(again.ids < 0).report(FindingKind.TWICE, says)
+        documents = again.of(again.ids >= 0)
+        for name, chosen in self._by_collection(documents.ids).items():
+            self._found(name, FindingKind.TWICE, documents.of(chosen), says)
 
     def _judge_strangers(self) -> None:
         says = "is in a vbucket that the bucket does not have"
-        strangers = self._strangers.rows
-        for id_, chosen in by_id(strangers.rows.ids):
-            name = self._names.setdefault(id_, table_name(None, None, id_))
-            self._found(name, FindingKind.EXTRA, strangers.of(chosen), says)
+        for name, chosen in self._by_collection(self._strangers.ids).items():
+            self._found(name, FindingKind.EXTRA, self._strangers.of(chosen), says)
 
     def _judge_changes(self, collection: CollectionCheck, bucket: BucketDocuments, rows: TableRows) -> None:
         """Fold what `changes` has, and compare what that leaves."""
-        index = HashIndex(rows.rows.keys, rows.rows.seqnos)
-        newest = rows.of(index.newest)
-        ended = self._ends.seqnos(vbuckets=newest.rows.vbuckets, ids=newest.rows.ids)
-        live = newest.of((newest.rows.ops == MUTATION) & (newest.rows.seqnos > ended))
-        standing = self._check.changes.standing
-        judged = judge(bucket, live.rows, standing, ids=collection.ids, landed_ends=self._ends)
+        index = HashIndex(rows.keys, rows.seqnos)
+        live = _live(rows.of(index.newest), self._ends)
+        standing = self._check.record.standing
+        judged = judge(bucket, live, standing, ids=collection.ids, landed_ends=self._ends)
         self._add_judged(collection.name, live, bucket, judged)
         is_removal = ~bucket.is_live & (bucket.changed_at == bucket.rows.seqnos)
         removals = bucket.rows.of(is_removal & bucket.is_landed(standing))
         found = index.find(removals.keys)
         is_there = found >= 0
-        is_there[is_there] = rows.rows.seqnos[found[is_there]] == removals.seqnos[is_there]
+        is_there[is_there] = rows.seqnos[found[is_there]] == removals.seqnos[is_there]
         if self._check.record.trimmed_batch < 0:
             says = "was removed in the bucket, and its removal is not here"
             self._missing(collection.name, live.scan.label, removals.of(~is_there), says)
         there = rows.of(found[is_there])
-        is_other = (there.rows.hashes != removals.hashes[is_there]).any(axis=1)
+        is_other = (there.hashes != removals.hashes[is_there]).any(axis=1)
         says = "is not removed as it is in the bucket"
         self._found(collection.name, FindingKind.DIFFERS, there.of(is_other), says)
 
@@ -401,17 +383,17 @@ class _Judging:
         schema = documents_schema(xattrs=xattrs, typed=None if columns is None else columns.schema)
         added = columns.schema.names if columns is not None and columns.is_inferred else ()
         scan = self._scan(TableKind.DOCUMENTS, collection.name, schema, table, added=added)
-        typed = TypedCheck(columns)
+        typed = TypedCheck(scan, columns)
         parts: list[TableRows] = []
         for part in self._rows_of(scan, table):
-            rows = TableRows(scan=scan, rows=hash_documents(part.rows, xattrs=xattrs), locators=part.locators)
+            rows = hash_documents(part.rows, xattrs=xattrs).widened(TableRows, scan=scan, locators=part.locators)
             wrong = rows.of(typed.take(part.rows, part.locators))
             says = "has other values in its typed columns than in its document"
             self._found(collection.name, FindingKind.TYPED_COLUMN, wrong, says)
             self._check_partition(collection.name, table, part, rows)
             parts.append(rows)
-        rows = TableRows.joined(scan, parts)
-        judged = judge(bucket, rows.rows, table.standing, ids=collection.ids, landed_ends=self._ends)
+        rows = TableRows.joined(parts, scan=scan)
+        judged = judge(bucket, rows, table.standing, ids=collection.ids, landed_ends=self._ends)
         self._add_judged(collection.name, rows, bucket, judged)
         self._judge_by_changes(collection, table, rows, changes)
         counts.landed += int(judged.is_equal.sum())
@@ -420,12 +402,12 @@ class _Judging:
         is_merging = collection.rejects is not None and collection.rejects.merged > table.merged
         if not is_merging and not collection.is_unparsed:
             # A merge that is under way commits the rejects before the documents.
-            self._judge_rejects(collection, scan, typed.rejected)
+            self._judge_rejects(collection, typed.rejected)
 
     def _check_partition(self, collection: str, table: TableCheck, part: ScannedRows, rows: TableRows) -> None:
         """A row is in the group of its vbucket. One of a vbucket that is not of these is found without."""
-        inside = is_inside(rows.rows.vbuckets, self._vbuckets)
-        groups = rows.rows.vbuckets.astype(np.int64) * table.groups // self._check.facts.vbuckets
+        inside = is_inside(rows.vbuckets, self._vbuckets)
+        groups = rows.vbuckets.astype(np.int64) * table.groups // self._check.facts.vbuckets
         wrong = inside & (groups != int(dict(part.file.partition)[GROUP.name]))
         says = "is in another group than its vbucket"
         self._found(collection, FindingKind.COLUMN, rows.of(wrong), says, column=GROUP.name)
@@ -438,10 +420,8 @@ class _Judging:
         if not changes.is_readable:
             return
         merged = changes.upto(table.merged)
-        newest = merged.rows.of(HashIndex(merged.rows.rows.keys, merged.rows.rows.seqnos).newest)
-        ends = self._ends if table.merged >= self._check.changes.merged else self._changes.upto(table.merged).ends
-        ended = ends.seqnos(vbuckets=newest.rows.vbuckets, ids=newest.rows.ids)
-        live = newest.of((newest.rows.ops == MUTATION) & (newest.rows.seqnos > ended))
+        ends = self._ends if table.merged >= self._check.record.last_batch else self._changes.upto(table.merged).ends
+        live = _live(merged.of(HashIndex(merged.keys, merged.seqnos).newest), ends)
         is_open = (changes.rolled_back_at > table.merged) | table.standing.is_rolled
         wrong = HashIndex.of_all(self._wrong.get(collection.name, []))
 
@@ -451,24 +431,22 @@ class _Judging:
             marks: Marks = inside & ~is_open[here]
             return marks & (wrong.find(judged.keys) < 0) if len(wrong) else marks
 
-        found = HashIndex(live.rows.keys, live.rows.seqnos).find(rows.rows.keys)
-        is_there, judged = found >= 0, is_judged(rows.rows)
+        found = HashIndex(live.keys, live.seqnos).find(rows.keys)
+        is_there, judged = found >= 0, is_judged(rows)
         at = found[is_there]
         is_same, is_branch = is_there.copy(), is_there.copy()
-        is_same[is_there] = (live.rows.hashes[at] == rows.rows.hashes[is_there]).all(axis=1)
-        is_branch[is_there] = live.rows.vbuuids[at] == rows.rows.vbuuids[is_there]
-        is_seen = np.zeros(len(live.rows), dtype=np.bool_)
+        is_same[is_there] = (live.hashes[at] == rows.hashes[is_there]).all(axis=1)
+        is_branch[is_there] = live.vbuuids[at] == rows.vbuuids[is_there]
+        is_seen = np.zeros(len(live), dtype=np.bool_)
         is_seen[at] = True
-        lost = live.of(~is_seen & is_judged(live.rows))
         for kind, marks, says, column in (
             (FindingKind.EXTRA, ~is_there, "is not among what `changes` leaves", None),
             (FindingKind.DIFFERS, is_there & ~is_same, "is not as it is in `changes`", None),
             (FindingKind.COLUMN, is_same & ~is_branch, "has another `vbuuid` than in `changes`", "vbuuid"),
         ):
             self._found(collection.name, kind, rows.of(judged & marks), says, column=column)
-        if len(lost.rows):
-            lost.report(FindingKind.MISSING, "is in `changes`, and not here", of_table=rows.scan.label)
-            self._wrong.setdefault(collection.name, []).append(lost.rows.keys)
+        lost, says = live.of(~is_seen & is_judged(live)), "is in `changes`, and not here"
+        self._found(collection.name, FindingKind.MISSING, lost, says, of_table=rows.scan.label)
 
     def _check_is_new(self, collection: CollectionCheck, batches: Numbers) -> None:
         """A table that is not there has to be one that is about to be made."""
@@ -478,85 +456,81 @@ class _Judging:
             kind = FindingKind.MISSING_TABLE
             self._report.findings.add(Finding(kind=kind, table=label, what="the table", says=says))
 
-    def _judge_rejects(self, collection: CollectionCheck, documents: TableScan, expected: Rejected) -> None:
+    def _judge_rejects(self, collection: CollectionCheck, expected: Rejected) -> None:
         schema = rejects_schema(with_field=collection.columns is None or not collection.columns.is_whole_row)
         scan = self._scan(TableKind.REJECTS, collection.name, schema, collection.rejects, added={FIELD.name})
         parts: list[Rejected] = []
         for part in self._rows_of(scan, collection.rejects):
-            parts.append(stored_misfits(part.rows, part.locators))
+            fields = part.rows.column(FIELD.name) if FIELD.name in schema.names else None
+            parts.append(Rejected.read(scan, part.rows, fields, part.rows.column("reason"), part.locators))
             if collection.rejects is not None:
-                rows = TableRows(scan=scan, rows=parts[-1].rows, locators=part.locators)
-                self._check_partition(collection.name, collection.rejects, part, rows)
-        stored = Rejected.joined(parts)
+                self._check_partition(collection.name, collection.rejects, part, parts[-1])
+        stored = Rejected.joined(parts, scan=scan)
         judged = judge_rejects(expected, stored)
-        there = TableRows(scan=scan, rows=stored.rows, locators=stored.locators)
-        for kind, chosen, says in (
-            (FindingKind.EXTRA, judged.extra, "has no such value that does not fit the typed columns"),
-            (FindingKind.DIFFERS, judged.differing, "is not as it is in the documents, or for another reason"),
-            (FindingKind.TWICE, judged.twice, "is there twice"),
+        for kind, chosen, says, column in (
+            (FindingKind.EXTRA, judged.extra, "has no such value that does not fit the typed columns", None),
+            (FindingKind.DIFFERS, judged.differing, "is not as it is in the documents, or for another reason", None),
+            (FindingKind.TWICE, judged.twice, "is there twice", None),
+            (FindingKind.COLUMN, judged.other_branches, "has another `vbuuid` than in the documents", "vbuuid"),
         ):
-            self._found(collection.name, kind, there.of(chosen), says)
-        says = "has another `vbuuid` than in the documents"
-        self._found(collection.name, FindingKind.COLUMN, there.of(judged.other_branches), says, column="vbuuid")
-        lost = TableRows(scan=documents, rows=expected.rows, locators=expected.locators).of(judged.missing)
-        if len(lost.rows):
-            says = "does not fit the typed columns, and is not here"
-            lost.report(FindingKind.MISSING, says, of_table=scan.label)
-            self._wrong.setdefault(collection.name, []).append(lost.rows.keys)
+            self._found(collection.name, kind, stored.of(chosen), says, column=column)
+        lost, says = expected.of(judged.missing), "does not fit the typed columns, and is not here"
+        self._found(collection.name, FindingKind.MISSING, lost, says, of_table=scan.label)
 
     # --- history ------------------------------------------------------------------------------------------------------
 
     def _judge_history(self, collection: CollectionCheck, table: TableCheck, bucket: BucketDocuments) -> None:
-        xattrs = self._check.facts.xattrs
-        scan = self._scan(TableKind.HISTORY, collection.name, history_schema(xattrs=xattrs), table)
+        name, xattrs = collection.name, self._check.facts.xattrs
+        scan = self._scan(TableKind.HISTORY, name, history_schema(xattrs=xattrs), table)
         parts: list[Versions] = []
         for part in self._rows_of(scan, table):
-            parts.append(self._versions(part))
-            rows = TableRows(scan=scan, rows=parts[-1].rows, locators=part.locators)
-            self._check_partition(collection.name, table, part, rows)
-        versions = Versions.joined(parts)
-        rows = TableRows(scan=scan, rows=versions.rows, locators=versions.locators)
-        current = rows.of(versions.is_current)
-        judged = judge(bucket, current.rows, table.standing, ids=collection.ids, landed_ends=self._ends)
-        self._add_judged(collection.name, current, bucket, judged)
+            is_current = dict(part.file.partition)[IS_CURRENT.name] == "true"
+            parts.append(
+                hash_documents(part.rows, xattrs=xattrs).widened(
+                    Versions,
+                    scan=scan,
+                    locators=part.locators,
+                    begun_us=int64s(part.rows, "valid_from", null=NO_TIME).copy(),
+                    ended_us=int64s(part.rows, "valid_to", null=NO_TIME).copy(),
+                    ends=int64s(part.rows, "valid_to_seqno", null=NO_END).copy(),
+                    is_current=np.full(part.rows.num_rows, is_current, dtype=np.bool_),
+                )
+            )
+            self._check_partition(name, table, part, parts[-1])
+        versions = Versions.joined(parts, scan=scan)
+        current = versions.of(versions.is_current)
+        judged = judge(bucket, current, table.standing, ids=collection.ids, landed_ends=self._ends)
+        self._add_judged(name, current, bucket, judged)
         if not self._changes.is_readable:
             return
-        record = self._check.record
         changes = LandedVersions(
-            self._changes, ids=collection.ids, merged=table.merged, trimmed_batch=record.trimmed_batch
+            self._changes,
+            ids=collection.ids,
+            merged=table.merged,
+            trimmed_batch=self._check.record.trimmed_batch,
         )
         for marks, column, says in changes.faults_of_validity(versions):
-            self._found(collection.name, FindingKind.VALIDITY, rows.of(marks), says, column=column)
-        reported = HashIndex.of_all(
-            [bucket.rows.keys[judged.missing], *(current.rows.keys[marks] for marks in judged.faults)]
-        )
-        landed = changes.changes.rows
-        lost = landed.of(changes.lost(versions) & (reported.find(landed.rows.keys) < 0))
-        if len(lost.rows):
-            lost.report(FindingKind.MISSING, "has a version in `changes` that is not here", of_table=scan.label)
-            self._wrong.setdefault(collection.name, []).append(lost.rows.keys)
-        unknown = rows.of(changes.unknown(versions) & (reported.find(versions.rows.keys) < 0))
-        self._found(collection.name, FindingKind.EXTRA, unknown, "has a version that `changes` does not have")
-        says = "has another `vbuuid` than in `changes`"
-        other = rows.of(changes.of_other_branches(versions))
-        self._found(collection.name, FindingKind.COLUMN, other, says, column="vbuuid")
+            self._found(name, FindingKind.VALIDITY, versions.of(marks), says, column=column)
+        faults = judged.differs, judged.is_extra, judged.is_twice
+        reported = HashIndex.of_all([bucket.rows.keys[judged.missing], *(current.keys[marks] for marks in faults)])
+        lost = changes.changes.of(changes.lost(versions) & (reported.find(changes.changes.keys) < 0))
+        says = "has a version in `changes` that is not here"
+        self._found(name, FindingKind.MISSING, lost, says, of_table=scan.label)
+        unknown = versions.of(changes.unknown(versions) & (reported.find(versions.keys) < 0))
+        self._found(name, FindingKind.EXTRA, unknown, "has a version that `changes` does not have")
+        other, says = versions.of(changes.of_other_branches(versions)), "has another `vbuuid` than in `changes`"
+        self._found(name, FindingKind.COLUMN, other, says, column="vbuuid")
 
-    def _versions(self, part: ScannedRows) -> Versions:
-        is_current = dict(part.file.partition)[IS_CURRENT.name] == "true"
-        return Versions(
-            rows=hash_documents(part.rows, xattrs=self._check.facts.xattrs),
-            locators=part.locators,
-            begun_us=int64s(part.rows, "valid_from", null=NO_TIME).copy(),
-            ended_us=int64s(part.rows, "valid_to", null=NO_TIME).copy(),
-            ends=int64s(part.rows, "valid_to_seqno", null=NO_END).copy(),
-            is_current=np.full(part.rows.num_rows, is_current, dtype=np.bool_),
-        )
+
+def _live(newest: TableRows, ends: Barriers) -> TableRows:
+    """Those of the newest changes of documents that are documents now."""
+    ended = ends.seqnos(vbuckets=newest.vbuckets, ids=newest.ids)
+    return newest.of((newest.ops == MUTATION) & (newest.seqnos > ended))
 
 
 def _is_own_rollback(changes: ScannedChanges) -> Marks:
     """The rows that a landing has written itself (`ChangeWriter.write_rollbacks_to_zero`): they are not counted."""
-    rows = changes.rows.rows
-    marks: Marks = (rows.ops == ROLLBACK) & (rows.seqnos == 0) & (rows.vbuuids == 0)
+    marks: Marks = (changes.ops == ROLLBACK) & (changes.seqnos == 0) & (changes.vbuuids == 0)
     return marks
 
 

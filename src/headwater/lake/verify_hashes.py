@@ -1,4 +1,4 @@
-"""Hashes of rows, for `headwater verify`: do a table and a bucket hold the same?
+"""Hashes of rows, by which `headwater verify` compares a table with a bucket.
 
 A row is kept as two hashes of 128 bits and a few numbers, some sixty bytes, whatever its document holds. The *key hash*
 is over vbucket, collection and key: it says which document it is. The *row hash* goes on from there over seqno, CAS and
@@ -18,8 +18,8 @@ all of them. A row that says its value in the wrong column, such as JSON in `con
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,9 +28,7 @@ from numpy.typing import NDArray
 
 from headwater.client.batches import OPS
 from headwater.client.changes import split_keys
-from headwater.lake.change_rows import DELETION, EXPIRATION
-from headwater.lake.layout import raw_keys
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     Bools,
     Bytes,
     Int32s,
@@ -47,12 +45,15 @@ from headwater.protocol.kernels.memory import (
     read_only,
     u64,
 )
-from headwater.protocol.kernels.siphash import sip_end, sip_start, sip_word
+from headwater.kernels.siphash import sip_end, sip_start, sip_word
+from headwater.lake.change_rows import DELETION, EXPIRATION
+from headwater.lake.layout import raw_keys
 from headwater.protocol.values import Datatype
 
 Hashes = NDArray[np.uint64]
 """Two words a row."""
 Marks = NDArray[np.bool_]
+Wider = TypeVar("Wider", bound="HashedRows")
 UNKNOWN_OP = -1
 """What another program has put into `op`."""
 _NUMBERS = ("seqno", "cas", "rev", "flags", "expiry", "changed_at")
@@ -66,50 +67,52 @@ _NO_ENDS = np.frombuffer(bytes(4), dtype=np.int32)
 """Not to be written, as what is made of Arrow's buffers: numba compiles a kernel once more for arrays that are."""
 
 
+def per_row(type_: type[np.generic], width: int | None = None) -> Any:
+    """A field of `HashedRows` that has a value, or so many, for each row. It is empty by default."""
+    return field(default_factory=lambda: np.zeros(0 if width is None else (0, width), dtype=type_))
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HashedRows:
-    """Rows of a stream or of a table."""
+    """Rows of a stream or of a table. Subclasses add columns, and fields without a default, which all rows share."""
 
-    vbuckets: NDArray[np.int32]
-    ids: NDArray[np.int64]
+    vbuckets: NDArray[np.int32] = per_row(np.int32)
+    ids: NDArray[np.int64] = per_row(np.int64)
     """Of collections; -1 where a row belongs to none."""
-    seqnos: NDArray[np.int64]
-    ops: NDArray[np.int8]
+    seqnos: NDArray[np.int64] = per_row(np.int64)
+    ops: NDArray[np.int8] = per_row(np.int8)
     """Numbers in `OPS`. A row of a table of documents is a mutation."""
-    vbuuids: NDArray[np.int64]
+    vbuuids: NDArray[np.int64] = per_row(np.int64)
     """With no part in the hashes: the bucket says the branch that it is on now."""
-    times_us: NDArray[np.int64]
+    times_us: NDArray[np.int64] = per_row(np.int64)
     """`changed_at`, or `NO_TIME`."""
-    keys: Hashes
-    hashes: Hashes
+    keys: Hashes = per_row(np.uint64, 2)
+    hashes: Hashes = per_row(np.uint64, 2)
 
     def __len__(self) -> int:
         return len(self.seqnos)
+
+    @classmethod
+    def _columns(cls) -> list[str]:
+        return [it.name for it in fields(cls) if it.default_factory is not MISSING]
 
     def of(self, chosen: Any) -> Self:
         """Some of the rows, by marks or by numbers."""
         if isinstance(chosen, np.ndarray) and chosen.dtype == np.bool_ and chosen.all():
             return self
-        return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+        return replace(self, **{name: getattr(self, name)[chosen] for name in self._columns()})
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        if not parts:
-            return cls.none()
-        return cls(**{field.name: np.concatenate([getattr(it, field.name) for it in parts]) for field in fields(cls)})
-
-    @classmethod
-    def none(cls) -> Self:
-        return cls(
-            vbuckets=np.zeros(0, dtype=np.int32),
-            ids=np.zeros(0, dtype=np.int64),
-            seqnos=np.zeros(0, dtype=np.int64),
-            ops=np.zeros(0, dtype=np.int8),
-            vbuuids=np.zeros(0, dtype=np.int64),
-            times_us=np.zeros(0, dtype=np.int64),
-            keys=np.zeros((0, 2), dtype=np.uint64),
-            hashes=np.zeros((0, 2), dtype=np.uint64),
+    def joined(cls, parts: Sequence[Self], **shared: Any) -> Self:
+        """The rows of all parts, which share what is given."""
+        parts = [cls(**shared), *parts]
+        return replace(
+            parts[0], **{name: np.concatenate([getattr(it, name) for it in parts]) for name in cls._columns()}
         )
+
+    def widened(self, wider: type[Wider], **others: Any) -> Wider:
+        """The same rows with further columns."""
+        return wider(**{name: getattr(self, name) for name in self._columns()}, **others)
 
 
 def hash_changes(rows: pa.Table | pa.RecordBatch, *, xattrs: bool) -> HashedRows:

@@ -1,4 +1,4 @@
-"""Is a table the bucket, document by document? The comparison alone: hashes and numbers, and no files.
+"""Compare the rows of a table with the documents of the bucket: hashes and numbers alone, and no files.
 
 The bucket is what a stream from the beginning leaves: of each key its newest change. A table holds every vbucket up to
 an offset, and the bucket may have gone on since, so of each key one of these is true:
@@ -25,15 +25,23 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headwater.kernels.memory import Column
 from headwater.lake.change_rows import COLLECTION_CREATED, COLLECTION_DROPPED, EXPIRATION, MUTATION, ROLLBACK, Barriers
-from headwater.lake.layout import FIELD
+from headwater.lake.data_files import differing
 from headwater.lake.typed_columns import TypedColumns
-from headwater.lake.verify_hashes import HashedRows, Hashes, HashIndex, Marks, hash_changes, hash_documents, hash_texts
-from headwater.lake.verify_scan import Locators
-from headwater.protocol.kernels.memory import Column
+from headwater.lake.verify_hashes import (
+    HashedRows,
+    Hashes,
+    HashIndex,
+    Marks,
+    hash_changes,
+    hash_documents,
+    hash_texts,
+    per_row,
+)
+from headwater.lake.verify_scan import Locators, TableRows, TableScan
 
 _FOREVER = np.iinfo(np.int64).max
 NOT_THERE = -1
@@ -60,10 +68,6 @@ class Standing:
     """By vbucket, counted from the group's first: what the table holds. 0 stands for nothing."""
     is_rolled: Marks
     """By vbucket: its offset is on a branch that a failover took back."""
-
-    @classmethod
-    def nowhere(cls, vbuckets: int) -> Standing:
-        return cls(seqnos=np.zeros(vbuckets, dtype=np.int64), is_rolled=np.zeros(vbuckets, dtype=np.bool_))
 
     def also_rolled(self, vbuckets: Iterable[int]) -> Standing:
         """`vbuckets` are counted from the group's first."""
@@ -106,10 +110,9 @@ class BucketReading:
                 self.names[id_] = f"{scope}.{collection}"
 
     def finish(self) -> tuple[HashedRows, Barriers]:
-        """All changes of documents, and the ends of collections. It holds nothing of them any more."""
-        rows = HashedRows.joined(self._parts)
-        self._parts = []
-        return document_changes(rows), ends_of(rows, self.vbuckets)
+        """All changes of documents, and the ends of collections. Releases what was read."""
+        rows, self._parts = HashedRows.joined(self._parts), []
+        return rows.of((rows.ops >= MUTATION) & (rows.ops <= EXPIRATION)), ends_of(rows, self.vbuckets)
 
 
 def by_id(ids: Numbers) -> list[tuple[int, Any]]:
@@ -121,12 +124,6 @@ def by_id(ids: Numbers) -> list[tuple[int, Any]]:
     order = np.argsort(ids, kind="stable")
     edges = np.flatnonzero(np.diff(ids[order])) + 1
     return [(int(ids[chosen[0]]), chosen) for chosen in np.split(order, edges)]
-
-
-def document_changes(rows: HashedRows) -> HashedRows:
-    """Without events, and without what is unknown."""
-    marks = (rows.ops >= MUTATION) & (rows.ops <= EXPIRATION)
-    return rows if marks.all() else rows.of(marks)
 
 
 def ends_of(rows: HashedRows, vbuckets: range) -> Barriers:
@@ -212,10 +209,6 @@ class Judged:
     """The bucket no longer has its key, because its collection has ended since."""
     missing: Numbers
     """Rows of the bucket that the table lacks."""
-
-    @property
-    def faults(self) -> tuple[Marks, ...]:
-        return self.differs, self.is_extra, self.is_twice
 
 
 def judge(
@@ -307,85 +300,46 @@ def twice(numbers: Numbers) -> Numbers:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Rejected:
-    """Documents with a value that does not fit, as `documents` has them or as `rejects` does: a row for each value."""
+class Rejected(TableRows):
+    """Documents with a value that does not fit, as `documents` has them or as `rejects` does: a row for each value.
+    Extended attributes are not in the hashes, since `rejects` does not have them."""
 
-    rows: HashedRows
-    """Without extended attributes, which `rejects` does not have."""
-    places: Hashes
+    places: Hashes = per_row(np.uint64, 2)
     """Of the key and the field, where it is noted."""
-    reasons: Hashes
-    locators: Locators
+    reasons: Hashes = per_row(np.uint64, 2)
 
     @classmethod
-    def of(cls, rows: pa.Table, fields: _Texts | None, reasons: _Texts, locators: Locators) -> Rejected:
+    def read(cls, scan: TableScan, rows: pa.Table, fields: _Texts | None, reasons: _Texts, at: Locators) -> Rejected:
         hashed = hash_documents(rows, xattrs=False)
         places = hashed.keys if fields is None else hashed.keys ^ hash_texts(fields)
-        return cls(rows=hashed, places=places, reasons=hash_texts(reasons), locators=locators)
-
-    @classmethod
-    def joined(cls, parts: list[Rejected]) -> Rejected:
-        return cls(
-            rows=HashedRows.joined([part.rows for part in parts]),
-            places=np.concatenate([np.zeros((0, 2), dtype=np.uint64), *(part.places for part in parts)]),
-            reasons=np.concatenate([np.zeros((0, 2), dtype=np.uint64), *(part.reasons for part in parts)]),
-            locators=np.concatenate([np.zeros(0, dtype=np.int64), *(part.locators for part in parts)]),
-        )
+        return hashed.widened(cls, scan=scan, places=places, reasons=hash_texts(reasons), locators=at)
 
 
 class TypedCheck:
     """Goes over the rows of a table of documents."""
 
-    def __init__(self, columns: TypedColumns | None) -> None:
-        self._columns = columns
+    def __init__(self, scan: TableScan, columns: TypedColumns | None) -> None:
+        self._scan, self._columns = scan, columns
         self._rejected: list[Rejected] = []
 
     def take(self, rows: pa.Table, locators: Locators) -> Marks:
         """Returns a mark on rows whose typed columns do not hold what their document says."""
-        if self._columns is None or rows.num_rows == 0:
-            return np.zeros(rows.num_rows, dtype=np.bool_)
-        parsed = self._columns.parse(rows.column("document"))
         wrong = np.zeros(rows.num_rows, dtype=np.bool_)
+        if self._columns is None or rows.num_rows == 0:
+            return wrong
+        parsed = self._columns.parse(rows.column("document"))
         for name, expected in parsed.columns.items():
-            wrong |= _differing(rows.column(name), expected)
+            wrong |= differing(rows.column(name), expected)
         if len(misfits := parsed.misfits):
             fields = None if self._columns.is_whole_row else misfits.fields
             found = rows.take(pa.array(misfits.rows))
-            self._rejected.append(Rejected.of(found, fields, misfits.reasons, locators[misfits.rows]))
+            self._rejected.append(Rejected.read(self._scan, found, fields, misfits.reasons, locators[misfits.rows]))
         return wrong
 
     @property
     def rejected(self) -> Rejected:
         """What does not fit, of all that was taken."""
-        return Rejected.joined(self._rejected)
-
-
-def stored_misfits(rejects: pa.Table, locators: Locators) -> Rejected:
-    """As the rows of `rejects` have them."""
-    fields = rejects.column(FIELD.name) if FIELD.name in rejects.schema.names else None
-    return Rejected.of(rejects, fields, rejects.column("reason"), locators)
-
-
-def _differing(stored: pa.ChunkedArray, expected: pa.ChunkedArray) -> Marks:
-    """A mark on rows in which two columns of one type are not the same."""
-    if stored.equals(expected):
-        return np.zeros(len(stored), dtype=np.bool_)
-    if pa.types.is_nested(stored.type):
-        return _differing_nested(stored.combine_chunks(), expected.combine_chunks())
-    is_other = pc.fill_null(pc.not_equal(stored, expected), False)
-    return np.asarray(pc.or_(is_other, pc.not_equal(stored.is_null(), expected.is_null())))
-
-
-def _differing_nested(stored: pa.Array, expected: pa.Array) -> Marks:
-    """By halves: Arrow can say of arrays of lists and structs only whether they are the same as a whole."""
-    if stored.equals(expected):
-        return np.zeros(len(stored), dtype=np.bool_)
-    if len(stored) == 1:
-        return np.ones(1, dtype=np.bool_)
-    half = len(stored) // 2
-    return np.concatenate(
-        [_differing_nested(stored[:half], expected[:half]), _differing_nested(stored[half:], expected[half:])]
-    )
+        return Rejected.joined(self._rejected, scan=self._scan)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -401,18 +355,18 @@ class JudgedRejects:
 
 def judge_rejects(expected: Rejected, stored: Rejected) -> JudgedRejects:
     """Compare the rejects of a table with what they have to be."""
-    index = HashIndex(expected.places, expected.rows.seqnos)
+    index = HashIndex(expected.places, expected.seqnos)
     found = index.find(stored.places)
     is_there = found >= 0
     is_first = np.zeros(len(found), dtype=np.bool_)
     is_first[np.unique(found, return_index=True)[1]] = True
     at = found[is_there]
     is_same = np.zeros(len(found), dtype=np.bool_)
-    is_same[is_there] = (stored.rows.hashes[is_there] == expected.rows.hashes[at]).all(axis=1)
+    is_same[is_there] = (stored.hashes[is_there] == expected.hashes[at]).all(axis=1)
     is_same[is_there] &= (stored.reasons[is_there] == expected.reasons[at]).all(axis=1)
     is_branch = np.zeros(len(found), dtype=np.bool_)
-    is_branch[is_there] = stored.rows.vbuuids[is_there] == expected.rows.vbuuids[at]
-    is_seen = np.zeros(len(expected.rows), dtype=np.bool_)
+    is_branch[is_there] = stored.vbuuids[is_there] == expected.vbuuids[at]
+    is_seen = np.zeros(len(expected), dtype=np.bool_)
     is_seen[at] = True
     # A document that is twice in `documents` is said so there.
     return JudgedRejects(

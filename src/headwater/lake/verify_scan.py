@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,7 @@ from headwater.lake.data_files import DataFile, FileReader
 from headwater.lake.delta_log import DeltaLog
 from headwater.lake.layout import TableKind
 from headwater.lake.location import Location
-from headwater.lake.verify_hashes import HashedRows
+from headwater.lake.verify_hashes import HashedRows, per_row
 
 FINDINGS_MAX = 20
 """Of one kind in one table that are kept."""
@@ -207,7 +206,7 @@ class TableScan:
     schema: pa.Schema
     """The columns that every file has to have. Those by which the table is partitioned are not in its files."""
     files: Sequence[DataFile]
-    findings: Findings
+    findings: Findings = field(default_factory=Findings)
     added: frozenset[str] = frozenset()
     """Columns that files do not have which were written before those were added: they have null there."""
     owned: frozenset[str] | None = None
@@ -222,7 +221,7 @@ class TableScan:
 
     def _read_file(self, number: int, file: DataFile, reads: ReadsRowGroup) -> Iterator[ScannedRows]:
         try:
-            reader = FileReader(self.location, file.path, checks=True)
+            reader = FileReader(self.location, file, checks=True)
         except FileNotFoundError:
             self._report(FindingKind.MISSING_FILE, file, "is not there, and the table's log names it")
             return
@@ -278,7 +277,7 @@ class TableScan:
         found: dict[int, str | None] = {}
         for number in np.unique(locators >> _ROWS_BITS).tolist():
             wanted = locators[locators >> _ROWS_BITS == number]
-            with FileReader(self.location, self.files[number].path) as reader:
+            with FileReader(self.location, self.files[number]) as reader:
                 start = number << _ROWS_BITS
                 for row_group in reader.row_groups:
                     end = start + reader.row_group_rows(row_group)
@@ -292,25 +291,17 @@ class TableScan:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class TableRows:
-    """Rows that a scan has read, by their hashes, and where each of them is."""
+class TableRows(HashedRows):
+    """Rows that a scan has read, and where each of them is."""
 
     scan: TableScan
-    rows: HashedRows
-    locators: Locators
-
-    @classmethod
-    def joined(cls, scan: TableScan, parts: Sequence[TableRows]) -> TableRows:
-        locators = np.concatenate([np.zeros(0, dtype=np.int64), *(part.locators for part in parts)])
-        return cls(scan=scan, rows=HashedRows.joined([part.rows for part in parts]), locators=locators)
-
-    def of(self, chosen: Any) -> TableRows:
-        """Some of them, by marks or by numbers."""
-        return TableRows(scan=self.scan, rows=self.rows.of(chosen), locators=self.locators[chosen])
+    locators: Locators = per_row(np.int64)
 
     def report(self, kind: FindingKind, says: str, *, of_table: str | None = None, column: str | None = None) -> None:
-        """All of them are wrong, in one way; or `of_table` is, because it does not have them."""
-        scan, rows = self.scan, self.rows
+        """All of them, if there are any, are wrong in one way; or `of_table` is, because it does not have them."""
+        if not len(self):
+            return
+        scan = self.scan
         label = of_table or scan.label
         room = FINDINGS_MAX - len(scan.findings.kept.get((kind, label), ()))
         shown = self.locators[: max(1, room)]
@@ -320,16 +311,16 @@ class TableRows:
                 table=label,
                 what="an event" if key is None else key,
                 says=says,
-                vbucket=int(rows.vbuckets[at]),
-                seqno=int(rows.seqnos[at]),
+                vbucket=int(self.vbuckets[at]),
+                seqno=int(self.seqnos[at]),
                 file=scan.files[locator >> _ROWS_BITS].path if of_table is None else None,
                 engine=scan.engines.get(locator >> _ROWS_BITS) if of_table is None else None,
                 column=column,
             )
             for at, (locator, key) in enumerate(zip(shown.tolist(), scan.keys_of(shown), strict=True))
         ]
-        scan.findings.add(*found, count=len(rows))
-        scan.findings.locate(label, np.unique(rows.vbuckets).tolist())
+        scan.findings.add(*found, count=len(self))
+        scan.findings.locate(label, np.unique(self.vbuckets).tolist())
 
 
 def _with_types(rows: pa.Table, schema: pa.Schema, added: frozenset[str]) -> pa.Table:

@@ -1,20 +1,28 @@
-"""The routes of a lake's page, and who may use them.
+"""The routes of a lake's page, who may use them, and the thread that serves it beside a landing or alone.
 
-On the loopback address the page needs no log-in by default; `serving` listens elsewhere only with a token. It is given
+On the loopback address the page needs no log-in by default; elsewhere it is served only with a token. It is given
 once, in the page, and is a session in a cookie from then on, or with every request as `Authorization: Bearer`. Tokens
 are compared by their hashes, in constant time. Every request passes, in this order: the head's size, the host, the
 path, the token.
+
+What the page shows is a look at the tables, and how the landing stands that writes them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
+import re
+import socket
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from ipaddress import ip_address
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,11 +32,13 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from headwater._version import __version__
-from headwater.errors import HeadwaterError
-from headwater.http.limits import LOGIN_BODY_BYTES_MAX
+from headwater.client.threads import LoopThread
+from headwater.errors import HeadwaterError, InvalidInput
 from headwater.http.requests import (
-    Doorkeeper,
+    LOGIN_BODY_BYTES_MAX,
+    TOKEN_VARIABLE,
     HeadLimit,
+    HostCheck,
     Json,
     PageFiles,
     PageHandler,
@@ -39,8 +49,148 @@ from headwater.http.requests import (
     read_body,
     with_page_headers,
 )
+from headwater.http.serving import AppServer
+from headwater.lake.lake_look import LANDING_SILENT_S, LakeLook, LakeWatch, LandingNote, Sample
 from headwater.lake.layout import TableKind
-from headwater.lake_page.state import LakeState
+from headwater.phrases import parse_number
+
+LOOK_EVERY_S = 2.0
+STORE_LOOK_EVERY_S = 10.0
+"""In an object store every look is some requests."""
+LOOK_SHARE_MAX = 0.05
+"""Which part of the time may be spent on looks before they become fewer: with hundreds of tables one takes seconds."""
+PROBLEM_CHARS_MAX = 500
+POINTS_MAX = 600
+POINT_EVERY_S = 1.0
+"""What the chart of the lag can look back."""
+
+GetLanding = Callable[[], LandingNote | None]
+"""A landing of this process as it is now; None while it is being started."""
+
+
+@dataclass(slots=True)
+class LagPoints:
+    """The lag over time, as far as it was known. May be used from several threads."""
+
+    _points: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, now_s: float, status: Mapping[str, Any]) -> None:
+        time_ms, lag_s, age_s = int(now_s * 1000), status.get("lag_s"), status.get("documents_age_s")
+        with self._lock:
+            is_due = not self._points or time_ms - self._points[-1][0] >= POINT_EVERY_S * 1000
+            if is_due and lag_s is not None and age_s is not None:
+                self._points.append((time_ms, lag_s, age_s))
+
+    def show(self) -> dict[str, list[float]]:
+        with self._lock:
+            times, lags, ages = zip(*self._points, strict=True) if self._points else ((), (), ())
+        return {"time_ms": [*times], "lag_s": [*lags], "age_s": [*ages]}
+
+
+class LakeState:
+    """All that the page shows. The handlers ask it in threads: reading tables blocks.
+
+    It looks again only if someone asks, and not more often than it should; all who ask meanwhile get the same answer. A
+    look that fails is part of what is shown, beside the last that did not.
+    """
+
+    def __init__(self, watch: LakeWatch, landing: GetLanding | None = None) -> None:
+        """`landing` is where it runs in this process. Otherwise its notes beside the tables are read."""
+        self._watch = watch
+        self._landing = landing
+        self._reading = threading.Lock()
+        self._look: LakeLook | None = None
+        self._next_look_s = float("-inf")
+        self._problem: str | None = None
+        self._points = LagPoints()
+        self.every_s = LOOK_EVERY_S if watch.location.is_local else STORE_LOOK_EVERY_S
+        self.share_max = LOOK_SHARE_MAX
+
+    def show(self) -> dict[str, Any]:
+        """How everything stands now, as JSON."""
+        with self._reading:
+            if time.monotonic() >= self._next_look_s:
+                self._look_again()
+            look, problem, now_s = self._look, self._problem, time.time()
+            landing = self._shown_landing(look, now_s)
+            return {
+                "now_ms": int(now_s * 1000),
+                "uri": self._watch.location.uri,
+                "problem": problem,
+                "landing": landing,
+                "lake": None if look is None else _lake_object(look, now_s),
+                "lags": self._points.show(),
+            }
+
+    def _look_again(self) -> None:
+        began_s = time.monotonic()
+        try:
+            self._look = self._watch.look()
+            problem = "; ".join(self._look.unreadable)
+        except (HeadwaterError, OSError) as error:
+            problem = str(error)
+        # Where the log of a table is damaged, delta-rs says so in many lines.
+        self._problem = " ".join(problem.split())[:PROBLEM_CHARS_MAX] or None
+        ended_s = time.monotonic()
+        self._next_look_s = ended_s + max(self.every_s, (ended_s - began_s) / self.share_max)
+
+    def tick(self) -> None:
+        """Take the lag of a landing in this process, whether anyone looks or not."""
+        note = None if self._landing is None else self._landing()
+        if note is not None and note.is_running:
+            self._points.add(time.time(), note.status)
+
+    def sample(self, kind: TableKind, name: str) -> Sample:
+        with self._reading:
+            return self._watch.sample(kind, name)
+
+    def undone(self, batch: int) -> Sample:
+        with self._reading:
+            return self._watch.undone(batch)
+
+    # --- the landing --------------------------------------------------------------------------------------------------
+
+    def _shown_landing(self, look: LakeLook | None, now_s: float) -> dict[str, Any]:
+        """How the landing stands, or stood when it was last heard of."""
+        if self._landing is not None:
+            note = self._landing()
+            state = "starting" if note is None else _state_of(note, now_s)
+        else:
+            note = None if look is None else look.landing
+            state = "unknown" if note is None else _state_of(note, now_s)
+        shown: dict[str, Any] = {"state": state, "lag_s": None, "documents_age_s": None, "is_bound": state != "running"}
+        if note is not None:
+            members = asdict(note)
+            status = members.pop("status")
+            shown |= {**members, "status": status}
+        if note is not None and state == "running":
+            # What the note says has become older since.
+            passed_s = max(0.0, now_s - note.time_s)
+            for name in ("lag_s", "documents_age_s"):
+                known = note.status.get(name)
+                shown[name] = None if known is None else known + passed_s
+            self._points.add(now_s, shown)
+        elif look is not None:
+            shown["lag_s"] = None if look.as_of_s is None else max(0.0, now_s - look.as_of_s)
+            age_s = look.documents_as_of_s
+            shown["documents_age_s"] = None if age_s is None else max(0.0, now_s - age_s)
+        return shown
+
+
+def _state_of(note: LandingNote, now_s: float) -> str:
+    if not note.is_running:
+        return "stopped" if note.failure is None else "failed"
+    return "running" if now_s - note.time_s < LANDING_SILENT_S else "silent"
+
+
+def _lake_object(look: LakeLook, now_s: float) -> dict[str, Any]:
+    members = asdict(look)
+    del members["landing"]
+    return {**members, "looked_ago_s": max(0.0, now_s - look.time_s)}
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
 
 PAGE = "/ui"
 _HEALTH = "/health"
@@ -51,6 +201,9 @@ WRONG_TOKEN_S = 0.5
 """How long the answer to a wrong token takes, and how many of them may wait for theirs."""
 NAME_CHARS_MAX = 600
 BATCH_MAX = 2**53
+TOKEN_CHARS_MIN, TOKEN_CHARS_MAX = 16, 256
+LOOPBACK = "127.0.0.1"
+_ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):)?(?P<port>[0-9]{1,5})")
 
 GetMetrics = Callable[[], tuple[bytes, str]]
 """The text for Prometheus, and its content type."""
@@ -87,10 +240,10 @@ def page_app(
         return Json(asdict(await reads.run(lambda: state.sample(TableKind(kind), name))))
 
     async def show_undone(request: Request) -> Response:
-        text = request.query_params.get("batch", "")
-        if not (text.isascii() and text.isdecimal() and len(text) < 17 and int(text) <= BATCH_MAX):
+        batch = parse_number(request.query_params.get("batch", ""), BATCH_MAX)
+        if batch is None:
             raise Refusal.message(400, "batch is the number of a batch")
-        return Json(asdict(await reads.run(lambda: state.undone(int(text)))))
+        return Json(asdict(await reads.run(lambda: state.undone(batch))))
 
     async def show_metrics(request: Request) -> Response:
         if metrics is None:
@@ -130,14 +283,15 @@ def page_app(
         middleware=[
             Middleware(HeadLimit),
             Middleware(
-                Doorkeeper,
+                HostCheck,
                 what="page",
                 hosts=None if any_host else (),
                 hint="ask for an address, or for localhost",
                 health=(_HEALTH,),
+                watched=("/metrics",),
             ),
         ],
-        exception_handlers={HTTPException: _refuse_route, Exception: _own_up},
+        exception_handlers={HTTPException: _refuse_route, Exception: _report_failure},
     )
 
 
@@ -164,7 +318,7 @@ class _Reads:
 
 
 class _Sessions:
-    """Who has given the token."""
+    """The browsers that have given the token."""
 
     def __init__(self, token: str | None) -> None:
         self._digest = None if token is None else digest_of(token)
@@ -224,6 +378,86 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     return Json({"message": message}, error.status_code, headers=error.headers)
 
 
-async def _own_up(request: Request, error: Exception) -> Response:
+async def _report_failure(request: Request, error: Exception) -> Response:
     """The error itself goes on to the server, which logs it."""
     return Json({"message": "The page has met an error of its own: its log has more"}, 500)
+
+
+# --- serving ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageAddress:
+    """Where the page is served, and the token that it needs."""
+
+    host: str
+    port: int
+    token: str | None = None
+
+    @classmethod
+    def make(cls, text: str, token: str | None) -> PageAddress:
+        """What a user gives: `8080`, or `host:8080`. Raises `InvalidInput` for what would not be safe."""
+        match = _ADDRESS.fullmatch(text)
+        if match is None or int(match["port"]) > 65535:
+            raise InvalidInput(f"{text!r} is no address of a page", hint="Give a port, such as 8080, or HOST:PORT")
+        host = (match["host"] or LOOPBACK).strip("[]")
+        if token is not None and not TOKEN_CHARS_MIN <= len(token) <= TOKEN_CHARS_MAX:
+            raise InvalidInput(
+                f"the token has {len(token)} characters",
+                hint=f"Give {TOKEN_CHARS_MIN} to {TOKEN_CHARS_MAX}, such as the output of `openssl rand -hex 16`",
+            )
+        if token is None and not _is_loopback(host):
+            raise InvalidInput(
+                f"without a token the page is not served at {host}: others could read the tables there",
+                hint=f"Set {TOKEN_VARIABLE} to the output of `openssl rand -hex 16`, or give a port alone",
+            )
+        return cls(host=host, port=int(match["port"]), token=token)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextlib.contextmanager
+def serving_page(state: LakeState, address: PageAddress, *, metrics: GetMetrics | None = None) -> Iterator[str]:
+    """Serve the page in a thread of its own while the block lasts. Gives its address."""
+    bound = _bind(address)
+    # A user who knows the token may come by any name, such as that of a proxy.
+    server = AppServer(page_app(state, token=address.token, metrics=metrics, any_host=address.token is not None))
+
+    async def tick_forever() -> None:
+        while True:
+            state.tick()
+            await asyncio.sleep(POINT_EVERY_S)
+
+    async def start() -> asyncio.Task[None]:
+        await server.listen(bound)
+        return asyncio.create_task(tick_forever())
+
+    async def stop() -> None:
+        ticking.cancel()
+        await server.stop()
+
+    thread = LoopThread("headwater page")
+    try:
+        ticking = thread.run(start())
+        # All addresses of this machine are none that a browser could ask for.
+        host = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host
+        yield f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/ui/"
+        thread.run(stop())
+    finally:
+        thread.close()
+
+
+def _bind(address: PageAddress) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        return socket.create_server((address.host, address.port), family=family)
+    except OSError as error:
+        raise InvalidInput(
+            f"the page can't be served at {address.host}:{address.port}: {error.strerror or error}",
+            hint="Give another port; 0 takes any that is free",
+        ) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwater.lake import layout
-from headwater.lake.iceberg_changes import IcebergSettings
+from headwater.lake.iceberg import IcebergSettings
 from support.lake_model import SmallLake
 
 

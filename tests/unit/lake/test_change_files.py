@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,12 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headwater.errors import LakeOutOfStep
+from headwater.client.batches import RAW_SCHEMA
+from headwater.errors import InvalidInput, LakeOutOfStep
 from headwater.lake import change_files
 from headwater.lake.change_files import ChangeReport, ChangeWriter, sort_rows
 from headwater.lake.layout import LakeFacts
 from headwater.lake.location import Location
+from headwater.lake.transform import Transform
 from headwater.spark.executors import RESULT_SCHEMA, result_batch, results_of
+from support.cases import each
 from support.lake_model import ModelBucket, batches
 
 VBUCKETS = 8
@@ -131,7 +135,7 @@ def test_a_rollback_makes_void_what_came_before_it_in_the_batch(
     assert {(row["vbucket"], row["seqno"], row["key"]) for row in written if row["void"]} == {(2, 2, "b"), (2, 3, "c")}
     assert len(written) == 8
     assert report.rollbacks == {2: 1}
-    # It goes into the middle of a snapshot, and that is told.
+    # It goes into the middle of a snapshot, and that is reported.
     assert report.torn == {2}
     names = {file.path for file in report.files}
     assert len(names) == len(report.files)
@@ -150,13 +154,6 @@ def test_of_several_rollbacks_the_furthest_counts(tmp_path: Path, bucket: ModelB
     assert report.torn == set()
 
 
-def test_a_change_that_the_table_has_is_refused(tmp_path: Path, bucket: ModelBucket) -> None:
-    bucket.change(2, "mutation", 0, b"a", b"{}")
-    bucket.change(2, "mutation", 0, b"b", b"{}")
-    with pytest.raises(LakeOutOfStep, match="seqno 1 of vbucket 2 comes again"):
-        writer_in(tmp_path, held_seqnos={2: 1}).write(batches(bucket.rows(2), 10))
-
-
 def test_after_a_rollback_changes_may_come_again_from_there(tmp_path: Path, bucket: ModelBucket) -> None:
     bucket.change(2, "mutation", 0, b"a", b"{}")
     bucket.change(2, "mutation", 0, b"b", b"{}")
@@ -166,7 +163,7 @@ def test_after_a_rollback_changes_may_come_again_from_there(tmp_path: Path, buck
     rows = bucket.rows(2, careless=True)
     assert writer_in(tmp_path, held_seqnos={2: 2}).write(batches(rows, 10)).rows == 2
     bucket.vbuckets[2].fork_seqno = 2
-    with pytest.raises(LakeOutOfStep, match="comes again"):
+    with pytest.raises(LakeOutOfStep, match="arrived again"):
         writer_in(tmp_path, held_seqnos={2: 2}).write(batches([*bucket.rows(2, careless=True), rows[1]], 10))
 
 
@@ -222,3 +219,73 @@ def test_rows_are_sorted_and_those_of_a_vbucket_keep_their_order(run_rows: int) 
     ]
     assert keys == sorted(keys)
     assert sorted(row[3] for row in keys) == list(range(whole.num_rows))
+
+
+# --- what a transform may do to a batch, and what not -----------------------------------------------------------------
+
+ROWS = [
+    {"op": "mutation", "key": b"a", "value": b'{"email":"a@example.com"}', "datatype": 1},
+    {"op": "rollback", "value": b'{"from_seqno":9}'},
+    {"op": "deletion", "key": b"b", "value": None},
+]
+BATCH = pa.RecordBatch.from_pylist(
+    [{field.name: None if field.nullable else 0 for field in RAW_SCHEMA} | row for row in ROWS], RAW_SCHEMA
+)
+
+
+def with_column(batch: pa.RecordBatch, name: str, values: list[Any]) -> pa.RecordBatch:
+    index = batch.schema.get_field_index(name)
+    return batch.set_column(index, batch.schema.field(index), pa.array(values, batch.schema.field(index).type))
+
+
+def mask(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return with_column(batch, "value", [b'"masked"'] * batch.num_rows)
+
+
+def drop_a_row(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.slice(1)
+
+
+def change_a_seqno(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return with_column(batch, "seqno", [5] * batch.num_rows)
+
+
+def add_a_column(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.append_column("more", pa.nulls(batch.num_rows))
+
+
+def return_a_table(batch: pa.RecordBatch) -> Any:
+    return pa.Table.from_batches([batch])
+
+
+def fail(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return json.loads("{")
+
+
+def test_documents_are_changed_and_all_other_rows_stay() -> None:
+    changed = Transform.of(mask).function()(BATCH)
+    assert changed.schema == BATCH.schema
+    assert changed.column("value").to_pylist() == [b'"masked"', b'{"from_seqno":9}', b'"masked"']
+    assert changed.drop_columns(["value"]).to_pylist() == BATCH.drop_columns(["value"]).to_pylist()
+
+
+@each(
+    ("function", "sentence"),
+    [
+        (drop_a_row, "drop_a_row was given 3 rows and has returned 2"),
+        (change_a_seqno, "change_a_seqno has changed the column seqno"),
+        (add_a_column, "add_a_column has returned other columns"),
+        (return_a_table, "return_a_table has returned a Table"),
+        (fail, "fail has failed: JSONDecodeError"),
+    ],
+)
+def test_what_it_may_not_do(function: Any, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Transform.of(function).function()(BATCH)
+    assert sentence in str(caught.value)
+
+
+def test_what_is_no_transform() -> None:
+    for none in (lambda batch: batch, "mask"):
+        with pytest.raises(InvalidInput, match="can't be"):
+            Transform.of(none)

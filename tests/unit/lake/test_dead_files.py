@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from deltalake import DeltaTable
 
 from headwater.errors import InvalidInput
 from headwater.lake import dead_files
+from headwater.lake.data_files import DataFile
 from headwater.lake.dead_files import DeadBytes, DeadFiles, clean_logs, vacuum
 from headwater.lake.upkeep import join_files
-from support.lake_model import SmallLake, batches, check_documents
+from support.lake_model import SmallLake, batches, check_documents, mark_rows
 
 DEFAULT = "_default._default"
 MERGE_S = 60.0
@@ -25,15 +27,21 @@ def make_old(directory: Path, days: int = 30) -> None:
         os.utime(file, (at, at))
 
 
-def test_only_what_nobody_needs_is_deleted(tmp_path: Path) -> None:
+def test_only_what_no_table_needs_is_deleted(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a")
     small.land()
     batch = small.begin()
     small.write(1, "never committed")
     (orphan,) = batch.writer.write(batches(small.bucket.rows(1), 10)).files
-    # As young as this, it may be somebody's who has not committed it yet.
+    # As young as this, it may be about to be committed.
+    version = small.lake.changes.version
     assert vacuum(small.lake) == 0
+    clean_logs(small.lake)
+    small.lake.changes.refresh()
+    assert small.lake.changes.version == version
+    with pytest.raises(InvalidInput, match="safely"):
+        vacuum(small.lake, retention_hours=0)
     make_old(tmp_path)
     assert vacuum(small.lake) == 1
     assert not (tmp_path / "changes" / orphan.path).exists()
@@ -50,22 +58,6 @@ def test_a_file_that_was_removed_lately_stays_for_its_readers(tmp_path: Path) ->
     small.land()
     make_old(tmp_path)
     assert vacuum(small.lake, retention_hours=1) == 0
-
-
-def test_a_retention_that_is_not_safe_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="safely"):
-        vacuum(SmallLake(tmp_path).lake, retention_hours=0)
-
-
-def test_nothing_to_delete_makes_no_entry_in_a_log(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    small.write(0, "a")
-    small.land()
-    version = small.lake.changes.version
-    vacuum(small.lake)
-    clean_logs(small.lake)
-    small.lake.changes.refresh()
-    assert small.lake.changes.version == version
 
 
 def test_landing_goes_on_after_all_of_it(tmp_path: Path) -> None:
@@ -231,3 +223,49 @@ def test_bounds_are_a_multiple_or_a_size(text: str, live: int, bound: int) -> No
 def test_other_bounds_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="Write 4x for four times the live table"):
         DeadBytes.parse(text)
+
+
+# --- deletion vectors and the change data feed --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["as they die", "found in a new run", "by hours"])
+@pytest.mark.usefixtures("tight")
+def test_dead_vectors_and_files_of_the_feed_are_deleted_and_live_ones_never(small: SmallLake, way: str) -> None:
+    small.write(0, *(f"key-{number}" for number in range(9)))
+    small.land()
+    table = small.lake.tables[DEFAULT].documents
+    assert table is not None
+    log, dead, now_s = table.log, DeadFiles(DeadBytes.parse("0x"), keep_hours=168), time.time()
+    log.set_vectors(True, table.state)
+    log.set_properties({"delta.enableChangeDataFeed": "true"}, table.state)
+    dead.keep_within_bound(small.lake, now_s=now_s)
+    for number in range(3):
+        marks = mark_rows(log, lambda row, number=number: row["key"] == f"key-{number}", inline_bytes_max=0)  # type: ignore[misc]
+        path = small.directory / "documents" / DEFAULT / "_change_data" / f"{number}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"rows")
+        log.commit(replace(marks, cdc=[DataFile(path=f"_change_data/{path.name}", size_bytes=4, rows=1)]))
+        dead.keep_within_bound(small.lake, now_s=now_s)
+    assert names(small, "*.bin") + names(small, "_change_data/*") == 6
+    live = small.rows(f"documents/{DEFAULT}")
+    assert len(live) == 6
+    if way == "by hours":
+        for path in (small.directory / "documents").rglob("*.*"):
+            os.utime(path, (now_s - 9999, now_s - 9999))
+        assert vacuum(small.lake, retention_hours=1) == 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "time", lambda: now_s + 4000)
+            vacuum(small.lake, retention_hours=1)
+    else:
+        small.reopen()
+        later = dead if way == "as they die" else DeadFiles(DeadBytes.parse("0x"), keep_hours=168)
+        later.keep_within_bound(small.lake, now_s=now_s + dead_files.READERS_S_MIN + 1)
+    assert (names(small, "*.bin"), names(small, "_change_data/*")) == (1, 0)
+    assert small.rows(f"documents/{DEFAULT}") == live
+    small.write(0, "key-8", value=b"{}")
+    small.land()
+    assert len(small.rows(f"documents/{DEFAULT}")) == 9 - 3
+
+
+def names(small: SmallLake, pattern: str) -> int:
+    return len([*(small.directory / "documents" / DEFAULT).glob(pattern)])

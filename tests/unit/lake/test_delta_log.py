@@ -6,22 +6,24 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, TableFeatures, write_deltalake
 
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.lake import delta_log
-from headwater.lake.data_files import DataFile, FileWriter
+from headwater.lake.data_files import DataFile, FileWriter, read_files
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.layout import FORMAT_PROPERTY
 from headwater.lake.location import Location
 from headwater.lake.table_state import LandedTotals, TableState
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
+from support.lake_model import mark_rows
 
 SCHEMA = pa.schema([pa.field("seqno", pa.int64()), pa.field("text", pa.string())])
 
@@ -52,6 +54,7 @@ def seqnos(directory: Path) -> list[int]:
 
 
 def test_a_file_is_live_only_when_a_commit_names_it(tmp_path: Path) -> None:
+    assert DeltaLog.open(Location(str(tmp_path))) is None
     log = create(tmp_path)
     file = write(log, 1, 2)
     assert seqnos(tmp_path) == []
@@ -59,23 +62,10 @@ def test_a_file_is_live_only_when_a_commit_names_it(tmp_path: Path) -> None:
     assert seqnos(tmp_path) == [1, 2]
     (live,) = log.files()
     assert (live.path, live.rows, live.size_bytes, live.ranges) == (file.path, 2, file.size_bytes, {"seqno": (1, 2)})
-    again = DeltaLog.open(log.location)
-    assert again is not None
-    assert again.files() == log.files()
-
-
-def test_files_are_replaced_in_one_commit(tmp_path: Path) -> None:
-    log = create(tmp_path)
-    old = write(log, 1, 2)
-    log.commit(TableCommit(add=[old], state=state(2)))
-    log.commit(TableCommit(add=[write(log, 2)], remove=[old], state=state(2)))
-    assert seqnos(tmp_path) == [2]
-
-
-def test_what_is_not_live_can_not_be_removed(tmp_path: Path) -> None:
-    log = create(tmp_path)
-    with pytest.raises(AssertionError, match="not live"):
-        log.commit(TableCommit(remove=[write(log, 1)], state=state(1)))
+    again = create(tmp_path)
+    assert (again.files(), again.state()) == (log.files(), state(2)), "a table that is there is left as it is"
+    log.commit(TableCommit(add=[write(log, 3)], remove=[file], state=state(3)))
+    assert seqnos(tmp_path) == [3]
 
 
 def test_transactions_and_offsets_come_back(tmp_path: Path) -> None:
@@ -87,17 +77,6 @@ def test_transactions_and_offsets_come_back(tmp_path: Path) -> None:
     assert again.state() == state(9, id8="inventory.hotel")
 
 
-def test_where_there_is_no_table_there_is_none(tmp_path: Path) -> None:
-    assert DeltaLog.open(Location(str(tmp_path / "nothing"))) is None
-
-
-def test_creating_a_table_that_is_there_leaves_it_alone(tmp_path: Path) -> None:
-    log = create(tmp_path)
-    log.commit(TableCommit(add=[write(log, 1)], state=state(1)))
-    assert create(tmp_path).state() == state(1)
-    assert seqnos(tmp_path) == [1]
-
-
 def test_the_state_is_that_of_the_version_that_is_open(tmp_path: Path) -> None:
     """Not that of what another process has committed since: the files are not those either."""
     log, other = create(tmp_path), create(tmp_path)
@@ -107,14 +86,6 @@ def test_the_state_is_that_of_the_version_that_is_open(tmp_path: Path) -> None:
     assert (log.state(), len(log.files())) == (state(1), 1)
     log.refresh()
     assert (log.state(), len(log.files())) == (state(2), 2)
-
-
-def test_a_commit_that_another_got_ahead_of_fails_and_changes_nothing(tmp_path: Path) -> None:
-    log, other = create(tmp_path), create(tmp_path)
-    other.commit(TableCommit(add=[write(other, 1)], state=state(1)))
-    with pytest.raises(LakeInUse, match="another process"):
-        log.commit(TableCommit(add=[write(log, 2)], state=state(2)))
-    assert seqnos(tmp_path) == [1]
 
 
 def test_offsets_are_found_behind_commits_of_others(tmp_path: Path) -> None:
@@ -144,16 +115,12 @@ def test_all_is_kept_when_the_log_is_cleaned(tmp_path: Path) -> None:
     assert seqnos(tmp_path) == [1]
 
 
-def test_a_log_that_others_cleaned_is_told(tmp_path: Path) -> None:
+def test_a_log_that_can_not_be_read_or_that_others_cleaned_is_an_error(tmp_path: Path) -> None:
     DeltaTable.create(str(tmp_path), SCHEMA, commit_properties=CommitProperties(custom_metadata={"other": "x"}))
     log = DeltaLog.open(Location(str(tmp_path)))
     assert log is not None
-    with pytest.raises(LakeDamaged, match="no longer says which offsets"):
+    with pytest.raises(LakeDamaged, match="no longer has the offsets"):
         log.state()
-
-
-def test_a_log_that_can_not_be_read_is_told(tmp_path: Path) -> None:
-    create(tmp_path)
     (tmp_path / "_delta_log" / f"{0:020}.json").write_text("no log")
     with pytest.raises(LakeDamaged, match="can't be read"):
         DeltaLog.open(Location(str(tmp_path)))
@@ -175,11 +142,11 @@ def test_partition_values_come_back_as_they_were_written(tmp_path: Path) -> None
     ]
 
 
-def test_a_table_that_can_not_be_made_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_table_that_can_not_be_made_is_an_error_of_one_sentence(tmp_path: Path) -> None:
     in_the_way = tmp_path / "changes"
     in_the_way.write_text("no directory")
     with pytest.raises(
-        LakeError, match=r"the table at .*/changes can't be made: .*\. See that the directory"
+        LakeError, match=r"the table at .*/changes can't be created: .*\. Check that the directory"
     ) as caught:
         create(in_the_way)
     assert "\n" not in str(caught.value)
@@ -252,5 +219,83 @@ def test_a_cleaned_log_has_no_difference_from_what_is_gone(tmp_path: Path) -> No
     (tmp_path / "_delta_log" / f"{4:020}.json").unlink()
     again = DeltaLog.open(log.location)
     assert again is not None
-    with pytest.raises(LakeDamaged, match="no longer says which offsets"):
+    with pytest.raises(LakeDamaged, match="no longer has the offsets"):
         again.state()
+
+
+# --- deletion vectors ---------------------------------------------------------------------------------------------
+
+
+def test_dead_rows_are_marked_and_stay_so(tmp_path: Path) -> None:
+    """By two commits on top of each other, in the log and in a file, through a checkpoint that the log begins with,
+    and an append of another writer."""
+    log = create(tmp_path)
+    log.set_vectors(True, state(0))
+    protocol = DeltaTable(tmp_path).protocol()
+    assert (protocol.min_reader_version, protocol.reader_features) == (3, ["deletionVectors"])
+    files = [write(log, *range(10)), write(log, *range(10, 20))]
+    log.commit(TableCommit(add=files, state=state(1)))
+    log.commit(mark_rows(log, lambda row: row["seqno"] in (1, 2), inline_bytes_max=0))
+    log.commit(mark_rows(log, lambda row: row["seqno"] == 7))
+    log.commit(mark_rows(log, lambda row: row["seqno"] == 10, inline_bytes_max=0))
+    left = [0, 3, 4, 5, 6, 8, 9, *range(11, 20)]
+
+    def check(found: DeltaLog | None, left: list[int]) -> None:
+        assert found is not None
+        # Files that were written in one millisecond have no order.
+        assert sorted(file.live_rows for file in found.files() if file.vector is not None) == [7, 9]
+        rows = pa.concat_tables(read_files(found.location, found.files(), ["seqno"]))
+        assert sorted(seqnos_of(rows)) == left
+        table = QueryBuilder().register("t", DeltaTable(tmp_path)).execute("SELECT seqno FROM t").read_all()
+        assert sorted(seqnos_of(pa.table(table))) == left
+
+    check(log, left)
+    check(DeltaLog.open(log.location), left)
+    old = DeltaLog.open(log.location, version=log.version - 1)
+    assert old is not None
+    assert sum(file.live_rows for file in old.files()) == len(left) + 1
+    log.commit(TableCommit(state=state(2)))
+    DeltaTable(tmp_path).create_checkpoint()
+    for version in range(log.version):
+        (tmp_path / "_delta_log" / f"{version:020}.json").unlink()
+    write_deltalake(tmp_path, pa.table({"seqno": [20], "text": ["x"]}), mode="append")
+    log.refresh()
+    check(log, [*left, 20])
+    check(DeltaLog.open(log.location), [*left, 20])
+    with pytest.raises(AssertionError, match="not live"):
+        log.commit(TableCommit(remove=[files[0]], state=state(3)))
+    log.commit(TableCommit(remove=[file for file in log.files() if file.vector is not None], state=state(3)))
+    assert [file.vector for file in log.files()] == [None]
+    log.set_vectors(False, state(4))
+    assert (seqnos(tmp_path), log.state()) == ([20], state(4))
+    assert DeltaTable(tmp_path).protocol().min_reader_version == 1
+    assert log.schema == SCHEMA
+
+
+def seqnos_of(rows: pa.Table) -> list[int]:
+    return list(rows.column("seqno").to_pylist())
+
+
+def test_of_many_writers_of_a_version_one_succeeds(tmp_path: Path) -> None:
+    create(tmp_path)
+    logs = [create(tmp_path) for _ in range(4)]
+
+    def commit(number: int) -> bool:
+        try:
+            logs[number].commit(TableCommit(add=[write(logs[number], number)], state=state(number)))
+        except LakeInUse:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        done = [*threads.map(commit, range(4))]
+    assert (sum(done), seqnos(tmp_path)) == (1, [done.index(True)])
+    assert [path.name for path in (tmp_path / "_delta_log").iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_table_with_a_feature_that_is_not_known_is_not_written(tmp_path: Path) -> None:
+    log = create(tmp_path)
+    DeltaTable(tmp_path).alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
+    log.refresh()
+    with pytest.raises(LakeError, match="another program has turned on rowTracking"):
+        log.commit(TableCommit(state=state(1)))

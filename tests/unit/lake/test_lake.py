@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from headwater.errors import (
@@ -24,8 +23,8 @@ from headwater.errors import (
 from headwater.lake import layout
 from headwater.lake.change_files import ChangeReport
 from headwater.lake.commits import begin_batch, commit_batch, commit_merges, first_documents, merge, plan_merges
-from headwater.lake.documents_merge import MergeRules, MergeTask, merged_rows
-from headwater.lake.lake import Lake, LakeSettings, run_here
+from headwater.lake.documents_merge import MergeTask, merged_rows
+from headwater.lake.lake import Lake, LakeSettings, landed_selection, run_here
 from headwater.lake.upkeep import grow_groups, join_files
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
@@ -40,8 +39,8 @@ from support.lake_model import (
     check_inferred,
     check_no_duplicates,
     check_sorted,
+    lake_of_before,
     merging,
-    table_rows,
     verify_model,
     with_columns,
 )
@@ -49,7 +48,7 @@ from support.lake_model import (
 DEFAULT = "_default._default"
 
 
-def keys(rows: Sequence[dict[str, Any]]) -> list[str]:
+def keys(rows: Iterable[dict[str, Any]]) -> list[str]:
     return sorted(row["key"] for row in rows)
 
 
@@ -77,18 +76,8 @@ def test_the_next_batch_begins_where_the_tables_end(tmp_path: Path) -> None:
     for lake in (small.lake, small.reopen()):
         batch = begin_batch(lake)
         assert batch.number == 1
-        with pytest.raises(LakeOutOfStep, match="seqno 1 of vbucket 0 comes again"):
+        with pytest.raises(LakeOutOfStep, match="seqno 1 of vbucket 0 arrived again"):
             batch.writer.write(batches(rows, 10))
-
-
-def test_an_attempt_that_was_given_up_leaves_nothing(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    small.write(0, "a")
-    for _ in range(2):
-        small.begin().writer.write(batches(small.bucket.rows(0), 10))
-    assert small.rows("changes") == []
-    small.land()
-    assert keys(small.rows("changes")) == ["a"]
 
 
 def test_a_batch_without_rows_moves_the_offsets(tmp_path: Path) -> None:
@@ -104,28 +93,18 @@ def test_a_batch_without_rows_moves_the_offsets(tmp_path: Path) -> None:
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
-def test_tables_of_another_bucket_are_refused(tmp_path: Path) -> None:
+def test_a_lake_of_something_else_is_refused(tmp_path: Path) -> None:
+    assert Lake.open(str(tmp_path)) is None
     SmallLake(tmp_path)
     with pytest.raises(LakeOfOtherBucket, match="'other'"):
         Lake.open(str(tmp_path), bucket_uuid="other")
-    with pytest.raises(LakeOfOtherBucket):
-        Lake.create(str(tmp_path), bucket_uuid="other", vbuckets=4)
-
-
-def test_another_number_of_vbuckets_is_refused(tmp_path: Path) -> None:
-    SmallLake(tmp_path)
-    with pytest.raises(LakeDamaged, match="4 vbuckets, not for 8"):
-        Lake.create(str(tmp_path), bucket_uuid=BUCKET_UUID, vbuckets=8)
-
-
-def test_xattrs_can_not_be_had_later(tmp_path: Path) -> None:
-    SmallLake(tmp_path)
-    with pytest.raises(ColumnsChanged, match="without xattrs"):
-        Lake.create(str(tmp_path), bucket_uuid=BUCKET_UUID, vbuckets=4, xattrs=True)
-
-
-def test_where_there_is_no_lake_there_is_none(tmp_path: Path) -> None:
-    assert Lake.open(str(tmp_path)) is None
+    for facts, error, says in (
+        ({"bucket_uuid": "other", "vbuckets": 4}, LakeOfOtherBucket, "'other'"),
+        ({"bucket_uuid": BUCKET_UUID, "vbuckets": 8}, LakeDamaged, "4 vbuckets, not for 8"),
+        ({"bucket_uuid": BUCKET_UUID, "vbuckets": 4, "xattrs": True}, ColumnsChanged, "without xattrs"),
+    ):
+        with pytest.raises(error, match=says):
+            Lake.create(str(tmp_path), **facts)  # type: ignore[arg-type]
 
 
 def test_two_that_land_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
@@ -159,38 +138,15 @@ def files_of(small: SmallLake) -> set[str]:
     return {file.path for file in documents.log.files()}
 
 
-def test_few_changes_wait_and_are_seen_by_who_asks(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    fill(small, 100)
-    small.land()
-    small.write(0, "new", "key-0", value=b"{}")
-    small.bucket.change(1, "deletion", 0, b"key-1")
-    small.land(merges=False)
-    assert len(small.rows(f"documents/{DEFAULT}")) == 100
-    assert keys(small.documents_now()) == sorted([f"key-{n}" for n in range(100) if n != 1] + ["new"])
-    check_documents(small.documents_now(), small.bucket.sent_documents())
-    assert merge(small.lake) == 1
-    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
-
-
-def test_new_documents_are_appended_and_no_file_is_written_again(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    fill(small, 20)
-    small.land()
-    before = files_of(small)
-    small.write(0, *(f"new-{n}" for n in range(20)))
-    small.land()
-    assert before < files_of(small)
-
-
 def test_only_files_with_replaced_documents_are_written_again(tmp_path: Path) -> None:
     small = SmallLake(tmp_path, groups=1)
     for number in range(3):
         small.write(0, *(f"key-{number}-{n}" for n in range(10 * (number + 1))))
         small.land()
-    documents = small.lake.tables[DEFAULT].documents
-    assert documents is not None
     before = files_of(small)
+    small.write(0, *(f"new-{n}" for n in range(20)))
+    small.land()
+    assert before < files_of(small), "new documents are appended"
     small.write(0, "key-1-3")
     small.land()
     assert len(before - files_of(small)) == 1
@@ -219,20 +175,6 @@ def test_a_table_that_is_lost_is_built_again(tmp_path: Path) -> None:
     check_documents(small.documents_now(), small.bucket.sent_documents())
     merge(small.lake)
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
-
-
-def test_a_collection_that_is_made_again_keeps_its_table(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    small.write(0, "old", collection=HOTEL)
-    small.land()
-    small.bucket.event("collection_dropped", HOTEL)
-    small.land()
-    assert small.rows("documents/inventory.hotel") == []
-    small.bucket.names[12] = ("inventory", "hotel")
-    small.bucket.event("collection_created", 12)
-    small.write(0, "new", collection=12)
-    small.land()
-    assert [(row["key"], row["collection_id"]) for row in small.rows("documents/inventory.hotel")] == [("new", 12)]
 
 
 def test_a_collection_without_documents_has_a_table(tmp_path: Path) -> None:
@@ -293,40 +235,20 @@ def test_a_rollback_writes_only_those_files_again_that_it_must(tmp_path: Path) -
 
 
 def test_a_rollback_into_the_middle_of_a_snapshot_is_not_trusted(tmp_path: Path) -> None:
-    """The version of `a` at seqno 1 was never handed out, for it had a newer one in its snapshot. That one is dead."""
+    """The version of `a` at seqno 2 was never handed out, for it had a newer one in its snapshot. That one is dead. All
+    of the vbucket is void: what came in earlier batches, and in this one."""
     small = SmallLake(tmp_path)
+    small.write(0, "earlier")
+    small.write(2, "other")
+    small.land()
     small.write(0, "a", "b", "a")
     small.land(deduplicated=True)
-    small.bucket.fail_over(0, 2)
+    small.bucket.fail_over(0, 3)
     small.write(0, "c")
     assert small.land(careless=True).read_again == {0}
-    assert small.rows(f"documents/{DEFAULT}") == []
+    assert keys(small.rows(f"documents/{DEFAULT}")) == ["other"]
+    assert keys(row for row in small.rows("changes") if not row["void"] and row["key"]) == ["other"]
     assert VBucketId(0) not in small.lake.held_offsets(), "the next batch reads it from 0"
-
-
-def test_a_rollback_into_a_snapshot_of_the_same_batch_is_not_trusted(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    small.write(0, "a", "b", "a")
-    rows = small.bucket.rows(0, deduplicated=True)
-    small.bucket.mark_sent([0])
-    small.bucket.fail_over(0, 2)
-    batch = small.begin()
-    report = batch.writer.write(batches([*rows, *small.bucket.rows(0, careless=True)], 10))
-    assert commit_batch(small.lake, batch, [report]).read_again == {0}
-    merge(small.lake)
-    assert small.documents_now() == []
-
-
-def test_without_the_rollback_the_tables_would_be_wrong(tmp_path: Path) -> None:
-    """The check can fail: a dead branch that nobody takes back stays in the table."""
-    small = SmallLake(tmp_path)
-    small.write(0, "dead")
-    small.land()
-    small.bucket.fail_over(0, 0)
-    small.bucket.vbuckets[0].fork_seqno = None
-    small.bucket.vbuckets[0].sent_seqno = 0
-    with pytest.raises(AssertionError):
-        check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
 
 
 # --- where the work is done ---------------------------------------------------------------------------------------
@@ -347,12 +269,6 @@ def test_all_work_can_be_done_in_other_processes(tmp_path: Path) -> None:
     small.write(0, "again")
     small.land(run=run_elsewhere)
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
-
-
-def test_reading_in_between_can_be_done_in_other_processes(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    fill(small, 20)
-    small.land()
     small.write(0, "new")
     small.land(merges=False)
     tasks: list[MergeTask] = pickle.loads(pickle.dumps(small.lake.read_tasks(DEFAULT)))
@@ -446,24 +362,15 @@ def land_first(small: SmallLake, **limits: Any) -> list[int]:
 
 
 def test_xattrs_come_along(tmp_path: Path) -> None:
-    lake = Lake.create(
-        str(tmp_path),
-        bucket_uuid=BUCKET_UUID,
-        vbuckets=1,
-        xattrs=True,
-        settings=LakeSettings(merging=MergeRules(history=True)),
-    )
-    bucket = ModelBucket(1)
-    bucket.change(0, "mutation", 0, b"a", b"{}")
-    bucket.change(0, "mutation", 0, b"b", b"{}")
-    (batch,) = batches(bucket.rows(0), 10)
-    xattrs = pa.array([[("_sync", b"{}")], None], pa.map_(pa.string(), pa.binary()))
-    begun = begin_batch(lake)
-    commit_batch(lake, begun, [begun.writer.write([batch.append_column("xattrs", xattrs)])])
-    merge(lake)
+    bucket = ModelBucket(4)
+    bucket.has_xattrs = True
+    small = SmallLake(tmp_path, bucket=bucket, settings=merging(history=True))
+    bucket.change(0, "mutation", 0, b"a", b"{}", xattrs=(("_sync", b"{}"),))
+    small.write(0, "b")
+    small.land()
     for table in (f"documents/{DEFAULT}", f"history/{DEFAULT}", "changes"):
-        found = table_rows(tmp_path / table)
-        assert sorted((row["key"], row["xattrs"]) for row in found) == [("a", [("_sync", b"{}")]), ("b", None)]
+        found = sorted((row["key"], row["xattrs"]) for row in small.rows(table))
+        assert found == [("a", [("_sync", b"{}")]), ("b", [])]
 
 
 def test_a_query_that_failed_half_way_is_completed_by_the_next_in_the_same_process(tmp_path: Path) -> None:
@@ -527,3 +434,48 @@ def test_a_batch_that_can_not_be_read(small: SmallLake) -> None:
     (small.directory / "changes" / file.path).unlink()
     with pytest.raises(InvalidInput, match="as of batch 1"):
         Lake.open(str(small.directory), as_of_batch=1)
+
+
+# --- lake earlier -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> SmallLake:
+    return lake_of_before(tmp_path, with_columns(merging(history=True), {"*": "n INT"}))
+
+
+def test_what_it_does_not_say_is_not_known(earlier: SmallLake) -> None:
+    lake = earlier.lake
+    assert (lake.state.batch, lake.state.as_of_s, lake.state.totals, lake.state.rollbacks) == (1, None, None, None)
+    assert lake.boundaries == {}, "its places are not the ends of snapshots"
+    assert not lake.held_offsets()[VBucketId(0)].is_whole
+    assert str(landed_selection(lake)) == "all collections"
+
+
+def test_its_groups_are_merged_to_one_batch(earlier: SmallLake) -> None:
+    documents = earlier.lake.tables[DEFAULT].documents
+    assert documents is not None
+    assert documents.merged == {0: 0, 1: 1}
+    merge(earlier.lake)
+    assert documents.merged == {0: 1, 1: 1}
+    check_documents(earlier.rows(f"documents/{DEFAULT}"), earlier.bucket.sent_documents())
+
+
+def test_it_is_landed_into_and_takes_rollbacks(earlier: SmallLake) -> None:
+    earlier.write(0, "key-1", value=b'{"n": 3}')
+    earlier.land([0])
+    assert earlier.lake.boundaries == {VBucketId(0): [22], VBucketId(1): [0], VBucketId(2): [], VBucketId(3): [0]}
+    assert earlier.reopen().boundaries == earlier.lake.boundaries
+    earlier.bucket.fail_over(0, 21)
+    earlier.bucket.fail_over(2, 1)
+    earlier.write(2, "f", value=b'{"n": 4}')
+    earlier.land()
+    lake = Lake.open(str(earlier.directory))
+    assert lake is not None
+    assert lake.held_offsets() == earlier.bucket.offsets()
+    check_documents(earlier.rows(f"documents/{DEFAULT}"), earlier.bucket.sent_documents())
+    check_no_duplicates(earlier.rows("changes"))
+    assert [row["key"] for row in earlier.rows(f"rejects/{DEFAULT}")] == []
+    # It keeps its format, so that the version before can still read it.
+    for entry in earlier.directory.rglob("_delta_log/*.json"):
+        assert "headwater.state.difference" not in entry.read_text(), entry

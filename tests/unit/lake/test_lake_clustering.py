@@ -11,12 +11,10 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from headwater.errors import InvalidColumns
-from headwater.lake import data_files, upkeep
+from headwater.lake import data_files
 from headwater.lake.documents_merge import MergeRules
-from headwater.lake.iceberg_changes import IcebergSettings
 from headwater.lake.lake import LakeSettings
 from headwater.lake.typed_columns import ColumnMode, TypedColumns, choose_cluster_columns
-from headwater.lake.upkeep import join_files
 from support.lake_model import SmallLake, check_sorted, verify_model
 
 NAME = "_default._default"
@@ -78,23 +76,6 @@ def test_a_query_reads_few_row_groups_of_a_large_file(tmp_path: Path) -> None:
     (fragment,) = DeltaTable(tmp_path / DOCUMENTS).to_pyarrow_dataset().get_fragments()
     chosen = fragment.split_by_row_group(ds.field("city") == "city-3")
     assert (fragment.num_row_groups, len(chosen)) == (16, 2)
-
-
-@pytest.mark.usefixtures("small_row_groups")
-def test_merges_rollbacks_and_joins_keep_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "JOIN_FILES_MIN", 2)
-    small = SmallLake(tmp_path, settings=clustered("since", "n", file_bytes=4000))
-    for turn in range(3):
-        write_cities(small, turn=turn, step=turn + 1)
-        small.write(0, f"later-{turn}", value=b'{"since": null, "n": 2.5}')
-        small.land()
-        check(small, "since", "n")
-    small.bucket.fail_over(2, 5)
-    small.bucket.change(1, "deletion", 0, b"key-01")
-    small.land()
-    check(small, "since", "n")
-    assert join_files(small.lake, file_bytes=2**20) > 0
-    check(small, "since", "n")
 
 
 def test_a_column_that_is_inferred_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -181,18 +162,3 @@ def test_texts_that_name_no_columns(text: str) -> None:
 )
 def test_texts_that_name_columns(text: str, names: tuple[str, ...]) -> None:
     assert choose_cluster_columns(text) == names
-
-
-def test_iceberg_tables_have_the_same_files(tmp_path: Path, settings: IcebergSettings) -> None:
-    pytest.importorskip("pyiceberg")
-    from headwater.lake.iceberg_documents import IcebergDocuments
-
-    small = SmallLake(tmp_path / "lake", settings=clustered("city"))
-    documents = IcebergDocuments.open(settings, small.lake)
-    for turn in range(2):
-        write_cities(small, turn=turn)
-        small.land()
-        documents.catch_up(small.lake)
-    scan = documents.tables[NAME].scan(row_filter="city = 'city-3'")
-    expected = sorted(row["key"] for row in small.rows(DOCUMENTS) if row["city"] == "city-3")
-    assert sorted(scan.to_arrow().column("key").to_pylist()) == expected

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import duckdb
 import polars as pl
-import pyarrow.dataset as ds
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake.exceptions import DeltaProtocolError
 
 from headwater.lake import data_files
+from headwater.lake.data_files import read_files
+from headwater.lake.delta_log import DeltaLog
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
-from support.lake_model import HOTEL, SmallLake, guide_feed, with_columns
+from support.lake_model import HOTEL, SmallLake, guide_feed, mark_rows, use_vectors, with_columns
 
 NAME = "_default._default"
-TABLES = ("changes", "documents/_default._default", "history/_default._default", "rejects/_default._default")
 
 
 @pytest.fixture
@@ -46,44 +48,78 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_deltalake_and_pandas(lake: Path, table: str) -> None:
-    frame = DeltaTable(lake / table).to_pandas()
-    assert len(frame) == ROWS[table]
-    assert set(frame["vbucket"]) == {0} if table.startswith("rejects") else {0, 1, 2, 3}
+def test_every_table_in_every_engine(lake: Path) -> None:
+    """In DuckDB by the files that the log names; `delta_scan` would have to fetch an extension."""
+    for table, count in ROWS.items():
+        delta = DeltaTable(lake / table)
+        frame = delta.to_pandas()
+        assert len(frame) == pl.read_delta(str(lake / table)).height == count
+        assert set(frame["vbucket"]) == {0} if table.startswith("rejects") else {0, 1, 2, 3}
+        of_files = duckdb.sql(f"SELECT count(*) FROM read_parquet({delta.file_uris()!r}, hive_partitioning = true)")
+        assert of_files.fetchall() == [(count,)]
+        assert duckdb.from_arrow(delta.to_pyarrow_dataset()).aggregate("count(*)").fetchall() == [(count,)]
+    documents = DeltaTable(lake / f"documents/{NAME}")
+    of_sql = duckdb.from_arrow(documents.to_pyarrow_dataset()).filter("n > 38").order("key").project("key, n")
+    assert of_sql.fetchall() == [("key-0", 1000), ("key-39", 39)]
+    earlier = DeltaTable(lake / f"documents/{NAME}", version=documents.version() - 1)
+    assert (earlier.count(), documents.count()) == (40, 35), "what was believed before the rollback"
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_polars(lake: Path, table: str) -> None:
-    frame = pl.read_delta(str(lake / table))
-    assert frame.height == ROWS[table]
-    if table.startswith("documents"):
-        assert frame.filter(pl.col("key") == "key-0")["n"].to_list() == [1000]
+# --- tables with deletion vectors: what docs/guides/engines.md says of each engine --------------------------------
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_duckdb(lake: Path, table: str) -> None:
-    """By the files that the log names; `delta_scan` would have to fetch an extension."""
-    delta = DeltaTable(lake / table)
-    files = delta.file_uris()
-    counted = duckdb.sql(f"SELECT count(*) FROM read_parquet({files!r}, hive_partitioning = true)").fetchall()
-    assert counted == [(ROWS[table],)]
-    dataset = delta.to_pyarrow_dataset()
-    assert isinstance(dataset, ds.Dataset)
-    assert duckdb.from_arrow(dataset).aggregate("count(*)").fetchall() == [(ROWS[table],)]
+def test_deletion_vectors_in_other_engines(tmp_path: Path) -> None:
+    """After marks on top of each other, in the log and in files, a checkpoint that the log begins with, an append and a
+    compaction by delta-rs."""
+    small = SmallLake(tmp_path)
+    small.write(0, *(keys := [f"key-{number:02}" for number in range(30)]))
+    small.land()
+    use_vectors(small.lake)
+    table, path = small.lake.tables[NAME].documents, tmp_path / "documents" / NAME
+    assert table is not None
+    log = table.log
+    left = {*keys}
+    for dead, inline_bytes_max in ({"key-03", "key-29"}, 0), ({"key-04"}, 1024), ({"key-28"}, 0):
+        log.commit(mark_rows(log, lambda row, dead=dead: row["key"] in dead, inline_bytes_max=inline_bytes_max))  # type: ignore[misc]
+        left -= dead
+        assert_all_read(log, path, sorted(left))
+    assert {file.vector.storage for file in log.files() if file.vector} == {"i", "u"}
+    delta = DeltaTable(path)
+    for refused in (delta.to_pyarrow_table, delta.to_pyarrow_dataset, delta.to_pandas):
+        with pytest.raises(DeltaProtocolError, match="deletionVectors"):
+            refused()
+    # Wrong without an error: dead rows are among these.
+    files = f"read_parquet({delta.file_uris()!r})"
+    assert delta.count() == duckdb.sql(f"SELECT * FROM {files}").count("*").fetchall()[0][0] > len(left)
+    delta.create_checkpoint()
+    for version in range(delta.version()):
+        (path / "_delta_log" / f"{version:020}.json").unlink()
+    assert_all_read(log, path, sorted(left))
+    last = pl.read_delta(str(path)).filter(pl.col("key") == "key-10").with_columns(key=pl.lit("key-99"))
+    write_deltalake(path, last.to_arrow(), mode="append")
+    assert_all_read(log, path, [*sorted(left), "key-99"])
+    DeltaTable(path).optimize.compact()
+    assert_all_read(log, path, [*sorted(left), "key-99"])
+    assert not any(file.vector for file in log.files())
 
 
-def test_the_present_can_be_asked_for_in_sql(lake: Path) -> None:
-    documents = DeltaTable(lake / "documents/_default._default").to_pyarrow_dataset()
-    found = duckdb.sql("SELECT key, n, vbucket_group FROM documents WHERE n > 38 ORDER BY key").fetchall()
-    assert found == [("key-0", 1000, 0), ("key-39", 39, 0)]
-    del documents
-
-
-def test_time_travel_shows_what_was_believed(lake: Path) -> None:
-    delta = DeltaTable(lake / "documents/_default._default")
-    versions = range(delta.version() + 1)
-    assert [DeltaTable(lake / "documents/_default._default", version=v).count() for v in versions][-2:] == [40, 35]
+def assert_all_read(log: DeltaLog, path: Path, keys: list[str]) -> None:
+    log.refresh()
+    again = DeltaLog.open(log.location)
+    assert again is not None
+    delta = DeltaTable(path)
+    query = QueryBuilder().register("t", delta).execute("SELECT key FROM t").read_all()
+    scanned = pa.RecordBatchReader.from_stream(delta.scan(columns=["key"]))
+    found = {
+        "Headwater": [key for rows in read_files(log.location, log.files()) for key in rows["key"].to_pylist()],
+        "Headwater, opened": [k for rows in read_files(again.location, again.files()) for k in rows["key"].to_pylist()],
+        "QueryBuilder": query["key"].to_pylist(),
+        "Polars": pl.read_delta(str(path))["key"].to_list(),
+        "Polars, with a filter": pl.scan_delta(str(path)).filter(pl.col("key") > "").collect()["key"].to_list(),
+        "DuckDB over scan": [key for (key,) in duckdb.sql("SELECT key FROM scanned").fetchall()],
+    }
+    del scanned
+    assert {name: sorted(read) for name, read in found.items()} == dict.fromkeys(found, keys)
 
 
 # --- how much is read: files that a query must not need are taken away before it ----------------------------------

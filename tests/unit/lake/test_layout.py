@@ -15,7 +15,6 @@ from headwater.client.changes import split_keys
 from headwater.errors import LakeDamaged, LakeTooNew
 from headwater.lake.layout import (
     LakeFacts,
-    TableKind,
     changes_schema,
     folder_name,
     groups_for,
@@ -23,7 +22,6 @@ from headwater.lake.layout import (
     table_name,
     to_change_columns,
 )
-from headwater.lake.location import Location
 
 
 @pytest.mark.parametrize(("vbuckets", "groups"), [(1024, 16), (64, 16), (5, 2), (7, 7), (1, 1), (100, 33)])
@@ -46,21 +44,15 @@ def test_large_buckets_get_more_groups(documents: int, groups: int) -> None:
     assert groups_for(documents) == groups
 
 
-def test_a_table_that_is_not_ours_is_told() -> None:
-    with pytest.raises(LakeDamaged, match="not made by Headwater"):
+def test_a_table_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(LakeDamaged, match="not created by Headwater"):
         LakeFacts.from_properties({"delta.appendOnly": "true"}, where="here")
 
 
 def test_a_newer_format_is_refused() -> None:
     properties = {**LakeFacts(bucket_uuid="u", vbuckets=64).to_properties(), "headwater.format": "5"}
-    with pytest.raises(LakeTooNew, match="format 5, and this program knows formats up to 4"):
+    with pytest.raises(LakeTooNew, match="format 5, and this program supports formats up to 4"):
         LakeFacts.from_properties(properties, where="here")
-
-
-def test_tables_have_their_places() -> None:
-    place = Location("/lake/")
-    assert place.join(TableKind.CHANGES).uri == "/lake/changes"
-    assert place.join(TableKind.REJECTS, "inventory.hotel").uri == "/lake/rejects/inventory.hotel"
 
 
 _LEGAL = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-%"
@@ -121,17 +113,13 @@ READER_TYPES = {
 }  # fmt: skip
 
 
-def test_unsigned_numbers_keep_their_bits() -> None:
-    columns = to_change_columns(batch_of(READER_TYPES), changes_schema(xattrs=False))
-    found = {name: column[0].as_py() for name, column in columns.items()}
-    assert found == {**ROW, "key": "k", "key_bytes": None, "vbuuid": -5, "cas": -(2**63) + 1}
-
-
-def test_columns_have_the_types_of_the_table_and_names_are_dictionaries() -> None:
+def test_columns_have_the_types_of_the_table_and_numbers_keep_their_bits() -> None:
     schema = changes_schema(xattrs=False)
     columns = to_change_columns(batch_of(READER_TYPES), schema)
     for name, column in columns.items():
         assert column.type == (NAME if name in ("op", "scope", "collection") else schema.field(name).type), name
+    found = {name: column[0].as_py() for name, column in columns.items()}
+    assert found == {**ROW, "key": "k", "key_bytes": None, "vbuuid": -5, "cas": -(2**63) + 1}
 
 
 def test_rows_by_way_of_spark_give_the_same() -> None:

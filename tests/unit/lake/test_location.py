@@ -107,7 +107,7 @@ def test_options_of_the_client_may_have_the_prefix_of_the_store(uri: str, option
     ],
 )
 def test_values_that_the_client_can_not_read(name: str, value: str, hint: str) -> None:
-    with pytest.raises(InvalidInput, match=f"'{value}' is no value of {name}. {hint}"):
+    with pytest.raises(InvalidInput, match=f"'{value}' is not a valid value of {name}. {hint}"):
         Location.of("s3://bucket/lake", {name: value})
 
 

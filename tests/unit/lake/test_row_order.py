@@ -90,7 +90,7 @@ def test_row_groups_are_read_in_the_order_of_several_columns(tmp_path: Path) -> 
             for start in range(0, len(columns["key"]), 2):
                 here = {name: values[start : start + 2] for name, values in columns.items()}
                 writer.write_row_group(pa.table(here, schema=own))
-            reader = opened.enter_context(FileReader(location, writer.close().path))
+            reader = opened.enter_context(FileReader(location, writer.close()))
             parts += placed_row_groups(reader, schema, by)
         for table in in_order(schema, parts, by=by):
             found.append(table.column("key").to_pylist())

@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headwater.errors import InvalidColumns
-from headwater.lake.column_ddl import ColumnDef, parse_columns, to_ddl
+from headwater.kernels.machine_code import compile_kernels
+from headwater.lake.column_values import ColumnDef, parse_columns, to_ddl
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.lake import LakeSettings
 from headwater.lake.typed_columns import INFERRED_MAX, Parsed, TypedColumns
 from support.cases import each
+from support.lake_model import SmallLake, verify_model, with_columns
+from support.machine import loaded_kernels
 
 
 def parse(ddl: str, *documents: str | None) -> tuple[list[Any], list[str | None]]:
@@ -126,18 +132,12 @@ def test_what_is_no_object_does_not_fit() -> None:
     ]
 
 
-def test_of_a_field_that_is_there_twice_the_last_counts() -> None:
-    assert parse("a INT", '{"a": 1, "a": 2}') == ([2], [None])
-
-
-def test_names_with_escapes_in_them_are_understood() -> None:
+def test_names_of_fields() -> None:
+    assert parse("a INT", '{"a": 1, "a": 2}') == ([2], [None]), "of equal names the last counts"
+    assert parse('`a"b\\c` INT', '{"a\\"b\\\\c": 5}', "{}") == ([5, None], [None, None])
     values, reasons = parse("name STRING", '{"n\\u0061me": "x"}', '{"name": "y"}', '{"n\\u0061me": "\\ud800"}')
     assert values == ["x", "y", None]
     assert reasons == [None, None, "column name: STRING can't hold a string like this"]
-
-
-def test_names_that_only_escapes_can_write() -> None:
-    assert parse('`a"b\\c` INT', '{"a\\"b\\\\c": 5}', "{}") == ([5, None], [None, None])
 
 
 def test_many_documents_in_chunks() -> None:
@@ -332,8 +332,8 @@ def test_several_columns_some_of_them_required() -> None:
         ("a", "a type"),
         ("a STRING b INT", "a comma or the end"),
         ("a STRING,", "the name of a column"),
-        ("a VARIANT", "VARIANT is no type"),
-        ("a MAP<INT, INT>", "of type STRING"),
+        ("a VARIANT", "VARIANT is not a type"),
+        ("a MAP<INT, INT>", "have type STRING"),
         ("a STRING, A INT", "twice"),
         ("a DECIMAL(39,0)", r"DECIMAL\(39,0\)"),
         ("a DECIMAL(3,4)", r"DECIMAL\(3,4\)"),
@@ -344,7 +344,30 @@ def test_several_columns_some_of_them_required() -> None:
         ("a;b STRING", "a type"),
     ],
 )
-def test_what_is_wrong_is_told(ddl: str, reason: str) -> None:
+def test_what_is_wrong_is_refused(ddl: str, reason: str) -> None:
     with pytest.raises(InvalidColumns, match=reason) as caught:
         parse_columns(ddl)
     assert caught.value.hint
+
+
+# --- after compiling ahead nothing is compiled any more, whatever is landed -------------------------------------------
+
+
+def test_all_kernels_are_compiled_before_they_are_needed(tmp_path: Path) -> None:
+    compile_kernels("headwater.lake", "headwater.protocol")
+    warm = loaded_kernels()
+    settings = with_columns(
+        LakeSettings(merging=MergeRules(history=True)), {"*": "n INT, s STRING, d DOUBLE, o STRUCT<a: INT>"}
+    )
+    small = SmallLake(tmp_path, settings=settings)
+    small.write(0, "a", "", value=b'{"n": 1, "s": "x\\n", "d": 1.5, "o": {"a": 1}}')
+    small.write(1, "b", value=b"\xff")
+    small.land()
+    small.write(0, "a", value=b"[]")
+    small.bucket.change(1, "deletion", 0, b"b")
+    small.bucket.event("collection_created", 0)
+    small.land()
+    small.bucket.fail_over(0, 1)
+    small.land()
+    assert not verify_model(small.reopen(), small.bucket).findings.counts
+    assert loaded_kernels() == warm

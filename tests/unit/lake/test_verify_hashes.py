@@ -163,16 +163,3 @@ def test_an_index_has_the_newest_of_each() -> None:
     assert index.newest.tolist() == [False, True, True, True, False, False]
     assert index.find(hash_texts(pa.array(["a", "b", "c", "d", None]))).tolist() == [2, 1, 3, -1, -1]
     assert len(index) == 3
-
-
-def test_an_index_of_nothing_finds_nothing() -> None:
-    nothing = HashedRows.none()
-    assert len(HashedRows.joined([])) == len(nothing) == 0
-    assert HashIndex(nothing.keys, nothing.seqnos).find(hash_texts(pa.array(["a"]))).tolist() == [-1]
-
-
-def test_an_index_of_many() -> None:
-    hashes = hash_texts(pa.array([f"key-{number % 5000}" for number in range(20_000)]))
-    index = HashIndex(hashes, np.arange(20_000))
-    assert np.flatnonzero(index.newest).tolist() == list(range(15_000, 20_000))
-    assert index.find(hashes[:5000]).tolist() == list(range(15_000, 20_000))

@@ -16,9 +16,7 @@ from headwater.http import requests
 from headwater.lake.lake_look import LakeWatch
 from headwater.lake.location import Location
 from headwater.lake_page import app as app_module
-from headwater.lake_page.app import page_app
-from headwater.lake_page.serving import PageAddress
-from headwater.lake_page.state import LakeState
+from headwater.lake_page.app import LakeState, PageAddress, page_app
 from support.lake_model import HOTEL, SmallLake
 
 TOKEN = "a-token-of-some-length"
@@ -129,7 +127,7 @@ def test_what_asks_for_nonsense_is_refused(state: LakeState) -> None:
         assert (answer.status_code, bool(answer.json()["message"])) == (status, True), path
 
 
-def test_so_many_may_wait_and_no_more(state: LakeState, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_so_many_may_wait_and_no_more(state: LakeState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "READS_MAX", 1)
     reading, may_end = threading.Event(), threading.Event()
 
@@ -139,23 +137,19 @@ def test_so_many_may_wait_and_no_more(state: LakeState, monkeypatch: pytest.Monk
         return {}
 
     monkeypatch.setattr(state, "show", slow)
-
-    async def scenario() -> None:
-        client = Client(state)
-        first = asyncio.create_task(client.ask("GET", "/ui/api/state"))
-        await asyncio.to_thread(reading.wait)
-        assert (await client.ask("GET", "/ui/api/state")).status_code == 503
-        may_end.set()
-        assert (await first).status_code == 200
-
-    asyncio.run(scenario())
+    client = Client(state)
+    first = asyncio.create_task(client.ask("GET", "/ui/api/state"))
+    await asyncio.to_thread(reading.wait)
+    assert (await client.ask("GET", "/ui/api/state")).status_code == 503
+    may_end.set()
+    assert (await first).status_code == 200
 
 
 def test_a_lake_that_is_removed_or_made_again_is_seen_as_such(state: LakeState, tmp_path: Path) -> None:
     look_always(state)
     assert state.show()["lake"]["batch"] == 0
     shutil.rmtree(tmp_path / "lake")
-    assert "holds no tables of a bucket" in state.show()["problem"]
+    assert "does not contain the tables of a landing" in state.show()["problem"]
     SmallLake(tmp_path / "lake")
     shown = state.show()
     assert (shown["problem"], shown["lake"]["batch"], len(shown["lake"]["events"])) == (None, -1, 0)
