@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from headwater.sim.event_loop import SimulatedLoop
-from headwater.sim.machines import Process, Trace
-from headwater.sim.network import SimulatedNetwork
+from headwater.sim.network import Process, SimulatedNetwork, Trace
 
 
 class SmallWorld:

@@ -9,8 +9,8 @@ import pytest
 
 from headwater.node import durability
 from headwater.node.consumer import connection
-from headwater.sim.plan import RunPlan
 from headwater.sim.run import run_seed
+from headwater.sim.world import RunPlan
 
 SEEDS_MAX = 100
 

@@ -1,16 +1,21 @@
-"""The simulated event loop itself: its clock, its order, its threads, and what it does with the dead."""
+"""The simulated event loop: its clock, its order, its threads, and what it does with the dead. And the disk."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from random import Random
 
 import pytest
 
+from headwater.errors import StoreFull
+from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
 from headwater.sim.event_loop import START_S, SimulationFault
+from headwater.sim.network import SimulatedDisk, SimulatedFolder
+from headwater.store.engine import PutRow, Table
 
 
-def test_nobody_waits_for_real(small_world):
+def test_nothing_waits_in_real_time(small_world):
     before_s = time.monotonic()
     small_world.run(asyncio.sleep(3600))
     assert small_world.loop.time() == pytest.approx(START_S + 3600, abs=0.01)
@@ -81,14 +86,14 @@ def test_a_killed_process_has_no_last_word(small_world):
 
 
 @pytest.mark.parametrize(
-    ("killed_after_s", "is_written", "is_told"), [(0.5, False, False), (1.5, True, False), (2.5, True, True)]
+    ("killed_after_s", "is_written", "is_reported"), [(0.5, False, False), (1.5, True, False), (2.5, True, True)]
 )
-def test_a_crash_leaves_a_write_undone_or_done_and_unheard_of(small_world, killed_after_s, is_written, is_told):
-    disk, told = [], []
+def test_a_crash_leaves_a_write_undone_or_done_and_not_reported(small_world, killed_after_s, is_written, is_reported):
+    disk, reported = [], []
 
     async def victim():
         loop = asyncio.get_running_loop()
-        told.append(await loop.run_in_executor(None, lambda: disk.append("written")))
+        reported.append(await loop.run_in_executor(None, lambda: disk.append("written")))
 
     async def main():
         process = small_world.process("victim", disk=lambda: 1.0)
@@ -98,7 +103,7 @@ def test_a_crash_leaves_a_write_undone_or_done_and_unheard_of(small_world, kille
         await asyncio.sleep(10)
 
     small_world.run(main())
-    assert (bool(disk), bool(told)) == (is_written, is_told)
+    assert (bool(disk), bool(reported)) == (is_written, is_reported)
 
 
 def test_what_an_executor_raises_is_raised(small_world):
@@ -124,3 +129,14 @@ def test_what_is_not_simulated_is_refused(small_world):
 
     with pytest.raises(NotImplementedError):
         small_world.run(main())
+
+
+def test_a_full_disk_takes_nothing_and_keeps_everything() -> None:
+    disk = SimulatedDisk(Random(1), Users(decoy_secret=bytes(DECOY_SECRET_BYTES)))
+    engine = SimulatedFolder(disk).open_engine("b")
+    engine.write([PutRow(Table.BUCKET, b"k", b"v")])
+    disk.is_full = True
+    with pytest.raises(StoreFull):
+        engine.write([PutRow(Table.BUCKET, b"k", b"w")])
+    with engine.view() as view:
+        assert bytes(view.get(Table.BUCKET, b"k")) == b"v"

@@ -128,7 +128,7 @@ def test_a_slow_link_takes_its_time(small_world):
     small_world.run(main())
 
 
-def test_a_cut_link_holds_back_one_direction_until_it_is_mended(small_world):
+def test_a_cut_link_holds_back_one_direction_until_it_is_restored(small_world):
     async def main():
         client, server, _ = await connected(small_world)
         small_world.network.cut("main", "server")
@@ -143,7 +143,7 @@ def test_a_cut_link_holds_back_one_direction_until_it_is_mended(small_world):
     small_world.run(main())
 
 
-def test_nobody_connects_over_a_cut_link(small_world):
+def test_a_cut_link_accepts_no_connection(small_world):
     async def main():
         await connected(small_world)
         small_world.network.cut("server", "main")
@@ -167,7 +167,7 @@ def test_a_close_comes_after_what_was_written(small_world):
     small_world.run(main())
 
 
-def test_a_reset_is_heard_of_at_both_ends(small_world):
+def test_a_reset_reaches_both_ends(small_world):
     async def main():
         client, server, _ = await connected(small_world)
         assert small_world.network.reset_some(1.0) == 1
@@ -178,7 +178,7 @@ def test_a_reset_is_heard_of_at_both_ends(small_world):
     small_world.run(main())
 
 
-def test_the_peers_of_a_dead_process_are_reset_and_nobody_listens_there(small_world):
+def test_the_peers_of_a_dead_process_are_reset_and_its_port_is_closed(small_world):
     async def main():
         client, _, server_process = await connected(small_world)
         server_process.kill()
@@ -190,7 +190,7 @@ def test_the_peers_of_a_dead_process_are_reset_and_nobody_listens_there(small_wo
     small_world.run(main())
 
 
-def test_word_of_a_death_waits_for_a_cut_link(small_world):
+def test_the_reset_of_a_dead_process_waits_for_a_cut_link(small_world):
     async def main():
         client, _, server_process = await connected(small_world)
         small_world.network.cut("server", "main")

@@ -16,9 +16,9 @@ import pytest
 from deltalake import DeltaTable
 
 from headwater.lake import dead_files
-from headwater.spark.freshness import WAIT_S_MAX, Freshness
+from headwater.landing.freshness import WAIT_S_MAX, Freshness
 from support.document_writer import SET, DocumentWriter
-from support.driven_source import SimulatedLanding, without_spark
+from support.driven_source import SimulatedLanding
 from support.landings import DEFAULT, SourceBucket, SparkNode
 from support.node_process import NodeProcess
 
@@ -66,7 +66,6 @@ def live_bytes(table: Path) -> int:
 @pytest.mark.soak
 @pytest.mark.parametrize("updates_per_s", [20, 1000])
 def test_bytes_are_flat_after_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates_per_s: int) -> None:
-    without_spark(monkeypatch)
     monkeypatch.setattr(dead_files, "READERS_S_MIN", dead_files.READERS_S_MIN * SCALE)
     monkeypatch.setattr(dead_files, "DEAD_BYTES_MIN", round(dead_files.DEAD_BYTES_MIN * SCALE))
     with SparkNode(tmp_path / "node", vbuckets=VBUCKETS) as node:
@@ -76,7 +75,7 @@ def test_bytes_are_flat_after_the_bound(tmp_path: Path, monkeypatch: pytest.Monk
         landing.land()
         documents, changes = (landing.folder / table for table in (f"documents/{DEFAULT}", "changes"))
         began_s, seen = time.monotonic(), []
-        query = landing.start(every_s=EVERY_S)
+        query = landing.start(every=EVERY_S)
         writer.start()
         for sample in range(SAMPLES + 1):
             query.awaitTermination(max(0.0, began_s + sample * RUN_S / SAMPLES - time.monotonic()))

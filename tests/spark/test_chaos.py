@@ -15,8 +15,7 @@ from statistics import quantiles
 import pytest
 
 from headwater.lake.verify import compare
-from support.lake_model import check_no_duplicates, table_rows
-from support.landings import LandProcess, SourceBucket, SparkNode, check_delivery
+from support.landings import LandProcess, SourceBucket, SparkNode, check_tables
 from support.live_bucket import HotLoad, LiveChecker, LiveWriter
 
 CLUSTER = "local-cluster[2,1,1024]"
@@ -47,7 +46,8 @@ def run_chaos(folder: Path, kills: list[str], *, master: str, between_s: float, 
     dice = random.Random(seed)
     with SparkNode(folder / "data") as node:
         bucket = SourceBucket(node)
-        with LandProcess(bucket, folder / "lake", master) as land:
+        mode = "--merge-on-read" if len(kills) > 1 else "--copy-on-write"
+        with LandProcess(bucket, folder / "lake", master, mode) as land:
             with LiveWriter(bucket, seed, disaster=0.001) as writer:
                 checker = LiveChecker(land.folder, writer)
                 for kill in [*kills, None]:
@@ -80,9 +80,7 @@ def run_chaos(folder: Path, kills: list[str], *, master: str, between_s: float, 
                 time.sleep(LOOK_EVERY_S)
         bucket.ids = writer.collections
         checker.check_end(bucket)
-        changes = table_rows(land.folder / "changes")
-        check_no_duplicates(changes)
-        check_delivery(changes)
+        check_tables(bucket, land.folder)
         bucket.close()
 
 

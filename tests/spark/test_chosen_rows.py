@@ -14,7 +14,6 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import headwater.spark
 from headwater.client.kv_asyncio import AsyncKvConnection
-from headwater.spark import task_read
 from support.cases import each
 from support.driven_source import DrivenStream, batch_reader, read_batch
 from support.landings import SourceBucket
@@ -36,11 +35,6 @@ def shop(bucket: SourceBucket) -> SourceBucket:
     return bucket
 
 
-@pytest.fixture
-def _no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_read, "use_shipped_kernels", lambda: False)
-
-
 def as_set(rows: list[dict[str, Any]]) -> set[Any]:
     return {(row["vbucket"], row["seqno"], row["op"], row["scope"], row["collection"], row["key"]) for row in rows}
 
@@ -48,7 +42,6 @@ def as_set(rows: list[dict[str, Any]]) -> set[Any]:
 Judge = Callable[[dict[str, Any]], bool]
 
 
-@pytest.mark.usefixtures("_no_executors")
 @each(
     ("where", "meets", "vbuckets", "collections"),
     [
@@ -72,7 +65,6 @@ def test_rows_that_meet_a_condition(
     assert {partition.bucket.collections for partition in partitions} == {collections}
 
 
-@pytest.mark.usefixtures("_no_executors")
 def test_chosen_columns_and_a_key_that_is_no_text(shop: SourceBucket) -> None:
     rows = read_batch(shop, columns="key,value", where="key IN ('a', 'b')", value="string")
     assert sorted(map(tuple, (row.items() for row in rows))) == [
@@ -83,7 +75,6 @@ def test_chosen_columns_and_a_key_that_is_no_text(shop: SourceBucket) -> None:
     assert row == {"key_bytes": b"\xffa", "op": "mutation"}
 
 
-@pytest.mark.usefixtures("_no_executors")
 def test_a_stream_of_some_vbuckets_keeps_its_rollbacks(shop: SourceBucket) -> None:
     inside, outside = (shop.keys("s", 3, vbucket=vbucket) for vbucket in (1, 2))
     with DrivenStream(shop, where="vbucket = 1 AND op = 'mutation'", columns="vbucket,op,key") as stream:
@@ -100,7 +91,6 @@ def test_a_stream_of_some_vbuckets_keeps_its_rollbacks(shop: SourceBucket) -> No
         assert (first_op, set(others) - {"mutation"}) == ("rollback", set())
 
 
-@pytest.mark.usefixtures("_no_executors")
 @pytest.mark.parametrize("is_counted", [False, True])
 def test_a_limit_of_a_stream_counts_rows(shop: SourceBucket, monkeypatch: pytest.MonkeyPatch, is_counted: bool) -> None:
     """An eighth of the changes are of the collection. Without counts of the server the first batch shows it."""
@@ -167,6 +157,8 @@ def test_variants_are_those_of_spark(spark: SparkSession, bucket: SourceBucket) 
         key: (it.value, it.metadata) for key, it in parsed.collect()
     }
     assert {row.key: row.value_bytes for row in rows if row.value_bytes is not None} == others
+    (found,) = frame.where("key = 'object'").selectExpr("variant_get(value, '$.b.a[4]', 'double') AS found").collect()
+    assert found.found == 2.5
     narrow = headwater.spark.read(spark, bucket.url, **login, columns="value,key")
     assert narrow.dtypes == [("value", "variant"), ("key", "string")]
 

@@ -13,12 +13,13 @@ from pyspark.sql import SparkSession
 from headwater.client.blocking_bucket import Surveyor
 from headwater.client.offsets import Offsets
 from headwater.errors import InvalidInput, NoConsistentCut
-from headwater.spark import bucket_watch
-from headwater.spark.bucket_watch import BucketWatch
-from headwater.spark.landing_loop import CUTS_MISSED_MAX
-from headwater.spark.planning import Survey
-from headwater.spark.task_read import LandedShare
-from support.driven_source import RunHere, SimulatedLanding, without_spark
+from headwater.landing import bucket_watch
+from headwater.landing.bucket_watch import BucketWatch
+from headwater.landing.loop import CUTS_MISSED_MAX
+from headwater.landing.planning import Survey
+from headwater.landing.tasks import LandedShare
+from headwater.spark.executors import SparkRunner
+from support.driven_source import RunHere, SimulatedLanding
 from support.landings import DEFAULT, LandedBucket, SourceBucket, SparkNode
 from support.turn_writer import OTHER, CutChecker, TurnWriter
 
@@ -28,17 +29,14 @@ BATCHES = 8
 SOAK_S = 120.0
 
 
-@pytest.mark.parametrize("durability", ["disk", "memory"])
+@pytest.mark.parametrize("durability", [pytest.param("disk", marks=pytest.mark.soak), "memory"])
 @pytest.mark.parametrize("consistent", [False, True])
-def test_every_version_is_what_the_guide_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, durability: str, consistent: bool
-) -> None:
-    without_spark(monkeypatch)
+def test_every_version_is_what_the_guide_says(tmp_path: Path, durability: str, consistent: bool) -> None:
     with SparkNode(tmp_path / "data", "--durability", durability, vbuckets=VBUCKETS) as node:
         bucket = SourceBucket(node)
         landing = SimulatedLanding(bucket, tmp_path / "lake", options=FOUR_TASKS, consistent=consistent)
         with TurnWriter(bucket) as writer:
-            query = landing.start(every_s=0.05)
+            query = landing.start(every=0.05)
             try:
                 while len(landing.batches) < BATCHES:
                     assert not query.awaitTermination(0.02)
@@ -75,7 +73,6 @@ def test_where_answers_are_not_of_one_moment_a_quiet_one_is_looked_for(
     bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with several nodes, or Couchbase Server."""
-    without_spark(monkeypatch)
     monkeypatch.setattr(BucketWatch, "_answers_at_once", lambda watch: False)
     monkeypatch.setattr(bucket_watch, "QUIET_WAIT_S_MAX", 0.5)
     survey, is_busy = BucketWatch.survey, True
@@ -96,11 +93,8 @@ def test_where_answers_are_not_of_one_moment_a_quiet_one_is_looked_for(
 
 
 @pytest.mark.parametrize("event", ["failover", "drop", "make"])
-def test_what_comes_between_a_cut_and_its_read(
-    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
-) -> None:
+def test_what_comes_between_a_cut_and_its_read(bucket: SourceBucket, tmp_path: Path, event: str) -> None:
     """The batch is given up and planned again: the tables never hold the vbucket or collection as it was later."""
-    without_spark(monkeypatch)
     landing = SimulatedLanding(bucket, tmp_path / "lake", options=FOUR_TASKS, consistent=True)
     keys = [key for vbucket in range(bucket.node.vbuckets) for key in bucket.keys("a", 2, vbucket=vbucket)]
     bucket.create_collection(OTHER)
@@ -138,14 +132,11 @@ class Missing(RunHere):
 
 
 @pytest.mark.parametrize("missed", [CUTS_MISSED_MAX, CUTS_MISSED_MAX + 1])
-def test_a_window_that_is_too_short_ends_the_landing(
-    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missed: int
-) -> None:
-    without_spark(monkeypatch)
+def test_a_window_that_is_too_short_ends_the_landing(bucket: SourceBucket, tmp_path: Path, missed: int) -> None:
     landing, runner = SimulatedLanding(bucket, tmp_path / "lake", consistent=True), Missing()
     bucket.put([b"a"], b"{}")
     runner.left = missed
-    query = landing.landing.run(runner, landing.landing.prepare())
+    query = landing.landing.start(runner)
     if missed > CUTS_MISSED_MAX:
         with pytest.raises(NoConsistentCut, match=r"6 batches in a row .* its window has passed.*land once without"):
             query.awaitTermination()
@@ -162,7 +153,7 @@ def test_every_version_of_a_long_landing(spark: SparkSession, tmp_path: Path, co
         bucket = SourceBucket(node)
         landing = LandedBucket(bucket, spark, tmp_path / "lake", options=FOUR_TASKS, consistent=consistent)
         with TurnWriter(bucket) as writer:
-            query = landing.landing.start(spark, every=0.2)
+            query = landing.landing.start(SparkRunner(spark), every=0.2)
             try:
                 assert not query.awaitTermination(SOAK_S)
             finally:

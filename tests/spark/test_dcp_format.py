@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +16,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater import spark as headwater_spark
 from headwater.errors import InvalidInput
+from headwater.spark import executors
+from headwater.spark.executors import SparkRunner, keep_loaded, ship_kernels
 from headwater.spark.source import LagListener, progress_lag
-from support.landings import SourceBucket
+from support.landings import SourceBucket, wait_until
+from support.machine import DnsServer
 from support.node_process import PASSWORD, USER
 
-TOLD_S_MAX = 60.0
 COLUMNS = {
     "vbucket": "int",
     "vbuuid": "bigint",
@@ -88,7 +92,7 @@ def test_it_is_found_by_itself_and_keeps_its_secrets(
     assert session.sql("SELECT count(*) FROM changes").collect()[0][0] == len(DOCUMENTS)
 
 
-def test_values_as_text_and_as_variant(spark: SparkSession, bucket: SourceBucket) -> None:
+def test_values_as_text_and_extended_attributes(spark: SparkSession, bucket: SourceBucket) -> None:
     bucket.put_each(DOCUMENTS)
     bucket.set_xattr(b"json", b"meta", b'{"by":"me"}')
     headwater_spark.register(spark)
@@ -110,35 +114,6 @@ def test_values_as_text_and_as_variant(spark: SparkSession, bucket: SourceBucket
     assert {key: row.xattrs for key, row in rows.items() if row.xattrs} == {
         b"json": {"meta": bytearray(b'{"by":"me"}')}
     }
-
-    frame = load(spark, bucket, value="variant")
-    assert dict(frame.dtypes) == COLUMNS | {"value": "variant", "value_bytes": "binary"}
-    parsed = frame.selectExpr(
-        "key",
-        "key_bytes",
-        "op",
-        "to_json(value) AS value",
-        "value_bytes",
-        "variant_get(value, '$.a.b[1]', 'double') AS b",
-    )
-    rows = by_key(parsed)
-    assert {key: (row.value, row.value_bytes) for key, row in rows.items()} == {
-        b"json": ('{"a":{"b":[1,2.5,"x"]}}', None),
-        b"number": ("17", None),
-        b"text": (None, bytearray(b"plain")),
-        b"binary": (None, bytearray(b"\x00\xff")),
-        b"\xffkey": ("[]", None),
-        b"empty": (None, bytearray()),
-    }
-    assert rows[b"json"].b == 2.5
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    """Spark tells its listeners of a batch some time after it."""
-    give_up_s = time.monotonic() + TOLD_S_MAX
-    while not condition():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
 
 
 class Crash(Exception):
@@ -175,7 +150,8 @@ def test_a_stream_that_fails_and_is_started_again(spark: SparkSession, bucket: S
             run()
         bucket.put(bucket.keys("b", 1, vbucket=0), b'{"b":1}')
         query = run()
-        _wait_for(lambda: lags[-1:] == [0])
+        # Spark tells its listeners of a batch some time after it.
+        wait_until(lambda: lags[-1:] == [0])
     finally:
         spark.streams.removeListener(listener)
     assert seen[1] == seen[2], "the batch was repeated as it was"
@@ -216,3 +192,54 @@ def test_workers_with_another_python(spark: SparkSession, tmp_path: Path, monkey
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(other))
     with pytest.raises(InvalidInput, match=r"has no Headwater: No module named .*Set PYSPARK_PYTHON"):
         headwater_spark.register(spark)
+
+
+# --- the Python processes of Spark that plan and run our tasks: what they load, and how they find the hosts -----------
+
+TASKS = 8
+NAME = "cb.example.com"
+HEAVY = {"headwater.client.asyncio_client", "headwater.client.batches", "llvmlite", "pandas", "deltalake"}
+
+
+def loaded_after(program: str) -> set[str]:
+    command = [sys.executable, "-c", f"{program}\nimport sys; print(*sys.modules)"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_a_planner_loads_nothing_that_only_reading_needs() -> None:
+    """Its process is new for every query."""
+    assert not HEAVY & loaded_after("import headwater.spark.source")
+    assert loaded_after("import headwater.landing.tasks") >= HEAVY - {"deltalake", "pandas"}
+
+
+def test_planner_and_tasks_find_the_hosts_that_dns_lists(spark: SparkSession, bucket: SourceBucket) -> None:
+    keys = [f"key-{number}".encode() for number in range(20)]
+    bucket.put_each(dict.fromkeys(keys, b"{}"))
+    with DnsServer({f"_couchbase._tcp.{NAME}": [(0, 0, bucket.node.port, "localhost.")]}) as server:
+        url = f"couchbase://{NAME}/{bucket.name}?{server.options}"
+        rows = spark.read.format("dcp").options(**{**bucket.options, "url": url}).load().collect()
+    assert sorted(row.key.encode() for row in rows if row.op == "mutation") == sorted(keys)
+    assert set(server.questions) == {f"_couchbase._tcp.{NAME}"}
+
+
+def test_what_a_worker_has_loaded_is_no_garbage_to_look_for(spark: SparkSession) -> None:
+    run = SparkRunner(spark)
+    pids = set(run([SimpleNamespace(run=os.getpid)] * TASKS))
+    assert os.getpid() not in pids
+    frozen = run([SimpleNamespace(run=gc.get_freeze_count)] * TASKS)
+    assert max(frozen) > 10_000, "Arrow alone has more"
+
+
+def test_a_process_that_is_no_worker_is_left_alone() -> None:
+    frozen = gc.get_freeze_count()
+    keep_loaded("test")
+    assert gc.get_freeze_count() == frozen
+
+
+def test_another_session_of_the_context_can_be_used_after_more_was_compiled(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ship_kernels(spark)
+    (tmp_path / "another.o").write_bytes(b"compiled")
+    monkeypatch.setattr(executors, "code_folder", lambda: tmp_path)
+    ship_kernels(spark.newSession())

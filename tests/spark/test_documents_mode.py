@@ -15,19 +15,14 @@ from pyspark.sql.types import StructType
 import headwater.spark
 from headwater.client.batches import RAW_SCHEMA
 from headwater.errors import HeadwaterError, InvalidInput
-from headwater.spark import document_rows, task_read
-from headwater.spark.document_rows import live_documents
+from headwater.spark import rows as spark_rows
+from headwater.spark.rows import live_documents
 from headwater.spark.source import DcpDataSource
 from support.cases import each
 from support.landings import SourceBucket
 from support.node_process import PASSWORD, USER
 
 LOGIN: Any = {"user": USER, "password": PASSWORD}
-
-
-@pytest.fixture
-def _no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_read, "use_shipped_kernels", lambda: False)
 
 
 def read(bucket: SourceBucket, schema: pa.Schema | None = None, **options: str) -> list[dict[str, Any]]:
@@ -47,9 +42,8 @@ def fill(bucket: SourceBucket) -> None:
     bucket.put_each({b"plain": b"no json", b"wrong": b'{"n":"x"}'})
 
 
-@pytest.mark.usefixtures("_no_executors")
 def test_rows_are_live_documents(bucket: SourceBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_rows, "HELD_CHANGES_MAX", 8)
+    monkeypatch.setattr(spark_rows, "HELD_CHANGES_MAX", 8)
     fill(bucket)
     orders = {f"o-{number}": 33 if number == 3 else number for number in range(20) if number != 4}
     rows = read(bucket, pa.schema([("key", pa.string()), ("n", pa.int32())]))

@@ -8,34 +8,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headwater.cli.land import batch_object, status_line
-from headwater.spark.freshness import Freshness
-from headwater.spark.landing import LandingQuery
-from support.driven_source import RunHere, SimulatedLanding, read_batch, without_spark
+from headwater.lake.documents_merge import MergeRules
+from headwater.landing.freshness import Freshness
+from support.driven_source import RunHere, SimulatedLanding, read_batch
 from support.lake_model import table_rows
-from support.landings import DEFAULT, NEVER_FRESH, SourceBucket, SparkNode
+from support.landings import DEFAULT, NEVER_FRESH, WAIT_S_MAX, SourceBucket, SparkNode, wait_until
 from support.live_bucket import LiveChecker, LiveWriter
 
-WAIT_S_MAX = 60.0
 BATCHES = 8
-
-
-@pytest.fixture(autouse=True)
-def _no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_spark(monkeypatch)
-
-
-def wait_for(query: LandingQuery, condition: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + WAIT_S_MAX
-    while not condition():
-        assert not query.awaitTermination(0.02), "it has ended"
-        assert time.monotonic() < give_up_s, query
 
 
 def keys_in(folder: Path) -> set[bytes]:
@@ -57,14 +44,16 @@ def test_a_landing_that_ends_has_every_document(bucket: SourceBucket, tmp_path: 
             assert keys_in(landing.folder) == {*writer.hot}
 
 
-@pytest.mark.parametrize("options", [{}, {"maxRowsPerTrigger": "30"}], ids=["all", "limited"])
+@pytest.mark.parametrize(
+    ("options", "on_read"), [({}, True), ({"maxRowsPerTrigger": "30"}, False)], ids=["all, on read", "limited"]
+)
 def test_a_landing_that_goes_on_has_what_was_written_before_each_batch(
-    bucket: SourceBucket, tmp_path: Path, options: dict[str, str]
+    bucket: SourceBucket, tmp_path: Path, options: dict[str, str], on_read: bool
 ) -> None:
     """Hot documents, updates and deletes: no document is older than the table says that it is."""
-    landing = SimulatedLanding(bucket, tmp_path / "lake", options=options)
+    landing = SimulatedLanding(bucket, tmp_path / "lake", options=options, rules=MergeRules(on_read=on_read))
     with LiveWriter(bucket, hot=50, cold=100) as writer:
-        query = landing.start(every_s=0.05)
+        query = landing.start(every=0.05)
         checker = LiveChecker(landing.folder, writer)
         try:
             while len(landing.batches) < BATCHES:
@@ -84,13 +73,13 @@ def test_deletes_and_updates_are_in_documents_soon(bucket: SourceBucket, tmp_pat
     landing = SimulatedLanding(bucket, tmp_path / "lake", fresh=Freshness())
     keys = [b"key-%d" % number for number in range(300)]
     bucket.put(keys, b'{"n":1}')
-    query = landing.start(every_s=0.05)
+    query = landing.start(every=0.05)
     try:
         query.processAllAvailable()
         bucket.delete(keys[:10])
         bucket.put(keys[10:20], b'{"n":2}')
         expected = {key: '{"n":2}' if key in keys[10:20] else '{"n":1}' for key in keys[10:]}
-        wait_for(query, lambda: documents(landing.folder) == expected)
+        wait_until(lambda: documents(landing.folder) == expected, query)
     finally:
         query.stop()
 
@@ -117,16 +106,16 @@ class Gate(RunHere):
 
 def test_the_lag_is_that_of_the_bucket_while_a_batch_takes_long(bucket: SourceBucket, tmp_path: Path) -> None:
     landing, gate = SimulatedLanding(bucket, tmp_path / "lake"), Gate()
-    query = landing.landing.run(gate, landing.landing.prepare(), every_s=0.05, on_batch=landing.batches.append)
+    query = landing.landing.start(gate, every=0.05, on_batch=landing.batches.append)
     try:
         bucket.put([b"first"], b"{}")
         query.processAllAvailable()
-        wait_for(query, lambda: query.landing_status.lag_seqnos == 0)
+        wait_until(lambda: query.landing_status.lag_seqnos == 0, query)
         gate.is_open.clear()
         began_s = time.time()
         bucket.put([b"key-%d" % number for number in range(300)], b"{}")
-        wait_for(query, lambda: query.landing_status.lag_seqnos == 300)
-        wait_for(query, lambda: (query.landing_status.lag_s or 0) > 2)
+        wait_until(lambda: query.landing_status.lag_seqnos == 300, query)
+        wait_until(lambda: (query.landing_status.lag_s or 0) > 2, query)
         status = query.landing_status
         assert status.lag_s is not None
         assert status.documents_age_s is not None
@@ -134,7 +123,7 @@ def test_the_lag_is_that_of_the_bucket_while_a_batch_takes_long(bucket: SourceBu
         assert "lag 300 seqnos" in str(status_line(status))
         gate.is_open.set()
         query.processAllAvailable()
-        wait_for(query, lambda: query.landing_status.lag_seqnos == 0 and (query.landing_status.lag_s or 9) < 2)
+        wait_until(lambda: query.landing_status.lag_seqnos == 0 and (query.landing_status.lag_s or 9) < 2, query)
         assert batch_object(landing.batches[-1])["documents"] == 301
     finally:
         gate.is_open.set()
@@ -146,14 +135,14 @@ def test_the_lag_of_a_bucket_that_is_away_is_not_known(tmp_path: Path) -> None:
         bucket = SourceBucket(node)
         bucket.put([b"a"], b"{}")
         landing = SimulatedLanding(bucket, tmp_path / "lake")
-        query = landing.start(every_s=0.05)
+        query = landing.start(every=0.05)
         try:
             query.processAllAvailable()
             bucket.close()
             node.process.kill()
-            wait_for(query, lambda: query.landing_status.lag_seqnos is None)
+            wait_until(lambda: query.landing_status.lag_seqnos is None, query)
             node.process.start()
-            wait_for(query, lambda: query.landing_status.lag_seqnos == 0)
+            wait_until(lambda: query.landing_status.lag_seqnos == 0, query)
         finally:
             query.stop()
 
@@ -163,22 +152,22 @@ def test_what_waits_to_be_merged_shows_as_the_age_of_documents(bucket: SourceBuc
     landing = SimulatedLanding(bucket, tmp_path / "lake", fresh=NEVER_FRESH)
     bucket.put([b"a"], b"{}")
     landing.land()
-    query = landing.start(every_s=0.05)
+    query = landing.start(every=0.05)
     try:
-        wait_for(query, lambda: query.landing_status.lag_seqnos == 0)
+        wait_until(lambda: query.landing_status.lag_seqnos == 0, query)
         bucket.put([b"b"], b"{}")
-        wait_for(query, lambda: bool(landing.batches))
-        wait_for(query, lambda: (query.landing_status.documents_age_s or 0) > 1.5)
+        wait_until(lambda: bool(landing.batches), query)
+        wait_until(lambda: (query.landing_status.documents_age_s or 0) > 1.5, query)
         assert (query.landing_status.lag_s or 9) < 1.5
         assert query.landing_status.documents == 1
     finally:
         query.stop()
-    again = landing.start(every_s=0.05)
+    again = landing.start(every=0.05)
     try:
         assert (again.landing_status.documents_age_s or 0) > 1.5
         assert (again.landing_status.rows, again.landing_status.batch) == (2, 1), "totals are of the tables"
         again.processAllAvailable()
         assert again.landing_status.documents == 2
-        wait_for(again, lambda: (again.landing_status.documents_age_s or 9) < 1.5)
+        wait_until(lambda: (again.landing_status.documents_age_s or 9) < 1.5, again)
     finally:
         again.stop()

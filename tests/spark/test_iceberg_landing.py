@@ -10,10 +10,10 @@ import pytest
 from deltalake import DeltaTable
 
 from headwater.errors import InvalidInput
-from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
+from headwater.lake.iceberg import IcebergSettings, load_catalog_of
 from headwater.lake.location import Location
-from headwater.spark.landing import Landing
-from support.driven_source import SimulatedLanding, without_spark
+from headwater.landing.query import Landing
+from support.driven_source import SimulatedLanding
 from support.landings import SourceBucket
 from support.object_store import S3Server
 
@@ -62,9 +62,8 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("place", ["directory", pytest.param("S3", marks=pytest.mark.soak)])
 def test_they_are_kept_through_rollbacks(
-    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, request: pytest.FixtureRequest
+    bucket: SourceBucket, tmp_path: Path, place: str, request: pytest.FixtureRequest
 ) -> None:
-    without_spark(monkeypatch)
     store = request.getfixturevalue("store") if place == "S3" else None
     uri = "" if store is None else "s3://lakes/iceberg"
     landing = IcebergLanding(bucket, tmp_path / "lake", store=store, uri=uri)
@@ -82,10 +81,7 @@ def test_they_are_kept_through_rollbacks(
     assert {row["vbucket"] for row in changes.to_pylist() if row["void"]} == {1}
 
 
-def test_a_catalog_that_can_not_be_used_leaves_nothing_behind(
-    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_spark(monkeypatch)
+def test_a_catalog_that_can_not_be_used_leaves_nothing_behind(bucket: SourceBucket, tmp_path: Path) -> None:
     landing = replace(SimulatedLanding(bucket, tmp_path / "lake").landing, iceberg=IcebergSettings(catalog="missing"))
     with pytest.raises(InvalidInput, match="Iceberg catalog can't be used"):
         landing.prepare()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from headwater.cli import main
-from support.driven_source import SimulatedLanding, without_spark
+from support.driven_source import SimulatedLanding
 from support.fault_proxy import free_port
-from support.landings import SourceBucket
+from support.landings import SourceBucket, run_headwater
 from support.node_process import PASSWORD, USER
-
-COMMAND_S_MAX = 120.0
 
 
 @dataclass(frozen=True)
@@ -37,14 +32,7 @@ def headwater(*arguments: str, password: str = PASSWORD) -> Told:
 
 def headwater_process(*arguments: str, password: str = PASSWORD) -> Told:
     """The same, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "headwater", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S_MAX,
-        check=False,
-        env={**os.environ, **_environment(password)},
-    )
+    done = run_headwater(*arguments, **_environment(password))
     return Told(done.returncode, done.stdout, done.stderr)
 
 
@@ -57,9 +45,8 @@ def content(folder: Path) -> dict[str, bytes | None]:
 
 
 @pytest.fixture
-def landed(bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedLanding:
+def landed(bucket: SourceBucket, tmp_path: Path) -> SimulatedLanding:
     """With tables in it."""
-    without_spark(monkeypatch)
     landed = SimulatedLanding(bucket, tmp_path / "lake")
     bucket.put([b"a", b"b"], b'{"n":1}')
     landed.land()
@@ -101,18 +88,18 @@ def test_an_unknown_collection(landed: SimulatedLanding) -> None:
 def test_the_tables_of_another_bucket(landed: SimulatedLanding, other_bucket: SourceBucket) -> None:
     told = refused(landed, other_bucket.url, "--into", str(landed.folder))
     assert told.startswith(f"the tables in {landed.folder} hold the bucket with uuid")
-    assert "Give another directory, or name the bucket that was landed here" in told
+    assert "Give another directory, or the bucket that was landed here" in told
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (("--columns", "n INT"), "has the typed columns inferred n BIGINT, not n INT"),
-        (("--columns", "n NUMBER"), "NUMBER is no type that a field of JSON can have"),
+        (("--columns", "n NUMBER"), "NUMBER is not a type of a JSON field"),
         (("--no-columns",), "has the typed columns inferred n BIGINT, not none"),
-        (("--no-columns", "--infer"), "--no-columns and --infer say different things"),
+        (("--no-columns", "--columns", "n INT"), "--no-columns and --columns for all tables contradict each other"),
         (("--xattrs",), "were made without extended attributes. Use xattrs as before"),
-        (("--groups", "5"), "have 2 groups. Leave the number of groups out"),
+        (("--groups", "5"), "have 2 groups. Omit the number of groups"),
     ],
     ids=["other columns", "no type", "no columns", "both", "xattrs", "groups"],
 )
@@ -140,8 +127,8 @@ def _in_a_file(folder: Path) -> Path:
     [
         (_with_other_files, "holds 'photos' and no tables of a bucket. Give an empty or a new directory"),
         (_as_a_file, "can't be used: "),
-        (_in_a_file, "can't be made: "),
-        (lambda folder: Path("/proc/headwater"), "can't be made: "),
+        (_in_a_file, "can't be created: "),
+        (lambda folder: Path("/proc/headwater"), "can't be created: "),
     ],
     ids=["other files", "a file", "in a file", "nowhere"],
 )
@@ -153,7 +140,7 @@ def test_a_directory_that_can_t_be_used(landed: SimulatedLanding, place: Callabl
 def test_verify_without_tables(landed: SimulatedLanding) -> None:
     told = headwater("verify", landed.bucket.url, str(landed.folder.with_name("other")))
     assert told.code == 1
-    assert told.err.endswith("holds no tables of a bucket. Give the directory that was landed into\n")
+    assert told.err.endswith("does not contain the tables of a landing. Give the directory of a landing\n")
 
 
 def test_verify_counts_what_is_newer_as_pending(landed: SimulatedLanding) -> None:

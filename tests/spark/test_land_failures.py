@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,25 +26,16 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
 from headwater.errors import HeadwaterError, LakeError, LakeFull, LakeGone, QueryFailed
-from headwater.lake.task_outcomes import results, run_task
-from headwater.spark import landing_loop
+from headwater.lake.lake import results, run_task
+from headwater.landing import loop
+from headwater.landing.query import LandingQuery
 from headwater.spark.executors import SparkRunner
-from headwater.spark.landing import LandingQuery
-from support.driven_source import RunHere, SimulatedLanding, without_spark
+from support.driven_source import RunHere, SimulatedLanding
 from support.forked_program import HEADWATER
-from support.landings import SourceBucket
-from support.node_process import PASSWORD, USER
+from support.landings import LOGIN, WAIT_S_MAX, SourceBucket, wait_until
 
 ROOM_BYTES = 2_000_000
-WAIT_S_MAX = 60.0
 BIG = b'{"text":"%s"}'
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + WAIT_S_MAX
-    while not is_so():
-        assert time.monotonic() < give_up_s, "it does not happen"
-        time.sleep(0.05)
 
 
 # --- a full disk ------------------------------------------------------------------------------------------------------
@@ -84,16 +74,15 @@ class RunAsExecutors(RunHere):
 
 @dataclass
 class FailingLanding(SimulatedLanding):
-    def start(self, *, every_s: float | None = None) -> LandingQuery:
+    def start(self, *, every: float | None = None) -> LandingQuery:
         self.batches.clear()
-        return self.landing.run(RunAsExecutors(), self.landing.prepare(), every_s=every_s, on_batch=self.batches.append)
+        return self.landing.start(RunAsExecutors(), every=every, on_batch=self.batches.append)
 
 
 @pytest.fixture
 def patched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    without_spark(monkeypatch)
-    monkeypatch.setattr(landing_loop, "_RETRY_S_MIN", 0.05)
-    monkeypatch.setattr(landing_loop, "_RETRY_S_MAX", 0.1)
+    monkeypatch.setattr(loop, "_RETRY_S_MIN", 0.05)
+    monkeypatch.setattr(loop, "_RETRY_S_MAX", 0.1)
     return monkeypatch
 
 
@@ -102,18 +91,18 @@ def test_a_landing_waits_for_room_and_goes_on_by_itself(
 ) -> None:
     pipeline = FailingLanding(bucket, small_disk / "lake")
     bucket.put([b"a"], b'{"n":1}')
-    query = pipeline.start(every_s=0.05)
+    query = pipeline.start(every=0.05)
     try:
         query.processAllAvailable()
         filling = fill(small_disk)
         bucket.put([b"b", b"c"], b'{"n":2}')
-        wait_until(lambda: query.landing_status.failures > landing_loop.FAILURES_MAX + 3)
+        wait_until(lambda: query.landing_status.failures > loop.FAILURES_MAX + 3)
         wait_until(lambda: query.landing_status.doing == "waiting for room")
         status = query.landing_status
         assert status.is_active
         assert status.failure is not None
         assert status.failure.startswith(f"the disk of {small_disk}/lake/")
-        assert "is full. Make room there: the landing goes on by itself" in status.failure
+        assert "is full. Free space there: the landing resumes by itself" in status.failure
         said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert [line.partition(":")[0] for line in said] == ["waiting for room"], "it is said once"
         filling.unlink()
@@ -128,13 +117,13 @@ def test_a_batch_that_does_not_fit_leaves_the_room_that_there_was(
     bucket: SourceBucket, small_disk: Path, patched: pytest.MonkeyPatch
 ) -> None:
     """Half of a batch would take the room that is made for the next attempt. With --once the wait has an end."""
-    patched.setattr(landing_loop, "ROOM_WAIT_S_MAX", 0.5)
+    patched.setattr(loop, "ROOM_WAIT_S_MAX", 0.5)
     pipeline = FailingLanding(bucket, small_disk / "lake")
     pipeline.land()
     for number in range(30):
         bucket.put([b"%d" % number], BIG % os.urandom(100_000).hex().encode())
     free = shutil.disk_usage(small_disk).free
-    with pytest.raises(LakeFull, match=r"is full\. Make room there"):
+    with pytest.raises(LakeFull, match=r"is full\. Free space there"):
         pipeline.land()
     assert free - shutil.disk_usage(small_disk).free < 100_000
     bucket.delete([b"%d" % number for number in range(30)])
@@ -164,7 +153,7 @@ def test_a_lake_that_goes_away_while_it_is_written(
 ) -> None:
     pipeline = FailingLanding(bucket, tmp_path / "lake")
     bucket.put([b"a"], b'{"n":1}')
-    query = pipeline.start(every_s=0.05)
+    query = pipeline.start(every=0.05)
     try:
         query.processAllAvailable()
         away(pipeline.folder)
@@ -200,9 +189,9 @@ class Raises:
         (
             OSError(errno.ENOSPC, "No space left on device", "/data/x"),
             LakeFull,
-            "disk of /data/x is full. Make room",
+            "disk of /data/x is full. Free space there",
         ),
-        (OSError(errno.EDQUOT, "Quota"), LakeFull, "the disk quota of the tables is used up. Make room"),
+        (OSError(errno.EDQUOT, "Quota"), LakeFull, "the disk quota of the tables is used up. Free space there"),
         (OSError(errno.EROFS, "Read-only"), LakeError, "its file system is read-only. Mount it for writing"),
         (
             PermissionError(errno.EACCES, "denied", "/data/x"),
@@ -233,7 +222,7 @@ def test_it_comes_through_spark_as_it_is(spark: SparkSession, capfd: pytest.Capt
     task = SimpleNamespace(run=partial(Path("/dev/full").write_bytes, b"no room"))
     with pytest.raises(LakeFull) as raised:
         SparkRunner(spark)([task])
-    assert raised.value.hint.startswith("Make room there")
+    assert raised.value.hint.startswith("Free space there")
     assert raised.value.__cause__ is None
     assert capfd.readouterr().err == "", "Spark has nothing to say of it"
 
@@ -244,7 +233,7 @@ def test_it_comes_through_spark_as_it_is(spark: SparkSession, capfd: pytest.Capt
 def test_a_landing_is_ended_by_sigterm_and_spark_says_nothing(bucket: SourceBucket, tmp_path: Path) -> None:
     bucket.put([b"a"], b'{"n":1}')
     command = (*HEADWATER, "land", bucket.url, "--into", str(tmp_path / "lake"), "--every", "1s", "-q", "--json")
-    environment = {**os.environ, "HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, **LOGIN, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, *command, "--master", "local[1]", "--memory", "1g"],
         env=environment,
@@ -256,5 +245,5 @@ def test_a_landing_is_ended_by_sigterm_and_spark_says_nothing(bucket: SourceBuck
         assert '"batch": 0' in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=WAIT_S_MAX)
-    assert (process.returncode, stderr) == (143, "Stopped. The same command goes on from here.\n")
+    assert (process.returncode, stderr) == (143, "Stopped. The same command resumes from here.\n")
     assert not list(tmp_path.glob("headwater-spark-*")), "a log of nothing is not kept"

@@ -7,19 +7,23 @@ Some keys are written in A and again in B before they are landed, so that the ta
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import pytest
 from pyspark.sql import SparkSession
 
 from headwater.errors import KeyNotFound
-from support.landings import DEFAULT, LandedBucket, key_of
-from support.spark_cluster import VBUCKETS, ClusterBucket, SparkCluster
+from headwater.spark.executors import SparkRunner
+from headwater.testing import HeadwaterCluster
+from headwater.testing.nursery import Nursery
+from support.landings import DEFAULT, LandedBucket, SourceBucket, key_of
+from support.live_bucket import Working
+from support.spark_cluster import VBUCKETS, ClusterBucket
 
 HOTELS = "inventory.hotel"
 ROOMS = "inventory.room"
@@ -32,18 +36,31 @@ REACHED_S_MAX = 120.0
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[ClusterBucket]:
+def bucket(tmp_path: Path, nursery: Nursery) -> Iterator[ClusterBucket]:
     """Instead of the shared one of a single node."""
-    with SparkCluster(tmp_path) as cluster:
+    with HeadwaterCluster(nursery, tmp_path, nodes=3, vbuckets=VBUCKETS) as cluster:
         bucket = ClusterBucket(cluster)
         bucket.create_scope("inventory")
         bucket.create_collection(HOTELS)
         bucket.create_collection(ROOMS)
         yield bucket
         bucket.close()
+    assert not [node.log for node in cluster.nodes if "Traceback" in node.log]
 
 
-def keys_of(bucket: ClusterBucket, prefix: str, count: int, vbuckets: list[int]) -> list[bytes]:
+def hold_others(cluster: HeadwaterCluster) -> None:
+    for node in OTHERS:
+        cluster.nodes[node].hold_replicas()
+
+
+def lose(cluster: HeadwaterCluster) -> None:
+    """kill -9, and the replicas take over with what they have."""
+    cluster.failover(cluster.nodes[LOST])
+    for node in OTHERS:
+        cluster.nodes[node].release_replicas()
+
+
+def keys_of(bucket: SourceBucket, prefix: str, count: int, vbuckets: list[int]) -> list[bytes]:
     return [key for vbucket in vbuckets for key in bucket.keys(prefix, count, vbucket=vbucket)]
 
 
@@ -63,7 +80,7 @@ def test_a_lost_node_takes_its_changes_back(spark: SparkSession, bucket: Cluster
     for collection in COLLECTIONS:
         bucket.put(traps, A, into=collection)
     cluster.wait_until_replicated()
-    cluster.hold_replicas(*OTHERS)
+    hold_others(cluster)
     lost_only = keys_of(bucket, "lost", 1, on_lost)
     for collection in COLLECTIONS:
         bucket.put([*traps, *lost_only, updated], B, into=collection)
@@ -75,8 +92,7 @@ def test_a_lost_node_takes_its_changes_back(spark: SparkSession, bucket: Cluster
     versions = [row for row in landed.rows("changes") if row["key"] is not None and key_of(row) in traps]
     assert len(versions) == len(traps) * len(COLLECTIONS), "the trap is set: the versions of A were never seen"
 
-    cluster.lose(LOST)
-    cluster.release_replicas(*OTHERS)
+    lose(cluster)
     assert not landed.compare().is_equal, "the tables are not the bucket until it is landed"
     written_again = [lost_only[0], traps[0], *keys_of(bucket, "later", 1, on_lost)]
     for collection in COLLECTIONS:
@@ -90,7 +106,7 @@ def test_a_lost_node_takes_its_changes_back(spark: SparkSession, bucket: Cluster
     assert landed.documents(DEFAULT) == {**expected, **dict.fromkeys(keys_of(bucket, "elsewhere", 1, elsewhere), B)}
     check_dead_branch(landed, on_lost)
 
-    cluster.bring_back(LOST)
+    cluster.bring_back(cluster.nodes[LOST])
     assert bucket.vbuckets_on(LOST)
     landed.land()
     landed.check_equal()
@@ -124,47 +140,24 @@ def check_dead_branch(landed: LandedBucket, vbuckets: list[int]) -> None:
 # --- while it runs ------------------------------------------------------------------------------------------------
 
 
-class Writer(threading.Thread):
-    """Writes and deletes without end, wherever the vbuckets are. What goes wrong is raised at the end."""
+class Writer(Working):
+    """Writes and deletes without end, wherever the vbuckets are."""
 
-    def __init__(self, cluster: SparkCluster, bucket: ClusterBucket) -> None:
-        super().__init__(name="writer")
-        self.written = 0
-        self._bucket = ClusterBucket(cluster)
+    def __init__(self, bucket: ClusterBucket) -> None:
+        super().__init__("writer", bucket, ClusterBucket(bucket.cluster))
         self._bucket.ids = bucket.ids
-        self._keys = keys_of(bucket, "key", 4, list(range(VBUCKETS)))
-        self._is_over = threading.Event()
-        self._error: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            while not self._is_over.wait(0.003):
-                key = self._keys[self.written * 7 % len(self._keys)]
-                collection = COLLECTIONS[self.written % len(COLLECTIONS)]
-                self.written += 1
-                if self.written % 5:
-                    self._bucket.put([key], b'{"n":%d}' % self.written, into=collection)
-                else:
-                    self._remove(key, collection)
-        except BaseException as error:
-            self._error = error
-
-    def _remove(self, key: bytes, collection: str) -> None:
-        try:
-            self._bucket.delete([key], of=collection)
-        except KeyNotFound:
-            return
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self.join()
-        self._bucket.close()
-        if self._error is not None:
-            raise AssertionError("the writer has failed") from self._error
+    def _work(self) -> None:
+        keys = keys_of(self._bucket, "key", 4, list(range(VBUCKETS)))
+        for number in itertools.count():
+            if self._is_over.wait(0.003):
+                return
+            key, collection = keys[number * 7 % len(keys)], COLLECTIONS[number % len(COLLECTIONS)]
+            if number % 5:
+                self._bucket.put([key], b'{"n":%d}' % number, into=collection)
+            else:
+                with contextlib.suppress(KeyNotFound):
+                    self._bucket.delete([key], of=collection)
 
 
 @pytest.mark.soak
@@ -173,7 +166,7 @@ def test_a_landing_runs_through_a_failover_and_a_rebalance(
 ) -> None:
     cluster = bucket.cluster
     landed = LandedBucket(bucket, spark, tmp_path / "lake")
-    query = landed.landing.start(spark, every=EVERY, on_batch=landed.batches.append)
+    query = landed.landing.start(SparkRunner(spark), every=EVERY, on_batch=landed.batches.append)
 
     def wait_for_batches(more: int) -> None:
         give_up_s = time.monotonic() + REACHED_S_MAX
@@ -187,15 +180,14 @@ def test_a_landing_runs_through_a_failover_and_a_rebalance(
         return sum(batch.rows > 0 for batch in landed.batches)
 
     try:
-        with Writer(cluster, bucket):
+        with Writer(bucket):
             wait_for_batches(1)
-            cluster.hold_replicas(*OTHERS)
+            hold_others(cluster)
             wait_for_batches(2)
             on_lost = bucket.vbuckets_on(LOST)
-            cluster.lose(LOST)
-            cluster.release_replicas(*OTHERS)
+            lose(cluster)
             wait_for_batches(1)
-            cluster.bring_back(LOST)
+            cluster.bring_back(cluster.nodes[LOST])
             wait_for_batches(1)
         query.processAllAvailable()
         assert query.isActive, query.exception()

@@ -9,32 +9,27 @@ failover, is nowhere in the tables, and has to be read again.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.layout import folder_name
+from headwater.lake.verify import compare
+from headwater.landing.tasks import LandedShare, LandShare
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark import executors, landing
-from headwater.spark.executors import SparkRunner
-from headwater.spark.task_read import LandedShare, LandShare
-from support.landings import DEFAULT, LandedBucket, SourceBucket, key_of
-from support.node_process import PASSWORD, USER
+from support.driven_source import RunHere, SimulatedLanding
+from support.lake_model import table_rows
+from support.landings import DEFAULT, LandedBucket, SourceBucket, key_of, run_headwater, value_of
 
 HOTELS = "inventory.hotel"
 ROOMS = "inventory.room"
 VBUCKET = 2
 TRAPS = 5
-COMMAND_S_MAX = 120.0
 
 ODD_KEYS = {
     b"\xff\xfe": b'{"key":"no UTF-8"}',
@@ -53,18 +48,6 @@ VALUES = {
     b"spaces": b'{ "a" : [1, 2.50, null] }',
     b"large": b'{"padding":"' + b"x" * 100_000 + b'"}',
 }
-
-
-def headwater_verify(bucket: SourceBucket, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The command."""
-    return subprocess.run(
-        [sys.executable, "-m", "headwater", "verify", bucket.url, str(folder), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S_MAX,
-        check=False,
-        env={**os.environ, "HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD},
-    )
 
 
 def test_everything_that_happens_to_a_bucket(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
@@ -111,7 +94,7 @@ def test_everything_that_happens_to_a_bucket(spark: SparkSession, bucket: Source
     bucket.put(bucket.keys("in-hotels", 2, vbucket=VBUCKET), b'{"wrote":"A"}', into=HOTELS)
     shared_seqno = bucket.high_seqnos()[VBUCKET]
     bucket.put([*traps, *bucket.keys("b", 3, vbucket=VBUCKET)], b'{"wrote":"B"}')
-    bucket.delete([*doomed, *bucket.keys("in-hotels", 1, vbucket=VBUCKET)[:0]])
+    bucket.delete(doomed)
     bucket.delete(bucket.keys("in-hotels", 2, vbucket=VBUCKET), of=HOTELS)
     bucket.put(bucket.keys("in-hotels-b", 2, vbucket=VBUCKET), b'{"wrote":"B"}', into=HOTELS)
     lost_seqno = bucket.high_seqnos()[VBUCKET]
@@ -122,8 +105,8 @@ def test_everything_that_happens_to_a_bucket(spark: SparkSession, bucket: Source
 
     vbuuid = bucket.fail_over(VBUCKET, shared_seqno)
     bucket.put([*bucket.keys("c", 3, vbucket=VBUCKET), traps[0]], b'{"wrote":"C"}')
-    stale = headwater_verify(bucket, landed.folder)
-    assert stale.returncode == 1, "the tables are not the bucket until it is landed"
+    verify = ("verify", bucket.url, str(landed.folder), "--json")
+    assert run_headwater(*verify).returncode == 1, "the tables are not the bucket until it is landed"
     landed.land()
     landed.check_equal()
     assert landed.rolled_back.keys() == {VBUCKET}
@@ -137,7 +120,7 @@ def test_everything_that_happens_to_a_bucket(spark: SparkSession, bucket: Source
     }
     check_what_was_undone(landed, kept_seqno=landed.rolled_back[VBUCKET], lost_seqno=lost_seqno, vbuuid=vbuuid)
 
-    told = headwater_verify(bucket, landed.folder)
+    told = run_headwater(*verify)
     assert (told.returncode, told.stderr) == (0, "")
     counts = {name: it["landed"] for name, it in json.loads(told.stdout)["collections"].items() if it["landed"]}
     assert counts == {name: len(found) for name in landed.tables if (found := landed.documents(name))}
@@ -180,81 +163,61 @@ class Credulous:
         return replace(self.share, ranges=tuple(ranges)).run()
 
 
-class CredulousRunner(SparkRunner):
+class CredulousRunner(RunHere):
     def __call__(self, tasks: Sequence[Any]) -> list[Any]:
         return super().__call__([Credulous(task) if isinstance(task, LandShare) else task for task in tasks])
 
 
-@pytest.mark.parametrize("runner", [SparkRunner, CredulousRunner], ids=["as it is", "without the rollback"])
+@pytest.mark.parametrize("runner", [RunHere, CredulousRunner], ids=["as it is", "without the rollback"])
 def test_without_the_handling_of_rollbacks_the_tables_differ(
-    spark: SparkSession,
-    bucket: SourceBucket,
-    tmp_path: Path,
-    runner: type[SparkRunner],
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: SourceBucket, tmp_path: Path, runner: type[RunHere]
 ) -> None:
     """With it, the same steps end well: it is the handling of rollbacks that makes the difference, and nothing else."""
-    monkeypatch.setattr(landing, "SparkRunner", runner)
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    monkeypatch.setattr(executors, "pickle", cloudpickle)
-    try:
-        landed = LandedBucket(bucket, spark, tmp_path / "lake")
-        keys = bucket.keys("key", 3, vbucket=VBUCKET)
-        bucket.put(keys, b'"A"')
-        shared_seqno = bucket.high_seqnos()[VBUCKET]
-        bucket.put(keys, b'"B"')
-        landed.land()
-        landed.check_equal()
-        bucket.fail_over(VBUCKET, shared_seqno)
-        bucket.put(bucket.keys("c", 4, vbucket=VBUCKET), b'"C"')
-        landed.land()
-    finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    if runner is SparkRunner:
-        landed.check_equal()
+    landing = SimulatedLanding(bucket, tmp_path / "lake")
+    keys = bucket.keys("key", 3, vbucket=VBUCKET)
+    bucket.put(keys, b'"A"')
+    shared_seqno = bucket.high_seqnos()[VBUCKET]
+    bucket.put(keys, b'"B"')
+    landing.landing.start(runner()).awaitTermination()
+    landing.check_equal()
+    bucket.fail_over(VBUCKET, shared_seqno)
+    bucket.put(bucket.keys("c", 4, vbucket=VBUCKET), b'"C"')
+    landing.landing.start(runner()).awaitTermination()
+    if runner is RunHere:
+        landing.check_equal()
     else:
-        assert not landed.compare().is_equal
-        assert headwater_verify(bucket, landed.folder).returncode == 1
+        assert not compare(bucket.settings, str(landing.folder)).is_equal
 
 
-def headwater_land(bucket: SourceBucket, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The command, to its end."""
-    command = ("land", bucket.url, "--into", str(folder), "--once", "--groups", "2", "--master", "local[2]")
-    return subprocess.run(
-        [sys.executable, "-m", "headwater", *command, "--memory", "1g"],
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S_MAX,
-        check=False,
-        env={**os.environ, "HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD, "COLUMNS": "2000"},
-    )
-
-
-def test_no_document_no_name_and_no_damaged_table_stops_a_landing(
-    spark: SparkSession, bucket: SourceBucket, tmp_path: Path
-) -> None:
-    landed, long = LandedBucket(bucket, spark, tmp_path / "lake"), f"{'s' * 251}.{'c' * 251}"
+def test_no_document_no_name_and_no_damaged_table_stops_a_landing(bucket: SourceBucket, tmp_path: Path) -> None:
+    landing, long = SimulatedLanding(bucket, tmp_path / "lake"), f"{'s' * 251}.{'c' * 251}"
     folders = {"shop.x%20y": "shop.x~20y", long: folder_name(long), DEFAULT: DEFAULT}
     poison = b'{"n\\u0000m": 1, "n": 99999999999999999999, "m": {"a": 1, "A": 2, "a": 3}}'
+
+    def documents(path: str) -> dict[bytes, bytes]:
+        rows = table_rows(landing.folder / "documents" / folders[path])
+        return {key_of(row): value_of(row) for row in rows}
+
     for path in folders:
         if path != DEFAULT:
             bucket.create_scope(path.partition(".")[0])
             bucket.create_collection(path)
         bucket.put([b"poison"], poison, into=path)
-    landed.land()
-    landed.check_equal()
-    assert all(landed.documents(folder) == {b"poison": poison} for folder in folders.values())
+    landing.land()
+    landing.check_equal()
+    assert all(documents(path) == {b"poison": poison} for path in folders)
     # One of the tables is damaged: it is named, and the others go on.
-    log = landed.folder / "documents/shop.x~20y/_delta_log" / f"{0:020}.json"
+    log = landing.folder / "documents/shop.x~20y/_delta_log" / f"{0:020}.json"
     content = log.read_bytes()
     log.write_text("{")
     for path in folders:
         bucket.put([b"more"], b'{"n": 1}', into=path)
-    done = headwater_land(bucket, landed.folder)
+    command = ("land", bucket.url, "--into", str(landing.folder), "--once", "--groups", "2", "--runner", "local")
+    done = run_headwater(*command, COLUMNS="2000")
     assert done.returncode == 1
     assert "Error: the table of shop.x%20y is set aside: the log of the table at " in done.stderr
-    assert "All other tables are landed, and `changes` has what is missing" in done.stderr
-    assert all(landed.documents(folders[path]).keys() == {b"poison", b"more"} for path in (DEFAULT, long))
+    assert "All other tables have landed, and `changes` has what is missing" in done.stderr
+    assert all(documents(path).keys() == {b"poison", b"more"} for path in (DEFAULT, long))
     log.write_bytes(content)
-    landed.land()
-    landed.check_equal()
+    landing.land()
+    landing.check_equal()

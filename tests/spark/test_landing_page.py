@@ -11,12 +11,11 @@ from click.testing import CliRunner
 
 from headwater.cli import main
 from headwater.cli.management import find_node_page
-from headwater.lake.lake_look import LakeWatch
+from headwater.lake.lake_look import LakeWatch, LandingNote
 from headwater.lake.location import Location
-from headwater.lake.notes import LandingNote
-from headwater.lake_page.state import LakeState
-from headwater.spark.landing import Landing, LandingQuery
-from support.driven_source import RunHere, without_spark
+from headwater.lake_page.app import LakeState
+from headwater.landing.query import Landing, LandingQuery
+from support.driven_source import RunHere
 from support.landings import ALWAYS_FRESH, GROUPS, SourceBucket
 from support.node_process import PASSWORD, USER
 
@@ -32,8 +31,7 @@ def shown_when(state: LakeState, is_so: Any) -> dict[str, Any]:
     return shown
 
 
-def test_a_landing_and_its_page(bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_spark(monkeypatch)
+def test_a_landing_and_its_page(bucket: SourceBucket, tmp_path: Path) -> None:
     landing = Landing(source=bucket.options, into=str(tmp_path / "lake"), fresh=ALWAYS_FRESH, groups=GROUPS)
     location = Location.of(landing.into)
     keys = bucket.keys("user", 5, vbucket=1)
@@ -47,7 +45,7 @@ def test_a_landing_and_its_page(bucket: SourceBucket, tmp_path: Path, monkeypatc
 
     state = LakeState(LakeWatch(location), landing=note)
     assert state.show()["landing"]["state"] == "starting"
-    query = landing.run(RunHere(), lake, every_s=0.05)
+    query = landing.start(RunHere(), lake=lake, every=0.05)
     running.append(query)
     query.processAllAvailable()
     shown = shown_when(state, lambda it: it["landing"]["lag_s"] is not None and it["lake"]["documents"] == 5)
@@ -85,8 +83,7 @@ def test_a_landing_and_its_page(bucket: SourceBucket, tmp_path: Path, monkeypatc
     assert (verdict["is_equal"], verdict["sentence"]) == (True, "Equal: 5 documents in 1 collection.")
 
 
-def test_a_landing_that_failed_says_why(bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_spark(monkeypatch)
+def test_a_landing_that_failed_says_why(bucket: SourceBucket, tmp_path: Path) -> None:
     landing = Landing(source=bucket.options, into=str(tmp_path / "lake"), groups=GROUPS)
     lake = landing.prepare()
 
@@ -95,7 +92,7 @@ def test_a_landing_that_failed_says_why(bucket: SourceBucket, tmp_path: Path, mo
             raise RuntimeError("the disk is full")
 
     bucket.put([b"a"], b"1")
-    query = landing.run(Failing(), lake)
+    query = landing.start(Failing(), lake=lake)
     with pytest.raises(RuntimeError):
         query.awaitTermination()
     shown = LakeState(LakeWatch(Location.of(landing.into))).show()

@@ -14,8 +14,10 @@ from headwater.lake import layout
 from headwater.lake.commits import merge
 from headwater.lake.lake import Lake, run_here
 from headwater.lake.upkeep import trim_changes
-from support.driven_source import SimulatedLanding, without_spark
-from support.landings import NEVER_FRESH, SourceBucket
+from support.cases import each
+from support.driven_source import SimulatedLanding
+from support.lake_model import table_rows
+from support.landings import DEFAULT, NEVER_FRESH, SourceBucket, SparkNode, key_of
 
 KEYS = 3
 
@@ -25,8 +27,7 @@ class Crash(BaseException):
 
 
 @pytest.fixture
-def pipeline(bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedLanding:
-    without_spark(monkeypatch)
+def pipeline(bucket: SourceBucket, tmp_path: Path) -> SimulatedLanding:
     return SimulatedLanding(bucket, tmp_path / "lake")
 
 
@@ -54,14 +55,6 @@ def test_tables_that_were_merged_between_two_landings(pipeline: SimulatedLanding
         pipeline.check_equal()
 
 
-def test_a_directory_that_was_emptied_between_two_landings(pipeline: SimulatedLanding) -> None:
-    put(pipeline, "a")
-    pipeline.land()
-    shutil.rmtree(pipeline.folder)
-    pipeline.land()
-    pipeline.check_equal()
-
-
 # --- crashes ------------------------------------------------------------------------------------------------------
 
 
@@ -86,30 +79,25 @@ def test_a_crash_is_made_up_for_by_the_next_run(pipeline: SimulatedLanding, step
     pipeline.check_equal()
 
 
-def test_nothing_but_the_tables_is_needed(pipeline: SimulatedLanding) -> None:
-    """Beside them there are notes for people, which may be lost or wrong."""
+def test_nothing_but_the_tables_is_needed(pipeline: SimulatedLanding, tmp_path: Path) -> None:
+    """Beside them there are notes for people, which may be lost or wrong. What was landed since a backup is read again:
+    there is no second memory that could be of another time."""
     put(pipeline, "a")
     pipeline.land()
     assert {path.name for path in pipeline.folder.iterdir()} == {"changes", "documents", "_headwater"}
+    shutil.copytree(pipeline.folder, tmp_path / "backup")
     shutil.rmtree(pipeline.folder / "_headwater")
     (pipeline.folder / "_headwater").write_text("no folder")
     put(pipeline, "b")
     pipeline.land()
     pipeline.check_equal()
-
-
-def test_tables_from_a_backup(pipeline: SimulatedLanding, tmp_path: Path) -> None:
-    """What was landed since is read again: there is no second memory that could be of another time."""
-    put(pipeline, "a")
-    pipeline.land()
-    shutil.copytree(pipeline.folder, tmp_path / "backup")
-    put(pipeline, "b")
-    pipeline.land()
-    shutil.rmtree(pipeline.folder)
-    shutil.copytree(tmp_path / "backup", pipeline.folder)
-    put(pipeline, "c")
-    pipeline.land()
-    pipeline.check_equal()
+    for backup in (tmp_path / "backup", None):
+        shutil.rmtree(pipeline.folder)
+        if backup is not None:
+            shutil.copytree(backup, pipeline.folder)
+        put(pipeline, "c")
+        pipeline.land()
+        pipeline.check_equal()
 
 
 # --- a beginning that was cut off ---------------------------------------------------------------------------------
@@ -135,32 +123,27 @@ def test_a_directory_with_something_else_in_it(pipeline: SimulatedLanding, other
     assert content(pipeline.folder) == {other: b"mine"}
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
+@each(
+    ("options", "error", "sentence"),
     [
-        ({"collections": "inventory.hotel"}, UnknownScope),
-        ({"collections": "_default.hotel"}, UnknownCollection),
-        ({"scopes": "inventory"}, UnknownScope),
+        ({"collections": "inventory.hotel"}, UnknownScope, "inventory"),
+        ({"collections": "_default.hotel"}, UnknownCollection, "hotel"),
+        ({"scopes": "inventory"}, UnknownScope, "inventory"),
+        ({"value": "string"}, InvalidInput, "as they are"),
+        ({"value": "variant"}, InvalidInput, "as they are"),
+        ({"noValue": "true"}, InvalidInput, "as they are"),
     ],
 )
-def test_an_unknown_collection_leaves_no_tables(
-    pipeline: SimulatedLanding, options: dict[str, str], error: type[Exception]
+def test_options_that_can_not_be_leave_no_tables(
+    pipeline: SimulatedLanding, options: dict[str, str], error: type[Exception], sentence: str
 ) -> None:
     pipeline.options = options
-    with pytest.raises(error):
-        pipeline.landing.prepare()
+    with pytest.raises(error, match=sentence):
+        pipeline.land()
     assert not pipeline.folder.exists()
 
 
 # --- options that do not go with the tables ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{"value": "string"}, {"value": "variant"}, {"noValue": "true"}])
-def test_values_that_are_not_those_of_the_bucket(pipeline: SimulatedLanding, options: dict[str, str]) -> None:
-    pipeline.options = options
-    with pytest.raises(InvalidInput, match="as they are"):
-        pipeline.land()
-    assert not pipeline.folder.exists()
 
 
 def test_a_lake_for_more_documents_has_more_groups(pipeline: SimulatedLanding, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,19 +156,6 @@ def test_a_lake_for_more_documents_has_more_groups(pipeline: SimulatedLanding, m
 def test_other_collections_than_before(pipeline: SimulatedLanding) -> None:
     """What is left out once is never landed: the tables would be neither the bucket nor a part of it."""
     bucket = pipeline.bucket
-    bucket.create_collection("_default.more")
-    put(pipeline, "a")
-    pipeline.land()
-    before = content(pipeline.folder)
-    for narrower in ({"collections": "_default.more"}, {"scopes": "_default"}):
-        pipeline.options = narrower
-        with pytest.raises(InvalidInput, match="were landed with all collections"):
-            pipeline.land()
-    assert content(pipeline.folder) == before
-
-
-def test_more_collections_than_before(pipeline: SimulatedLanding) -> None:
-    bucket = pipeline.bucket
     for name in ("_default.more", "_default.less"):
         bucket.create_collection(name)
         bucket.put([b"k"], b"{}", into=name)
@@ -194,9 +164,12 @@ def test_more_collections_than_before(pipeline: SimulatedLanding) -> None:
     assert {row["collection"] for row in pipeline.changes()} == {"more", "less"}
     pipeline.options = {"collections": "_default.less, _default.more"}
     pipeline.land()
-    pipeline.options = {}
-    with pytest.raises(InvalidInput, match=r"were landed with the collections _default\.less, _default\.more"):
-        pipeline.land()
+    before = content(pipeline.folder)
+    for other in ({}, {"collections": "_default.more"}, {"scopes": "_default"}):
+        pipeline.options = other
+        with pytest.raises(InvalidInput, match=r"were landed with the collections _default\.less, _default\.more"):
+            pipeline.land()
+    assert content(pipeline.folder) == before
 
 
 # --- a rollback beyond what `changes` holds -----------------------------------------------------------------------
@@ -221,3 +194,47 @@ def test_a_rollback_beyond_what_changes_reaches_back_for(pipeline: SimulatedLand
     put(pipeline, "later")
     pipeline.land()
     pipeline.check_equal()
+
+
+# --- A bucket that is restored from an older copy: the tables lose what it has lost, and have what came instead -------
+
+
+@pytest.mark.parametrize("crashes", [False, True], ids=["", "to before a crash"])
+def test_tables_follow_a_restored_bucket(tmp_path: Path, crashes: bool) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    with SparkNode(data) as node:
+        bucket = SourceBucket(node)
+        pipeline = SimulatedLanding(bucket, tmp_path / "lake")
+
+        def put(name: str, count: int) -> None:
+            bucket.put([b"%s-%d" % (name.encode(), number) for number in range(count)], b'{"in":"%s"}' % name.encode())
+
+        def stop() -> None:
+            bucket.close()
+            assert node.process.stop() == 0
+
+        put("kept", 10)
+        pipeline.land()
+        stop()
+        shutil.copytree(data, copy)
+        node.process.start()
+        if crashes:
+            bucket.close()
+            node.kill_and_restart()
+        for name in ("lost", "lost as well"):
+            put(name, 10)
+            pipeline.land()
+        stop()
+        shutil.rmtree(data)
+        shutil.copytree(copy, data)
+        node.process.start()
+        # Beyond the seqnos that the tables have.
+        for name in ("instead", "and on", "and on still"):
+            put(name, 10)
+        pipeline.land()
+        pipeline.check_equal()
+        rows = table_rows(pipeline.folder / "documents" / DEFAULT)
+        names = {key_of(row).rpartition(b"-")[0] for row in rows}
+        assert names == {b"kept", b"instead", b"and on", b"and on still"}
+        assert {vbucket for batch in pipeline.batches for vbucket in batch.rollbacks} == set(range(node.vbuckets))
+        bucket.close()

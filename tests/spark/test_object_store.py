@@ -17,27 +17,33 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headwater.cli import main
-from headwater.errors import LakeError, LakeTaken
+from headwater.client.offsets import Offsets
+from headwater.errors import LakeError, LakeInUse, LakeTaken
 from headwater.lake import dead_files, upkeep
 from headwater.lake.dead_files import DeadBytes, DeadFiles, clean_logs, vacuum
+from headwater.lake.delta_log import DeltaLog, TableCommit
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.lake import LakeSettings
 from headwater.lake.lake_look import LakeWatch
 from headwater.lake.layout import TableKind
 from headwater.lake.location import Location
+from headwater.lake.table_state import TableState
 from headwater.lake.upkeep import join_files, trim_changes
-from headwater.lake.verify import compare
-from headwater.lake_page.state import LakeState
-from headwater.spark import documents, landing_loop
-from headwater.spark.landing import Landing, LandingQuery
-from support.driven_source import RunHere, without_spark
-from support.lake_model import check_no_duplicates
-from support.landings import ALWAYS_FRESH, DEFAULT, GROUPS, SourceBucket, check_delivery
-from support.node_process import PASSWORD, USER
+from headwater.lake_page.app import LakeState
+from headwater.landing import loop
+from headwater.landing.query import Landing, LandingQuery
+from headwater.spark import documents
+from headwater.spark.executors import SparkRunner
+from support.driven_source import RunHere
+from support.lake_model import read_rows
+from support.landings import ALWAYS_FRESH, DEFAULT, GROUPS, LOGIN, SourceBucket, check_tables
 from support.object_store import AZURITE, READ_ONLY, SECRET_KEY, AzureServer, Faults, S3Server
 
 _NUMBERS = count()
@@ -69,18 +75,19 @@ class StoredLake:
             storage_options=self.store.options,
             fresh=ALWAYS_FRESH,
             groups=GROUPS,
+            # Every other one.
+            lake=LakeSettings(merging=MergeRules(on_read=self.uri[-1] in "13579")),
         )
 
-    def start(self, *, every_s: float | None = None) -> LandingQuery:
-        return self.landing.run(RunHere(), self.landing.prepare(), every_s=every_s)
+    def start(self, *, every: float | None = None) -> LandingQuery:
+        return self.landing.start(RunHere(), every=every)
 
     def land(self) -> None:
         self.start().awaitTermination()
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """As any reader of Delta tables sees them."""
-        found = DeltaTable(f"{self.uri}/{table}", storage_options=self.store.options).to_pyarrow_table()
-        return found.to_pylist()
+        return read_rows(DeltaTable(f"{self.uri}/{table}", storage_options=self.store.options))
 
     def data_files(self) -> list[str]:
         """Of `changes`, whether a commit names them or not."""
@@ -88,12 +95,7 @@ class StoredLake:
         return [entry.name for entry in location.entries() if entry.name.endswith(".parquet")]
 
     def check_equal(self) -> None:
-        found = compare(self.bucket.settings, Location.of(self.uri, self.store.options))
-        assert found.is_equal, [one.sentence for one in found.findings]
-        assert found.pending == 0
-        changes = self.rows("changes")
-        check_no_duplicates(changes)
-        check_delivery(changes)
+        check_tables(self.bucket, Location.of(self.uri, self.store.options))
 
 
 @pytest.fixture
@@ -111,9 +113,27 @@ def lake_anywhere(bucket: SourceBucket, request: pytest.FixtureRequest) -> Store
     return StoredLake(bucket, request.getfixturevalue("azure"), "abfss://lakes@tests.dfs.core.windows.net/lake")
 
 
+def test_of_two_writers_of_a_version_one_succeeds(store: S3Server) -> None:
+    """Also where the answer is lost after the entry was written: an entry that is there already is the writer's own."""
+    location = Location.of(f"s3://lakes/lake-{next(_NUMBERS)}", store.options)
+    columns, state = pa.schema([pa.field("seqno", pa.int64())]), TableState(offsets=Offsets("5ab1e", {}))
+    log = DeltaLog.create(location, columns, ranges=["seqno"], properties={}, transactions={}, state=state)
+    other = DeltaLog.open(location)
+    assert other is not None
+    for faults in (Faults(), Faults(lose_answer=0.3, seed=4)):
+        store.set_faults(faults)
+        for number in range(10):
+            log.refresh()
+            other.refresh()
+            log.commit(TableCommit(transactions={"number": number}, state=state))
+            with pytest.raises(LakeInUse, match="another process"):
+                other.commit(TableCommit(state=state))
+            assert log.transaction("number") == number
+        store.set_faults(Faults())
+
+
 def test_a_rollback_upkeep_and_verify(lake_anywhere: StoredLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a landing does in its life, on each kind of store."""
-    without_spark(monkeypatch)
     lake = lake_anywhere
     monkeypatch.setattr(upkeep, "JOIN_FILES_MIN", 3)
     for number in range(3):
@@ -144,8 +164,7 @@ def test_a_rollback_upkeep_and_verify(lake_anywhere: StoredLake, monkeypatch: py
     assert dead.dead_bytes == 0
     lake.check_equal()
     words = [word for pair in lake.store.options.items() for word in ("--storage-option", "=".join(pair))]
-    login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
-    result = CliRunner().invoke(main, ["verify", lake.bucket.url, lake.uri, *words], env=login)
+    result = CliRunner().invoke(main, ["verify", lake.bucket.url, lake.uri, *words], env=LOGIN)
     assert result.output.splitlines()[-1] == "Equal: 5 documents in 1 collection."
     # Its page finds the tables there, the verdict, and how the landing has ended.
     state = LakeState(LakeWatch(Location.of(lake.uri, lake.store.options)))
@@ -156,13 +175,13 @@ def test_a_rollback_upkeep_and_verify(lake_anywhere: StoredLake, monkeypatch: py
 
 
 def test_spark_lands_a_rollback_into_s3(lake: StoredLake, spark: SparkSession) -> None:
-    lake.landing.start(spark).awaitTermination()
+    lake.landing.start(SparkRunner(spark)).awaitTermination()
     lake.bucket.put([b"c"], b'{"n":2}')
-    lake.landing.start(spark).awaitTermination()
+    lake.landing.start(SparkRunner(spark)).awaitTermination()
     vbucket = lake.bucket.vbucket_of(b"c")
     lake.bucket.fail_over(vbucket, to_seqno=lake.bucket.high_seqnos()[vbucket] - 1)
     lake.bucket.put([b"d"], b'{"n":3}')
-    lake.landing.start(spark).awaitTermination()
+    lake.landing.start(SparkRunner(spark)).awaitTermination()
     lake.check_equal()
     assert any(row["void"] for row in lake.rows("changes"))
     frame = documents(spark, lake.uri, DEFAULT, storage_options=lake.store.options)
@@ -176,12 +195,11 @@ def test_spark_lands_a_rollback_into_s3(lake: StoredLake, spark: SparkSession) -
 )
 def test_a_store_that_fails_now_and_then(lake: StoredLake, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit whose answer was lost is refused when it is sent again, and is ours all the same."""
-    without_spark(monkeypatch)
-    monkeypatch.setattr(landing_loop, "_RETRY_S_MIN", 0.01)
-    monkeypatch.setattr(landing_loop, "_RETRY_S_MAX", 0.02)
+    monkeypatch.setattr(loop, "_RETRY_S_MIN", 0.01)
+    monkeypatch.setattr(loop, "_RETRY_S_MAX", 0.02)
     lake.land()
     lake.store.set_faults(faults)
-    query = lake.start(every_s=0.01)
+    query = lake.start(every=0.01)
     for number in range(20):
         lake.bucket.put([b"a", f"key-{number}".encode()], b'{"n":%d}' % number)
         time.sleep(0.05)
@@ -191,10 +209,9 @@ def test_a_store_that_fails_now_and_then(lake: StoredLake, faults: Faults, monke
     lake.check_equal()
 
 
-def test_of_two_landings_one_goes_on(lake: StoredLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_spark(monkeypatch)
+def test_of_two_landings_one_goes_on(lake: StoredLake) -> None:
     lake.land()
-    first, second = lake.start(every_s=0.01), lake.start(every_s=0.01)
+    first, second = lake.start(every=0.01), lake.start(every=0.01)
     ended: list[LandingQuery] = []
     for number in range(200):
         lake.bucket.put([b"k-%d" % number], b"{}")
@@ -215,23 +232,20 @@ KILLS = 1
 SOAK_KILLS = 20
 LANDER = """
 import json, sys
-from headwater.spark import task_read
-from headwater.spark.landing import Landing
+from headwater.landing.query import Landing
 from support.driven_source import RunHere
 from support.landings import ALWAYS_FRESH, GROUPS
-task_read.use_shipped_kernels = lambda: False
 made = json.load(sys.stdin)
 landing = Landing(**made, fresh=ALWAYS_FRESH, groups=GROUPS)
 report = lambda landed: print(landed.batch_id, flush=True)
-query = landing.run(RunHere(), landing.prepare(), every_s=0.01, on_batch=report)
+query = landing.start(RunHere(), every=0.01, on_batch=report)
 query.awaitTermination()
 """
 
 
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(SOAK_KILLS, marks=pytest.mark.soak)])
-def test_kill_nine_while_it_lands(lake: StoredLake, kills: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_nine_while_it_lands(lake: StoredLake, kills: int) -> None:
     """Between any two requests to the store, and so between the upload of files and their commit."""
-    without_spark(monkeypatch)
     made = json.dumps({"source": dict(lake.landing.source), "into": lake.uri, "storage_options": lake.store.options})
     for number in range(kills):
         process = subprocess.Popen(
@@ -263,7 +277,7 @@ def test_kill_nine_while_it_lands(lake: StoredLake, kills: int, monkeypatch: pyt
 def test_an_emulator_that_is_taken_for_azure(azure: AzureServer) -> None:
     options = {**azure.options, "azure_storage_endpoint": f"{azure.url}/tests", "azure_allow_http": "true"}
     del options["azure_storage_use_emulator"]
-    with pytest.raises(LakeError, match=r"it ignores from where on a listing is asked for.*use_emulator=true"):
+    with pytest.raises(LakeError, match=r"it ignores the start of a listing.*use_emulator=true"):
         Location.of("az://lakes/other", options).check()
 
 
@@ -278,9 +292,9 @@ def test_an_emulator_that_is_taken_for_azure(azure: AzureServer) -> None:
         ("s3://lakes/new", {"aws_allow_http": "false"}, "the endpoint is plain HTTP. Add --storage-option allow_http"),
         ("s3://lakes/new", {"aws_secret_acces_key": "x"}, "Did you mean aws_secret_access_key?"),
         ("az://lakes/new", None, "no storage account is named. Write abfss://CONTAINER@ACCOUNT"),
-        ("hdfs://somewhere/lake", None, "hdfs: is no store that tables can lie in. Give a directory, or s3://"),
+        ("hdfs://somewhere/lake", None, "hdfs: is not a supported store for tables. Give a directory, or s3://"),
         ("file://other/lake", None, "is on another host. Write file:///path"),
-        ("plain-folder", {"aws_region": "x"}, "is no object store and takes no options"),
+        ("plain-folder", {"aws_region": "x"}, "is not an object store and takes no options"),
     ],
 )  # fmt: skip
 def test_one_sentence_and_nothing_made(
@@ -295,7 +309,7 @@ def test_one_sentence_and_nothing_made(
         result = CliRunner().invoke(
             main,
             ["land", bucket.url, "--into", uri, "--once", *arguments],
-            env={"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD},
+            env=LOGIN,
         )
     assert result.exit_code == 1
     (line,) = result.output.splitlines()

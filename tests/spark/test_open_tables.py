@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from headwater.lake.documents_merge import MergeRules
-from headwater.spark.landing import Landing
-from support.driven_source import RunHere, SimulatedLanding, without_spark
+from headwater.landing.query import Landing
+from support.driven_source import RunHere, SimulatedLanding
 from support.landings import SourceBucket
 from support.object_store import S3Server
 
@@ -60,7 +60,7 @@ class OpenLake:
         self._land()
 
     def _land(self) -> None:
-        self.landing.run(RunHere(), self.landing.prepare()).awaitTermination()
+        self.landing.start(RunHere()).awaitTermination()
 
     def table(self, name: str) -> Table:
         return Table(f"{self.landing.into}/{name}", self.landing.storage_options)
@@ -146,10 +146,7 @@ def comparable(rows: Rows) -> list[Any]:
 
 
 @pytest.fixture(params=["directory", "S3"])
-def lake(
-    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> OpenLake:
-    without_spark(monkeypatch)
+def lake(bucket: SourceBucket, tmp_path: Path, request: pytest.FixtureRequest) -> OpenLake:
     landing = SimulatedLanding(
         bucket, tmp_path / "lake", rules=MergeRules(history=True), columns={PEOPLE: "name STRING, age INT"}
     ).landing

@@ -17,9 +17,9 @@ from headwater.cli.land import land
 from headwater.errors import InvalidInput
 from headwater.lake.transform import Transform
 from headwater.lake.verify import compare
+from headwater.landing.query import Landing
 from headwater.spark.executors import shippable
-from headwater.spark.landing import Landing
-from support.driven_source import RunHere, without_spark
+from support.driven_source import RunHere
 from support.lake_model import table_rows
 from support.landings import ALWAYS_FRESH, GROUPS, SourceBucket
 
@@ -40,15 +40,14 @@ def mask(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.set_column(index, batch.schema.field(index), masked)
 
 
-def test_personal_data_is_masked_in_all_tables(
-    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_spark(monkeypatch)
-    landing = Landing(source=bucket.options, into=str(tmp_path), fresh=ALWAYS_FRESH, groups=GROUPS, transform=mask)
+def test_personal_data_is_masked_in_all_tables(bucket: SourceBucket, tmp_path: Path) -> None:
+    landing = Landing(
+        source=bucket.options, into=str(tmp_path), fresh=ALWAYS_FRESH, groups=GROUPS, transform=Transform.of(mask)
+    )
 
     def land_all() -> None:
         lake = landing.prepare()
-        landing.run(RunHere(), lake).awaitTermination()
+        landing.start(RunHere(), lake=lake).awaitTermination()
 
     keys = bucket.keys("user", 5, vbucket=1)
     bucket.put(keys, b'{"mail":"jane@example.com"}')

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
-import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +15,11 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headwater import spark as headwater_spark
-from headwater.errors import HeadwaterError, InvalidInput, UnknownCollection
+from headwater.errors import HeadwaterError, UnknownCollection
+from headwater.lake import dead_files, layout
 from headwater.lake import verify as verification
 from headwater.lake.documents_merge import MergeRules
-from headwater.lake.lake import Runner, run_here
+from headwater.lake.lake import Lake, Runner, run_here
 from headwater.lake.verify import Verification, VerifyTask, compare
 from headwater.lake.verify_judging import BucketReading, StreamRolledBack
 from headwater.lake.verify_scan import FindingKind
@@ -31,19 +28,18 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
-from support.driven_source import SimulatedLanding, without_spark
-from support.landings import DEFAULT, SourceBucket
+from support.driven_source import SimulatedLanding
+from support.landings import DEFAULT, SourceBucket, run_headwater
+from support.live_bucket import Working
 from support.node_process import PASSWORD, USER
 
 HOTELS = "_default.hotels"
-COMMAND_S_MAX = 120.0
 LOOKS = 30
 """At a landing that goes on."""
 
 
 @pytest.fixture
-def landing(bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedLanding:
-    without_spark(monkeypatch)
+def landing(bucket: SourceBucket, tmp_path: Path) -> SimulatedLanding:
     return SimulatedLanding(bucket, tmp_path / "lake", rules=MergeRules(history=True))
 
 
@@ -57,48 +53,30 @@ def put(bucket: SourceBucket, name: str, count: int = 5, into: str = DEFAULT) ->
         bucket.put(bucket.keys(name, count, vbucket=vbucket), b'{"in":"%s"}' % name.encode(), into=into)
 
 
-@contextmanager
-def being_written(bucket: SourceBucket) -> Iterator[None]:
-    """Documents are written, overwritten and removed without a pause, from a connection of its own."""
-    writer, is_over = SourceBucket(bucket.node, bucket.name), threading.Event()
-    keys = [key for vbucket in range(4) for key in bucket.keys("busy", 50, vbucket=vbucket)]
-    failures: list[BaseException] = []
+class BusyWriter(Working):
+    """Writes, overwrites and removes documents without a pause."""
 
-    def write() -> None:
-        try:
-            number = 0
-            while not is_over.is_set():
-                for key in keys:
-                    writer.put([key], b'{"n":%d}' % number)
-                    number += 1
-                writer.delete(keys[::7])
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            writer.close()
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-    assert failures == []
+    def _work(self) -> None:
+        keys = [key for vbucket in range(4) for key in self._bucket.keys("busy", 50, vbucket=vbucket)]
+        while not self._is_over.is_set():
+            for number, key in enumerate(keys):
+                self._bucket.put([key], b'{"n":%d}' % number)
+            self._bucket.delete(keys[::7])
 
 
 def test_a_bucket_that_is_written_to_is_equal_with_changes_pending(landing: SimulatedLanding) -> None:
     put(landing.bucket, "kept")
     put(landing.bucket, "busy", 50)
     landing.land()
-    with being_written(landing.bucket):
+    with BusyWriter("busy writer", landing.bucket):
         seen = [verify(landing) for _ in range(4)]
-        code, shown = command(landing.bucket, landing.folder)
+        done = run_headwater("verify", landing.bucket.url, str(landing.folder), "--json")
     assert [one.sentence for it in seen for one in it.findings] == []
     assert all(it.is_equal for it in seen)
     assert any(it.pending > 0 for it in seen)
     assert all(it.landed >= 20 for it in seen), "what is not written to is compared all the same"
-    assert (code, shown["equal"], shown["pending"] > 0) == (0, True, True)
+    shown = json.loads(done.stdout)
+    assert (done.returncode, shown["equal"], shown["pending"] > 0) == (0, True, True), done.stderr
     landing.land()
     assert verify(landing).pending == 0
 
@@ -108,7 +86,7 @@ def test_what_is_wrong_is_found_while_the_bucket_is_written_to(landing: Simulate
     landing.land()
     key = landing.bucket.keys("kept", 1, vbucket=2)[0].decode()
     DeltaTable(landing.folder / "documents" / DEFAULT).update(predicate=f"key = '{key}'", updates={"flags": "1"})
-    with being_written(landing.bucket):
+    with BusyWriter("busy writer", landing.bucket):
         found = verify(landing)
     assert [(one.kind, one.table, one.what) for one in found.findings] == [
         (FindingKind.DIFFERS, f"documents/{DEFAULT}", key)
@@ -188,6 +166,10 @@ def test_a_failover_that_is_not_landed_is_a_verdict_of_its_own(landing: Simulate
     put(landing.bucket, "a")
     landing.land()
     seqno = landing.bucket.high_seqnos()[1]
+    landing.bucket.put(landing.bucket.keys("b", 2, vbucket=1), b"{}")
+    landing.bucket.fail_over(1, seqno + 1)
+    found = verify(landing)
+    assert (found.is_equal, found.rolled_back, found.landed) == (True, (), 20), "it took back nothing that was landed"
     landing.bucket.fail_over(1, seqno - 2)
     found = verify(landing)
     assert not found.is_equal
@@ -218,16 +200,6 @@ def test_a_vbucket_that_ends_in_an_aborted_durable_write_is_equal(landing: Simul
         found = verify(landing)
         assert [one.sentence for one in found.findings] == []
         assert (found.is_equal, found.pending, found.landed) == (True, 0, 20)
-
-
-def test_a_failover_that_took_back_nothing_landed_is_none(landing: SimulatedLanding) -> None:
-    put(landing.bucket, "a")
-    landing.land()
-    seqno = landing.bucket.high_seqnos()[1]
-    put(landing.bucket, "b")
-    landing.bucket.fail_over(1, seqno + 1)
-    found = verify(landing)
-    assert (found.is_equal, found.rolled_back, found.landed) == (True, (), 20)
 
 
 def test_a_failover_while_it_reads_is_judged_again(landing: SimulatedLanding) -> None:
@@ -274,19 +246,7 @@ def test_a_vbucket_that_loses_changes_each_time_is_left_out(
 # --- collections ------------------------------------------------------------------------------------------------------
 
 
-def test_a_collection_that_was_dropped_is_pending(landing: SimulatedLanding) -> None:
-    landing.bucket.create_collection(HOTELS)
-    put(landing.bucket, "h", into=HOTELS)
-    landing.land()
-    landing.bucket.drop_collection(HOTELS)
-    found = verify(landing)
-    assert found.is_equal
-    assert {one.name: (one.landed, one.pending) for one in found.collections}[HOTELS] == (0, 20)
-    landing.land()
-    assert (verify(landing).is_equal, verify(landing).pending) == (True, 0)
-
-
-def test_a_collection_that_is_new_is_pending(landing: SimulatedLanding) -> None:
+def test_collections_that_are_new_or_were_dropped_are_pending(landing: SimulatedLanding) -> None:
     put(landing.bucket, "a")
     landing.land()
     landing.bucket.create_collection(HOTELS)
@@ -294,6 +254,13 @@ def test_a_collection_that_is_new_is_pending(landing: SimulatedLanding) -> None:
     found = verify(landing)
     assert found.is_equal
     assert {one.name: (one.landed, one.pending) for one in found.collections} == {DEFAULT: (20, 0), HOTELS: (0, 4)}
+    landing.land()
+    landing.bucket.drop_collection(HOTELS)
+    found = verify(landing)
+    assert found.is_equal
+    assert {one.name: (one.landed, one.pending) for one in found.collections} == {DEFAULT: (20, 0), HOTELS: (0, 4)}
+    landing.land()
+    assert (verify(landing).is_equal, verify(landing).pending) == (True, 0)
 
 
 def test_a_part_of_what_was_landed(landing: SimulatedLanding) -> None:
@@ -335,19 +302,6 @@ def test_a_collection_that_is_dropped_while_it_is_read(landing: SimulatedLanding
 # --- how it is called -------------------------------------------------------------------------------------------------
 
 
-def command(bucket: SourceBucket, folder: Path, *options: str) -> tuple[int, dict[str, object]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "headwater", "verify", bucket.url, str(folder), "--json", *options],
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S_MAX,
-        check=False,
-        env={**os.environ, "HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD},
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, json.loads(done.stdout)
-
-
 def test_spark_says_the_same(landing: SimulatedLanding, spark: SparkSession) -> None:
     put(landing.bucket, "a")
     landing.land()
@@ -362,6 +316,70 @@ def test_spark_says_the_same(landing: SimulatedLanding, spark: SparkSession) -> 
     assert (there.landed, there.pending, there.differing) == (0, 4, 20)
 
 
-def test_a_directory_without_tables_is_refused(bucket: SourceBucket, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="holds no tables"):
-        compare(bucket.settings, str(tmp_path))
+# --- upkeep of a landing by time: the next run does it when it is due, however short the runs are ---------------------
+
+OLD_S = 30 * 24 * 3600
+
+
+def leave_file(lake: Path, name: str) -> Path:
+    """What an attempt that was killed a month ago has left in a table."""
+    path = lake / "changes" / name
+    path.write_bytes(b"no commit names me")
+    os.utime(path, times=(time.time() - OLD_S,) * 2)
+    return path
+
+
+def test_old_files_are_deleted_when_it_is_due(
+    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    landing = SimulatedLanding(bucket, tmp_path / "lake")
+
+    def land(key: bytes) -> None:
+        bucket.put([key], b"{}")
+        landing.land()
+        assert len(landing.batches) == 1
+
+    land(b"first")
+    left = leave_file(landing.folder, "left.parquet")
+    land(b"second")
+    assert left.exists(), "it was looked for a moment ago"
+    monkeypatch.setattr("headwater.landing.loop.TIDY_EVERY_S", 0.0)
+    land(b"third")
+    assert not left.exists()
+    landing.check_equal()
+
+
+def test_dead_files_are_deleted_by_bytes_also_where_each_run_ends_soon(
+    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("READERS_S_MIN", "DEAD_BYTES_MIN"):
+        monkeypatch.setattr(dead_files, name, 0)
+    landing = SimulatedLanding(bucket, tmp_path / "lake")
+    for turn in range(12):
+        bucket.put([b"key-%d" % number for number in range(8)], b'{"turn": %d}' % turn)
+        query = landing.start()
+        query.awaitTermination()
+    files = [path for path in landing.folder.rglob("*.parquet") if "_delta_log" not in path.parts]
+    status, on_disk = query.landing_status, sum(path.stat().st_size for path in files)
+    assert status.live_bytes is not None
+    assert status.dead_bytes == on_disk - status.live_bytes
+    assert 0 < status.dead_bytes <= 4 * status.live_bytes
+    # The newest, and four times as much: that are three files where the newest is the smallest.
+    assert len([path for path in files if "documents" in path.parts]) in (4, 5)
+    landing.check_equal()
+
+
+@pytest.mark.parametrize(("asked", "groups"), [(2, 2), (None, 4)])
+def test_tables_that_have_grown_are_cut_into_more_groups_unless_their_number_is_given(
+    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, groups: int
+) -> None:
+    for name, number in (("GROUP_DOCUMENTS", 4), ("GROUPS_MIN", 2)):
+        monkeypatch.setattr(layout, name, number)
+    landing = SimulatedLanding(bucket, tmp_path / "lake", rules=MergeRules(history=True), groups=asked)
+    for turn in range(2):
+        bucket.put([b"key-%d-%d" % (turn, number) for number in range(20)], b'{"n": 1}')
+        landing.land()
+        landing.check_equal()
+    lake = Lake.open(str(landing.folder))
+    assert lake is not None
+    assert (lake.facts.groups, lake.documents) == (groups, 40)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -16,6 +16,7 @@ from headwater.client.offsets import Offsets
 from headwater.protocol.features import WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import Frame, FrameBuffer, decode_frames
 from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.dcp_changes import (
     Abort,
     Deletion,
@@ -81,7 +82,7 @@ class ConsumerState:
 
 
 def documents_of(changes: Iterable[Kept]) -> dict[Key, Document]:
-    """What is there after changes, in their order."""
+    """The documents that changes leave, applied in their order."""
     documents: dict[Key, Document] = {}
     apply_changes(documents, changes)
     return documents
@@ -122,12 +123,7 @@ class RowRules:
 
     def copy(self) -> RowRules:
         """For a checkpoint: what follows it may come again."""
-        return RowRules(
-            {
-                number: _VBucket(one.seqno, one.vbuuid, one.past_vbuuids, one.snapshot, one.keys)
-                for number, one in self.vbuckets.items()
-            }
-        )
+        return RowRules({number: replace(vbucket) for number, vbucket in self.vbuckets.items()})
 
     def check(self, rows: Iterable[Row], *, all_versions: bool) -> None:
         for row in rows:
@@ -211,12 +207,8 @@ class WriteLog:
         return sum(write.outcome is outcome for writes in self.by_key.values() for write in writes)
 
 
-def stored_changes(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> list[Kept]:
-    """The durable changes of a vbucket behind a seqno, read frame by frame. Seqnos must rise.
-
-    Prepares and aborts have seqnos of their own and change no document: a commit is stored as the mutation itself.
-    """
-    changes: list[Kept] = []
+def _stored_messages(bucket: Bucket, vbucket: int, after_seqno: int = 0) -> Iterator[tuple[int, Message]]:
+    """The durable messages of a vbucket behind a seqno, with their seqnos, which must rise."""
     reached = after_seqno
     for run in bucket.runs(vbucket, after_seqno=after_seqno):
         for frame in decode_frames(bytes(run)):
@@ -225,27 +217,32 @@ def stored_changes(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> lis
             seqno = int(message.prepared_seqno if isinstance(message, Abort) else message.seqno)  # type: ignore[attr-defined]
             assert seqno > reached, f"{type(message).__name__} {seqno} is stored after {reached} in vbucket {vbucket}"
             reached = seqno
-            if isinstance(message, Mutation):
-                key = (int(message.collection_id or 0), bytes(message.key))
-                changes.append((seqno, key, (seqno, int(message.cas), bytes(message.value))))
-            elif isinstance(message, Deletion | Expiration):
-                changes.append((seqno, (int(message.collection_id or 0), bytes(message.key)), None))
-            elif isinstance(message, SystemEvent):
-                event = decode_event(message)
-                if isinstance(event, CollectionDropped):
-                    changes.append((seqno, None, int(event.collection_id)))
+            yield seqno, message
+
+
+def stored_changes(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> list[Kept]:
+    """The durable changes of a vbucket behind a seqno.
+
+    Prepares and aborts have seqnos of their own and change no document: a commit is stored as the mutation itself.
+    """
+    changes: list[Kept] = []
+    for seqno, message in _stored_messages(bucket, vbucket, after_seqno):
+        if isinstance(message, Mutation):
+            key = (int(message.collection_id or 0), bytes(message.key))
+            changes.append((seqno, key, (seqno, int(message.cas), bytes(message.value))))
+        elif isinstance(message, Deletion | Expiration):
+            changes.append((seqno, (int(message.collection_id or 0), bytes(message.key)), None))
+        elif isinstance(message, SystemEvent):
+            event = decode_event(message)
+            if isinstance(event, CollectionDropped):
+                changes.append((seqno, None, int(event.collection_id)))
     return changes
 
 
 def visible_seqno(bucket: Bucket, vbucket: int) -> int:
     """The seqno of the last change that a consumer gets to see which knows nothing of durable writes."""
-    reached = 0
-    for run in bucket.runs(vbucket):
-        for frame in decode_frames(bytes(run)):
-            message = decode_message(frame, WITH_COLLECTIONS)
-            if not isinstance(message, Abort | Prepare):
-                reached = int(message.seqno)  # type: ignore[attr-defined]
-    return reached
+    seqnos = (seqno for seqno, message in _stored_messages(bucket, vbucket) if not isinstance(message, Abort | Prepare))
+    return max(seqnos, default=0)
 
 
 def stored_documents(bucket: Bucket, vbucket: int) -> dict[Key, Document]:
@@ -253,7 +250,7 @@ def stored_documents(bucket: Bucket, vbucket: int) -> dict[Key, Document]:
 
 
 def differences(whose: str, held: dict[Key, Document], stored: dict[Key, Document]) -> list[str]:
-    """What a consumer or a copy has wrong, a line a key."""
+    """The keys for which a consumer or a copy holds something wrong, a line each."""
     keys = sorted(key for key in held.keys() | stored.keys() if held.get(key) != stored.get(key))
     return [f"{whose} has {held.get(key)} for {key}, and stored is {stored.get(key)}" for key in keys]
 
@@ -269,7 +266,7 @@ def index_differences(bucket: Bucket, vbucket: int) -> list[str]:
 
 
 class Needs(Enum):
-    """What it takes for a write to be there for good."""
+    """What makes a write permanent."""
 
     ACKNOWLEDGEMENT = auto()
     MAJORITY = auto()
@@ -339,7 +336,7 @@ def _is_in_history(bucket: Bucket, vbucket: int, vbuuid: int, seqno: int) -> boo
     facts = bucket.vbuckets.facts[vbucket]
     if facts is None or facts.failover_log.newest.vbuuid != vbuuid:
         return False
-    return facts.history_start_seqno <= seqno <= int(bucket.vbuckets.durable_seqnos[vbucket])
+    return facts.history_start_seqno <= seqno <= bucket.vbuckets.durable_seqno(vbucket)
 
 
 def _of_live_collections(bucket: Bucket, documents: dict[Key, Document]) -> dict[Key, Document]:
@@ -382,7 +379,6 @@ class _TappedConnection:
     from_client: FrameBuffer = field(default_factory=FrameBuffer)
     asked: dict[int, StreamRequest] = field(default_factory=dict)
     streams: dict[int, _TappedStream] = field(default_factory=dict)
-    is_dcp: bool = False
     is_lost: bool = False
 
 

@@ -1,4 +1,4 @@
-"""An event loop with a clock of its own: no one waits for real, and the same run is the same run every time.
+"""An event loop with a simulated clock: nothing waits in real time, and the same run is the same every time.
 
 What is ready runs in the order in which it became ready, as asyncio promises. When nothing is ready the clock jumps to
 the next timer. Every callback takes a little of the simulated time, so that an active wait ends.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import socket
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -19,13 +20,12 @@ from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from headwater.errors import HeadwaterError
-from headwater.sim.machines import CURRENT, Process
-from headwater.sim.network import SimulatedNetwork, SimulatedServer
+from headwater.sim.network import CURRENT, Process, SimulatedNetwork, SimulatedServer
 
 T = TypeVar("T")
 
 CALLBACK_S = 5e-6
-"""What every callback takes of the simulated time."""
+"""The simulated time that every callback takes."""
 START_S = 1000.0
 TASKS_KEPT_MIN = 10_000
 """Tasks that are over without a fault are let go when there are so many, and then whenever they have doubled."""
@@ -36,26 +36,6 @@ class SimulationFault(Exception):
     """The simulation itself can't go on: nothing is left to happen, or there is no end to it."""
 
 
-class _Handle(asyncio.Handle):
-    __slots__ = ("process",)
-
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], loop: SimulatedLoop, context: Context
-    ) -> None:
-        super().__init__(callback, args, loop, context)
-        self.process: Process | None = context.get(CURRENT)
-
-
-class _Timer(asyncio.TimerHandle):
-    __slots__ = ("process",)
-
-    def __init__(
-        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], loop: SimulatedLoop, context: Context
-    ) -> None:
-        super().__init__(when, callback, args, loop, context)
-        self.process: Process | None = context.get(CURRENT)
-
-
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """See the module. The network's part of a loop is done by `network`."""
 
@@ -64,11 +44,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.network = network
         self.steps = 0
         self.faults: list[str] = []
-        """What went wrong in callbacks and tasks of processes that live. There is no good one among them."""
+        """Failures in callbacks and tasks of live processes. Each one is a bug."""
         self._steps_max = steps_max
         self._now_s = START_S
-        self._ready: deque[_Handle | _Timer] = deque()
-        self._timers: list[tuple[float, int, _Timer]] = []
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._order = itertools.count()
         self._tasks: list[tuple[asyncio.Task[Any], Process | None]] = []
         self._tasks_looked_through = TASKS_KEPT_MIN
@@ -76,7 +56,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._is_stopping = False
         self._disks: dict[Any, float] = {}
         """Executor → when it will have done what it was given."""
-        network.attach(self)
+        network.loop = self
 
     # --- the clock ------------------------------------------------------------------------------------------------
 
@@ -86,7 +66,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = _Handle(callback, args, self, context or copy_context())
+        handle = asyncio.Handle(callback, args, self, context or copy_context())
         if not self._is_over:
             self._ready.append(handle)
         return handle
@@ -101,13 +81,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = _Timer(when, callback, args, self, context or copy_context())
+        timer = asyncio.TimerHandle(when, callback, args, self, context or copy_context())
         if not self._is_over:
             heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is dropped when its time comes."""
+        """A cancelled timer is dropped when it is due."""
 
     # --- running --------------------------------------------------------------------------------------------------
 
@@ -134,7 +114,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         if not ready:
             raise SimulationFault(f"nothing is left to happen, at {self._now_s:.3f} s")
         handle = ready.popleft()
-        if handle._cancelled or (handle.process is not None and not handle.process.is_alive):
+        process = handle._context.get(CURRENT)  # type: ignore[attr-defined]
+        if handle._cancelled or (process is not None and not process.is_alive):
             return
         self._now_s += CALLBACK_S
         handle._run()
@@ -218,7 +199,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """One after the other in an executor, each at a moment of its own.
 
-        It takes effect somewhat before the caller hears of it, so a crash in between leaves a write that is not known.
+        It takes effect shortly before the caller is notified, so a crash in between leaves a write that is not known.
         """
         process = CURRENT.get()
         future: asyncio.Future[T] = self.create_future()
@@ -247,7 +228,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- the network ----------------------------------------------------------------------------------------------
 
     async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
-        return self.network.resolve(host, port)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
 
     async def create_server(  # type: ignore[override]
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **options: Any

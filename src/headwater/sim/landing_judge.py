@@ -20,7 +20,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.offsets import Offsets
@@ -38,7 +40,9 @@ from headwater.sim.checkers import (
     history_differences,
     stored_changes,
 )
-from headwater.sim.world import World
+
+if TYPE_CHECKING:
+    from headwater.sim.world import World
 
 # --- the table that a simulated landing lands into: `changes` of a lake, and what its commits say, in memory ----------
 #
@@ -55,7 +59,7 @@ from headwater.sim.world import World
 
 
 BOUNDARIES_MAX = 16
-"""Of each vbucket, as in the lake."""
+"""Boundaries kept for each vbucket, as in the lake."""
 ROLLBACK = "rollback"
 
 
@@ -77,17 +81,7 @@ class ChangeRow:
     @classmethod
     def of(cls, row: Row, *, batch: int) -> ChangeRow:
         """From a row in the client's schema."""
-        return cls(
-            batch=batch,
-            vbucket=row["vbucket"],
-            seqno=row["seqno"],
-            snapshot_start=row["snapshot_start"],
-            op=row["op"],
-            collection_id=row["collection_id"],
-            key=row["key"],
-            cas=row["cas"],
-            value=row["value"],
-        )
+        return cls(batch=batch, **{one.name: row[one.name] for one in fields(cls) if one.name in row})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +89,7 @@ class ReadBatch:
     """What the tasks of a batch have read."""
 
     rows: list[Row]
-    """Of a vbucket in the order of its stream."""
+    """The rows of a vbucket are in the order of its stream."""
     reached: Mapping[VBucketId, StreamOffset]
     """The offset that was reached in every vbucket that was read."""
     boundaries: Mapping[VBucketId, Seqno]
@@ -104,7 +98,7 @@ class ReadBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What a batch came to."""
+    """The result of committing a batch."""
 
     batch: int
     added: Mapping[int, list[ChangeRow]]
@@ -174,7 +168,7 @@ def _void(rows: Iterable[ChangeRow], kept: int) -> set[int]:
 # --- the judge --------------------------------------------------------------------------------------------------------
 
 CHECKED_COMMITS = 5
-"""So many commits are compared with the server's history, which takes long, and then every so many."""
+"""Compare the first commits with the server's history, which takes long, and then every `CHECK_EVERY`th."""
 CHECK_EVERY = 20
 _REMOVALS = frozenset({"deletion", "expiration"})
 _NO_CHANGES = frozenset({ROLLBACK, "collection_created", "collection_modified", "scope_created", "scope_dropped"})
@@ -213,7 +207,7 @@ class _Followed:
 
 
 class BucketTruth:
-    """What the nodes have stored, looked up again and again. One for all landings of a run."""
+    """What the nodes have stored, followed over time. All landings of a run share one."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -237,7 +231,7 @@ class BucketTruth:
         facts = None if host is None else host.bucket.vbuckets.facts[vbucket]
         if host is None or facts is None:
             return None
-        branch, seqno = int(facts.failover_log.newest.vbuuid), int(host.bucket.vbuckets.durable_seqnos[vbucket])
+        branch, seqno = int(facts.failover_log.newest.vbuuid), host.bucket.vbuckets.durable_seqno(vbucket)
         self._first_seen_s.setdefault((vbucket, branch), self._world.loop.time())
         known = self._followed.get(vbucket)
         # A removal that was stored and purged between two looks is never seen (seed 50): then all is read again.
@@ -312,7 +306,7 @@ class LandingJudge:
         alive, newest = self._alive.setdefault(row.vbucket, []), self._newest.setdefault(row.vbucket, {})
         where = f"vbucket {row.vbucket}, in batch {row.batch}"
         if row.op == ROLLBACK:
-            dead = [alive.pop() for _ in range(len(alive) - bisect_right(alive, row.seqno, key=_seqno))]
+            dead = [alive.pop() for _ in range(len(alive) - bisect_right(alive, row.seqno, key=attrgetter("seqno")))]
             if any(gone.snapshot_start < row.seqno for gone in dead):
                 self._complain(f"the rollback to seqno {row.seqno} of {where}, goes into the middle of a snapshot")
             newest.clear()
@@ -388,10 +382,6 @@ class LandingJudge:
 
     def _complain(self, what: str) -> None:
         self._world.complain(f"{self._name}: {what}")
-
-
-def _seqno(row: ChangeRow) -> int:
-    return row.seqno
 
 
 def _key(row: ChangeRow) -> Key:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headwater.client.cluster_map import vbucket_of
+from headwater.kernels.machine_code import compile_kernels
 from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
-from headwater.protocol.kernels.machine_code import compile_kernels
 from headwater.protocol.numbers import SEQNO_MAX
 from headwater.protocol.snapshots import StreamOffset
 from headwater.sim.checkers import (
@@ -25,14 +25,11 @@ from headwater.sim.checkers import (
     stored_documents,
     visible_seqno,
 )
-from headwater.sim.consumers import AnyConsumer, Consumer, Mutant
+from headwater.sim.consumers import AnyConsumer, Consumer, LandingConsumer, LandingMutant, Mutant
 from headwater.sim.event_loop import SimulationFault
-from headwater.sim.faults import Faults
-from headwater.sim.landing_consumer import LandingConsumer, LandingMutant
+from headwater.sim.faults import Faults, Operators, config_of
 from headwater.sim.landing_judge import BucketTruth
-from headwater.sim.operators import Operators, config_of
-from headwater.sim.plan import RunPlan
-from headwater.sim.world import NodeHost, World
+from headwater.sim.world import NodeHost, RunPlan, World
 from headwater.sim.writers import Writer
 
 READY_S_MAX = 60.0
@@ -214,7 +211,7 @@ def _has_copied(copy: NodeHost, active: NodeHost, vbucket: int) -> bool:
 
 
 def _has_reached(consumer: AnyConsumer, vbucket: int, active: NodeHost) -> bool:
-    high = int(active.bucket.vbuckets.high_seqnos[vbucket])
+    high = active.bucket.vbuckets.high_seqno(vbucket)
     if consumer.failure is not None:
         return True
     offset = None if consumer.offsets is None else consumer.offsets.get(vbucket)  # type: ignore[arg-type]

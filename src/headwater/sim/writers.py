@@ -7,15 +7,14 @@ consumer some of them change: DCP then sends the newest version only, and what a
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from itertools import count
 from random import Random
+from typing import TYPE_CHECKING
 
 from headwater.client.bootstrap import connect_any
 from headwater.client.cluster_map import ClusterMap, vbucket_of
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
-from headwater.client.kv_connection import Login
 from headwater.client.settings import ClientSettings
 from headwater.errors import (
     ConnectionFailed,
@@ -31,22 +30,21 @@ from headwater.protocol.messages.documents import Delete, Get, Set
 from headwater.protocol.messages.session import GetClusterConfig
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
 from headwater.sim.checkers import KnownOutcome, Write
-from headwater.sim.machines import Process
-from headwater.sim.world import World
+from headwater.sim.network import Process, login_of
+
+if TYPE_CHECKING:
+    from headwater.sim.world import World
 
 RETRY_S = 0.1
 REFUSALS_MAX = 10
 EXPIRY_S = 1
+OTHER_COLLECTION_CHANCE = 0.3
 HOT_HOSTS = 100
 """The hosts of writers of hot keys are numbered from here on."""
 DURABLE_TIMEOUT_MS = 2000
 HOT_WEIGHTS = {"set": 1.0, "delete": 0.05}
 """Of hot keys: a document that is gone half of the time would hide that it is out of date."""
 _LEVELS = {"majority": DurabilityLevel.MAJORITY, "persist": DurabilityLevel.PERSIST_TO_MAJORITY}
-
-
-def login_of(settings: ClientSettings, random: Random) -> Login:
-    return replace(settings.login(), random_bytes=random.randbytes)
 
 
 class Writer:
@@ -87,7 +85,9 @@ class Writer:
         random = self._random
         while not self.is_stopped:
             await asyncio.sleep(random.expovariate(1 / self._pause_s))
-            collection = self._world.collections.choose(random)
+            others = list(self._world.collections)
+            is_other = bool(others) and random.random() < OTHER_COLLECTION_CHANCE
+            collection = random.choice(others) if is_other else DEFAULT_COLLECTION
             await self._write(random.choice(keys), collection, _choose(random, self._weights))
 
     async def _write(self, key: bytes, collection: int, kind: str) -> None:

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import gc
 import pickle
+import signal
 import sys
 import uuid
 import zipfile
@@ -22,16 +23,17 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkFiles, TaskContext, cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.lake.lake import Task
-from headwater.lake.task_outcomes import TaskOutcome, results, run_task
+from headwater.errors import SparkEnded
+from headwater.kernels.machine_code import code_folder, compile_kernels, sources_digest
+from headwater.lake.lake import Task, TaskOutcome, results, run_task
 from headwater.lake.transform import Transform, TransformFunction
-from headwater.protocol.kernels.machine_code import code_folder, compile_kernels, sources_digest
-from headwater.spark.session import is_remote, use_this_python
+from headwater.spark.query_errors import query_error
+from headwater.spark.session import hide_password, is_remote, spark_logs, start_session, use_this_python
 
 _DESCRIPTION = "spark.job.description"
 RESULT_SCHEMA = pa.schema([pa.field("number", pa.int64()), pa.field("result", pa.binary())])
@@ -39,12 +41,13 @@ RESULT_DDL = "number BIGINT, result BINARY"
 
 
 class SparkRunner:
-    """A `Runner`: one Spark task for each task of the lake. `name` is what Spark's pages show its jobs under."""
+    """One Spark task for each task of a landing. `name` is what Spark's pages show its jobs under."""
 
     def __init__(self, spark: SparkSession, name: str = "headwater") -> None:
         self._spark = spark
         self._name = name
         self._tag = f"headwater-{uuid.uuid4().hex}"
+        self._is_prepared = False
 
     def cancel(self) -> None:
         """End the job that is running, if there is one. For any thread."""
@@ -58,14 +61,27 @@ class SparkRunner:
     def __call__(self, tasks: Sequence[Task]) -> list[Any]:
         if not tasks:
             return []
+        try:
+            return results(self._outcomes(tasks))
+        except (PySparkException, Py4JJavaError) as error:
+            raise query_error(error) from error
+        except (Py4JError, ConnectionError) as error:
+            raise SparkEnded(
+                "Spark has ended unexpectedly", hint="Start again: the landing resumes here. Spark's log may say why"
+            ) from error
+
+    def _outcomes(self, tasks: Sequence[Task]) -> list[TaskOutcome]:
+        if not self._is_prepared:
+            prepare_workers(self._spark)
+            self._is_prepared = True
         count, job = len(tasks), _RunOne(tuple(pickle.dumps(task) for task in tasks))
         with self._marked(type(tasks[0])):
             if not is_remote(self._spark):
                 # The first query of a session plans and compiles for seconds, which a job without SQL does not.
-                return results(self._spark.sparkContext.parallelize(range(count), count).map(job.run).collect())
+                return self._spark.sparkContext.parallelize(range(count), count).map(job.run).collect()
             # A range has exactly one row in each of its partitions, and needs no shuffle.
             rows = self._spark.range(0, count, 1, count).mapInArrow(job, RESULT_DDL).collect()
-        return results(results_of((row.number, row.result) for row in rows))
+        return results_of((row.number, row.result) for row in rows)
 
     @contextlib.contextmanager
     def _marked(self, kind: type[Task]) -> Iterator[None]:
@@ -100,10 +116,20 @@ def shippable(function: TransformFunction) -> Transform:
         cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
-def spark_runner(spark: SparkSession, name: str) -> SparkRunner:
-    """A runner on the executors of a session, whose workers are made ready before its first job."""
-    prepare_workers(spark)
-    return SparkRunner(spark, name)
+@contextlib.contextmanager
+def started_runner(name: str, *, master: str, memory: str) -> Iterator[SparkRunner]:
+    """A runner on a session of its own, which ends with it."""
+    with spark_logs() as folder:
+        on_interrupt = signal.getsignal(signal.SIGINT)
+        spark = start_session(master=master, memory=memory, log_folder=folder)
+        # Spark's handler cancels all jobs first, which would look like a failure.
+        signal.signal(signal.SIGINT, on_interrupt)
+        try:
+            yield SparkRunner(spark, name)
+        finally:
+            # One that has died by itself has nothing to stop.
+            with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
+                spark.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +175,10 @@ def results_of(rows: Iterable[tuple[int, bytes]]) -> list[Any]:
 
 
 def prepare_workers(spark: SparkSession) -> None:
-    """Let the workers of a session run this Python, with the compiled kernels."""
+    """Let the workers of a session run this Python, with the compiled kernels, and keep passwords out of its pages."""
     use_this_python(spark)
     ship_kernels(spark)
+    hide_password(spark)
 
 
 # --- compiled kernels for executors that have none --------------------------------------------------------------------
@@ -186,8 +213,11 @@ def ship_kernels(spark: SparkSession) -> None:
         # Other processes may be writing there: what is not complete has another name.
         for path in sorted(code_folder().glob("*.o")):
             packed.write(path, path.name)
-    # Takes the place of SparkContext.addFile where the session is a remote one.
-    spark.addArtifacts(str(archive), file=True)
+    # Spark 3.5 has artifacts in remote sessions only, and these have no context.
+    if is_remote(spark):
+        spark.addArtifacts(str(archive), file=True)
+    else:
+        spark.sparkContext.addFile(str(archive))
 
 
 @cache
@@ -196,6 +226,8 @@ def use_shipped_kernels() -> bool:
 
     Returns whether it was unpacked.
     """
+    if TaskContext.get() is None:
+        return False  # tests run tasks without Spark
     archive = Path(SparkFiles.get(_archive_name()))
     folder = code_folder()
     if any(folder.iterdir()) or not archive.exists():

@@ -5,18 +5,17 @@ batch what it takes back in the same, and has rollbacks among its rows. A sink t
 which offsets it has, `(vbucket, vbuuid, seqno)`, together with what it has written. The helper does the rest: it reads
 the batch once, leaves out what the sink has already and what is void, and hands over the rollbacks apart, to be undone
 first.
-
-`headwater.spark.read`, `headwater.spark.documents` and `headwater.spark.apply_changes` are the public names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -26,20 +25,27 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from headwater.client.offsets import Offsets
-from headwater.client.options import OPTIONS
 from headwater.errors import InvalidInput
+from headwater.lake.change_files import add_rollback
 from headwater.lake.documents_merge import merged_rows
 from headwater.lake.lake import Lake
 from headwater.lake.layout import documents_schema
 from headwater.lake.location import Location
-from headwater.lake.rollbacks import add_rollback
+from headwater.landing.source_options import (
+    DOCUMENT_COLUMNS,
+    FRAME_KEYWORDS,
+    SOURCE_OPTIONS,
+    Conditions,
+    FrameKeywords,
+    Mode,
+    source_texts,
+)
+from headwater.options import list_keywords
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 from headwater.spark import register
-from headwater.spark.conditions import Conditions
 from headwater.spark.executors import prepare_workers, use_shipped_kernels
 from headwater.spark.query_errors import in_one_sentence, is_ours, query_error
-from headwater.spark.source_options import DOCUMENT_COLUMNS, FrameKeywords, Mode, source_texts
 
 _PLACES = "places.json"
 _SUMMARY_DDL = "vbucket INT, first_vbuuid BIGINT, begins_at BIGINT, vbuuid BIGINT, seqno BIGINT, rolled_back_to BIGINT"
@@ -63,12 +69,29 @@ _U64 = 2**64 - 1
 # --- a bucket ---------------------------------------------------------------------------------------------------------
 
 
-def read(spark: SparkSession, url: str, schema: StructType | str | None, keywords: Mapping[str, Any]) -> DataFrame:
-    """The changes of a bucket. See `headwater.spark.read`."""
-    texts = source_texts(url, keywords, function="read", known=FrameKeywords.__annotations__, beside=("schema",))
+@list_keywords(FRAME_KEYWORDS)
+def read(
+    spark: SparkSession, url: str, *, schema: StructType | str | None = None, **source: Unpack[FrameKeywords]
+) -> DataFrame:
+    """The changes of a bucket as a frame: `read(spark, "couchbase://host/bucket", collections=["shop.orders"],
+    columns=["key", "value"], where="op = 'mutation'")`. With `mode="documents"`, its documents.
+
+    The keywords are options of the `dcp` source, in Python's spelling.
+
+    Args:
+        schema: For `mode="documents"`, the fields of the documents with their types.
+        where: Any condition of SQL. Spark applies what the source can't apply itself.
+
+    Returns:
+        The frame. Spark reads the bucket when it is used.
+
+    Raises:
+        HeadwaterError: An option can't be used, or the bucket can't be read.
+    """
+    texts = source_texts(url, source, function="read", known=FrameKeywords.__annotations__, beside=("schema",))
     if "PYSPARK_PYTHON" not in os.environ:
         register(spark)  # Spark would look for the source with the first python3 on the path
-    columns = OPTIONS["columns"].parse(texts.pop("columns", ""))
+    columns = SOURCE_OPTIONS["columns"].parse(texts.pop("columns", ""))
     where = texts.get("where", "")
     is_left_to_spark = not _is_for_source(where, is_of_documents=texts.get("mode") == Mode.DOCUMENTS)
     # A condition that Spark applies looks at columns that the caller may not want.
@@ -109,43 +132,80 @@ def documents(
     collection: str,
     *,
     batch: int | None = None,
+    columns: Sequence[str] = (),
+    where: str = "",
     storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """The documents of a collection as of a batch, whether they are merged yet or not, read by the executors.
 
-    `collection` is `scope.collection`, and the batch the last one unless another is given. The columns are those of its
-    table but for the one that it is partitioned by. What is landed later is not in the frame.
+    Args:
+        into: The directory that was landed into.
+        collection: `scope.collection`.
+        batch: The number of the batch, by default the last one. Frames of several collections as of one batch belong
+            together.
+        columns: Columns of the table, by default all but the one that it is partitioned by. No others are read.
+        where: A condition in SQL. One on `key` and `vbucket` alone also limits what is read.
+        storage_options: Options of the object store that `into` is in.
+
+    Returns:
+        The frame. It does not have what is landed later.
+
+    Raises:
+        InvalidInput: There are no such tables, columns or batch.
     """
     lake = Lake.open(Location.of(into, storage_options), as_of_batch=batch)
     if lake is None:
-        raise InvalidInput(f"{into} holds no tables of a bucket", hint="Give the directory that was landed into")
+        raise InvalidInput(f"{into} does not contain the tables of a landing", hint="Give the directory of a landing")
     if collection not in lake.tables:
         known = ", ".join(sorted(lake.tables)) or "none"
-        raise InvalidInput(f"there is no table of {collection!r} in {into}", hint=f"The tables there are: {known}")
+        raise InvalidInput(f"there is no table of {collection!r} in {into}", hint=f"It has these tables: {known}")
     table = lake.tables[collection].documents
     if batch is not None and (table is None or table.log.missing_files()):
         raise InvalidInput(
-            f"the table of {collection!r} as of batch {batch} is no longer there",
-            hint="Give a later batch; --keep-log and --keep-files say for how long one can be read",
+            f"the table of {collection!r} as of batch {batch} no longer exists",
+            hint="Give a later batch; --keep-log and --keep-files determine how long one is readable",
         )
-    columns = lake.tables[collection].columns
-    schema = documents_schema(xattrs=lake.facts.xattrs, typed=None if columns is None else columns.schema)
-    tasks = tuple(pickle.dumps(task) for task in lake.read_tasks(collection))
+    typed = lake.tables[collection].columns
+    schema = documents_schema(xattrs=lake.facts.xattrs, typed=None if typed is None else typed.schema)
+    if unknown := next((name for name in columns if name not in schema.names), None):
+        raise InvalidInput(
+            f"the table of {collection!r} has no column {unknown!r}", hint=f"Its columns are: {', '.join(schema.names)}"
+        )
+    read_columns, conditions = [*schema.names], Conditions()
+    if columns:
+        looked_at = {*columns, *re.findall(r"\w+", where)}
+        # A name in quotes may be anything.
+        read_columns = [
+            name for name in read_columns if name in looked_at or ("`" in where and not name.isidentifier())
+        ]
+    with contextlib.suppress(ValueError):
+        conditions = Conditions.parse(where)
+    chosen = conditions.vbuckets(lake.facts.vbuckets)
+    tasks = tuple(
+        pickle.dumps(task)
+        for task in lake.read_tasks(collection)
+        if chosen is None or not {*task.facts.vbuckets_of(task.group)}.isdisjoint(chosen)
+    )
     prepare_workers(spark)
-    frame = spark.range(0, len(tasks), 1, len(tasks))
-    return frame.mapInArrow(_ReadDocuments(tasks), from_arrow_schema(schema))
+    frame = spark.range(0, len(tasks), 1, max(1, len(tasks)))
+    read = _ReadDocuments(tasks, tuple(read_columns), conditions.allowed.get("key"))
+    frame = frame.mapInArrow(read, from_arrow_schema(pa.schema([schema.field(name) for name in read_columns])))
+    frame = frame.where(where) if where else frame
+    return frame.select(*(f"`{name.replace('`', '``')}`" for name in columns)) if columns else frame
 
 
 @dataclass(frozen=True, slots=True)
 class _ReadDocuments:
     tasks: tuple[bytes, ...]
+    columns: tuple[str, ...]
+    keys: frozenset[str] | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 use_shipped_kernels()
                 with in_one_sentence():
-                    for rows in merged_rows(pickle.loads(self.tasks[number])):
+                    for rows in merged_rows(pickle.loads(self.tasks[number]), self.columns, self.keys):
                         yield from rows.to_batches()
 
 
@@ -181,11 +241,17 @@ def apply_changes(
     places: str | Callable[[], str | None],
     storage_options: Mapping[str, str] | None = None,
 ) -> Callable[[DataFrame, int], None]:
-    """A function for `foreachBatch` that calls `apply(changes, batch)` with no change twice and rollbacks first.
+    """A function for `foreachBatch` on a stream of `dcp`: it calls `apply(changes, batch)` with no change twice and the
+    rollbacks first.
 
-    `places` returns the text that the sink has stored last (`batch.places`), or None: then the sink is exact if it
-    stores the text and the changes in one transaction. Or it is a folder in which the helper keeps the text itself,
-    after `apply` has returned: then a crash in between brings one batch again.
+    Args:
+        places: A function that returns the text that the sink has stored last (`batch.places`), or None: the sink is
+            exact if it stores the text and the changes in one transaction. Or a folder in which the text is kept after
+            `apply` has returned: then a crash in between brings one batch again.
+        storage_options: Options of the object store that the folder is in.
+
+    Returns:
+        The function. It raises `InvalidInput` if the stream lacks columns that it needs.
     """
     return _Applying(apply, Location.of(places, storage_options) if isinstance(places, str) else places)
 
@@ -198,8 +264,8 @@ class _Applying:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         if missing := _NEEDED - {*frame.columns}:
             raise InvalidInput(
-                f"apply_changes needs the column {min(missing)}, and the stream does not have it",
-                hint=f"Have {', '.join(sorted(_NEEDED))} among the columns that the stream is asked for",
+                f"apply_changes needs the column {min(missing)}, which the stream does not have",
+                hint=f"Have {', '.join(sorted(_NEEDED))} among the columns of the stream",
             )
         # Every look at a frame of a stream would read the bucket again, and find it changed.
         frame = frame.persist()
@@ -251,23 +317,18 @@ def _summarize(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             if int(vbucket) not in found:
                 begun = {"first_vbuuid": vbuuids[row].as_py(), "begins_at": starts[row].as_py()}
                 found[int(vbucket)] = {"vbucket": int(vbucket), "rolled_back_to": None, **begun}
-        for row, vbucket in zip(*_last_of(vbuckets), strict=True):
+        for vbucket, from_behind in zip(*np.unique(vbuckets[::-1], return_index=True), strict=True):
+            row = len(vbuckets) - 1 - from_behind
             found[int(vbucket)] |= {"vbuuid": vbuuids[row].as_py(), "seqno": seqnos[row].as_py()}
-        for row in _rollback_rows(batch):
+        for row in np.flatnonzero(_is_rollback(batch)):
             summary, kept = found[int(vbuckets[row])], seqnos[row].as_py()
             before = summary["rolled_back_to"]
             summary["rolled_back_to"] = kept if before is None else min(kept, before)
     yield pa.RecordBatch.from_pylist([*found.values()], schema=_SUMMARY)
 
 
-def _last_of(vbuckets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The last row of each vbucket, and the vbuckets."""
-    found, first_from_behind = np.unique(vbuckets[::-1], return_index=True)
-    return len(vbuckets) - 1 - first_from_behind, found
-
-
-def _rollback_rows(batch: pa.RecordBatch) -> list[int]:
-    return [row for row, op in enumerate(batch.column("op").to_pylist()) if op == "rollback"]
+def _is_rollback(rows: pa.RecordBatch | pa.Table) -> np.ndarray:
+    return np.array([op == "rollback" for op in rows.column("op").to_pylist()], dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +361,7 @@ class _NewRows:
 def _without_void(rows: pa.Table, held: int) -> pa.Table:
     """Rows of one vbucket in their order, without the rollbacks and what these took back."""
     seqnos, keep, floor = rows.column("seqno").to_numpy(), np.zeros(rows.num_rows, dtype=np.bool_), held
-    is_rollback = np.array([op == "rollback" for op in rows.column("op").to_pylist()])
+    is_rollback = _is_rollback(rows)
     for row in range(rows.num_rows):
         if is_rollback[row]:
             keep[:row] &= seqnos[:row] <= seqnos[row]

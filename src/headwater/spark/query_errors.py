@@ -37,7 +37,7 @@ _CAUSES = (
         re.compile("No space left on device|Disk quota exceeded"),
         lambda: LakeFull(
             "a disk that Spark uses for its own files is full",
-            hint="Make room there, or set SPARK_LOCAL_DIRS to another disk: the landing goes on by itself",
+            hint="Free space there, or set SPARK_LOCAL_DIRS to another disk: the landing resumes by itself",
         ),
     ),
     (
@@ -63,7 +63,7 @@ def query_error(error: BaseException) -> HeadwaterError:
             if pattern.search(str(error)):
                 return cause()
         first = str(error).strip().partition("\n")[0]
-        return QueryFailed(f"the query failed: {first[:500]}", hint="Spark's log has the rest of it")
+        return QueryFailed(f"the query failed: {first[:500]}", hint="See Spark's log for details")
     kind = getattr(errors, match["name"], None)
     if not isinstance(kind, type) or not issubclass(kind, HeadwaterError):
         kind = HeadwaterError

@@ -101,7 +101,7 @@ class ReachedOffsets:
         threading.Thread(target=self._server.serve_forever, name="reached offsets", daemon=True).start()
 
     def expect(self, tasks: int) -> list[ReportTo]:
-        """A batch begins, with so many tasks. What was reported before is forgotten, and is not taken any more."""
+        """Begin a batch of this many tasks. Earlier reports are dropped, and late ones are refused."""
         host, port = self._address
         with self._lock:
             first, self._next_task = self._next_task, self._next_task + tasks
@@ -168,7 +168,7 @@ class _Attempt(socketserver.StreamRequestHandler):
         server = self.server
         assert isinstance(server, _ReportServer)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, InvalidOffsets):
-            # A stranger that says nothing is not waited for; a task may read for hours.
+            # Only a task may be silent, for hours while it reads: a connection has to begin with the token soon.
             self.connection.settimeout(ANSWER_S_MAX)
             attempt = server.reached.on_begin(json.loads(self.rfile.readline(1024)))
             if attempt is None:

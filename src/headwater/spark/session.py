@@ -150,7 +150,7 @@ def _looks_for_headwater() -> Callable[[int], tuple[str, str | None]]:
         from importlib import import_module
 
         try:
-            import_module("headwater.spark.task_read")
+            import_module("headwater.landing.tasks")
         except ImportError as error:
             return sys.executable, str(error)
         return sys.executable, None

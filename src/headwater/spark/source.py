@@ -22,30 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -64,18 +45,13 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     TimestampType,
-    VariantType,
 )
 
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.errors import InvalidInput, InvalidOffsets
-from headwater.phrases import did_you_mean
-from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.bucket_watch import BucketWatch
-from headwater.spark.conditions import Conditions
-from headwater.spark.planning import (
+from headwater.landing.bucket_watch import BucketWatch, PlannedBucket
+from headwater.landing.planning import (
     NOWHERE,
     StreamPlans,
     Survey,
@@ -85,10 +61,25 @@ from headwater.spark.planning import (
     plan_read,
     rows_of_bytes,
 )
+from headwater.landing.source_options import DOCUMENT_COLUMNS, Conditions, Mode, SourceOptions, ValueForm
+from headwater.phrases import did_you_mean
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.query_errors import in_one_sentence
 from headwater.spark.reached_offsets import ReachedOffsets, ReportTo
-from headwater.spark.selection_watch import PlannedBucket
-from headwater.spark.source_options import DOCUMENT_COLUMNS, Mode, SourceOptions, ValueForm
+from headwater.spark.versions import (
+    HAS_FILTERS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    VariantType,
+    to_arrow_schema,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 # --- the columns that Spark sees --------------------------------------------------------------------------------------
 #
@@ -135,7 +126,7 @@ def spark_schema(options: SourceOptions) -> StructType:
             hint = did_you_mean(nearest[0]) if nearest else f"There are {', '.join(by_name)}"
             raise InvalidInput(f"the dcp source has no column {name!r} with these options", hint=hint)
         if name in options.columns[:position]:
-            raise InvalidInput(f"the column {name!r} is asked for twice", hint="Name each column once")
+            raise InvalidInput(f"the column {name!r} is requested twice", hint="Name each column once")
     return StructType([by_name[name] for name in options.columns] or fields)
 
 
@@ -161,7 +152,7 @@ class DcpDataSource(DataSource):
     @in_one_sentence()
     def schema(self) -> StructType:
         if self._checked.mode is Mode.DOCUMENTS:
-            from headwater.spark.document_rows import inferred_schema
+            from headwater.spark.rows import inferred_schema
 
             return inferred_schema(self._checked)
         return spark_schema(self._checked)
@@ -179,15 +170,13 @@ class DcpDataSource(DataSource):
     @in_one_sentence()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
         if self._checked.mode is Mode.DOCUMENTS:
-            raise InvalidInput(
-                "a stream has changes, not documents", hint="Leave out the option mode, or use spark.read"
-            )
+            raise InvalidInput("a stream has changes, not documents", hint="Omit the option mode, or use spark.read")
         return DcpStreamReader(self._options_for(schema), schema)
 
     def _options_for(self, schema: StructType) -> SourceOptions:
         """With the columns of the schema, where the user gave one."""
         if self._checked.mode is Mode.DOCUMENTS:
-            from headwater.spark.document_rows import typed_columns_of
+            from headwater.spark.rows import typed_columns_of
 
             typed_columns_of(schema)
             read = replace(self._checked.read, no_value={*schema.names} <= {*DOCUMENT_COLUMNS} - {"document"})
@@ -200,7 +189,7 @@ class DcpDataSource(DataSource):
                 raise InvalidInput(
                     f"the column {given.name} is a {known.dataType.simpleString()}, and the schema has it as"
                     f" {given.dataType.simpleString()}",
-                    hint="Give the types of the source, or leave the schema out and cast",
+                    hint="Use the types of the source, or omit the schema and cast",
                 )
         return options
 
@@ -248,18 +237,18 @@ class _DcpReader:
 
     def _rows(self, partition: InputPartition, *, fails_on_rollback: bool) -> Iterator[pa.RecordBatch]:
         # Here and not above: a planner is a process of its own, which is new for every query, and reads nothing.
-        from headwater.spark.executors import keep_loaded
-        from headwater.spark.task_read import ShareReading, SparkRows
+        from headwater.landing.tasks import ShareReading
+        from headwater.spark.executors import keep_loaded, use_shipped_kernels
+        from headwater.spark.rows import DocumentRows, SparkRows
 
         assert isinstance(partition, DcpPartition)
+        use_shipped_kernels()
         with in_one_sentence():
             if self._options.mode is Mode.DOCUMENTS:
-                from headwater.spark.document_rows import DocumentRows
-
                 yield from DocumentRows(self._options, self._spark_schema).read(partition.ranges, partition.bucket)
                 keep_loaded("documents")
                 return
-            rows = SparkRows(self._options, to_arrow_schema(self._spark_schema, timezone="UTC"))
+            rows = SparkRows(self._options, to_arrow_schema(self._spark_schema))
             reading = ShareReading(
                 options=self._options,
                 bucket=partition.bucket,
@@ -309,14 +298,18 @@ class DcpFilteringReader(DcpBatchReader):
 
 
 _FILTERING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
-_OPERATORS: dict[type[Filter], str] = {
-    EqualTo: "=",
-    In: "IN",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-}
+_OPERATORS: dict[type[Filter], str] = (
+    {
+        datasource.EqualTo: "=",
+        datasource.In: "IN",
+        datasource.LessThan: "<",
+        datasource.LessThanOrEqual: "<=",
+        datasource.GreaterThan: ">",
+        datasource.GreaterThanOrEqual: ">=",
+    }
+    if HAS_FILTERS
+    else {}
+)
 
 
 def _condition(one: Any) -> Conditions | None:
@@ -324,7 +317,7 @@ def _condition(one: Any) -> Conditions | None:
     operator = _OPERATORS.get(type(one))
     if operator is None or len(one.attribute) != 1:
         return None
-    return Conditions.one(one.attribute[0], operator, one.value if isinstance(one, In) else [one.value])
+    return Conditions.one(one.attribute[0], operator, one.value if operator == "IN" else [one.value])
 
 
 class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -338,6 +331,8 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
         self._plans = StreamPlans()
         self._bucket: PlannedBucket | None = None
         """As the tasks of the newest batch saw it."""
+        self._began: Offsets | None = None
+        """Where the next batch begins, as far as it is known. PySpark before 4.2 does not say it."""
 
     # --- planning, in one process for the whole query -----------------------------------------------------------------
 
@@ -347,13 +342,20 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
 
         Spark does not keep this offset but asks again after a crash, when "now" would be later.
         """
-        if self._options.start is Start.NOW:
-            return _to_spark(Offsets(self._watch.bucket_uuid))
-        return _to_spark(self._beginning())
+        is_from_now = self._options.start is Start.NOW
+        self._began = Offsets(self._watch.bucket_uuid) if is_from_now else self._beginning()
+        return _to_spark(self._began)
 
     @in_one_sentence()
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        began = _from_spark(start)
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:  # noqa: N802
+        began = self._began if start is None else _from_spark(start)
+        if began is None:
+            # A query that goes on after a restart, with PySpark before 4.2. The first batch ends now, and says of no
+            # vbucket how it began: so it begins where the one before has ended, whatever that was.
+            ends = high_offsets(self._watch.bucket_uuid, self._watch.survey())
+            return _to_spark(
+                ends.updated({it: replace(at, snapshot_start=Seqno(0)) for it, at in ends.offsets.items()})
+            )
         began.check_bucket(self._watch.bucket_uuid)
         reached: dict[VBucketId, StreamOffset] = {}
         if self._reports is not None:
@@ -369,7 +371,7 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
             self._survey,
             reached,
             target=self._target,
-            rows_max=_rows_max(limit),
+            rows_max=self._rows_max(limit),
             row_share=self._watch.row_share.value,
         )
         return _to_spark(end)
@@ -385,6 +387,13 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
             return ReadMaxBytes(self._options.bytes_per_trigger_max)
         return ReadAllAvailable()
 
+    def _rows_max(self, limit: ReadLimit | None) -> int | None:
+        if limit is None:  # PySpark before 4.2 has none
+            return self._options.rows_per_trigger_max or rows_of_bytes(self._options.bytes_per_trigger_max)
+        if isinstance(limit, ReadMaxRows):
+            return limit.max_rows
+        return rows_of_bytes(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else None
+
     @in_one_sentence()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = {vbucket: status.high_seqno for vbucket, status in self._watch.survey().items()}
@@ -392,6 +401,7 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
     @in_one_sentence()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         began, ends = _from_spark(start), _from_spark(end)
+        self._began = ends
         is_repeated = not self._plans.is_planned_here(ends)
         starts = began if is_repeated else self._plans.starts(began)
         ranges = self._plans.ranges(began, ends, lambda: self._watch.survey(began))
@@ -418,12 +428,6 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
         return self._rows(partition, fails_on_rollback=False)
 
 
-def _rows_max(limit: ReadLimit) -> int | None:
-    if isinstance(limit, ReadMaxRows):
-        return limit.max_rows
-    return rows_of_bytes(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else None
-
-
 def _to_spark(offsets: Offsets) -> dict[str, Any]:
     """Spark compares offsets as text: the same offset must always be the same text."""
     members: dict[str, Any] = json.loads(offsets.to_json())
@@ -444,23 +448,22 @@ OnLag = Callable[[str, int], None]
 """Gets the name or id of a query, and its lag in seqnos."""
 
 
-def lag_seqnos(latest: str | None, end: str | None) -> int | None:
-    """The lag between two offsets as Spark reports them; None where one of them is missing or no offset of ours."""
+def progress_lag(progress: Any) -> int | None:
+    """The lag of a query with one `dcp` source, in seqnos; None where its progress has no offsets of ours.
+
+    `progress` is Spark's object, or the same as a dictionary.
+    """
+    reported = progress if isinstance(progress, dict) else json.loads(progress.json)
+    source = (reported.get("sources") or [{}])[0]
+    offsets = (source.get("latestOffset"), source.get("endOffset"))
     try:
-        newest, reached = (Offsets.from_json(text) for text in (latest or "", end or ""))
+        newest, reached = (Offsets.from_json(at if isinstance(at, str) else json.dumps(at)) for at in offsets)
     except InvalidOffsets:
         return None
     return sum(
         max(0, offset.seqno - (reached[vbucket].seqno if vbucket in reached else 0))
         for vbucket, offset in newest.offsets.items()
     )
-
-
-def progress_lag(progress: Any) -> int | None:
-    """The lag of a query's progress, with one `dcp` source. Takes Spark's object, or the same as a dictionary."""
-    reported = progress if isinstance(progress, dict) else json.loads(progress.json)
-    source = (reported.get("sources") or [{}])[0]
-    return lag_seqnos(_text(source.get("latestOffset")), _text(source.get("endOffset")))
 
 
 class LagListener(StreamingQueryListener):
@@ -482,7 +485,3 @@ class LagListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """The last report stays."""
-
-
-def _text(offset: Any) -> str | None:
-    return offset if offset is None or isinstance(offset, str) else json.dumps(offset)

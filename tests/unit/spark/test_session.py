@@ -49,43 +49,34 @@ def test_every_error_of_ours_is_found(name: str) -> None:
     assert str(found) == SENTENCE
 
 
-def test_an_error_that_this_version_does_not_know() -> None:
-    found = query_error(RuntimeError(WRAPPED.format(name="OfTheFuture", sentence=SENTENCE)))
-    assert type(found) is HeadwaterError
-    assert str(found) == SENTENCE
+@each(
+    ("text", "kind", "sentence"),
+    [
+        (WRAPPED.format(name="OfTheFuture", sentence=SENTENCE), HeadwaterError, SENTENCE),
+        (WRAPPED.format(name="STATUS_ERRORS", sentence=SENTENCE), HeadwaterError, SENTENCE),
+        (
+            "pyspark.errors.exceptions.base.PySparkRuntimeError: headwater.errors.AuthenticationFailed: no. Check it",
+            AuthenticationFailed,
+            "no. Check it",
+        ),
+        (
+            "Job aborted due to stage failure\n\tat org.apache.spark",
+            QueryFailed,
+            "the query failed: Job aborted due to stage failure. See Spark's log for details",
+        ),
+        ("x" * 10_000, QueryFailed, f"the query failed: {'x' * 500}. See Spark's log for details"),
+        ("", QueryFailed, "the query failed: . See Spark's log for details"),
+    ],
+)
+def test_other_errors_of_spark(text: str, kind: type[HeadwaterError], sentence: str) -> None:
+    found = query_error(RuntimeError(text))
+    assert (type(found), str(found)) == (kind, sentence)
 
 
-def test_a_name_that_is_no_error() -> None:
-    found = query_error(RuntimeError(WRAPPED.format(name="STATUS_ERRORS", sentence=SENTENCE)))
-    assert isinstance(found, HeadwaterError)
-    assert str(found) == SENTENCE
-
-
-def test_an_error_of_spark() -> None:
-    found = query_error(RuntimeError("Job aborted due to stage failure\n\tat org.apache.spark"))
-    assert isinstance(found, QueryFailed)
-    assert str(found) == "the query failed: Job aborted due to stage failure. Spark's log has the rest of it"
-
-
-def test_a_long_one_is_cut() -> None:
-    assert len(str(query_error(RuntimeError("x" * 10_000)))) < 1000
-
-
-def test_one_that_says_nothing() -> None:
-    assert isinstance(query_error(RuntimeError()), QueryFailed)
-
-
-def test_one_of_ours_that_is_not_wrapped() -> None:
+def test_an_error_of_ours_that_is_not_wrapped() -> None:
     """It may come from the driver itself."""
     error = LakeOutOfStep("out of step", hint="Do that")
     assert query_error(error) is error
-
-
-def test_a_text_with_a_module_before_it() -> None:
-    text = "pyspark.errors.exceptions.base.PySparkRuntimeError: headwater.errors.AuthenticationFailed: no. Check it"
-    found = query_error(RuntimeError(text))
-    assert isinstance(found, AuthenticationFailed)
-    assert str(found) == "no. Check it"
 
 
 # --- the Python of workers ----------------------------------------------------------------------------------------

@@ -17,15 +17,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
 
 from headwater.client.offsets import Offsets
-from headwater.client.options import names_keywords
 from headwater.client.read_options import Start
 from headwater.client.retries import Backoff
 from headwater.errors import (
@@ -36,6 +33,7 @@ from headwater.errors import (
     LakeUnreachable,
     NoConsistentCut,
     QueryFailed,
+    SparkEnded,
 )
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, first_documents, merge
 from headwater.lake.dead_files import (
@@ -49,41 +47,51 @@ from headwater.lake.dead_files import (
 )
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, TableCommit
 from headwater.lake.documents_merge import Merged
-from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings
-from headwater.lake.iceberg_documents import IcebergDocuments
+from headwater.lake.iceberg import IcebergChanges, IcebergDocuments, IcebergSettings
 from headwater.lake.lake import Lake
 from headwater.lake.location import lake_error
 from headwater.lake.set_aside import SHOWN_MAX, SetAside, set_aside_error
 from headwater.lake.transform import Transform
-from headwater.lake.upkeep import grow_groups, join_files, trim_changes
+from headwater.lake.upkeep import grow_groups, join_changes, switch_modes, trim_changes
+from headwater.landing.bucket_watch import BucketWatch, Cut
+from headwater.landing.freshness import Freshness, LandingLag, MergeClock
+from headwater.landing.planning import (
+    VBucketRange,
+    given_offsets,
+    high_offsets,
+    limit_ranges,
+    plan_ranges,
+    rows_of_bytes,
+)
+from headwater.landing.source_options import SourceOptions
+from headwater.landing.tasks import JobRunner, LandedShare, LandShare
 from headwater.log_fields import LogEvent, fields
+from headwater.options import suggest_keywords
 from headwater.phrases import counted
 from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.spark.bucket_watch import BucketWatch, Cut
-from headwater.spark.freshness import Freshness, LandingLag, MergeClock
-from headwater.spark.planning import VBucketRange, given_offsets, high_offsets, limit_ranges, plan_ranges, rows_of_bytes
-from headwater.spark.query_errors import query_error
-from headwater.spark.source_options import SourceOptions
-from headwater.spark.task_read import LandedShare, LandShare
 
 JOIN_BATCHES = 64
-"""After so many batches small files are joined. The logs say which there are."""
+"""Small files of `changes` are joined after this many batches."""
 TIDY_EVERY_S = 6 * 3600.0
-"""How often old changes are folded and old files deleted: that takes a look at all files. It is counted over all runs,
-so that runs which end soon do it as well."""
+"""How often old changes are folded and old files deleted, which looks at all files. The time is counted over all runs,
+so that short runs do it as well."""
 FAILURES_MAX = 5
-"""So many batches in a row may fail because a process of Spark died. The next such failure ends the landing."""
+"""This many batches in a row may fail because a process of Spark died. The next such failure ends the landing."""
 ROOM_WAIT_S_MAX = 120.0
-"""How long a landing that is to end waits for room on a full disk. One that goes on waits until there is some."""
+"""How long a landing without an interval waits for room on a full disk. One with an interval waits without a limit."""
 CUTS_MISSED_MAX = 5
-"""So many batches in a row may miss the moment that they were to be cut at. The next one ends the landing."""
+"""This many batches in a row may miss the moment that they are to be cut at. The next one ends the landing."""
+ADVICE = (
+    "merges of documents take more than half of the time, or later than --fresh allows; with --merge-on-read they cost "
+    "what has changed, and not what the files hold"
+)
 _RETRY_S_MIN, _RETRY_S_MAX = 1.0, 30.0
 _WAKE_S = 0.25
 
 logger = logging.getLogger(__name__)
 
 
-@names_keywords
+@suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep:
     """How long old things are kept, and how many bytes of them."""
@@ -117,7 +125,7 @@ class LandingStatus:
     rows: int | None
     """Rows that were ever landed in `changes`."""
     rollbacks: int | None
-    """Rollbacks of vbuckets that were ever landed."""
+    """Rollbacks of vbuckets landed, across all runs."""
     documents: int
     """Rows of all tables of documents."""
     tables: int
@@ -136,13 +144,15 @@ class LandingStatus:
     failure: str | None = None
     """What the last of them was, until a turn succeeds."""
     tables_set_aside: int = 0
-    """Tables with a fault of their own, which miss changes that the others have."""
+    """Tables that are set aside with a fault, and lack changes that the others have."""
     set_aside: tuple[SetAside, ...] = ()
     """The first of them."""
     live_bytes: int | None = None
     """Of the files that the tables have now; None before the first turn."""
     dead_bytes: int | None = None
     """Of files that are kept for earlier versions, or that no commit has named."""
+    advice: str | None = None
+    """What would help, where merges can't hold what `Freshness` asks for; from then on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,14 +175,6 @@ class LandedBatch:
     took_s: float
     """Without merging."""
     status: LandingStatus
-
-
-class JobRunner(Protocol):
-    """Runs tasks somewhere, gives their results in order, and can be stopped from another thread."""
-
-    def __call__(self, tasks: Sequence[Any]) -> list[Any]: ...
-
-    def cancel(self) -> None: ...
 
 
 class LandingLoop:
@@ -234,6 +236,7 @@ class LandingLoop:
         """Since when something waits to be merged; None where nothing does that this run has landed."""
         self._last_batch_s: float | None = None
         self._last_merge_s: float | None = None
+        self._advice: str | None = None
 
     # --- for other threads --------------------------------------------------------------------------------------------
 
@@ -242,11 +245,11 @@ class LandingLoop:
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """End it as soon as possible. A batch that is not committed by now has not happened."""
+        """Stop as soon as possible. A batch that is not committed yet is dropped."""
         self._stopping.set()
 
     def ask_for_merge(self) -> bool:
-        """Let what is pending be merged next, whatever `freshness` says. Returns whether anything is pending."""
+        """Merge what is pending next, whatever `Freshness` says. Returns whether anything is pending."""
         self._merge_is_asked = self._numbers.has_pending
         return self._merge_is_asked
 
@@ -277,6 +280,7 @@ class LandingLoop:
             set_aside=numbers.set_aside[:SHOWN_MAX],
             live_bytes=self._file_bytes[0],
             dead_bytes=self._file_bytes[1],
+            advice=self._advice,
         )
 
     def check_set_aside(self) -> None:
@@ -288,7 +292,7 @@ class LandingLoop:
 
     def run(self) -> None:
         """Land until everything is landed, or until it is stopped. Raises what ends it before, and `TablesSetAside` if
-        everything is landed but for some tables."""
+        everything but some tables is landed."""
         backoff = Backoff(delay_s_min=_RETRY_S_MIN, delay_s_max=_RETRY_S_MAX, random=lambda: 1.0)
         try:
             while not self._stopping.is_set():
@@ -328,14 +332,11 @@ class LandingLoop:
         """Return what has failed. Raises it unless the next attempt may do better: a worker or an executor of Spark
         died, the store did not answer, the disk is full, or another tool has rearranged a table meanwhile. Other errors
         of ours are final: what can wait has waited where it was raised."""
-        if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
-            raise QueryFailed(
-                "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may say why"
-            ) from error
+        if isinstance(error, SparkEnded):
+            raise error
         # In a lake that is gone anything may fail first.
         self._lake.changes.check_there()
-        is_of_spark = isinstance(error, PySparkException | Py4JError)
-        cause = query_error(error) if is_of_spark else lake_error(error, self._lake.location.uri)
+        cause = lake_error(error, self._lake.location.uri)
         if isinstance(self._failure, LakeFull) and not isinstance(cause, LakeFull):
             self._failures = 1
         if isinstance(cause, LakeFull):
@@ -350,7 +351,7 @@ class LandingLoop:
         return cause
 
     def _report_failure(self, cause: HeadwaterError, delay_s: float) -> None:
-        """Log what is retried. That the disk is full is logged once, however often it is tried."""
+        """Log the failure that is retried. A full disk is logged once, however often it is retried."""
         about = fields(event=LogEvent.BATCH_FAILED, duration_s=delay_s)
         if not isinstance(cause, LakeFull):
             self._doing = "retrying"
@@ -366,7 +367,7 @@ class LandingLoop:
         self._failure = cause
 
     def _reopen(self) -> None:
-        """After a failure nothing in memory counts: the tables do."""
+        """Open the tables again: after a failure they count, and nothing in memory does."""
         before = self._lake
         lake = Lake.open(
             before.location,
@@ -407,7 +408,7 @@ class LandingLoop:
             self._doing = "waiting"
 
     def _pause(self, seconds: float) -> None:
-        """Sleep, or end at once where it is stopped."""
+        """Sleep, or raise `_Stopped` as soon as the landing is stopped."""
         if self._stopping.wait(seconds):
             raise _Stopped
 
@@ -419,6 +420,7 @@ class LandingLoop:
         lake.refresh()
         if lake.try_set_aside():
             self._numbers = _TableNumbers.of(lake)
+        switch_modes(lake, self._jobs)
         self._keep_iceberg(lake)
         self._begin_at_start(lake)
         lake.step("plan")
@@ -560,10 +562,14 @@ class LandingLoop:
             return 0
         self._doing, began_s = "merging", time.monotonic()
         self._merge_is_asked = False
+        waited_s = 0.0 if self._waiting_since_s is None else began_s - self._waiting_since_s
         merges = merge(self._lake, self._jobs, written)
         self._waiting_since_s = None
         ended_s = time.monotonic()
-        self._clock.on_merged(began_s=began_s, ended_s=ended_s)
+        self._clock.on_merged(began_s=began_s, ended_s=ended_s, waited_s=waited_s)
+        if self._clock.is_behind and self._advice is None and not self._lake.is_merged_on_read:
+            self._advice = ADVICE
+            logger.warning("%s", ADVICE, extra=fields(event=LogEvent.MERGES_SLOW))
         self._failures, self._failure = 0, None
         self._last_merge_s = ended_s - began_s
         self._numbers = _TableNumbers.of(self._lake)
@@ -576,7 +582,7 @@ class LandingLoop:
             grow_groups(lake, self._jobs)
         if number % JOIN_BATCHES == JOIN_BATCHES - 1:
             self._doing = "tidying up"
-            join_files(lake, self._jobs)
+            join_changes(lake, self._jobs)
         if time.time() - lake.state.tidied_s < TIDY_EVERY_S:
             return
         self._doing = "tidying up"
@@ -650,7 +656,7 @@ class _TableNumbers:
         )
 
 
-_OF_LIBRARIES = (PySparkException, Py4JError, OSError, MemoryError, DeltaError, pa.ArrowException)
+_OF_LIBRARIES = (OSError, MemoryError, DeltaError, pa.ArrowException)
 """What is said in our own words. Any other error is a fault of ours, and ends the landing with its traceback."""
 
 

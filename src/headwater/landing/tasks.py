@@ -1,5 +1,10 @@
-"""What a task reads: a few vbuckets, each to the end of the snapshot that holds its planned end. Nothing is cut off,
-but for landings that ask for it, with all versions (`--consistent`).
+"""The tasks of a landing: where they run, and what one reads.
+
+A *runner* runs tasks. `headwater.spark.executors.SparkRunner` runs them on the executors of Spark, `LocalRunner` in
+threads here: it needs no Java and starts at once, for a laptop, a cron job or CI.
+
+A task reads a few vbuckets, each to the end of the snapshot that holds its planned end. Nothing is cut off, but for
+landings that ask for it, with all versions (`--consistent`).
 
 Between the plan and the read anything may happen, and none of it fails the task:
 
@@ -17,8 +22,12 @@ When all is read, `reached` has the offset of every vbucket, which is where the 
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from collections.abc import Collection, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -26,25 +35,122 @@ import pyarrow.compute as pc
 
 from headwater.client import asyncio_client, blocking_client
 from headwater.client.batches import OPS
-from headwater.client.bootstrap import BucketView
+from headwater.client.bootstrap import BucketView, ClientEnvironment
 from headwater.client.changes import split_keys
-from headwater.client.environment import ClientEnvironment
 from headwater.client.offsets import Offsets
 from headwater.client.settings import ClientSettings
-from headwater.errors import NoConsistentCut, ReadRolledBack, UnknownCollection, UnknownScope
+from headwater.errors import NoConsistentCut, QueryFailed, ReadRolledBack, UnknownCollection, UnknownScope
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.documents_merge import FirstDocuments, Merged
-from headwater.lake.layout import split_texts
+from headwater.lake.lake import Task, TaskOutcome, remove_outputs, results, run_task
 from headwater.lake.transform import Transform
+from headwater.landing.bucket_watch import Filtering, PlannedBucket
+from headwater.landing.planning import VBucketRange
+from headwater.landing.source_options import TEXT_COLUMNS, Conditions, SourceOptions, may_be_escaped
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.protocol.values import Datatype
-from headwater.spark.conditions import TEXT_COLUMNS, Conditions, may_be_escaped
-from headwater.spark.executors import use_shipped_kernels
-from headwater.spark.planning import VBucketRange
-from headwater.spark.selection_watch import Filtering, PlannedBucket
-from headwater.spark.source_options import SourceOptions, ValueForm
-from headwater.spark.variants import parse_variants
+
+THREADS_MAX = 8
+"""More tasks at a time would wait for the interpreter, and each holds memory."""
+
+
+class JobRunner(Protocol):
+    """Runs tasks somewhere and returns their results in order. Another thread may cancel it."""
+
+    def __call__(self, tasks: Sequence[Any]) -> list[Any]: ...
+
+    def cancel(self) -> None: ...
+
+
+class LocalRunner:
+    """Runs tasks in threads of this process, one for each processor: kernels, Arrow and sockets release the
+    interpreter. A program that ends does not wait for its threads."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or min(THREADS_MAX, len(os.sched_getaffinity(0)))
+        self._job: _Job | None = None
+
+    def __call__(self, tasks: Sequence[Task]) -> list[Any]:
+        self._job = job = _Job(tasks)
+        for _ in range(min(self._threads, len(tasks))):
+            threading.Thread(target=job.work, name="headwater-task", daemon=True).start()
+        return results(job.outcomes())
+
+    def cancel(self) -> None:
+        """Cancel the job that runs, if there is one. Tasks that read stop at their next batch; no result is used."""
+        if (job := self._job) is not None:
+            job.cancel()
+
+
+_JOB: ContextVar[_Job | None] = ContextVar("job", default=None)
+
+
+def check_cancelled() -> None:
+    """Raise if the job of this task was cancelled. Tasks call it between batches."""
+    if (job := _JOB.get()) is not None and job.is_cancelled():
+        raise _cancelled()
+
+
+def _cancelled() -> QueryFailed:
+    return QueryFailed("the landing was stopped", hint="Start again: it resumes from here")
+
+
+class _Job:
+    """Tasks that run together. If one fails, those that have not begun are skipped."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+        self._begun = 0
+        self._ended: dict[int, TaskOutcome] = {}
+        self._has_failed = False
+        self._cancelled = threading.Event()
+        self._changed = threading.Condition()
+
+    def work(self) -> None:
+        """Run one task after the other, in a thread of the pool."""
+        _JOB.set(self)
+        while True:
+            with self._changed:
+                if self._has_failed or self.is_cancelled() or self._begun == len(self._tasks):
+                    return
+                number = self._begun
+                self._begun += 1
+            try:
+                outcome = run_task(self._tasks[number])
+            except BaseException:
+                self.cancel()  # otherwise the caller would wait for this task forever
+                raise
+            with self._changed:
+                self._ended[number] = outcome
+                self._has_failed |= outcome.failure is not None
+                self._changed.notify_all()
+                if self.is_cancelled():
+                    remove_outputs(outcome.outputs)
+
+    def outcomes(self) -> list[TaskOutcome]:
+        """Wait for the tasks. Raises at once if the job is cancelled; the tasks then remove their files themselves."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_cancelled() or len(self._ended) == self._wanted)
+            if self.is_cancelled():
+                for outcome in self._ended.values():
+                    remove_outputs(outcome.outputs)
+                raise _cancelled()
+            return [outcome for _, outcome in sorted(self._ended.items())]
+
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    @property
+    def _wanted(self) -> int:
+        return self._begun if self._has_failed else len(self._tasks)
+
+    def cancel(self) -> None:
+        with self._changed:
+            self._cancelled.set()
+            self._changed.notify_all()
+
+
+# --- what a task reads ------------------------------------------------------------------------------------------------
 
 _ROLLBACK = OPS.index("rollback")
 
@@ -70,7 +176,6 @@ class ShareReading:
         if not self.ranges:
             return
         self.reached = {it.vbucket: it.start for it in self.ranges}
-        use_shipped_kernels()
         if self.bucket.filtering is Filtering.NOTHING_LEFT:
             yield from self._pass_over()
         else:
@@ -141,6 +246,7 @@ class ShareReading:
             batches = client.read(options)
             try:
                 for batch in batches:
+                    check_cancelled()
                     if self.fails_on_rollback:
                         _check_no_rollback(batch)
                     kept = rows_meeting(_wanted(batch, bucket), self.options.where)
@@ -252,49 +358,3 @@ class LandedShare:
     """Of the first batch: documents that need not be merged any more."""
     missed: str | None = None
     """Why the share could not be cut where it was planned to be."""
-
-
-# --- the batches of the client as the columns that Spark sees (`source.spark_schema`) ---------------------------------
-
-
-class SparkRows:
-    """Turns the client's batches into what Spark expects, which is one schema exactly."""
-
-    def __init__(self, options: SourceOptions, arrow_schema: pa.Schema) -> None:
-        self._value_form = options.value_form
-        self._schema = arrow_schema
-
-    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns: dict[str, pa.Array] = {}
-        if self._has("key", "key_bytes"):
-            columns["key"], columns["key_bytes"] = split_keys(batch.column("key"))
-        if self._value_form is not ValueForm.BINARY and self._has("value", "value_bytes"):
-            columns["value"], columns["value_bytes"] = self._values(batch)
-        return pa.RecordBatch.from_arrays(
-            [
-                columns[field.name] if field.name in columns else _as_type(batch.column(field.name), field.type)
-                for field in self._schema
-            ],
-            schema=self._schema,
-        )
-
-    def _has(self, *names: str) -> bool:
-        return any(name in self._schema.names for name in names)
-
-    def _values(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
-        """The values that have the wanted form, and the bytes of those that don't."""
-        values = batch.column("value")
-        if self._value_form is ValueForm.STRING:
-            return split_texts(values)
-        is_json = pc.not_equal(pc.bit_wise_and(batch.column("datatype"), int(Datatype.JSON)), 0)
-        return parse_variants(values, is_json)
-
-
-def _as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    if column.type == wanted:
-        return column
-    if pa.types.is_dictionary(column.type):
-        return column.dictionary_decode()
-    if pa.types.is_uint64(column.type):
-        return column.view(wanted)
-    return column.cast(wanted)

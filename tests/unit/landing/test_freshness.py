@@ -11,11 +11,11 @@ import pytest
 
 from headwater.client.offsets import Offsets
 from headwater.client.survey import VBucketStatus
+from headwater.landing.freshness import _SURVEYS_MAX, Freshness, LandingLag, MergeClock
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.freshness import _SURVEYS_MAX, Freshness, LandingLag, MergeClock
-from headwater.spark.source import LagListener, lag_seqnos, progress_lag
+from headwater.spark.source import LagListener, progress_lag
 from support.cases import each
 
 
@@ -87,12 +87,8 @@ def survey(lag: LandingLag, at_s: float, *seqnos: int, branch: int = 1) -> None:
     )
 
 
-def test_nothing_is_known_at_first() -> None:
-    lag = LandingLag(places(), as_of_s=None)
-    assert (lag.seqnos, lag.seconds(100)) == (None, None)
-
-
 def test_what_the_tables_say_holds_until_more_is_known() -> None:
+    assert (LandingLag(places(), as_of_s=None).seqnos, LandingLag(places(), as_of_s=None).seconds(100)) == (None, None)
     lag = LandingLag(places(5), as_of_s=40)
     assert (lag.seqnos, lag.seconds(100)) == (None, 60)
     survey(lag, 100, 8)
@@ -100,6 +96,8 @@ def test_what_the_tables_say_holds_until_more_is_known() -> None:
     survey(lag, 110, 8)
     lag.on_offsets(places(8))
     assert (lag.seqnos, lag.seconds(111)) == (0, 1)
+    survey(lag, 120, 8, 7)
+    assert lag.seqnos == 7, "a vbucket that is not in the tables counts in full"
 
 
 def test_the_lag_in_seconds_is_the_age_of_the_newest_survey_that_is_held() -> None:
@@ -108,43 +106,20 @@ def test_the_lag_in_seconds_is_the_age_of_the_newest_survey_that_is_held() -> No
         survey(lag, second, second * 10, 0)
     lag.on_offsets(places(45, 0))
     assert (lag.seqnos, lag.seconds(9)) == (45, 5), "what was written before 4 is in the tables"
-
-
-def test_seqnos_are_counted_between_surveys() -> None:
-    lag = LandingLag(places(5), as_of_s=0)
-    survey(lag, 1, 5)
-    lag.on_high_seqnos({VBucketId(0): Seqno(9)})
-    assert (lag.seqnos, lag.seconds(11)) == (4, 10), "a look at the seqnos alone says nothing of branches"
+    lag.on_high_seqnos({VBucketId(0): Seqno(99)})
+    assert (lag.seqnos, lag.seconds(9)) == (54, 5), "a look at the seqnos alone says nothing of branches"
+    lag.on_unreachable()
+    assert (lag.seqnos, lag.seconds(31)) == (None, 27), "what is held is still held"
 
 
 def test_the_same_seqnos_on_another_branch_are_other_changes() -> None:
     """A failover to 900, and writes to 950 since: the tables, at 1000 of the dead branch, have none of them."""
     lag = LandingLag(places(1000), as_of_s=0)
-    survey(lag, 1, 950, branch=2)
+    survey(lag, 1, 1500)
+    survey(lag, 2, 950, branch=2)
     assert (lag.seqnos, lag.seconds(11)) == (None, 11)
     lag.on_offsets(places(950, branch=2))
-    assert (lag.seqnos, lag.seconds(11)) == (0, 10)
-
-
-def test_a_branch_that_is_dead_does_not_count_for_ever() -> None:
-    lag = LandingLag(places(10), as_of_s=0)
-    survey(lag, 1, 50)
-    survey(lag, 2, 20, branch=2)
-    lag.on_offsets(places(20, branch=2))
-    assert (lag.seqnos, lag.seconds(3)) == (0, 1)
-
-
-def test_a_vbucket_that_is_not_in_the_tables_counts_in_full() -> None:
-    lag = LandingLag(places(5), as_of_s=0)
-    survey(lag, 1, 5, 7)
-    assert lag.seqnos == 7
-
-
-def test_a_bucket_that_can_not_be_asked_has_no_lag_that_is_known() -> None:
-    lag = LandingLag(places(5), as_of_s=0)
-    survey(lag, 1, 5)
-    lag.on_unreachable()
-    assert (lag.seqnos, lag.seconds(31)) == (None, 30), "what is held is still held"
+    assert (lag.seqnos, lag.seconds(11)) == (0, 9), "what the dead branch had does not count for ever"
 
 
 def test_tables_that_have_lost_something_are_as_old_as_what_they_still_lack() -> None:
@@ -185,6 +160,7 @@ def offsets(*seqnos: int) -> str:
         (offsets(10, 20), offsets(12, 18), 2),
         (offsets(10, 20), offsets(10), 20),
         (offsets(), offsets(5), 0),
+        (None, None, None),
         (None, offsets(1), None),
         (offsets(1), None, None),
         ('{"logOffset":3}', offsets(1), None),
@@ -192,23 +168,20 @@ def offsets(*seqnos: int) -> str:
     ],
 )
 def test_the_lag_between_two_offsets(latest: str | None, end: str | None, lag: int | None) -> None:
-    assert lag_seqnos(latest, end) == lag
+    reported = progress(latest, end)
+    assert progress_lag(reported) == lag
+    assert progress_lag(SimpleNamespace(json=json.dumps(reported))) == lag
+    if lag is not None:
+        assert progress_lag(progress(json.loads(latest or ""), json.loads(end or ""))) == lag
+
+
+@each("reported", [{}, {"sources": []}, {"sources": [{}]}])
+def test_a_progress_that_says_nothing(reported: dict[str, Any]) -> None:
+    assert progress_lag(reported) is None
 
 
 def progress(latest: Any, end: Any) -> dict[str, Any]:
     return {"name": None, "id": "the-id", "sources": [{"latestOffset": latest, "endOffset": end}]}
-
-
-@pytest.mark.parametrize("form", [lambda text: text, json.loads], ids=["text", "object"])
-def test_the_lag_of_a_progress(form: Any) -> None:
-    reported = progress(form(offsets(10)), form(offsets(4)))
-    assert progress_lag(reported) == 6
-    assert progress_lag(SimpleNamespace(json=json.dumps(reported))) == 6
-
-
-@pytest.mark.parametrize("reported", [{}, {"sources": []}, {"sources": [{}]}, progress(None, None)])
-def test_a_progress_that_says_nothing(reported: dict[str, Any]) -> None:
-    assert progress_lag(reported) is None
 
 
 @pytest.mark.parametrize(("name", "shown"), [("mine", "mine"), (None, "the-id")])
@@ -219,3 +192,20 @@ def test_the_listener(name: str | None, shown: str) -> None:
         event: Any = SimpleNamespace(progress=SimpleNamespace(json=json.dumps(reported), name=name, id="the-id"))
         listener.onQueryProgress(event)
     assert heard == [(shown, 6)]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "rest_s", "waited_s", "is_behind"),
+    [(2, 3, 1, False), (3, 2, 1, True), (1, 30, 59.5, False), (1, 30, 80, True)],
+)
+def test_merges_that_take_most_of_the_time_or_come_late_are_noticed(
+    took_s: float, rest_s: float, waited_s: float, is_behind: bool
+) -> None:
+    merging = MergeClock(Freshness())
+    for turn in range(4):
+        began_s = turn * (took_s + rest_s)
+        assert not merging.is_behind, "a few may be so"
+        merging.on_merged(began_s=began_s, ended_s=began_s + took_s, waited_s=waited_s if turn else 0)
+    assert merging.is_behind == is_behind
+    merging.on_merged(began_s=10_000, ended_s=10_001, waited_s=1)
+    assert not merging.is_behind

@@ -1,4 +1,6 @@
-"""`mode=documents`: the live documents of a bucket, one row each, with their fields as typed columns.
+"""The client's batches as the rows that Spark sees: changes, or documents with `mode=documents`.
+
+Documents are the live documents of a bucket, one row each, with their fields as typed columns.
 
 DCP sends changes. A key comes once a snapshot, but a vbucket may come in several snapshots, and what is removed comes
 as a deletion. So a task holds the changes of a vbucket until all of them are there, keeps the newest of each key, and
@@ -18,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from headwater.client.batches import OPS
@@ -27,13 +29,15 @@ from headwater.client.changes import split_keys
 from headwater.client.read_options import End
 from headwater.errors import InvalidInput
 from headwater.lake.change_files import COLLECTION_GONE_OPS
-from headwater.lake.layout import split_values
+from headwater.lake.layout import split_texts, split_values
 from headwater.lake.typed_columns import TypedColumns
-from headwater.spark.conditions import Conditions
-from headwater.spark.planning import VBucketRange
-from headwater.spark.selection_watch import PlannedBucket
-from headwater.spark.source_options import DOCUMENT_COLUMNS, SourceOptions
-from headwater.spark.task_read import ShareReading, rows_meeting
+from headwater.landing.bucket_watch import PlannedBucket
+from headwater.landing.planning import VBucketRange
+from headwater.landing.source_options import DOCUMENT_COLUMNS, Conditions, SourceOptions, ValueForm
+from headwater.landing.tasks import ShareReading, rows_meeting
+from headwater.protocol.values import Datatype
+from headwater.spark.variants import parse_variants
+from headwater.spark.versions import to_arrow_schema
 
 HELD_CHANGES_MAX = 100_000
 """So many changes are read before the first documents of them are handed out; those of one vbucket at least."""
@@ -55,8 +59,8 @@ def inferred_schema(options: SourceOptions) -> StructType:
     for name in options.columns:
         if name not in fields:
             raise InvalidInput(
-                f"no document that was looked at has a field {name!r}",
-                hint="Check its name, or give a schema, which says of what type it is",
+                f"none of the sampled documents has a field {name!r}",
+                hint="Check its name, or give a schema with its type",
             )
     return StructType([fields[name] for name in options.columns] or [*fields.values()])
 
@@ -90,7 +94,7 @@ def typed_columns_of(schema: StructType) -> TypedColumns | None:
         if field.name in DOCUMENT_COLUMNS and field.dataType != StringType():
             raise InvalidInput(
                 f"the column {field.name} is a string, and the schema has it as {field.dataType.simpleString()}",
-                hint="Give it as STRING. A field of the documents that has this name can be read from `document`",
+                hint="Use STRING. To read a field of the documents with this name, use `document`",
             )
     ddl = ", ".join(
         f"`{field.name.replace('`', '``')}` {field.dataType.simpleString()}"
@@ -105,7 +109,7 @@ class DocumentRows:
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = to_arrow_schema(schema)
         self._typed = typed_columns_of(schema)
 
     def read(self, ranges: Sequence[VBucketRange], bucket: PlannedBucket) -> Iterator[pa.RecordBatch]:
@@ -165,3 +169,49 @@ def live_documents(changes: pa.Table) -> pa.Table:
         )
         found = found.filter(pc.invert(is_gone))
     return found
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+class SparkRows:
+    """Turns the client's batches into what Spark expects, which is one schema exactly."""
+
+    def __init__(self, options: SourceOptions, arrow_schema: pa.Schema) -> None:
+        self._value_form = options.value_form
+        self._schema = arrow_schema
+
+    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns: dict[str, pa.Array] = {}
+        if self._has("key", "key_bytes"):
+            columns["key"], columns["key_bytes"] = split_keys(batch.column("key"))
+        if self._value_form is not ValueForm.BINARY and self._has("value", "value_bytes"):
+            columns["value"], columns["value_bytes"] = self._values(batch)
+        return pa.RecordBatch.from_arrays(
+            [
+                columns[field.name] if field.name in columns else _as_type(batch.column(field.name), field.type)
+                for field in self._schema
+            ],
+            schema=self._schema,
+        )
+
+    def _has(self, *names: str) -> bool:
+        return any(name in self._schema.names for name in names)
+
+    def _values(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+        """The values that have the wanted form, and the bytes of those that don't."""
+        values = batch.column("value")
+        if self._value_form is ValueForm.STRING:
+            return split_texts(values)
+        is_json = pc.not_equal(pc.bit_wise_and(batch.column("datatype"), int(Datatype.JSON)), 0)
+        return parse_variants(values, is_json)
+
+
+def _as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if column.type == wanted:
+        return column
+    if pa.types.is_dictionary(column.type):
+        return column.dictionary_decode()
+    if pa.types.is_uint64(column.type):
+        return column.view(wanted)
+    return column.cast(wanted)

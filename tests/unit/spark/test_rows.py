@@ -13,10 +13,10 @@ from pyspark.sql.types import VariantVal
 
 from headwater.client.batches import raw_schema
 from headwater.lake.layout import split_texts
+from headwater.landing.source_options import SourceOptions
 from headwater.protocol.values import Datatype
+from headwater.spark.rows import SparkRows
 from headwater.spark.source import spark_schema
-from headwater.spark.source_options import SourceOptions
-from headwater.spark.task_read import SparkRows
 
 BIG = 2**64 - 1
 

@@ -11,10 +11,10 @@ from headwater.client.cluster_map import ClusterMap
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions
 from headwater.errors import UnknownCollection, UnknownScope
+from headwater.landing.bucket_watch import Filtering, PlannedBucket, SeenCollection, SelectionWatch
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.selection_watch import Filtering, PlannedBucket, SeenCollection, SelectionWatch
 
 SHOP = Manifest().with_scope("shop")
 ORDERS = SHOP.with_collection("shop", "orders")

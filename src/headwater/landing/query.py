@@ -1,11 +1,11 @@
 """The landing pipeline: a bucket into Delta tables, batch by batch, exactly.
 
-`Landing` says what is landed where; `start` checks that it can work, makes the tables' directory, and returns a
-`LandingQuery`, which has the manners of Spark's StreamingQuery. The work itself is `landing_loop` on the driver,
-`task_read` and the lake on the executors. `headwater.spark.land` and the command line call this.
+`Landing` says what is landed where. `start` checks that it can work, makes the tables' directory, and returns a
+`LandingQuery`, which has the methods of Spark's StreamingQuery. `loop` does the work on the driver, `tasks` and the
+lake do it in the tasks. `headwater.landing.land` and the command line call this.
 
-The tables are the only memory: a run that died has either committed a batch or has not begun it, and the next run goes
-on from there. So nothing may be remembered beside them.
+The tables are the only memory: a run that died has either committed a batch or has not begun it, and the next run
+continues from there. So no state may be kept outside of them.
 """
 
 from __future__ import annotations
@@ -22,30 +22,25 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from headwater.client.blocking_bucket import Surveyor, bootstrap, look_at_bucket
 from headwater.client.collection_names import CollectionNames
-from headwater.client.options import parse_interval_s
 from headwater.errors import HeadwaterError, InvalidInput, LakeError, LakeFull, LakeGone, LakeUnreachable
-from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
+from headwater.lake.iceberg import IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake, LakeSettings, landed_selection
-from headwater.lake.lake_look import html_facts
+from headwater.lake.lake_look import LANDING_EVERY_S, LandingNote, html_facts, keep_landing
 from headwater.lake.layout import TableKind, groups_for
 from headwater.lake.location import OWN_FOLDER, Location
-from headwater.lake.notes import LANDING_EVERY_S, LandingNote, keep_landing
 from headwater.lake.set_aside import AsideTables
 from headwater.lake.table_state import Selection
-from headwater.lake.transform import TransformFunction
+from headwater.lake.transform import Transform
+from headwater.landing.bucket_watch import BucketWatch, SeenCollection
+from headwater.landing.freshness import Freshness
+from headwater.landing.loop import LandedBatch, LandingLoop, LandingStatus, Upkeep
+from headwater.landing.source_options import Mode, SourceOptions, ValueForm
+from headwater.landing.tasks import JobRunner
 from headwater.log_fields import LogEvent, fields
+from headwater.options import parse_interval_s
 from headwater.phrases import counted
-from headwater.spark.bucket_watch import BucketWatch
-from headwater.spark.executors import SparkRunner, prepare_workers, shippable
-from headwater.spark.freshness import Freshness
-from headwater.spark.landing_loop import JobRunner, LandedBatch, LandingLoop, LandingStatus, Upkeep
-from headwater.spark.selection_watch import SeenCollection
-from headwater.spark.session import hide_password
-from headwater.spark.source_options import Mode, SourceOptions, ValueForm
 
 LAG_EVERY_S = 1.0
 """How often the bucket is asked how far it is, for the lag."""
@@ -75,31 +70,36 @@ class Landing:
     """Into how many parts new tables are cut, and stay; None for as many as the documents need, now and later."""
     iceberg: IcebergSettings | None = None
     """Have `changes` and `documents` as Iceberg tables, too."""
-    transform: TransformFunction | None = None
+    transform: Transform | None = None
     """What all changes go through before they are written; see `headwater.lake.transform`."""
     consistent: bool = False
     """Every version of `documents` is a state that the bucket had. It takes a server that keeps history."""
 
     def prepare(self) -> Lake:
-        """Look at the bucket and make the tables' directory. Everything that can't work is found here, before anything
-        is made."""
+        """Check the bucket and the options, and make the tables' directory. If something can't work, this raises before
+        it makes anything."""
         options = SourceOptions.make(self.source)
         scopes, collections = options.read.scopes, options.read.collections
         if options.columns or options.where or options.mode is not Mode.CHANGES:
             raise InvalidInput(
                 "tables hold whole changes, and all of a collection",
-                hint="Leave out the options columns, where and mode",
+                hint="Omit the options columns, where and mode",
             )
         if options.value_form is not ValueForm.BINARY or options.read.no_value:
             raise InvalidInput(
-                "tables hold the values of the bucket as they are", hint="Leave out the options value and noValue"
+                "tables hold the values of the bucket as they are", hint="Omit the options value and noValue"
             )
         if self.consistent and (options.rows_per_trigger_max or options.bytes_per_trigger_max):
             raise InvalidInput(
                 "a batch that is cut at one moment has all vbuckets",
-                hint="Leave out the limit of a batch, or consistent",
+                hint="Omit the limit of a batch, or consistent",
             )
-        transform = None if self.transform is None else shippable(self.transform).name
+        if self.iceberg is not None and self.lake.merging.on_read:
+            raise InvalidInput(
+                "an Iceberg table has the very files of `documents`, and can't have their deletion vectors",
+                hint="Omit merge-on-read or the Iceberg catalog",
+            )
+        transform = None if self.transform is None else self.transform.name
         location = Location.of(self.into, self.storage_options)
         # Raises where the bucket is not there.
         bucket = bootstrap(options.settings).cluster_map
@@ -131,26 +131,18 @@ class Landing:
 
     def start(
         self,
-        spark: SparkSession,
+        runner: JobRunner,
         *,
         every: str | float | None = None,
         on_batch: OnBatch | None = None,
         lake: Lake | None = None,
     ) -> LandingQuery:
-        """Land what the bucket has now and end; with `every`, such as "5 seconds" or 5.0, go on until it is stopped.
+        """Land what the bucket has now and end; with `every`, such as "5 seconds" or 5.0, continue until it is stopped.
 
-        `lake` is what `prepare` has returned, for a caller that has something to do in between.
+        `lake` is what `prepare` returned, for a caller that does something in between.
         """
         every_s = parse_interval_s(every) if isinstance(every, str) else every
         lake = lake or self.prepare()
-        prepare_workers(spark)
-        hide_password(spark)
-        return self.run(SparkRunner(spark, f"headwater land {self.into}"), lake, every_s=every_s, on_batch=on_batch)
-
-    def run(
-        self, runner: JobRunner, lake: Lake, *, every_s: float | None = None, on_batch: OnBatch | None = None
-    ) -> LandingQuery:
-        """As `start`, with tasks that run anywhere, and with a lake that is prepared."""
         options = SourceOptions.make(self.source)
         options = replace(options, seen=(*options.seen, *_seen_collections(lake, options)))
         if self.consistent:
@@ -164,33 +156,32 @@ class Landing:
 
 
 def _check_same_options(lake: Lake, options: SourceOptions, groups: int | None) -> None:
-    """What was left out once is never landed, so it has to be left out for ever."""
+    """Raise if the options differ from those of the tables: what was left out once is never landed later."""
     where = lake.location.uri
     if groups is not None and lake.facts.groups != min(groups, lake.facts.vbuckets):
-        raise InvalidInput(
-            f"the tables in {where} have {lake.facts.groups} groups", hint="Leave the number of groups out"
-        )
+        raise InvalidInput(f"the tables in {where} have {lake.facts.groups} groups", hint="Omit the number of groups")
     if lake.facts.xattrs != options.read.xattrs:
         had = "with" if lake.facts.xattrs else "without"
         raise InvalidInput(f"the tables in {where} were made {had} extended attributes", hint="Use xattrs as before")
     before = landed_selection(lake)
     if before is not None and before != Selection.of(options.read.scopes, options.read.collections):
         raise InvalidInput(
-            f"the tables in {where} were landed with {before}", hint="Ask for the same, or land into another directory"
+            f"the tables in {where} were landed with {before}",
+            hint="Use the same setting, or land into another directory",
         )
 
 
 def _documents(options: SourceOptions) -> int:
-    """How many documents the bucket has, or 0 where the server does not count them, or can't be asked now: the landing
-    waits for nodes that are away, and the number of groups is not worth it."""
+    """How many documents the bucket has, or 0 if the server does not count them or does not answer: the landing itself
+    waits for nodes that are away, but the number of groups is not worth a wait."""
     with contextlib.suppress(HeadwaterError), Surveyor(options.settings) as surveyor:
         return surveyor.documents()
     return 0
 
 
 def _check_empty(into: Location) -> None:
-    """A directory that holds something else is most likely a mistake. What is left of the making of the first table,
-    if that was cut off, is not."""
+    """Raise if the directory holds something else, which is most likely a mistake. What an interrupted creation of the
+    first table has left is allowed."""
     others = [
         name
         for name in _names_in(into)
@@ -213,7 +204,7 @@ def _names_in(directory: Location) -> list[str]:
 
 
 def _seen_collections(lake: Lake, options: SourceOptions) -> list[SeenCollection]:
-    """What was asked for was there when the tables were made. What is not there any more has been dropped."""
+    """The collections that were there when the tables were made. One that is missing now has been dropped."""
     wanted = [SeenCollection(str(name)) for name in (*options.read.scopes, *options.read.collections)]
     return [*wanted, *(SeenCollection(name, id_) for id_, name in lake.state.collections.items())] if wanted else []
 
@@ -252,7 +243,7 @@ class LandingQuery:
             fresh=landing.fresh,
             upkeep=landing.upkeep,
             iceberg=landing.iceberg,
-            transform=None if landing.transform is None else shippable(landing.transform),
+            transform=landing.transform,
             grows=landing.groups is None,
             is_consistent=landing.consistent,
             on_landed=self._on_landed,
@@ -308,7 +299,7 @@ class LandingQuery:
         return self._thread.is_alive()
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802
-        """Wait for the end, for so many seconds at most. Returns whether it has ended; raises what ended it."""
+        """Wait for the end, at most `timeout` seconds. Returns whether the landing has ended; raises what ended it."""
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
@@ -317,8 +308,8 @@ class LandingQuery:
         return True
 
     def processAllAvailable(self) -> None:  # noqa: N802
-        """Wait until all that is in the bucket now is in all tables. Raises what ends it before, and `TablesSetAside`
-        if some tables can't be brought up to it."""
+        """Wait until everything that is in the bucket now is in all tables. Raises what ends the landing before that,
+        and `TablesSetAside` if some tables can't be updated."""
         asked_s = time.time()
         while not self.awaitTermination(_POLL_S):
             as_of_s = self._loop.lag.as_of_s
@@ -327,7 +318,7 @@ class LandingQuery:
                 return
 
     def stop(self) -> None:
-        """End it. A batch that is not committed by now has not happened. `on_batch` may call it."""
+        """Stop the landing. A batch that is not committed yet is dropped. `on_batch` may call this."""
         self._loop.stop()
         while self._thread.is_alive() and threading.current_thread() is not self._thread:
             # A job that is just being started may not be known yet to what cancels.
@@ -335,7 +326,7 @@ class LandingQuery:
             self._thread.join(_CANCEL_EVERY_S)
 
     def exception(self) -> BaseException | None:
-        """What has ended it; None if it runs, or has ended in order."""
+        """The error that ended the landing; None if it is running or has ended normally."""
         return self._failure
 
     @property
@@ -381,13 +372,13 @@ class LandingQuery:
             self._loop.run()
         except BaseException as error:
             self._failure = error
-        # A store that could not be reached for the tables would let us wait in vain once more. In a lake that is gone
-        # there is no place for it.
+        # A store that could not be reached for the tables would make us wait in vain once more, and a lake that is gone
+        # has no place for a note.
         if not isinstance(self._failure, LakeUnreachable | LakeGone):
             self._keep_note(is_running=False)
 
     def _keep_note(self, *, is_running: bool = True) -> None:
-        """Say beside the tables how it stands. A landing does not end because that fails."""
+        """Write the status beside the tables. The landing does not end if that fails."""
         with self._noting:
             if not self._note.is_running:
                 return
@@ -420,7 +411,7 @@ class LandingQuery:
             self._on_batch(landed)
 
     def _ask_for_lag(self) -> None:
-        """The lag is asked for independently of batches: one that never ends must show in it."""
+        """Ask for the lag independently of batches, so that it also shows a batch that never ends."""
         surveyor: Surveyor | None = None
         noted_s = float("-inf")
         while self._thread.is_alive() and not self._loop.is_stopping:

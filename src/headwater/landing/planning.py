@@ -89,6 +89,18 @@ def starting_point(offset: StreamOffset, status: VBucketStatus) -> StreamOffset:
     return replace(offset, snapshot_end=Seqno(furthest))
 
 
+def contradictions(offsets: Offsets, survey: Survey) -> list[VBucketId]:
+    """The vbuckets that end before an offset on their newest branch. A failover in the middle of a survey looks like
+    this, and so does a server that has lost its newest changes: a second survey shows which."""
+    return [
+        vbucket
+        for vbucket, status in survey.items()
+        if (offset := offsets.get(vbucket)) is not None
+        and offset.vbuuid == status.failover_log.newest.vbuuid
+        and offset.seqno > status.last_seqno
+    ]
+
+
 # --- what is new ------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Plans, case by case. `tests/property/test_spark_planning.py` holds them against a model."""
+"""Plans, case by case. `tests/property/test_landing_planning.py` holds them against a model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import pytest
 from headwater.client.offsets import Offsets
 from headwater.client.survey import VBucketStatus
 from headwater.errors import CheckpointAhead
-from headwater.protocol.failover_log import FailoverEntry, FailoverLog
-from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
-from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import (
+from headwater.landing.planning import (
     NOWHERE,
     ROWS_PER_PARTITION,
     RowShare,
@@ -22,6 +19,10 @@ from headwater.spark.planning import (
     plan_ranges,
     share_out,
 )
+from headwater.protocol.failover_log import FailoverEntry, FailoverLog
+from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
+from support.cases import each
 
 A, B = Vbuuid(0xA), Vbuuid(0xB)
 VBUCKET = VBucketId(0)
@@ -61,39 +62,29 @@ def wide(vbucket: int, rows: int) -> VBucketRange:
 # --- what there is to read ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("place", "now"),
+@each(
+    ("place", "now", "target", "end"),
     [
-        (NOWHERE, status(0)),
-        (at(A, 100), status(100)),
-        (NOWHERE, status(0, (B, 0))),
+        (NOWHERE, status(0), None, None),
+        (NOWHERE, status(0, (B, 0)), None, None),
+        (at(A, 100), status(100), None, None),
+        (at(A, 100), status(110), None, 110),
+        (at(A, 100), status(110), 105, 105),
+        (at(A, 100), status(110), 120, 110),
+        (at(A, 100), status(110), 100, None),
+        # Another branch is read whatever the seqnos are: the server says whether anything was taken back.
+        (at(A, 100), status(50, (B, 50), (A, 0)), None, 50),
+        (at(A, 100), status(100, (B, 90), (A, 0)), None, 100),
+        (at(A, 100), status(120, (B, 90), (A, 0)), None, 120),
     ],
-    ids=["empty", "read to its end", "empty on a new branch"],
 )
-def test_nothing_is_read_where_there_is_nothing_new(place: StreamOffset, now: VBucketStatus) -> None:
-    assert planned(place, now) is None
-
-
-def test_a_whole_place_is_read_on_from_up_to_the_high_seqno() -> None:
-    found = planned(at(A, 100), status(110))
-    assert found is not None
-    assert (found.start, found.end_seqno, found.branch) == (at(A, 100), 110, A)
-
-
-@pytest.mark.parametrize(("target", "end"), [(105, 105), (120, 110)])
-def test_nothing_behind_a_target_is_asked_for(target: int, end: int) -> None:
-    found = planned(at(A, 100), status(110), target)
-    assert found is not None
-    assert found.end_seqno == end
-    assert planned(at(A, 100), status(110), 100) is None
-
-
-@pytest.mark.parametrize("high", [50, 100, 120])
-def test_another_branch_is_read_whatever_the_seqnos_are(high: int) -> None:
-    """Whether anything was taken back is for the server to say."""
-    found = planned(at(A, 100), status(high, (B, min(high, 90)), (A, 0)))
-    assert found is not None
-    assert (found.start, found.end_seqno, found.branch) == (at(A, 100), high, B)
+def test_what_is_new_is_read(place: StreamOffset, now: VBucketStatus, target: int | None, end: int | None) -> None:
+    found = planned(place, now, target)
+    if end is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.start, found.end_seqno, found.branch) == (place, end, now.failover_log.newest.vbuuid)
 
 
 def test_a_server_that_has_lost_what_was_read_of_its_newest_branch() -> None:
@@ -134,26 +125,17 @@ def test_a_limit_takes_whole_vbuckets() -> None:
     assert taken(1, ranges) == [0], "one at least, however large"
 
 
-def test_the_vbucket_that_was_read_longest_ago_is_first() -> None:
-    ranges = [wide(vbucket, 50) for vbucket in range(4)]
+@each(
+    ("rows", "batches"),
+    [([50, 50, 50, 50], [[0, 1], [2, 3], [0, 1], [2, 3]]), ([60, 500, 60], [[0], [1], [2], [0]])],
+)
+def test_the_vbucket_that_was_read_longest_ago_is_first(rows: list[int], batches: list[list[int]]) -> None:
+    """A large one is not passed over for ever."""
+    ranges = [wide(vbucket, count) for vbucket, count in enumerate(rows)]
     last_read: dict[int, int] = {}
-    batches = []
-    for number in range(4):
-        batch = taken(100, ranges, last_read)
-        batches.append(batch)
-        last_read |= dict.fromkeys(batch, number)
-    assert batches == [[0, 1], [2, 3], [0, 1], [2, 3]]
-
-
-def test_a_large_vbucket_is_not_passed_over_for_ever() -> None:
-    ranges = [wide(0, 60), wide(1, 500), wide(2, 60)]
-    last_read: dict[int, int] = {}
-    seen = set()
-    for number in range(3):
-        batch = taken(100, ranges, last_read)
-        seen.update(batch)
-        last_read |= dict.fromkeys(batch, number)
-    assert seen == {0, 1, 2}
+    for number, expected in enumerate(batches):
+        assert taken(100, ranges, last_read) == expected
+        last_read |= dict.fromkeys(expected, number)
 
 
 def test_a_limit_counts_the_rows_that_are_read() -> None:
@@ -212,17 +194,14 @@ def test_vbuckets_of_a_group_are_read_by_one_task() -> None:
 
 
 def test_an_offset_holds_the_planned_end_and_where_its_batch_began() -> None:
+    """So that another process, after a crash, begins the batch at the same offset."""
     plans = StreamPlans()
     began = places(at(A, 50, start=0))
     end = plans.plan(began, {VBUCKET: status(100)}, {VBUCKET: StreamOffset.whole(A, Seqno(60))})
     assert end[VBUCKET] == at(A, 100, start=60)
     assert plans.ranges(began, end, dict)[0].start == at(A, 60)
-
-
-def test_a_batch_that_another_process_has_planned_begins_where_it_began_then() -> None:
-    end = places(at(A, 100, start=60))
-    (found,) = StreamPlans().ranges(places(at(A, 50, start=0)), end, lambda: {VBUCKET: status(120)})
-    assert (found.start, found.end_seqno) == (at(A, 60), 100)
+    (repeated,) = StreamPlans().ranges(began, end, lambda: {VBUCKET: status(120)})
+    assert (repeated.start, repeated.end_seqno) == (at(A, 60), 100)
 
 
 def test_a_stream_that_starts_now_begins_with_an_empty_batch() -> None:

@@ -16,31 +16,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headwater.client.offsets import Offsets
-from headwater.client.options import names_keywords
+from headwater.landing.planning import Survey, high_offsets
+from headwater.options import suggest_keywords
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import Survey, high_offsets
 
 WAIT_S_MAX = 60.0
 MERGE_SHARE = 0.5
 WRITE_RATIO = 8.0
 WRITE_BYTES_S = 64 * 1024
 _SURVEYS_MAX = 256
+_SLOW_MERGES = 3
+_LATE = 1.1
+"""A merge that is begun in time may end a little later than it was expected to."""
 
 
-@names_keywords
+@suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
     """How fresh `documents` is kept."""
 
     wait_s_max: float = WAIT_S_MAX
-    """A change waits at most so long to be merged, where the machine can keep up."""
+    """The longest time that a change waits to be merged, if the machine can keep up."""
     merge_share: float = MERGE_SHARE
-    """The part of the time that merging may take while no change waits for longer than that: from 0 to 1."""
+    """The share of the time that merging may take while no change waits for longer than that: from 0 to 1."""
     write_ratio: float = WRITE_RATIO
-    """While no change waits for longer than that, merges write at most so many times the bytes that changed…"""
+    """While no change waits for longer than that, merges write at most this many times the bytes that changed…"""
     write_bytes_s: float = WRITE_BYTES_S
-    """…and so many bytes a second more, so that small tables are merged at once."""
+    """…plus this many bytes a second, so that small tables are merged at once."""
 
 
 class MergeClock:
@@ -50,9 +53,20 @@ class MergeClock:
         self._rules = rules
         self._ended_s = float("-inf")
         self._took_s = 0.0
+        self._slow = 0
+        """How many merges in a row were slow."""
 
-    def on_merged(self, *, began_s: float, ended_s: float) -> None:
-        self._ended_s, self._took_s = ended_s, ended_s - began_s
+    def on_merged(self, *, began_s: float, ended_s: float, waited_s: float = 0.0) -> None:
+        """When a merge began, the oldest change had waited for `waited_s`."""
+        took_s, rested_s = ended_s - began_s, began_s - self._ended_s
+        is_slow = took_s > rested_s or waited_s + took_s > _LATE * self._rules.wait_s_max
+        self._slow = self._slow + 1 if is_slow else 0
+        self._ended_s, self._took_s = ended_s, took_s
+
+    @property
+    def is_behind(self) -> bool:
+        """Merges take more than half of the time again and again, or changes wait for longer than they may."""
+        return self._slow >= _SLOW_MERGES
 
     def is_due(self, *, now_s: float, waited_s: float, changed_bytes: float = 0, expected_bytes: float = 0) -> bool:
         """Whether to merge now, when the oldest change has waited for `waited_s`.

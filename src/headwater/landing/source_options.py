@@ -1,0 +1,569 @@
+"""The options of `format("dcp")`, read and checked.
+
+The source makes `SourceOptions` from the texts that Spark hands over, and `headwater.spark.land` makes such texts from
+its keywords; names, defaults and help are those of the fields. A password comes from the option
+`password`, whose value Spark hides in plans and pages because of its name, from a file (`passwordFile`), or from the
+environment (`HEADWATER_PASSWORD`). It must never stand in a `repr` or in an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from headwater.client.cluster_map import vbucket_of
+from headwater.client.offsets import Offsets
+from headwater.client.read_options import READ_OPTIONS, ReadOptions, Snapshots, Start
+from headwater.client.settings import (
+    CONNECT_OPTIONS,
+    PASSWORD_VARIABLE,
+    USER_VARIABLE,
+    ClientSettings,
+    ConnectOptions,
+    TlsSettings,
+)
+from headwater.errors import InvalidInput
+from headwater.options import Option, check_keywords, option, options_of
+from headwater.phrases import did_you_mean
+from headwater.protocol.numbers import VBucketId
+
+if TYPE_CHECKING:
+    from headwater.client.bootstrap import BucketView
+    from headwater.landing.bucket_watch import SeenCollection
+
+TEXT_CHARS_MAX = 65_536
+"""Of the option `where`."""
+_VBUCKETS_MAX = 65_536
+"""Their numbers have 16 bits."""
+TEXT_COLUMNS = ("op", "scope", "collection", "key")
+
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "<": int.__lt__,
+    "<=": int.__le__,
+    ">": int.__gt__,
+    ">=": int.__ge__,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Conditions on rows that `dcp` applies itself, so that other rows are not read, or not handed to Spark.
+
+    They are on five columns, and all of them must hold. `vbucket` and `key` choose the vbuckets that are read, `scope`
+    and `collection` what the server sends of them (in a read that is no stream), and the tasks filter by the rest. They
+    come from the option `where`, as a text, and from Spark, which hands the filters of a query to a source
+    (`pushFilters`).
+
+    Each is kept as the values that a column may have. That is all that `=` and `IN` need, and vbuckets have so few
+    numbers that `<` and `BETWEEN` can be written like this, too. A column that is not named may have any. Null is none
+    of them.
+    """
+
+    allowed: Mapping[str, frozenset[Any]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.allowed)
+
+    def __and__(self, other: Conditions) -> Conditions:
+        both = {name: self.allowed.get(name, values) & values for name, values in other.allowed.items()}
+        return Conditions({**self.allowed, **both})
+
+    @classmethod
+    def one(cls, column: str, operator: str, values: Collection[Any]) -> Conditions | None:
+        """A single condition; None for one that can't be applied here. `values` are one, or several for `IN`."""
+        if operator in _COMPARISONS:
+            (bound,) = values
+            if column != "vbucket" or not _is_whole(bound):
+                return None
+            compare = _COMPARISONS[operator]
+            return cls({column: frozenset(number for number in range(_VBUCKETS_MAX) if compare(number, bound))})
+        is_fitting = _is_whole if column == "vbucket" else _is_text
+        if column not in ("vbucket", *TEXT_COLUMNS) or operator not in ("=", "IN") or not all(map(is_fitting, values)):
+            return None
+        return cls({column: frozenset(values)})
+
+    @classmethod
+    def parse(cls, text: str) -> Conditions:
+        """Conditions as SQL writes them, with `AND` between them; `ValueError` for anything else."""
+        conditions = cls()
+        at, end = 0, len(text.rstrip())
+        if end > TEXT_CHARS_MAX:
+            raise ValueError(text)
+        while at < end:
+            match = _CONDITION.match(text, at, end)
+            found = None if match is None else _of_match(match)
+            if match is None or found is None:
+                raise ValueError(text)
+            conditions &= found
+            at = match.end()
+            # Behind an AND there must be another condition.
+            if (match["more"] is not None) == (at >= end):
+                raise ValueError(text)
+        return conditions
+
+    # --- what is read -------------------------------------------------------------------------------------------------
+
+    def vbuckets(self, count: int) -> list[VBucketId] | None:
+        """Those of `count` vbuckets that can hold such rows; None for all.
+
+        A document is in the vbucket that its key hashes to: clients look for it nowhere else.
+        """
+        chosen = set(range(count))
+        if "vbucket" in self.allowed:
+            chosen &= self.allowed["vbucket"]
+        keys = self.allowed.get("key")
+        if keys is not None and not any(map(may_be_escaped, keys)):
+            chosen &= {int(vbucket_of(key.encode(), count)) for key in keys}
+        return None if len(chosen) == count else [VBucketId(vbucket) for vbucket in sorted(chosen)]
+
+    def selection(self, options: ReadOptions, view: BucketView, ids: Collection[int]) -> ReadOptions | None:
+        """The options for a server that leaves other collections out; None where nothing is left to be read.
+
+        `ids` are the collections that the options select by themselves, where they do.
+        """
+        scopes, collections = self.allowed.get("scope"), self.allowed.get("collection")
+        if scopes is None and collections is None:
+            return options
+        is_of_all = not options.scopes and not options.collections
+        wanted = tuple(
+            f"{scope.name}.{held.name}"
+            for scope, held in view.manifest.collections()
+            if (is_of_all or held.id in ids)
+            and (scopes is None or scope.name in scopes)
+            and (collections is None or held.name in collections)
+        )
+        if not view.has_collections:
+            return options if wanted else None
+        if is_of_all and collections is None:
+            # Whole scopes: their own events do not come with their collections.
+            there = tuple(scope.name for scope in view.manifest.scopes if scopes is None or scope.name in scopes)
+            return replace(options, scopes=there) if there else None
+        return replace(options, scopes=(), collections=wanted) if wanted else None
+
+
+def may_be_escaped(key: str) -> bool:
+    """Whether a text in the column `key` may stand for bytes that are no text, which are shown with escapes."""
+    return "\\" in key
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+# --- as a text --------------------------------------------------------------------------------------------------------
+
+# What Spark may take in two ways, by its settings, is taken in none: escapes and doubled quotes in a text.
+_LITERAL = r"(?:'[^'\\]*'(?!')|-?[0-9]{1,9}\b)"
+_CONDITION = re.compile(
+    rf"""\s*(?P<column>[a-z]+)\s*(?:
+        (?P<operator>=|<=|>=|<|>)\s*(?P<value>{_LITERAL})
+        | \bIN\s*\(\s*(?P<values>{_LITERAL}(?:\s*,\s*{_LITERAL})*)\s*\)
+        | \bBETWEEN\s+(?P<least>{_LITERAL})\s+AND\s+(?P<most>{_LITERAL})
+    )(?P<more>\s+AND\b)?\s*""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_LITERALS = re.compile(_LITERAL)
+
+
+def _of_match(match: re.Match[str]) -> Conditions | None:
+    column = match["column"].lower()
+    if match["least"] is not None:
+        above = Conditions.one(column, ">=", _literals(match["least"]))
+        below = Conditions.one(column, "<=", _literals(match["most"]))
+        return None if above is None or below is None else above & below
+    if match["values"] is not None:
+        return Conditions.one(column, "IN", _literals(match["values"]))
+    return Conditions.one(column, match["operator"], _literals(match["value"]))
+
+
+def _literals(text: str) -> list[str | int]:
+    return [found[1:-1] if found.startswith("'") else int(found) for found in _LITERALS.findall(text)]
+
+
+# --- the options ------------------------------------------------------------------------------------------------------
+
+PASSWORD_FILE_BYTES_MAX = 4096
+
+_OF_OTHERS = {
+    "bucket": "Name it in the url: couchbase://host/bucket",
+    "connectionidentifier": "Give the url, the user and the password of the other cluster",
+    "failondataloss": "Omit it: what a failover takes back arrives as rows whose op is rollback",
+    "idfieldname": "Omit it: the key is the column key",
+    "includeheaders": "Use xattrs for extended attributes",
+    "kafka.bootstrap.servers": "Use url: couchbase://host/bucket",
+    "streamcontent": "Use noValue=true for keys and metadata alone",
+    "streammetadata": "Omit it, and choose with columns",
+    "streampersistencepollinginterval": "Use mitigateRollbacks=true",
+    "subscribe": "Use collections, or leave it out for all of them",
+}
+"""What Spark's source of Kafka and Couchbase's connector have and this one has not, and what to do instead."""
+
+
+class ValueForm(StrEnum):
+    """What the column `value` is."""
+
+    BINARY = "binary"
+    STRING = "string"
+    """Bytes that are no UTF-8 become null, and stay in the column `value_bytes`."""
+    VARIANT = "variant"
+    """JSON documents parsed; null for all others, which stay in the column `value_bytes`."""
+
+
+class Mode(StrEnum):
+    """What a row is."""
+
+    CHANGES = "changes"
+    DOCUMENTS = "documents"
+
+
+DOCUMENT_COLUMNS = ("scope", "collection", "key", "document")
+"""With `mode=documents`: those that are no fields."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """Checked options. They travel to the executors."""
+
+    settings: ClientSettings
+    read: ReadOptions
+    start: Start | Offsets
+    end: Offsets | None
+    """Of a batch read; None for now."""
+    mode: Mode = option(
+        "What a row is: a change (`changes`), or a live document (`documents`) with its fields as columns; see below.",
+        Mode.CHANGES,
+        python=False,
+        spark=True,
+    )
+    value_form: ValueForm = option(
+        "The type of the column `value`: `binary`, `string`, or `variant`, which is parsed JSON like that of Spark's "
+        "`parse_json`, but faster. If an object has duplicate names, the last value counts.",
+        ValueForm.BINARY,
+        name="value",
+        python=False,
+        spark=True,
+    )
+    columns: tuple[str, ...] = option(
+        "The columns of the frame, in this order. If none of them needs the values, the server does not send them.",
+        (),
+        default_words="all",
+        python=False,
+        spark=True,
+        spark_note="Separate names with commas. A `schema` with these columns does the same.",
+    )
+    where: Conditions = option(
+        "Read only matching rows: conditions on `vbucket`, `key`, `scope`, `collection` and `op`; see below.",
+        Conditions(),
+        default_words="all",
+        python=False,
+        spark=True,
+        spark_note="A stream always includes rollbacks.",
+    )
+    rows_per_trigger_max: int | None = option(
+        "Approximate number of rows per micro-batch: it reads whole vbuckets, in turn.",
+        name="max_rows_per_trigger",
+        least=1,
+        python=False,
+        spark=True,
+        spark_also=("maxOffsetsPerTrigger",),
+        commands=("land",),
+    )
+    bytes_per_trigger_max: int | None = option(
+        "The same in bytes, estimated at 512 per row.", name="max_bytes_per_trigger", least=1, python=False, spark=True
+    )
+    partitions_min: int = option(
+        "Minimum number of tasks that read.",
+        1,
+        name="min_partitions",
+        least=1,
+        most=10_000,
+        python=False,
+        spark=True,
+        spark_also=("numPartitions",),
+        commands=("land",),
+    )
+    seen: tuple[SeenCollection, ...] = option(
+        "What the bucket had in the past: `scope`, `scope.collection`, `scope.collection=id`, separated by commas; "
+        "see below.",
+        (),
+        name="seen_collections",
+        default_words="none",
+        python=False,
+        spark=True,
+    )
+
+    @classmethod
+    def make(cls, options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SourceOptions:
+        """From the texts that Spark has, whose names are taken in any case."""
+        take = _Taker(options)
+        if take("mode") is Mode.DOCUMENTS:
+            _check_documents(take)
+        return cls(
+            settings=_settings(take, environment),
+            read=_read_options(take),
+            value_form=take("value"),
+            start=take("start"),
+            end=take("end"),
+            rows_per_trigger_max=take("max_rows_per_trigger"),
+            bytes_per_trigger_max=take("max_bytes_per_trigger"),
+            partitions_min=take("min_partitions"),
+            mode=take("mode"),
+            columns=take("columns"),
+            where=take("where"),
+            seen=take("seen_collections"),
+        )
+
+
+_URL = Option(
+    name="url",
+    type_name="str",
+    help="`couchbase://host[,host…]/bucket`, or `couchbases://` for TLS.",
+    default_words="needed",
+    spark=True,
+    spark_also=("connectionString",),
+)
+SOURCE_OPTIONS = {
+    "url": _URL,
+    **{name: one for name, one in (CONNECT_OPTIONS | READ_OPTIONS | options_of(SourceOptions)).items() if one.spark},
+}
+"""Those of `format("dcp")`, by their names in Python, in the order in which messages and the page name them."""
+_NAMES = {name.lower(): one for one in SOURCE_OPTIONS.values() for name in (one.in_spark, *one.spark_also)}
+
+
+class _Taker:
+    """Takes options by their names in Python, and names them as Spark has them where a value is wrong."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given: dict[str, str] = {}
+        spelled: dict[str, str] = {}
+        for name, text in given.items():
+            if (known := _NAMES.get(name.lower())) is not None:
+                before = spelled.setdefault(known.name, name)
+                if before != name:
+                    raise InvalidInput(f"{before} and {name} are one option of the dcp source", hint="Give one of them")
+                self._given[known.in_spark.lower()] = text
+            else:
+                raise InvalidInput(f"the dcp source has no option {name!r}", hint=_hint(name.lower()))
+
+    def has(self, name: str) -> bool:
+        return SOURCE_OPTIONS[name].in_spark.lower() in self._given
+
+    def __call__(self, name: str) -> Any:
+        asked = SOURCE_OPTIONS[name]
+        text = self._given.get(asked.in_spark.lower())
+        if text is None:
+            default = asked.default if asked.spark_default is None else asked.spark_default
+            return _PARSERS[name](default) if name in _PARSERS and isinstance(default, str) else default
+        try:
+            return _PARSERS.get(name, asked.parse)(text)
+        except ValueError:
+            raise InvalidInput(
+                f"{text!r} is not a valid value for the option {asked.in_spark}", hint="See the options' page"
+            ) from None
+
+
+def _hint(name: str) -> str:
+    if name in _OF_OTHERS:
+        return _OF_OTHERS[name]
+    nearest = get_close_matches(name, _NAMES, n=1)
+    if nearest:
+        return did_you_mean(_NAMES[nearest[0]].in_spark)
+    return f"Use some of {', '.join(one.in_spark for one in SOURCE_OPTIONS.values())}"
+
+
+def _settings(take: _Taker, environment: Mapping[str, str]) -> ClientSettings:
+    url = take("url")
+    if url is None:
+        raise InvalidInput(
+            "the dcp source needs the option url", hint="Write .option('url', 'couchbase://host/bucket')"
+        )
+    given = ConnectOptions(**{name: take(name) for name, one in CONNECT_OPTIONS.items() if one.spark})
+    return ClientSettings.make(
+        url,
+        user=environment.get(USER_VARIABLE) if given.user is None else given.user,
+        password=_password(given, environment),
+        tls=given.tls_settings,
+        mechanism=given.mechanism,
+        network=given.network,
+    )
+
+
+def _password(given: ConnectOptions, environment: Mapping[str, str]) -> str | None:
+    if given.password is not None:
+        return given.password
+    file = given.password_file
+    if file is None:
+        return environment.get(PASSWORD_VARIABLE)
+    try:
+        with file.open("rb") as opened:
+            return opened.read(PASSWORD_FILE_BYTES_MAX).decode().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f"the password file {file} can't be read: {error}", hint="Check its path and rights"
+        ) from None
+
+
+def _read_options(take: _Taker) -> ReadOptions:
+    names = [name for name, one in READ_OPTIONS.items() if one.spark and name not in ("start", "end")]
+    given = {name: take(name) for name in names}
+    if len(given["scopes"]) == 1 and given["collections"] and not any("." in name for name in given["collections"]):
+        # As Couchbase's connector has it: the collections of a scope, by their own names.
+        given["collections"] = tuple(f"{given['scopes'][0]}.{name}" for name in given["collections"])
+        given["scopes"] = ()
+    columns = frozenset(take("columns"))
+    if take("mode") is Mode.DOCUMENTS:
+        given["no_value"] = bool(columns) and columns < {*DOCUMENT_COLUMNS} and "document" not in columns
+    elif columns:
+        given["xattrs"] = "xattrs" in columns
+        # A server that leaves the values out leaves their datatypes out as well.
+        given["no_value"] |= columns.isdisjoint(("value", "value_bytes", "datatype", "xattrs"))
+    # A task reads up to a seqno that was planned, and a snapshot may go on behind it.
+    return ReadOptions.make(**given, snapshots=Snapshots.AS_THEY_COME)
+
+
+def _check_documents(take: _Taker) -> None:
+    for name in ("value", "xattrs", "history", "no_value", "start", "end"):
+        if take.has(name):
+            raise InvalidInput(
+                f"the option {SOURCE_OPTIONS[name].in_spark} is for changes, and mode is documents",
+                hint="Omit it: the documents are read as they are now",
+            )
+    if "op" in take("where").allowed:
+        raise InvalidInput("a condition on op is for changes, and mode is documents", hint="Leave it out")
+
+
+_STARTS = {
+    "earliest": Start.BEGINNING,
+    "latest": Start.NOW,
+    "frombeginning": Start.BEGINNING,
+    "fromnow": Start.NOW,
+}
+"""As Spark's own sources have it, and Couchbase's connector."""
+
+
+def _parse_start(text: str) -> Start | Offsets:
+    if text.lstrip().startswith("{"):
+        return Offsets.from_json(text)
+    return Start(_STARTS.get(text.lower(), text.lower()))
+
+
+def _parse_end(text: str) -> Offsets | None:
+    return None if text.lower() in ("now", "latest") else Offsets.from_json(text)
+
+
+def _parse_where(text: str) -> Conditions:
+    try:
+        return Conditions.parse(text)
+    except ValueError:
+        raise InvalidInput(
+            f"{text!r} is not a valid value for the option where",
+            hint="Write conditions on vbucket, key, scope, collection and op, such as op = 'mutation' AND key IN"
+            " ('a', 'b'), with AND between them; Spark's own where() takes all others",
+        ) from None
+
+
+def _parse_seen(text: str) -> tuple[SeenCollection, ...]:
+    # It needs Arrow, which takes long to import, and `headwater.spark` is imported for its names alone.
+    from headwater.landing.bucket_watch import SeenCollection
+
+    return tuple(SeenCollection.parse(name.strip()) for name in text.split(",") if name.strip())
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "start": _parse_start,
+    "end": _parse_end,
+    "mode": lambda text: Mode(text.lower()),
+    "value": lambda text: ValueForm(text.lower()),
+    "where": _parse_where,
+    "seen_collections": _parse_seen,
+}
+"""Of the options whose values are more than numbers and texts."""
+
+# --- as keywords ------------------------------------------------------------------------------------------------------
+
+
+class SourceKeywords(TypedDict, total=False):
+    """The options of the source as `headwater.spark.land` takes them, and `headwater.spark.read`."""
+
+    user: str
+    password: str
+    password_file: Path | str
+    tls: TlsSettings
+    tls_ca: Path | str
+    tls_cert: Path | str
+    tls_key: Path | str
+    tls_key_password: str
+    tls_skip_verify: bool
+    mechanism: str
+    network: str
+    start: Offsets | Literal["beginning", "now"]
+    scopes: Iterable[str] | str
+    collections: Iterable[str] | str
+    xattrs: bool
+    history: bool
+    compression: bool
+    buffer_bytes: int
+    noop_interval_s: int
+    connections_per_node: int
+    name: str
+    mitigate_rollbacks: bool
+    give_up_after_s: float
+    max_rows_per_trigger: int
+    max_bytes_per_trigger: int
+    min_partitions: int
+    seen_collections: Iterable[str] | str
+
+
+class FrameKeywords(SourceKeywords, total=False):
+    """What `headwater.spark.read` takes beside the options that tables have, too."""
+
+    mode: Literal["changes", "documents"]
+    end: Offsets | Literal["now"]
+    value: Literal["binary", "string", "variant"]
+    no_value: bool
+    columns: Iterable[str] | str
+    where: str
+
+
+FRAME_KEYWORDS = tuple((CONNECT_OPTIONS | SOURCE_OPTIONS)[name] for name in FrameKeywords.__annotations__)
+LANDING_KEYWORDS = tuple((CONNECT_OPTIONS | SOURCE_OPTIONS)[name] for name in SourceKeywords.__annotations__)
+
+
+def source_texts(
+    url: str,
+    keywords: Mapping[str, Any],
+    *,
+    function: str = "land",
+    known: Collection[str] = frozenset(SourceKeywords.__annotations__),
+    beside: Collection[str] = (),
+) -> dict[str, str]:
+    """The options of the source for the keywords of a function.
+
+    `beside` are further keywords of the function, which an unknown one may be close to.
+    """
+    check_keywords(function, keywords, known, beside=beside)
+    given = dict(keywords)
+    if (tls := given.pop("tls", None)) is not None:
+        given |= {
+            "tls_ca": tls.ca_file,
+            "tls_cert": tls.certificate_file,
+            "tls_key": tls.key_file,
+            "tls_key_password": tls.key_password,
+            "tls_skip_verify": tls.skip_verify or None,
+        }
+    texts = {"url": url}
+    for name, value in given.items():
+        if value is not None:
+            one = SOURCE_OPTIONS[name]
+            texts[one.in_spark] = value.to_json() if isinstance(value, Offsets) else one.write(value)
+    return texts
