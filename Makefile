@@ -1,7 +1,7 @@
 # `make help` lists the targets. Each one sets up what it needs by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types imports web format docs site bench soak clean
+.PHONY: help setup lock audit demo test check lint types imports web format docs site bench soak clean
 
 BIN := .venv/bin
 # Many tests wait for processes and clocks, so that two of them keep a core busy.
@@ -15,6 +15,12 @@ help: ## Show this list
 
 setup: ## Make .venv and look for Java; does nothing the second time
 	@scripts/setup
+
+lock: ## Write requirements/*.lock: the newest versions of all packages that fit, with their hashes
+	@scripts/lock
+
+audit: ## Look for known vulnerabilities of the locked packages; needs the network
+	@scripts/lock audit
 
 demo: setup ## See it work: one document, a failover, and a table that is right again
 	@scripts/demo
@@ -56,7 +62,7 @@ bench: setup ## Measure, and write docs/internals/performance.md
 	@scripts/make-reference
 
 soak: setup ## Run the tests that take minutes
-	$(BIN)/python -m pytest -m soak -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m soak -n 2 --dist worksteal --timeout 3600 -o faulthandler_timeout=4000
 	$(BIN)/python -m pytest -n $(WORKERS) tests/property --hypothesis-profile soak
 
 clean: ## Remove .venv, caches and builds
