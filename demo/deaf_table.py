@@ -1,6 +1,6 @@
-"""A table that does not listen: a pipeline that takes every change as it comes, and no notice of rollbacks.
+"""A table that ignores rollbacks: a pipeline that applies every change as it arrives.
 
-This is how a consumer is often written. It is right until a failover takes changes back that it has been sent.
+Consumers are often written like this. The table is right until a failover takes back changes that it has received.
 """
 
 from __future__ import annotations

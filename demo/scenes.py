@@ -62,12 +62,12 @@ class Demo:
         with self.screen.step("Landing the bucket in a table, while an application writes") as step:
             scene = self._begin(running, spark, cluster)
             scene.watch(step, WRITTEN, status="open")
-            step.done = f"The orders are landed, while an application writes. Follow one of them: {scene.story.key}"
-        with self.screen.step("Holding back the copies, and paying the order") as step:
+            step.done = f"The orders have landed, while an application writes. Follow one of them: {scene.story.key}"
+        with self.screen.step("Holding back the replicas, and paying the order") as step:
             cluster.hold_replicas()
             scene.writer.set_status("paid")
             scene.watch(step, PAID, status="paid")
-            step.done = "The copies are held back, then the order is paid: one node alone has that, and the tables"
+            step.done = "The replicas are held back, then the order is paid: one node has that, and the tables"
         with self.screen.step("Killing that node") as step:
             died_s = time.monotonic()
             cluster.kill_first()
@@ -77,7 +77,7 @@ class Demo:
             step.done = f"kill -9, failover: it was never paid. Headwater's table was right again in {right_s:.1f} s"
         with self.screen.step("Ending the application, and landing the rest") as step:
             scene.catch_up()
-            step.done = "The application has ended, and the rest is landed"
+            step.done = "The application has ended, and the rest has landed"
         return self._compare(cluster, scene)
 
     def _start(self, running: ExitStack, cluster: Cluster) -> SparkSession:
@@ -123,7 +123,7 @@ class Demo:
             f"\n[bold]{scene.landing.changes:,}[/] changes landed = [bold]{hold:,}[/] that hold + "
             f"[bold]{taken_back:,}[/] that the failover took back.\n"
             f"Wrong rows now: [bold]{found['differing']:,}[/] in Headwater's table, [bold]{wrong:,}[/] in the one that "
-            f"does not listen. All of it took {screen.elapsed_s:.0f} s.\n"
+            f"ignores rollbacks. The demo took {screen.elapsed_s:.0f} s.\n"
         )
         self._show_table(scene)
         return Played(story, cluster.second_again()) if found["equal"] else None
@@ -171,5 +171,5 @@ class Scene:
         deadline_s = time.monotonic() + WAIT_S_MAX
         while not self.deaf.is_caught_up:
             if time.monotonic() > deadline_s:
-                raise CommandFailed(f"the table that does not listen did not catch up in {WAIT_S_MAX:.0f} s")
+                raise CommandFailed(f"the table that ignores rollbacks did not catch up in {WAIT_S_MAX:.0f} s")
             time.sleep(LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""The story of one order: what it is in each of three places, at each of three moments. README opens with it."""
+"""The story of one order: its status in three places at three moments. README opens with it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PLACES = ("the bucket", "Headwater's table", "a table that does not listen")
+PLACES = ("the bucket", "Headwater's table", "a table that ignores rollbacks")
 WRITTEN = "1. an application writes it"
 PAID = "2. it is paid, on one node only"
-LOST = "3. that node dies, its copy takes over"
+LOST = "3. that node dies, its replica takes over"
 
 README = Path(__file__).parents[1] / "README.md"
 _PLACE = re.compile(r"(?P<open><!-- written by: scripts/demo --readme -->\n).*?(?P<close><!-- /written -->)", re.DOTALL)

@@ -14,24 +14,25 @@ import argparse
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater import HeadwaterError
-from headwater.spark import start_session
+from headwater.spark import read, start_session
 
 DIM_CUSTOMER = """
-    SELECT key AS customer_key, doc.name AS name, doc.city AS city
+    SELECT key AS customer_key, name, city
     FROM customers
 """
 DIM_PRODUCT = """
-    SELECT key AS product_key, doc.title AS title, doc.category AS category, doc.price AS list_price
+    SELECT key AS product_key, title, category, price AS list_price
     FROM products
 """
 FACT_ORDER_LINE = """
-    SELECT key AS order_key, doc.customer AS customer_key, line.product AS product_key,
-           to_date(doc.ordered_at) AS ordered_on, line.quantity AS quantity, line.quantity * line.price AS amount
-    FROM orders LATERAL VIEW explode(doc.lines) AS line
+    SELECT key AS order_key, customer AS customer_key, line.product AS product_key,
+           to_date(ordered_at) AS ordered_on, line.quantity AS quantity, line.quantity * line.price AS amount
+    FROM orders LATERAL VIEW explode(lines) AS line
 """
 REPORT = """
     SELECT city, category, sum(quantity) AS pieces, round(sum(amount), 2) AS turnover
@@ -46,25 +47,13 @@ FIELDS = {
 TABLES = {"dim_customer": DIM_CUSTOMER, "dim_product": DIM_PRODUCT, "fact_order_line": FACT_ORDER_LINE}
 
 
-def live_documents(spark: SparkSession, url: str, collection: str, **login: str) -> DataFrame:
-    """The newest version of each document of a collection, with its fields in `doc`."""
-    source = spark.read.format("dcp").option("url", url).option("value", "string")
-    changes = source.options(**login).option("collections", f"shop.{collection}").load()
-    changes.createOrReplaceTempView("changes")
-    # A key that changes while it is read comes again with a higher seqno. Nothing that was removed has a value.
-    return spark.sql(f"""
-        SELECT key, from_json(value, '{FIELDS[collection]}') AS doc FROM (
-            SELECT key, max_by(struct(op, value), seqno) AS newest FROM changes
-            WHERE op IN ('mutation', 'deletion', 'expiration') GROUP BY key)
-        LATERAL VIEW inline(array(newest)) AS op, value
-        WHERE op = 'mutation'
-    """)
-
-
-def build(spark: SparkSession, url: str, into: str, **login: str) -> DataFrame:
-    """Write the star schema. Gives the report."""
-    for collection in FIELDS:
-        live_documents(spark, url, collection, **login).createOrReplaceTempView(collection)
+def build(spark: SparkSession, url: str, into: str, **login: Any) -> DataFrame:
+    """Write the star schema. Returns the report."""
+    for collection, fields in FIELDS.items():
+        documents = read(
+            spark, url, mode="documents", collections=[f"shop.{collection}"], schema=f"key STRING, {fields}", **login
+        )
+        documents.createOrReplaceTempView(collection)
     for name, query in TABLES.items():
         spark.sql(query).write.mode("overwrite").parquet(f"{into}/{name}")
         spark.read.parquet(f"{into}/{name}").createOrReplaceTempView(name)

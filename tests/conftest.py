@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +32,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+ASYNC_S_MAX = 120.0
+"""How long a test that is a coroutine may take: far beyond what any takes, so that one which hangs says where."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), ASYNC_S_MAX))
+    return True
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries look for what they have leaked when the interpreter ends
 
@@ -54,7 +70,7 @@ def start_node(tmp_path: Path) -> Iterator[StartNode]:
         assert "Traceback" not in node.log(), node.log()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     """Where the nodes of a `HeadwaterNode` start fast: one process, from which they are forked."""
     with Nursery(tmp_path_factory.mktemp("nursery")) as made:

@@ -5,15 +5,16 @@
             …
 
 `headwater.blocking.connect` is the same without asyncio. What `__all__` names here and in `headwater.blocking`,
-`headwater.spark`, `headwater.testing` and `headwater.protocol` is public. Everything else may change in any version.
+`headwater.landing`, `headwater.spark`, `headwater.testing` and `headwater.protocol` is public. Everything else may
+change in any version.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headwater._version import __version__
+from headwater.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headwater import blocking, errors
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
         ScopeCreated,
         ScopeDropped,
     )
-    from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
-    from headwater.client.checkpoints.sqlite import SqliteCheckpoint
+    from headwater.client.checkpoints import CheckpointStore, FileCheckpoint, SqliteCheckpoint
     from headwater.client.checkpoints.xattrs import XattrCheckpoint
     from headwater.client.cluster_map import Network, vbucket_of
-    from headwater.client.groups import LeaseGroup, Membership, StaticMember
+    from headwater.client.groups import Membership, StaticMember
+    from headwater.client.groups.lease_group import LeaseGroup
     from headwater.client.kv_connection import Timeouts
     from headwater.client.metrics import ReaderMetrics
     from headwater.client.offsets import Offsets
@@ -65,11 +66,11 @@ _HOMES = {
         "ScopeCreated",
         "ScopeDropped",
     ),
-    "headwater.client.checkpoints.file": ("CheckpointStore", "FileCheckpoint"),
-    "headwater.client.checkpoints.sqlite": ("SqliteCheckpoint",),
+    "headwater.client.checkpoints": ("CheckpointStore", "FileCheckpoint", "SqliteCheckpoint"),
     "headwater.client.checkpoints.xattrs": ("XattrCheckpoint",),
     "headwater.client.cluster_map": ("Network", "vbucket_of"),
-    "headwater.client.groups": ("LeaseGroup", "Membership", "StaticMember"),
+    "headwater.client.groups": ("Membership", "StaticMember"),
+    "headwater.client.groups.lease_group": ("LeaseGroup",),
     "headwater.client.kv_connection": ("Timeouts",),
     "headwater.client.metrics": ("ReaderMetrics",),
     "headwater.client.offsets": ("Offsets",),
@@ -82,10 +83,7 @@ _HOMES = {
     "headwater.protocol.sasl": ("Mechanism",),
     "headwater.protocol.snapshots": ("StreamOffset",),
 }
-"""By module, what is loaded from it when it is first used: the command line and the node can do without the client's
-libraries."""
-
-_MODULES = ("blocking", "errors", "protocol", "spark", "testing")
+_MODULES = ("blocking", "errors", "landing", "protocol", "spark", "testing")
 
 __all__ = [
     "CHANGE_SCHEMA",
@@ -135,15 +133,4 @@ __all__ = [
     "vbucket_of",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"headwater.{name}")
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(home), name)
-    raise AttributeError(f"module 'headwater' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, __all__, modules=_MODULES)

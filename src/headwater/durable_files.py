@@ -15,6 +15,8 @@ from pathlib import Path
 
 _PRIVATE, _ANY = 0o600, 0o666
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+"""What a file system that has no hard links answers."""
 
 
 def replace_file(path: Path, data: bytes, *, is_private: bool = False, unfinished: Path | None = None) -> None:
@@ -29,13 +31,7 @@ def replace_file(path: Path, data: bytes, *, is_private: bool = False, unfinishe
     with contextlib.suppress(FileNotFoundError):
         os.unlink(unfinished)
     try:
-        # Always a new file: in a folder that others can write to, a link may lie in wait under this name.
-        with os.fdopen(os.open(unfinished, _NEW_FILE, _PRIVATE if is_private else _ANY), "wb") as file:
-            if is_private:
-                os.fchmod(file.fileno(), _PRIVATE)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_durably(unfinished, data, is_private=is_private)
         os.replace(unfinished, path)
     except BaseException:
         # It would do no harm, and it would take up room that may be missing already.
@@ -43,6 +39,35 @@ def replace_file(path: Path, data: bytes, *, is_private: bool = False, unfinishe
             os.unlink(unfinished)
         raise
     sync_folder(path.parent)
+
+
+def create_file(path: Path, data: bytes) -> None:
+    """Make a file that is not there, whole and durably. Raises `FileExistsError` where it is: of several writers of
+    one name, one succeeds."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        _write_durably(unfinished, data)
+        try:
+            os.link(unfinished, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # A file system without links: of two writers one succeeds here as well, but a crash leaves half a file.
+            _write_durably(path, data)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+    sync_folder(path.parent)
+
+
+def _write_durably(path: Path, data: bytes, *, is_private: bool = False) -> None:
+    # Always a new file: in a folder that others can write to, a link may lie in wait under this name.
+    with os.fdopen(os.open(path, _NEW_FILE, _PRIVATE if is_private else _ANY), "wb") as file:
+        if is_private:
+            os.fchmod(file.fileno(), _PRIVATE)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -82,7 +82,7 @@ class BadMagic(RemoteProtocolError):
 
 
 class WrongProtocol(BadMagic):
-    """What answers is no server of this kind: it speaks another protocol, such as HTTP."""
+    """The server speaks another protocol, such as HTTP."""
 
 
 class LengthMismatch(RemoteProtocolError):
@@ -96,13 +96,13 @@ class FrameTooLarge(RemoteProtocolError):
 
 
 class TruncatedFrame(RemoteProtocolError):
-    """The bytes end inside a frame, where a whole one was promised."""
+    """The bytes end inside a frame."""
 
     default_hint = "Send the rest of the bytes, or check that the capture was not cut"
 
 
 class UnknownOpcode(RemoteProtocolError):
-    """No message is known by this opcode."""
+    """No message has this opcode."""
 
     default_hint = "Answer UNKNOWN_COMMAND, or skip the frame: its length is known"
 
@@ -134,7 +134,7 @@ class MalformedSnappy(MalformedMessage):
 
 
 class MalformedJson(MalformedMessage):
-    """A value that must be JSON of a certain form and is not."""
+    """A value that is not JSON of the required form."""
 
 
 class MalformedSystemEvent(MalformedMessage):
@@ -154,7 +154,7 @@ class SnapshotViolation(RemoteProtocolError):
 
 
 class CaptureError(HeadwaterError):
-    """Input that is no capture, or that cannot be read to its end. What came before it is good."""
+    """Input that is not a capture, or that can't be read to its end. The frames before are valid."""
 
 
 # --- what our own caller asked for is not the protocol ------------------------------------------------------------
@@ -168,7 +168,7 @@ class LocalProtocolError(HeadwaterError):
 
 
 class InvalidInput(HeadwaterError):
-    """What the user gave can't be used."""
+    """The input of the user is invalid."""
 
 
 class InvalidConnectionString(InvalidInput):
@@ -176,19 +176,19 @@ class InvalidConnectionString(InvalidInput):
 
 
 class NoSuchNetwork(InvalidInput):
-    """The nodes have no addresses on the network that was asked for."""
+    """The nodes have no addresses on the requested network."""
 
 
 class InvalidKeyTemplate(InvalidInput):
-    """A template of keys that can't be read."""
+    """An invalid template for keys."""
 
 
 class InvalidDocument(InvalidInput):
-    """A document to be written that is not JSON, or that gives no key. What came before it has been written."""
+    """A document to write that is not JSON, or that yields no key. The documents before it have been written."""
 
 
 class InvalidColumns(InvalidInput):
-    """Columns for the fields of documents that can't be read, or that a table can't have."""
+    """Invalid columns for the fields of documents, or columns that a table can't have."""
 
 
 class InvalidOffsets(InvalidInput):
@@ -207,19 +207,19 @@ class CheckpointError(HeadwaterError):
 
 
 class CheckpointFailed(CheckpointError):
-    """A checkpoint can't be read or written. What was saved before is as it was."""
+    """A checkpoint can't be read or written. The last saved state is unchanged."""
 
 
 class CheckpointInUse(CheckpointFailed):
-    """Another process saves this checkpoint."""
+    """Another process uses this checkpoint."""
 
 
 class CheckpointOfOtherBucket(CheckpointError):
-    """The checkpoint was made for another bucket, or for one of the same name that is gone."""
+    """The checkpoint belongs to another bucket, or to a deleted one of the same name."""
 
 
 class CheckpointAhead(CheckpointError):
-    """The checkpoint is further on in a vbucket than the server's history."""
+    """The checkpoint is ahead of the server's history in a vbucket."""
 
     default_hint: ClassVar[str] = (
         "The server has lost changes or was restored from an older copy: start from the beginning with a new checkpoint"
@@ -236,7 +236,7 @@ class CheckpointAhead(CheckpointError):
 
 
 class BucketReplaced(CheckpointError):
-    """The bucket that was being read is gone, and another one has its name."""
+    """The bucket was deleted during a read, and another one has its name."""
 
     def __init__(self, bucket: str) -> None:
         super().__init__(
@@ -246,14 +246,14 @@ class BucketReplaced(CheckpointError):
 
 
 class ReadRolledBack(CheckpointError):
-    """A failover has taken back a part of what was to be read."""
+    """A failover has taken back a part of the range to read."""
 
 
 # --- clusters -----------------------------------------------------------------------------------------------------
 
 
 class Overtaken(HeadwaterError):
-    """Another command is at work on the cluster, or was faster. This one has stopped, and left nothing half done."""
+    """Another command is changing the cluster, or was faster. This one has stopped and left nothing half done."""
 
     def __init__(self, node: str, *, revision: int) -> None:
         self.revision = revision
@@ -273,15 +273,15 @@ class ConnectionFailed(HeadwaterError):
 
 
 class HostUnreachable(ConnectionFailed):
-    """There is no such host, no way to it, or nothing that listens."""
+    """The host does not exist, is unreachable, or nothing listens there."""
 
 
 class NoAnswer(ConnectionFailed):
-    """The peer is there, and has said nothing for too long."""
+    """The peer did not answer in time."""
 
 
 class ConnectionClosed(ConnectionFailed):
-    """The peer has closed the connection while an answer was due."""
+    """The peer closed the connection before it answered."""
 
 
 class TlsFailed(ConnectionFailed):
@@ -291,7 +291,7 @@ class TlsFailed(ConnectionFailed):
 
 
 class TlsBroken(TlsFailed):
-    """The connection ended while TLS was being agreed on. The port may have none, or the server may be restarting."""
+    """The connection ended during the TLS handshake. The port may not use TLS, or the server may be restarting."""
 
     retriable = True
 
@@ -304,15 +304,15 @@ class GroupError(HeadwaterError):
 
 
 class GroupFull(GroupError):
-    """The group has as many members as it may have, and all are alive."""
+    """The group has the maximum number of members, and all are alive."""
 
 
 class GroupDocumentInvalid(GroupError):
-    """The document that the members share is not what they wrote, or is another bucket's."""
+    """The shared document of the group is invalid, or belongs to another bucket."""
 
 
 class MemberReplaced(GroupError):
-    """Another process has joined the group by the same member id, and this one has handed over to it."""
+    """Another process has joined the group with the same member id, and has replaced this one."""
 
 
 # --- the data on disk ---------------------------------------------------------------------------------------------
@@ -323,11 +323,11 @@ class StoreError(HeadwaterError):
 
 
 class StoreFull(StoreError):
-    """The disk has no room. What was to be written has not been, and nothing else has changed."""
+    """The disk is full. Nothing was written, and nothing else has changed."""
 
 
 class DataInUse(StoreError):
-    """Another process holds the data."""
+    """Another process uses the data."""
 
 
 class DataDamaged(StoreError):
@@ -335,7 +335,7 @@ class DataDamaged(StoreError):
 
 
 class VBucketDamaged(DataDamaged):
-    """What is stored of one vbucket is not what was written. That vbucket is stopped; the others go on."""
+    """The stored data of one vbucket is not what was written. That vbucket is stopped; the others continue."""
 
     default_hint: ClassVar[str] = (
         "A replica is fetched again from its active copy by itself; where this is the active copy, fail its node over "
@@ -355,31 +355,31 @@ class DataTooNew(StoreError):
 
 
 class LakeError(HeadwaterError):
-    """The tables can't be used, or do not fit what is to be landed. They are as they were."""
+    """The tables can't be used, or do not match what is being landed. They are unchanged."""
 
 
 class LakeOfOtherBucket(LakeError):
-    """The tables hold another bucket, or one of the same name that is gone."""
+    """The tables belong to another bucket, or to a deleted one of the same name."""
 
 
 class LakeOutOfStep(LakeError):
-    """What is to be landed does not begin where the tables end."""
+    """The changes to land do not begin where the tables end."""
 
 
 class LakeInUse(LakeError):
-    """Another process has written to the tables meanwhile."""
+    """Another process has written to the tables at the same time."""
 
 
 class LakeTaken(LakeInUse):
-    """Another landing has landed a batch in the tables meanwhile. Only one of the two goes on."""
+    """Another landing has landed a batch in the tables at the same time. Only one of the two continues."""
 
 
 class LakeUnreachable(LakeError):
-    """The store that holds the tables did not answer, or refused for a while. The same may work later."""
+    """The store of the tables did not answer, or rejected requests for a while. A retry may succeed."""
 
 
 class LakeFull(LakeError):
-    """The disk that the tables lie on has no room. They are as they were, and the same works once there is room."""
+    """The disk of the tables is full. The tables are unchanged, and a retry succeeds once there is space."""
 
 
 class LakeGone(LakeError):
@@ -395,23 +395,32 @@ class LakeTooNew(LakeError):
 
 
 class TablesSetAside(LakeError):
-    """Everything is landed but for some tables, each with a fault of its own: a damaged log, a name that can't be made
-    a folder. `changes` has what they miss."""
+    """Everything has landed except for some tables, each with its own fault: a damaged log, a name that can't be a
+    folder. `changes` has what they lack.
+    """
 
 
 class ColumnsChanged(LakeError):
-    """A table has other typed columns than are asked for now."""
+    """A table has other typed columns than requested."""
 
 
 class NoConsistentCut(LakeError):
-    """The bucket can't be landed as it was at one moment: its server lacks versions, or the moment can't be found."""
+    """The bucket can't be landed as of one moment: its server lacks versions, or no such moment was found."""
 
 
 class QueryFailed(LakeError):
-    """A query of Spark ended with an error that is none of ours."""
+    """Spark ended a query with its own error."""
+
+
+class SparkEnded(QueryFailed):
+    """Spark's driver has ended: nothing can run until another one is started."""
 
 
 # --- what the peer answered ---------------------------------------------------------------------------------------
+
+
+STATUS_ERRORS: dict[int, type[StatusError]] = {}
+"""The class of each status that has one."""
 
 
 class StatusError(HeadwaterError):
@@ -423,12 +432,16 @@ class StatusError(HeadwaterError):
     stale_topology: ClassVar[bool] = False
     default_hint: ClassVar[str] = "See the server's log for the connection"
 
+    def __init_subclass__(cls, *, status: int | None = None) -> None:
+        if status is not None:
+            STATUS_ERRORS[status] = cls
+
     def __init__(self, status: int, reason: str = "", *, hint: str = "") -> None:
         self.status = status
         super().__init__(reason or f"the server answered with status 0x{status:02x}", hint=hint or self.default_hint)
 
 
-class KeyNotFound(StatusError):
+class KeyNotFound(StatusError, status=0x01):
     default_hint = "Check the key, and that the document has not expired"
 
 
@@ -443,214 +456,173 @@ class BucketNotReady(UnknownBucket):
     default_hint = "Wait until the server has started its buckets; if this one was dropped, name another"
 
 
-class KeyExists(StatusError):
+class KeyExists(StatusError, status=0x02):
     default_hint = "Read the document again for its newest CAS, or close the stream that is already open"
 
 
-class ValueTooLarge(StatusError):
-    default_hint = "A document has at most 20 MiB, its extended attributes among them: make it smaller, or split it"
+class ValueTooLarge(StatusError, status=0x03):
+    default_hint = "A document has at most 20 MiB, including its extended attributes: make it smaller, or split it"
 
 
-class InvalidArguments(StatusError):
+class InvalidArguments(StatusError, status=0x04):
     default_hint = "The request is malformed for this server: check its version and what was negotiated"
 
 
-class NotStored(StatusError):
-    default_hint = "Write the document first: there is none that something could be put before or behind"
+class NotStored(StatusError, status=0x05):
+    default_hint = "Write the document first: there is none to append or prepend to"
 
 
-class NotANumber(StatusError):
+class NotANumber(StatusError, status=0x06):
     default_hint = "Write the document as a decimal number of 64 bits, or count with another key"
 
 
-class NotMyVBucket(StatusError):
+class NotMyVBucket(StatusError, status=0x07):
     retriable = True
     stale_topology = True
     default_hint = "Read the cluster map again and send the request to the vbucket's node"
 
 
-class NoBucket(StatusError):
+class NoBucket(StatusError, status=0x08):
     default_hint = "Select a bucket before the first command"
 
 
-class Locked(StatusError):
+class Locked(StatusError, status=0x09):
     retriable = True
-    default_hint = "Wait for the lock to run out, or unlock the document with its CAS"
+    default_hint = "Wait for the lock to expire, or unlock the document with its CAS"
 
 
-class NotLocked(StatusError):
-    default_hint = "Go on: the document is not locked, or its lock has run out"
+class StreamNotFound(StatusError, status=0x0A):
+    default_hint = "Open the stream again: it has ended, or belongs to another connection"
 
 
-class CasInvalid(StatusError):
-    default_hint = "Set the clock of the machine that the CAS comes from: it lies too far in the future"
+class OpaqueNoMatch(StatusError, status=0x0B):
+    default_hint = "Use the opaque of the stream request in all messages of the stream"
 
 
-class StreamNotFound(StatusError):
-    default_hint = "Open the stream again: it has ended, or is another one's"
+class NotLocked(StatusError, status=0x0E):
+    default_hint = "Continue: the document is not locked, or its lock has expired"
 
 
-class OpaqueNoMatch(StatusError):
-    default_hint = "Send messages of a stream with the opaque of its request"
+class CasInvalid(StatusError, status=0x0F):
+    default_hint = "Correct the clock of the machine that the CAS comes from: it is too far in the future"
 
 
-class RangeScanCancelled(StatusError):
-    default_hint = "Create the scan again: it was cancelled, or took too long"
-
-
-class VbuuidNotEqual(StatusError):
-    default_hint = "Take a mutation token of this branch of the history, or scan without one"
-
-
-class AuthenticationFailed(StatusError):
-    default_hint = "Check the user name and the password"
-
-
-class AuthenticationStale(StatusError):
+class AuthenticationStale(StatusError, status=0x1F):
     default_hint = "Authenticate again"
 
 
-class SeqnoOutOfRange(StatusError):
-    default_hint = "Start must not exceed end, and must lie in the given snapshot"
+class AuthenticationFailed(StatusError, status=0x20):
+    default_hint = "Check the user name and the password"
 
 
-class RollbackRequired(StatusError):
-    default_hint = "Roll back to the seqno in the response and ask again"
+class SeqnoOutOfRange(StatusError, status=0x22):
+    default_hint = "Start must not exceed end, and must be in the given snapshot"
 
 
-class AccessDenied(StatusError):
+class RollbackRequired(StatusError, status=0x23):
+    default_hint = "Roll back to the seqno in the response and request the stream again"
+
+
+class AccessDenied(StatusError, status=0x24):
     default_hint = "Give the user the role that the command needs on this bucket"
 
 
-class UnknownFrameInfo(StatusError):
-    default_hint = "This server does not know what the request says in its framing extras: check its version"
+class UnknownFrameInfo(StatusError, status=0x80):
+    default_hint = "This server does not support the framing extras of the request: check its version"
 
 
-class UnknownCommand(StatusError):
-    default_hint = "This server does not know the command: check its version"
+class UnknownCommand(StatusError, status=0x81):
+    default_hint = "This server does not support the command: check its version"
 
 
-class OutOfMemory(StatusError):
+class OutOfMemory(StatusError, status=0x82):
     retriable = True
     default_hint = "The server is short of memory: wait and try again"
 
 
-class NotSupported(StatusError):
+class NotSupported(StatusError, status=0x83):
     default_hint = "With xattrs or collections, enable noop on the connection first"
 
 
-class InternalError(StatusError):
-    default_hint = "The server has failed, not the request: look at its log"
+class InternalError(StatusError, status=0x84):
+    default_hint = "The server has failed, not the request: check its log"
 
 
-class Busy(StatusError):
+class Busy(StatusError, status=0x85):
     retriable = True
     default_hint = "Wait and try again"
 
 
-class TemporaryFailure(StatusError):
+class TemporaryFailure(StatusError, status=0x86):
     retriable = True
     default_hint = "Wait and try again"
 
 
-class XattrInvalid(StatusError):
-    default_hint = "Check the name of the extended attribute: 1 to 16 bytes, of which the first is a letter, _ or $"
+class XattrInvalid(StatusError, status=0x87):
+    default_hint = "Check the name of the extended attribute: 1 to 16 bytes, the first of which is a letter, _ or $"
 
 
-class UnknownCollection(StatusError):
+class UnknownCollection(StatusError, status=0x88):
     default_hint = "Check the collection's name or id: it may have been dropped"
 
 
-class UnknownScope(StatusError):
-    default_hint = "Check the scope's name or id: it may have been dropped"
-
-
-class NoCollectionsManifest(StatusError):
+class NoCollectionsManifest(StatusError, status=0x89):
     default_hint = "The server has no collections yet: create one, or name none"
 
 
-class ManifestRefused(StatusError):
-    default_hint = "Read the collections manifest again, and change that: another one is newer"
+class ManifestRefused(StatusError, status=0x8A):
+    default_hint = "Read the collections manifest again, and apply the change to it: there is a newer one"
 
 
-class ManifestIsAhead(StatusError):
+class ManifestIsAhead(StatusError, status=0x8B):
     retriable = True
-    default_hint = "The vbucket has not seen this collections manifest yet: pause briefly and try again"
+    default_hint = "The vbucket has not seen this collections manifest yet: wait briefly and try again"
 
 
-class StreamIdInvalid(StatusError):
-    default_hint = "Give a sid in every stream request if enable_stream_id is on, and in none if it is off"
+class UnknownScope(StatusError, status=0x8C):
+    default_hint = "Check the scope's name or id: it may have been dropped"
 
 
-class DurabilityLevelInvalid(StatusError):
-    default_hint = "Ask for majority, majority and persist on the active node, or persist to majority"
+class StreamIdInvalid(StatusError, status=0x8D):
+    default_hint = "Pass a sid in every stream request if enable_stream_id is on, and in none if it is off"
 
 
-class DurabilityImpossible(StatusError):
+class DurabilityLevelInvalid(StatusError, status=0xA0):
+    default_hint = "Use majority, majority and persist on the active node, or persist to majority"
+
+
+class DurabilityImpossible(StatusError, status=0xA1):
     default_hint = "There are too few replicas for this durability level"
 
 
-class SyncWriteInProgress(StatusError):
+class SyncWriteInProgress(StatusError, status=0xA2):
     retriable = True
-    default_hint = "Another durable write on this key is under way: wait and try again"
+    default_hint = "Another durable write on this key is in progress: wait and try again"
 
 
-class SyncWriteAmbiguous(StatusError):
-    default_hint = "Read the document to learn whether the write took place"
+class SyncWriteAmbiguous(StatusError, status=0xA3):
+    default_hint = "Read the document to find out whether the write took place"
 
 
-class SyncWriteReCommitInProgress(StatusError):
+class SyncWriteReCommitInProgress(StatusError, status=0xA4):
     retriable = True
-    default_hint = "The last durable write on this key is being brought to the replicas again: wait and try again"
+    default_hint = "The replicas are receiving the last durable write on this key again: wait and try again"
+
+
+class RangeScanCancelled(StatusError, status=0xA5):
+    default_hint = "Create the scan again: it was cancelled, or took too long"
+
+
+class VbuuidNotEqual(StatusError, status=0xA8):
+    default_hint = "Use a mutation token of this branch of the history, or scan without one"
 
 
 class SubdocumentError(StatusError):
-    default_hint = "Hold the path, and the value that is written there, against the document"
+    default_hint = "Compare the path and the value with the document"
 
 
-STATUS_ERRORS: dict[int, type[StatusError]] = {
-    0x01: KeyNotFound,
-    0x02: KeyExists,
-    0x03: ValueTooLarge,
-    0x04: InvalidArguments,
-    0x05: NotStored,
-    0x06: NotANumber,
-    0x07: NotMyVBucket,
-    0x08: NoBucket,
-    0x09: Locked,
-    0x0A: StreamNotFound,
-    0x0B: OpaqueNoMatch,
-    0x0E: NotLocked,
-    0x0F: CasInvalid,
-    0x1F: AuthenticationStale,
-    0x20: AuthenticationFailed,
-    0x22: SeqnoOutOfRange,
-    0x23: RollbackRequired,
-    0x24: AccessDenied,
-    0x80: UnknownFrameInfo,
-    0x81: UnknownCommand,
-    0x82: OutOfMemory,
-    0x83: NotSupported,
-    0x84: InternalError,
-    0x85: Busy,
-    0x86: TemporaryFailure,
-    0x87: XattrInvalid,
-    0x88: UnknownCollection,
-    0x89: NoCollectionsManifest,
-    0x8A: ManifestRefused,
-    0x8B: ManifestIsAhead,
-    0x8C: UnknownScope,
-    0x8D: StreamIdInvalid,
-    0xA0: DurabilityLevelInvalid,
-    0xA1: DurabilityImpossible,
-    0xA2: SyncWriteInProgress,
-    0xA3: SyncWriteAmbiguous,
-    0xA4: SyncWriteReCommitInProgress,
-    0xA5: RangeScanCancelled,
-    0xA8: VbuuidNotEqual,
-    # Those left out are successes that have more to say.
-    **dict.fromkeys((*range(0xC0, 0xCC), *range(0xCE, 0xD3), 0xD4), SubdocumentError),
-}
+# A path into a document can meet all of these; those left out are successes that have more to say.
+STATUS_ERRORS.update(dict.fromkeys((*range(0xC0, 0xCC), *range(0xCE, 0xD3), 0xD4), SubdocumentError))
 
 
 def status_error(status: int, reason: str = "") -> StatusError:

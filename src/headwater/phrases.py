@@ -1,4 +1,4 @@
-"""Words that all parts use: numbers with their nouns, advice on what to install, and text of a server made harmless.
+"""Words that all parts use: numbers and their nouns, advice on what to install, and text of a server made harmless.
 
 Anything may import it. It imports nothing but the standard library, so that a command can use it before libraries are
 loaded.
@@ -18,6 +18,12 @@ from urllib.parse import unquote, urlsplit
 def counted(count: int, noun: str, *, plural: str | None = None) -> str:
     """`plural` is for nouns that do not just get an s."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def parse_number(text: str, largest: int) -> int | None:
+    """A number from 0 to `largest` in decimal digits; None for anything else."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(largest))
+    return int(text) if is_number and int(text) <= largest else None
 
 
 def did_you_mean(name: str) -> str:
@@ -52,7 +58,9 @@ def _where_from(extra: str) -> tuple[list[str], str]:
         return [], f"{PACKAGE}[{extra}]"
     url = str(origin.get("url", ""))
     if not url.startswith("file:"):
-        return [], f"{PACKAGE}[{extra}] @ {_with_tool(url, origin)}"
+        # A URL of a repository names the tool that gets it.
+        tool = origin.get("vcs_info", {}).get("vcs")
+        return [], f"{PACKAGE}[{extra}] @ {f'{tool}+{url}' if tool else url}"
     is_editable = origin.get("dir_info", {}).get("editable", False)
     return (["-e"] if is_editable else []), f"{unquote(urlsplit(url).path)}[{extra}]"
 
@@ -68,12 +76,6 @@ def _origin() -> dict[str, Any] | None:
         # It runs from its sources.
         return {"url": Path(__file__).parents[2].as_uri(), "dir_info": {"editable": True}}
     return json.loads(text) if text else None
-
-
-def _with_tool(url: str, origin: dict[str, Any]) -> str:
-    """A URL of a repository names the tool that gets it."""
-    tool = origin.get("vcs_info", {}).get("vcs")
-    return f"{tool}+{url}" if tool else url
 
 
 # --- compiling ----------------------------------------------------------------------------------------------------
@@ -100,8 +102,8 @@ def report_first_compile(report: Callable[[], None] | None) -> None:
     _FirstCompile.report = report
 
 
-def is_compiling() -> None:
-    """A kernel is about to be compiled: its machine code is not kept anywhere."""
+def report_compile() -> None:
+    """Report, once, that this process compiles a kernel."""
     if _FirstCompile.report is not None and not _FirstCompile.is_reported:
         _FirstCompile.is_reported = True
         _FirstCompile.report()

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
+import subprocess
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from headwater.client.blocking_bucket import KvCluster, bootstrap
 from headwater.client.bootstrap import connect_any, map_of
 from headwater.client.connection_string import Address, BootstrapBy
 from headwater.client.kv_asyncio import AsyncKvConnection
-from headwater.client.settings import ClientSettings
+from headwater.client.settings import ClientSettings, TlsSettings
+from headwater.errors import InvalidInput
 from headwater.protocol.numbers import DEFAULT_COLLECTION
 from support.fake_servers import PASSWORD, USER, down
+from support.forked_program import run_program
+from support.machine import self_signed
 from support.node_process import PASSWORD as NODE_PASSWORD
 from support.node_process import USER as NODE_USER
 from support.node_process import StartNode
@@ -65,3 +73,43 @@ def test_a_cluster_of_one_real_node_by_both_ways(start_node: StartNode) -> None:
         assert map_of(connection, settings) == cluster.read_map()
         assert cluster.find(()) == (cluster.read_map(), (DEFAULT_COLLECTION,))
         cluster.open(node.address).close()
+
+
+# --- TLS settings with the keys that openssl writes -------------------------------------------------------------------
+
+
+def encrypted_key(folder: Path) -> tuple[Path, Path]:
+    """A certificate, and its key under the password `sesame`."""
+    certificate, key = self_signed(folder)
+    encrypted = folder / "encrypted.pem"
+    subprocess.run(
+        ["openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:sesame", "-out", str(encrypted)],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, encrypted
+
+
+def test_no_password_is_asked_for_on_the_terminal(tmp_path: Path) -> None:
+    """A process that has one would wait there for ever."""
+    certificate, encrypted = encrypted_key(tmp_path)
+    code = (
+        "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+        "from headwater.client.settings import TlsSettings\n"
+        f"TlsSettings(certificate_file={str(certificate)!r}, key_file={str(encrypted)!r}).context()"
+    )
+    ours, theirs = os.openpty()
+    try:
+        ended = run_program("-c", code, stdin=theirs, timeout=60, start_new_session=True)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "InvalidInput: the client certificate" in ended.stderr
+
+
+def test_an_encrypted_key_needs_its_password(tmp_path: Path) -> None:
+    certificate, encrypted = encrypted_key(tmp_path)
+    TlsSettings(certificate_file=certificate, key_file=encrypted, key_password="sesame").context()
+    for password in (None, "abracadabra"):
+        with pytest.raises(InvalidInput, match="can't be used"):
+            TlsSettings(certificate_file=certificate, key_file=encrypted, key_password=password).context()

@@ -15,6 +15,7 @@ from support.oracle import differences, offsets_of_json, streamed_documents
 from support.random_writes import RandomWrites
 
 SEEDS = range(1000, 1030)
+SEEDS_OF_EVERY_RUN = range(1000, 1010)
 GROUP = 10
 OPERATIONS = 30
 
@@ -27,7 +28,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedNode]:
         yield node
 
 
-@pytest.mark.parametrize("first", SEEDS[::GROUP])
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=[] if first in SEEDS_OF_EVERY_RUN else [pytest.mark.soak]) for first in SEEDS[::GROUP]],
+)
 def test_reads_to_now(node: ProxiedNode, first: int) -> None:
     bucket = ProxiedBucket(node, f"group-{first}")
     failures = []

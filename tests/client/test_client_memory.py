@@ -19,7 +19,7 @@ from support.node_process import PASSWORD, USER, NodeProcess
 MB = 1_000_000
 DRAIN_S_MAX = 300.0
 SMALL_DOCUMENTS = 500
-INTERLEAVED_DOCUMENTS = 50_000
+INTERLEAVED_DOCUMENTS = 15_000
 FILES_MAX = 200
 TESTS = Path(__file__).parents[1]
 
@@ -86,7 +86,7 @@ def drain(*arguments: str) -> dict[str, Any]:
     ("client", "speed"),
     [
         ("asyncio", "stopped"),
-        ("blocking", "slow"),
+        pytest.param("blocking", "slow", marks=pytest.mark.soak),
         pytest.param("asyncio", "fast", marks=pytest.mark.soak),
         pytest.param("blocking", "stopped", marks=pytest.mark.soak),
     ],

@@ -12,9 +12,6 @@ import pytest
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection, Login
-from headwater.errors import ConnectionFailed, RemoteProtocolError
-from headwater.protocol.messages.documents import Get, Set
-from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.sasl import Credentials
 from support.fault_proxy import (
     HOST,
@@ -29,7 +26,6 @@ from support.fault_proxy import (
     Stall,
     Truncate,
     Way,
-    free_port,
     no_faults,
 )
 from support.node_process import PASSWORD, USER
@@ -146,11 +142,6 @@ def test_a_cut_in_good_order_passes_all_before_it(server: TalkingServer, proxy: 
     assert proxy.counts.ended == 1
 
 
-def test_a_cut_behind_the_end_is_none(proxy: FaultProxy) -> None:
-    assert talk(proxy, Cut(Way.TO_CLIENT, len(DATA), Ending.RESET)) == (DATA, None)
-    assert proxy.counts.ended == 0
-
-
 def test_a_reset_is_one_for_both(server: TalkingServer, proxy: FaultProxy) -> None:
     # The other way is held up, or else it might have ended in good order before.
     received, error = talk(proxy, Stall(Way.TO_CLIENT, 300), Cut(Way.TO_SERVER, 5000, Ending.RESET))
@@ -159,11 +150,6 @@ def test_a_reset_is_one_for_both(server: TalkingServer, proxy: FaultProxy) -> No
     heard, error = server.first_heard()
     assert error in (ConnectionResetError, BrokenPipeError)
     assert DATA[:5000].startswith(heard)
-
-
-def test_the_earliest_cut_counts(server: TalkingServer, proxy: FaultProxy) -> None:
-    talk(proxy, Cut(Way.TO_SERVER, 700, Ending.FIN), Cut(Way.TO_SERVER, 70, Ending.FIN))
-    assert server.first_heard() == (DATA[:70], None)
 
 
 def test_a_truncation_leaves_the_other_way_open(server: TalkingServer, proxy: FaultProxy) -> None:
@@ -205,29 +191,7 @@ def test_another_plan_ends_what_was_open(proxy: FaultProxy) -> None:
     assert talk(proxy) == (DATA, None)
 
 
-def test_connections_are_counted_for_the_plan(proxy: FaultProxy) -> None:
-    proxy.use(lambda connection: (Cut(Way.TO_CLIENT, 10 * connection, Ending.FIN),))
-    for number in range(4):
-        with socket.create_connection((HOST, proxy.port), timeout=SOCKET_S_MAX) as sock:
-            assert read_to_end(sock)[0] == DATA[: 10 * number]
-    assert proxy.counts.connections == 4
-
-
-def test_a_server_that_is_down_is_a_reset() -> None:
-    """Which the client may meet as soon as it connects."""
-    with FaultProxy(free_port()) as proxy, pytest.raises(ConnectionResetError):  # noqa: SIM117
-        with socket.create_connection((HOST, proxy.port), timeout=SOCKET_S_MAX) as sock:
-            sock.recv(1)
-
-
 # --- schedules ----------------------------------------------------------------------------------------------------
-
-
-def test_a_schedule_is_its_repr() -> None:
-    schedule = FaultSchedule(seed=17)
-    again = eval(repr(schedule))
-    assert [again(number) for number in range(10)] == [schedule(number) for number in range(10)]
-    assert [FaultSchedule(seed=18)(number) for number in range(10)] != [schedule(number) for number in range(10)]
 
 
 def test_schedules_have_every_kind_of_fault() -> None:
@@ -243,12 +207,6 @@ def test_schedules_have_every_kind_of_fault() -> None:
     assert max(positions) > 20_000
 
 
-def test_a_schedule_comes_to_an_end() -> None:
-    schedule = FaultSchedule(seed=1, faulty_connections=3)
-    assert any(schedule(number) for number in range(3))
-    assert not any(schedule(number) for number in range(3, 100))
-
-
 # --- in front of a node -------------------------------------------------------------------------------------------
 
 
@@ -261,21 +219,3 @@ def test_the_map_of_a_node_leads_to_the_proxy(shared_node: ProxiedNode) -> None:
             found = ClusterMap.decode(connection.outcome.cluster_config, asked=connection.address)
         assert found.nodes == (address,)
     assert shared_node.proxy.counts.connections == 1
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_any_schedule_on_a_key_value_connection(shared_node: ProxiedNode, seed: int) -> None:
-    """What is answered is true, whatever happens on the way, and in the end all gets through."""
-    place = {"key": b"through-the-proxy", "collection_id": DEFAULT_COLLECTION}
-    value = b'{"seed":%d}' % seed
-    shared_node.proxy.use(FaultSchedule(seed=seed, to_client_bytes_max=4096))
-    for _ in range(10):
-        try:
-            with KvConnection.open(Address(HOST, shared_node.proxy.port), LOGIN) as connection:
-                connection.request(Set(value=value, **place))
-                assert connection.request(Get(**place)).value == value
-                break
-        except (ConnectionFailed, RemoteProtocolError):
-            continue
-    else:
-        raise AssertionError(FaultSchedule(seed=seed).describe())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
+from headwater.client.checkpoints import CheckpointStore, FileCheckpoint
 from headwater.errors import CheckpointInUse
 from support.checkpoint_samples import offsets_at, run
 from support.forked_program import start_program
@@ -26,7 +26,7 @@ def save(path: Path, seqno: int) -> None:
 
 SAVE_AND_WAIT = """
 import asyncio, sys
-from headwater.client.checkpoints.file import FileCheckpoint
+from headwater.client.checkpoints import FileCheckpoint
 store = FileCheckpoint(sys.argv[1])
 asyncio.run(store.load())
 print("holds it", flush=True)

@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.client.groups import Assignment, DocumentPort, GroupBucket, LeaseGroup, group_bucket, joined
+from headwater.client.groups import Assignment, DocumentPort, GroupBucket
+from headwater.client.groups.group_document import group_bucket
+from headwater.client.groups.lease_group import LeaseGroup
 from headwater.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -24,6 +26,7 @@ from headwater.protocol.messages.documents import Get, GetResponse
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas
 from support.fault_proxy import free_port
+from support.group_fakes import joined
 from support.group_member_process import INTERVAL_S, LEASE_S, MARGIN_S, VBUCKETS, bucket_of, settings_of
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 

@@ -11,9 +11,10 @@ import pytest
 from headwater.client.asyncio_client import Client
 from headwater.client.bucket_kv import BucketKv
 from headwater.client.changes import Mutation
-from headwater.client.checkpoints import XattrCheckpoint
+from headwater.client.checkpoints.xattrs import XattrCheckpoint
 from headwater.client.cluster_map import vbucket_of
-from headwater.client.groups import LeaseGroup, Membership, StaticMember
+from headwater.client.groups import Membership, StaticMember
+from headwater.client.groups.lease_group import LeaseGroup
 from headwater.client.kv_connection import KvConnection
 from headwater.errors import InvalidInput
 from headwater.protocol.messages.documents import Set

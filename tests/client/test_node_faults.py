@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.client.kv_connection import KvConnection
+from headwater.client.kv_connection import KvConnection, Timeouts
 from headwater.client.reader import REFUSALS_MAX
 from headwater.client.settings import ClientSettings
 from headwater.client.survey import AsyncSurveyor
@@ -26,7 +26,7 @@ from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
 from support.fake_servers import Peer, answering, serving
-from support.fault_proxy import ProxiedBucket, ProxiedNode
+from support.fault_proxy import Action, ProxiedBucket, ProxiedNode, Stall, Way
 from support.followed_client import FollowedClient
 from support.node_process import PASSWORD, USER
 from support.oracle import differences, offsets_of_json, streamed_documents
@@ -252,3 +252,38 @@ async def read_through_standstill(node: ProxiedNode, bucket: ProxiedBucket) -> N
         second = await asyncio.to_thread(write_fences, bucket, b'"second"')
         await consumer.reaches(second.are_in, reading)
     check_state(bucket, consumer)
+
+
+# --- connections on which nothing comes any more, and which nobody closes: they are found out, wherever that happens --
+
+"""The least that the protocol has. A silence of two of these is a dead connection."""
+TIMEOUTS = Timeouts(connect_s=1, answer_s=1)
+FOUND_OUT_S_MAX = 12.0
+"""Far more than these take, and less than what a client takes that has not been told of them."""
+
+
+@pytest.mark.parametrize(
+    ("connection", "way", "after_bytes"),
+    [
+        # The look at the bucket with which a read begins. The one before it is `connect`'s, and its caller's affair.
+        (1, Way.TO_CLIENT, 100),
+        # The connection of the streams: while it logs in, while it opens, and then.
+        (2, Way.TO_CLIENT, 100),
+        (2, Way.TO_SERVER, 100),
+        (2, Way.TO_CLIENT, 1000),
+        (2, Way.TO_SERVER, 700),
+        (2, Way.TO_CLIENT, 2000),
+        (2, Way.TO_SERVER, 1200),
+    ],
+)
+def test_a_silent_connection_is_replaced(shared_node: ProxiedNode, connection: int, way: Way, after_bytes: int) -> None:
+    bucket = ProxiedBucket(shared_node)
+    fences = write_fences(bucket, b'"%d"' % after_bytes)
+
+    def plan(number: int) -> tuple[Action, ...]:
+        return (Stall(way, after_bytes),) if number == connection else ()
+
+    bucket.proxy.use(plan)
+    consumer = FollowedClient(bucket.url, timeouts=TIMEOUTS, noop_interval_s=NOOP_INTERVAL_S)
+    assert asyncio.run(asyncio.wait_for(consumer.read(fences.are_in), FOUND_OUT_S_MAX))
+    assert bucket.proxy.counts.connections > 3

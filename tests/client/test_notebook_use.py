@@ -162,7 +162,7 @@ def test_a_read_is_taken_once_and_has_an_end(client: headwater.blocking.Client) 
     with pytest.raises(LocalProtocolError, match="has no end"):
         pa.table(endless)
     member = client.batches(group=headwater.StaticMember(1, of=1), checkpoint="place.json")
-    with pytest.raises(LocalProtocolError, match="reads for ever"):
+    with pytest.raises(LocalProtocolError, match="reads indefinitely"):
         pa.table(member)
 
 

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from headwater.cli import main
 from headwater.client.cluster_map import ClusterMap
+from headwater.client.delivery import PersistenceGate
 from headwater.client.kv_connection import KvConnection
-from headwater.client.persistence_gate import PersistenceGate
 from headwater.errors import KeyNotFound
 from headwater.protocol.messages.dcp_streams import GetFailoverLog, GetFailoverLogResponse, Open, OpenFlags
 from headwater.protocol.messages.documents import Set

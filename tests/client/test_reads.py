@@ -12,8 +12,7 @@ import pytest
 import headwater
 from headwater.client.asyncio_client import Client
 from headwater.client.checkpoints import FileCheckpoint
-from headwater.client.groups import StaticMember
-from headwater.client.groups.membership import Assignment
+from headwater.client.groups import Assignment, StaticMember
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.offsets import Offsets
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError

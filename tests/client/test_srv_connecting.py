@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,3 +149,18 @@ def test_a_read_looks_the_hosts_up_again_when_all_are_out_of_reach(
 def test_without_records_the_name_has_to_be_a_host(dns_server: DnsServer) -> None:
     with pytest.raises(HostUnreachable, match=f"{NAME}:11210"):
         bootstrap(ClientSettings.make(string(dns_server), **LOGIN))
+
+
+# --- SRV lookups in a new interpreter ---------------------------------------------------------------------------------
+
+
+def test_the_library_is_imported_only_for_a_lookup() -> None:
+    """It would cost every Spark worker its time."""
+    program = (
+        "import sys, headwater, headwater.client.bootstrap\n"
+        "from headwater.client.connection_string import ConnectionString\n"
+        "from headwater.client.connection_string import find_hosts\n"
+        "find_hosts(ConnectionString.parse('couchbase://127.0.0.1/b'))\n"
+        "sys.exit('dns' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

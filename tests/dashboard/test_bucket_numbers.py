@@ -11,40 +11,24 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.client.cluster_map import vbucket_of
 from headwater.node.http.dashboard.samples import LiveCounts
-from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Set
-from headwater.protocol.numbers import DEFAULT_COLLECTION, Vbuuid
-from headwater.protocol.values import Datatype
-from headwater.store.bucket import Bucket, StoreEnvironment
-from headwater.store.data_format import BucketFacts
-from headwater.store.engine import MemoryEngine
-from headwater.store.opening import create_bucket
+from headwater.protocol.numbers import DEFAULT_COLLECTION
+from headwater.store.bucket import Bucket
 from support.forked_program import HEADWATER, run_program
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.store_harness import new_bucket, put
 
 VBUCKETS = 8
 
 
 @pytest.fixture
 def bucket() -> Bucket:
-    names = iter(range(1, 10_000))
-    made = create_bucket(
-        MemoryEngine(),
-        BucketFacts(name="beer", uuid="0", vbuckets=VBUCKETS),
-        environment=StoreEnvironment(now_ns=lambda: 1_700_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(next(names))),
-        secret=(1, 2),
-    )
-    for vbucket in range(VBUCKETS):
-        made.set_vbucket_state(vbucket, VBucketState.ACTIVE)
-    made.commit_now()
-    return made
+    return new_bucket(vbuckets=VBUCKETS)
 
 
-def put(bucket: Bucket, vbucket: int, *keys: str) -> None:
+def put_all(bucket: Bucket, vbucket: int, *keys: str) -> None:
     for key in keys:
-        bucket.put_mutation(
-            vbucket, collection_id=DEFAULT_COLLECTION, key=key.encode(), value=b"{}", datatype=Datatype.JSON
-        )
+        put(bucket, vbucket, key.encode())
     bucket.commit_now()
 
 
@@ -52,13 +36,13 @@ def put(bucket: Bucket, vbucket: int, *keys: str) -> None:
 
 
 def test_documents_are_counted_without_the_deleted(bucket: Bucket) -> None:
-    put(bucket, 1, "a", "b", "c")
-    put(bucket, 2, "d")
+    put_all(bucket, 1, "a", "b", "c")
+    put_all(bucket, 2, "d")
     bucket.put_removal(1, collection_id=DEFAULT_COLLECTION, key=b"b")
     counts = LiveCounts(VBUCKETS)
     counts.refresh(bucket)
     assert counts.counts.tolist() == [0, 2, 1, 0, 0, 0, 0, 0]
-    put(bucket, 1, "e")
+    put_all(bucket, 1, "e")
     bucket.put_removal(2, collection_id=DEFAULT_COLLECTION, key=b"d")
     counts.refresh(bucket)
     assert counts.counts.tolist() == [0, 3, 0, 0, 0, 0, 0, 0]
@@ -66,11 +50,11 @@ def test_documents_are_counted_without_the_deleted(bucket: Bucket) -> None:
 
 def test_with_little_time_every_vbucket_has_its_turn(bucket: Bucket) -> None:
     for vbucket in range(VBUCKETS):
-        put(bucket, vbucket, *(f"{vbucket}-{number}" for number in range(10 + vbucket)))
+        put_all(bucket, vbucket, *(f"{vbucket}-{number}" for number in range(10 + vbucket)))
     counts = LiveCounts(VBUCKETS)
     for turn in range(1, VBUCKETS + 1):
         # The first is changed all the time, and must not keep the others from their turn.
-        put(bucket, 0, f"more-{turn}")
+        put_all(bucket, 0, f"more-{turn}")
         counts.refresh(bucket, slots_max=1)
     assert counts.counts[1:].tolist() == [10 + vbucket for vbucket in range(1, VBUCKETS)]
     counts.refresh(bucket)

@@ -11,14 +11,10 @@ import pytest
 
 from headwater.errors import HeadwaterError, MalformedMessage, NoAnswer
 from headwater.node.history import BucketHistory
-from headwater.node.http.dashboard.cluster_numbers import UNKNOWN, ClusterNumbers, Counts, VBucketNumbers
+from headwater.node.http.dashboard.samples import UNKNOWN, ClusterNumbers, Counts, VBucketNumbers
 from headwater.node.replication.peers import PeerStatistics
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import Vbuuid
-from headwater.store.bucket import StoreEnvironment
-from headwater.store.data_format import BucketFacts
-from headwater.store.engine import MemoryEngine
-from headwater.store.opening import create_bucket
+from support.store_harness import new_bucket
 
 A, R, P, D = VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING, VBucketState.DEAD
 VBUCKETS = 4
@@ -43,13 +39,7 @@ class Neighbours:
     """A node with a real bucket, and other nodes that answer what a test says."""
 
     def __init__(self, states: Counts, seqnos: Counts) -> None:
-        names = iter(range(1, 1000))
-        self.bucket = create_bucket(
-            MemoryEngine(),
-            BucketFacts(name="beer", uuid="0", vbuckets=VBUCKETS),
-            environment=StoreEnvironment(now_ns=lambda: 0, new_vbuuid=lambda: Vbuuid(next(names))),
-            secret=(1, 2),
-        )
+        self.bucket = new_bucket(vbuckets=VBUCKETS, state=None)
         for vbucket, state in enumerate(states.tolist()):
             self.bucket.set_vbucket_state(vbucket, VBucketState(state))
         self.bucket.commit_now()
@@ -58,7 +48,7 @@ class Neighbours:
         self.asked = 0
 
     def set_seqnos(self, seqnos: Counts) -> None:
-        self.bucket.vbuckets.durable_seqnos[:] = seqnos.astype(np.uint64)
+        self.bucket.numbers.durable_seqnos[:] = seqnos.astype(np.uint64)
 
     def names(self) -> list[str]:
         return list(self.answers)
@@ -137,148 +127,126 @@ def test_numbers_that_can_not_be_are_refused(changed: dict[str, str | None]) -> 
 # --- lags ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_is_behind_by_what_its_active_one_has_more() -> None:
-    async def scenario() -> None:
-        node = Neighbours(states=counts(A, A, R, R), seqnos=counts(10, 20, 30, 40))
-        node.answers["other"] = answering(
-            numbers(counts(R, P, A, A), counts(7, 20, 35, 40), stream_lags=counts(0, 0, 2, 0))
-        )
-        cluster = watch(node)
-        await ask(cluster)
-        assert cluster.lags(counts(1, 0, 0, 0)).tolist() == [1, 0, 5, 0]
-        rows = cluster.rows_of(cluster.peers["other"])
-        assert rows is not None
-        assert rows[:, 3].tolist() == [3, 0, 2, 0]
-
-    asyncio.run(scenario())
+async def test_a_copy_is_behind_by_what_its_active_one_has_more() -> None:
+    node = Neighbours(states=counts(A, A, R, R), seqnos=counts(10, 20, 30, 40))
+    node.answers["other"] = answering(
+        numbers(counts(R, P, A, A), counts(7, 20, 35, 40), stream_lags=counts(0, 0, 2, 0))
+    )
+    cluster = watch(node)
+    await ask(cluster)
+    assert cluster.lags(counts(1, 0, 0, 0)).tolist() == [1, 0, 5, 0]
+    rows = cluster.rows_of(cluster.peers["other"])
+    assert rows is not None
+    assert rows[:, 3].tolist() == [3, 0, 2, 0]
 
 
-def test_what_is_written_while_a_node_is_asked_is_no_lag() -> None:
+async def test_what_is_written_while_a_node_is_asked_is_no_lag() -> None:
     """The copies are as of the answer; what the active ones have got since the question is nothing that they lack."""
+    node = Neighbours(states=counts(A, A, A, A), seqnos=counts(10, 10, 10, 10))
 
-    async def scenario() -> None:
-        node = Neighbours(states=counts(A, A, A, A), seqnos=counts(10, 10, 10, 10))
+    async def late() -> VBucketNumbers:
+        node.set_seqnos(counts(500, 500, 500, 500))
+        return numbers(counts(R, R, R, R), counts(10, 12, 9, 0))
 
-        async def late() -> VBucketNumbers:
-            node.set_seqnos(counts(500, 500, 500, 500))
-            return numbers(counts(R, R, R, R), counts(10, 12, 9, 0))
-
-        node.answers["other"] = late
-        cluster = watch(node)
-        await ask(cluster)
-        node.set_seqnos(counts(900, 900, 900, 900))
-        rows = cluster.rows_of(cluster.peers["other"])
-        assert rows is not None
-        assert rows[:, 3].tolist() == [0, 0, 1, 10]
-
-    asyncio.run(scenario())
+    node.answers["other"] = late
+    cluster = watch(node)
+    await ask(cluster)
+    node.set_seqnos(counts(900, 900, 900, 900))
+    rows = cluster.rows_of(cluster.peers["other"])
+    assert rows is not None
+    assert rows[:, 3].tolist() == [0, 0, 1, 10]
 
 
-def test_between_two_other_nodes_a_copy_is_compared_with_what_the_third_has() -> None:
-    async def scenario() -> None:
-        node = Neighbours(states=counts(D, D, D, D), seqnos=counts(99, 99, 99, 99))
-        node.answers["one"] = answering(numbers(counts(A, A, R, R), counts(5, 5, 5, 5)))
-        node.answers["two"] = answering(numbers(counts(R, R, A, A), counts(4, 5, 6, 9)))
-        cluster = watch(node)
-        await ask(cluster)
-        one, two = (cluster.rows_of(peer) for peer in cluster.peers.values())
-        assert one is not None
-        assert two is not None
-        assert (one[2:, 3].tolist(), two[:2, 3].tolist()) == ([1, 4], [1, 0])
-
-    asyncio.run(scenario())
+async def test_between_two_other_nodes_a_copy_is_compared_with_what_the_third_has() -> None:
+    node = Neighbours(states=counts(D, D, D, D), seqnos=counts(99, 99, 99, 99))
+    node.answers["one"] = answering(numbers(counts(A, A, R, R), counts(5, 5, 5, 5)))
+    node.answers["two"] = answering(numbers(counts(R, R, A, A), counts(4, 5, 6, 9)))
+    cluster = watch(node)
+    await ask(cluster)
+    one, two = (cluster.rows_of(peer) for peer in cluster.peers.values())
+    assert one is not None
+    assert two is not None
+    assert (one[2:, 3].tolist(), two[:2, 3].tolist()) == ([1, 4], [1, 0])
 
 
 # --- nodes that do not answer -------------------------------------------------------------------------------------
 
 
-def test_of_a_node_that_does_not_answer_the_last_is_kept_and_lags_behind_it_are_not_known() -> None:
-    async def scenario() -> None:
-        events: list[str] = []
-        clock = Clock()
-        node = Neighbours(states=counts(A, A, R, R), seqnos=counts(10, 20, 30, 40))
-        node.answers["other"] = answering(numbers(counts(R, R, A, A), counts(10, 20, 35, 40)))
-        cluster = watch(node, events, clock)
+async def test_of_a_node_that_does_not_answer_the_last_is_kept_and_lags_behind_it_are_not_known() -> None:
+    events: list[str] = []
+    clock = Clock()
+    node = Neighbours(states=counts(A, A, R, R), seqnos=counts(10, 20, 30, 40))
+    node.answers["other"] = answering(numbers(counts(R, R, A, A), counts(10, 20, 35, 40)))
+    cluster = watch(node, events, clock)
+    await ask(cluster)
+    node.answers["other"] = silence
+    for _ in range(3):
+        clock.now_ms += 1000
         await ask(cluster)
-        node.answers["other"] = silence
-        for _ in range(3):
-            clock.now_ms += 1000
-            await ask(cluster)
-        peer = cluster.peers["other"]
-        assert (peer.error, peer.heard_ms) == ("it says nothing", 1000)
-        assert cluster.rows_of(peer) is not None
-        assert cluster.lags(counts(0, 0, 0, 0)).tolist() == [0, 0, UNKNOWN, UNKNOWN]
-        node.answers["other"] = answering(numbers(counts(R, R, A, A), counts(10, 20, 35, 40)))
-        await ask(cluster)
-        assert (peer.error, peer.heard_ms) == (None, 4000)
-        assert events == ["node other does not answer", "node other answers again"]
-
-    asyncio.run(scenario())
+    peer = cluster.peers["other"]
+    assert (peer.error, peer.heard_ms) == ("it says nothing", 1000)
+    assert cluster.rows_of(peer) is not None
+    assert cluster.lags(counts(0, 0, 0, 0)).tolist() == [0, 0, UNKNOWN, UNKNOWN]
+    node.answers["other"] = answering(numbers(counts(R, R, A, A), counts(10, 20, 35, 40)))
+    await ask(cluster)
+    assert (peer.error, peer.heard_ms) == (None, 4000)
+    assert events == ["node other does not answer", "node other answers again"]
 
 
-def test_one_that_is_slow_keeps_nobody_waiting_and_is_not_asked_twice() -> None:
-    async def scenario() -> None:
-        node = Neighbours(states=counts(A, A, A, A), seqnos=counts(1, 1, 1, 1))
-        done = asyncio.Event()
+async def test_one_that_is_slow_keeps_nobody_waiting_and_is_not_asked_twice() -> None:
+    node = Neighbours(states=counts(A, A, A, A), seqnos=counts(1, 1, 1, 1))
+    done = asyncio.Event()
 
-        async def slow() -> VBucketNumbers:
-            await done.wait()
-            raise HeadwaterError("too late")
+    async def slow() -> VBucketNumbers:
+        await done.wait()
+        raise HeadwaterError("too late")
 
-        node.answers["slow"] = slow
-        node.answers["fast"] = answering(numbers(counts(R, R, R, R), counts(1, 1, 1, 1)))
-        cluster = watch(node)
-        for _ in range(3):
-            cluster.ask()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        assert node.asked == 1 + 3
-        assert cluster.peers["fast"].is_heard
-        done.set()
-        await asyncio.gather(*cluster._asking.values())
-        assert cluster.peers["slow"].error == "too late"
-
-    asyncio.run(scenario())
-
-
-def test_a_node_that_has_left_is_forgotten() -> None:
-    async def scenario() -> None:
-        node = Neighbours(states=counts(A, A, A, A), seqnos=counts(1, 1, 1, 1))
-        node.answers["other"] = silence
-        cluster = watch(node)
-        await ask(cluster)
-        node.answers.clear()
+    node.answers["slow"] = slow
+    node.answers["fast"] = answering(numbers(counts(R, R, R, R), counts(1, 1, 1, 1)))
+    cluster = watch(node)
+    for _ in range(3):
         cluster.ask()
-        assert cluster.peers == {}
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert node.asked == 1 + 3
+    assert cluster.peers["fast"].is_heard
+    done.set()
+    await asyncio.gather(*cluster._asking.values())
+    assert cluster.peers["slow"].error == "too late"
 
-    asyncio.run(scenario())
+
+async def test_a_node_that_has_left_is_forgotten() -> None:
+    node = Neighbours(states=counts(A, A, A, A), seqnos=counts(1, 1, 1, 1))
+    node.answers["other"] = silence
+    cluster = watch(node)
+    await ask(cluster)
+    node.answers.clear()
+    cluster.ask()
+    assert cluster.peers == {}
 
 
-def test_a_tick_waits_a_moment_for_those_that_use_to_answer_and_not_for_others() -> None:
-    async def scenario() -> None:
-        node = Neighbours(states=counts(A, A, A, A), seqnos=counts(1, 1, 1, 1))
-        is_over = asyncio.Event()
+async def test_a_tick_waits_a_moment_for_those_that_use_to_answer_and_not_for_others() -> None:
+    node = Neighbours(states=counts(A, A, A, A), seqnos=counts(1, 1, 1, 1))
+    is_over = asyncio.Event()
 
-        async def later() -> VBucketNumbers:
-            for _ in range(5):
-                await asyncio.sleep(0)
-            return numbers(counts(R, R, R, R), counts(2, 2, 2, 2))
+    async def later() -> VBucketNumbers:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return numbers(counts(R, R, R, R), counts(2, 2, 2, 2))
 
-        async def never() -> VBucketNumbers:
-            await is_over.wait()
-            raise HeadwaterError("too late")
+    async def never() -> VBucketNumbers:
+        await is_over.wait()
+        raise HeadwaterError("too late")
 
-        node.answers["usual"] = answering(numbers(counts(R, R, R, R), counts(1, 1, 1, 1)))
-        cluster = watch(node)
-        await ask(cluster)
-        node.answers |= {"usual": later, "silent": never}
-        cluster.ask()
-        # That of the silent one would never come.
-        await cluster.wait_for_answers(within_s=3600)
-        told = cluster.peers["usual"].numbers
-        assert told is not None
-        assert told.seqnos.tolist() == [2, 2, 2, 2]
-        is_over.set()
-        await asyncio.gather(*cluster._asking.values())
-
-    asyncio.run(scenario())
+    node.answers["usual"] = answering(numbers(counts(R, R, R, R), counts(1, 1, 1, 1)))
+    cluster = watch(node)
+    await ask(cluster)
+    node.answers |= {"usual": later, "silent": never}
+    cluster.ask()
+    # That of the silent one would never come.
+    await cluster.wait_for_answers(within_s=3600)
+    told = cluster.peers["usual"].numbers
+    assert told is not None
+    assert told.seqnos.tolist() == [2, 2, 2, 2]
+    is_over.set()
+    await asyncio.gather(*cluster._asking.values())

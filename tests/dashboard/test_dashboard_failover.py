@@ -107,6 +107,7 @@ def test_a_node_that_does_not_answer_is_told_until_it_is_failed_over(
     vbucket = a_vbucket(browser, HERE, "replica")
     Select(browser.find("#shade")).select_by_visible_text("lag")
     says(browser, HERE, vbucket, "lag 0")
+    browser.until(lambda: " 0 documents" not in words(browser, THERE, vbucket), "the writes are not shown")
     lost, told = str(nodes[1].address), words(browser, THERE, vbucket)
     nodes[1].kill()
     gone = browser.find(f"{THERE} .badge.gone")

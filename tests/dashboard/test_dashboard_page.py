@@ -38,8 +38,14 @@ def _nothing_leaves_the_host(browser: Browser, node: NodeProcess) -> Iterator[No
 
 
 def go(browser: Browser, page: str) -> None:
-    browser.run(f"location.hash = '#/{page}'")
-    browser.find(f"nav a[href='#/{page.partition('?')[0]}'][aria-current=page]")
+    shown = f"nav a[href='#/{page.partition('?')[0]}'][aria-current=page]"
+
+    def is_shown() -> bool:
+        # More than once: the page sets it as well, when a log-in has just ended.
+        browser.run(f"location.hash = '#/{page}'")
+        return bool(browser.all(shown))
+
+    browser.until(is_shown, f"{page} is not shown")
 
 
 def write(node: NodeProcess, *keys: str, value: bytes = b'{"kind":"test"}') -> None:

@@ -18,7 +18,7 @@ from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.values import Datatype, ValueParts, encode_xattrs
 from headwater.store.search import Search, SearchedBucket, search_changes
 from headwater.store.settling import settle_now
-from support.dashboard_world import OWN, READER, VBUCKETS, World, in_world
+from support.dashboard_world import ADMIN, OWN, READER, VBUCKETS, serving
 
 OF_BUCKET = (
     "live",
@@ -37,41 +37,25 @@ OF_BUCKET = (
 # --- rights -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", OF_BUCKET)
-def test_nobody_sees_anything_without_a_session(tmp_path: Path, path: str) -> None:
-    async def scenario(world: World) -> None:
-        assert (await world.get(f"buckets/beer/{path}")).status_code == 401
-
-    in_world(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("path", OF_BUCKET)
-def test_a_bucket_that_one_may_not_see_is_as_one_that_is_not_there(tmp_path: Path, path: str) -> None:
-    async def scenario(world: World) -> None:
-        await world.log_in(READER)
-        hidden, missing = await world.get(f"buckets/wine/{path}"), await world.get(f"buckets/milk/{path}")
-        assert (hidden.status_code, missing.status_code) == (403, 403)
-        assert hidden.text.replace("wine", "") == missing.text.replace("milk", "")
-
-    in_world(tmp_path, scenario)
-
-
-def test_a_reader_sees_its_bucket_only(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_one_sees_what_one_may_see(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
+        for path in OF_BUCKET:
+            assert (await world.get(f"buckets/beer/{path}")).status_code == 401, path
         await world.log_in(READER)
         assert (await world.get("session")).json()["buckets"] == ["beer"]
         assert (await world.get("buckets/beer/changes")).status_code == 200
-
-    in_world(tmp_path, scenario)
+        for path in OF_BUCKET:
+            hidden, missing = await world.get(f"buckets/wine/{path}"), await world.get(f"buckets/milk/{path}")
+            assert (hidden.status_code, missing.status_code) == (403, 403), path
+            assert hidden.text.replace("wine", "") == missing.text.replace("milk", "")
 
 
 # --- changes and documents ----------------------------------------------------------------------------------------
 
 
-def test_changes_come_newest_first_wherever_they_lie(tmp_path: Path) -> None:
+async def test_changes_come_newest_first_wherever_they_lie(tmp_path: Path) -> None:
     """Some in blocks on disk, some in young commits, over many vbuckets; a plain list is what is compared with."""
-
-    async def scenario(world: World) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         orders = await world.with_collection("shop", "orders")
         chance, written = random.Random(7), []
@@ -109,13 +93,10 @@ def test_changes_come_newest_first_wherever_they_lie(tmp_path: Path) -> None:
         removed = (await world.get("buckets/beer/changes", rows=200, op="deletion")).json()["changes"]
         assert {row["op"] for row in removed} == {"deletion"}
 
-    in_world(tmp_path, scenario)
 
-
-def test_pages_and_times_when_many_are_written_at_one_moment(tmp_path: Path) -> None:
+async def test_pages_and_times_when_many_are_written_at_one_moment(tmp_path: Path) -> None:
     """Vbuckets that are written at one moment have the same CAS."""
-
-    async def scenario(world: World) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         moment_ns, environment = 1_700_000_000_000_000_000, world.beer.environment
         for at_s in range(3):
@@ -134,11 +115,9 @@ def test_pages_and_times_when_many_are_written_at_one_moment(tmp_path: Path) -> 
         assert {row["key"].split("/")[0] for row in between.json()["changes"]} == {"1"}
         assert between.json()["is_complete"]
 
-    in_world(tmp_path, scenario)
 
-
-def test_the_versions_of_a_document(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_the_versions_of_a_document(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         vbucket = vbucket_of(b"one", VBUCKETS)
         for value in (b"1", b"2"):
@@ -155,11 +134,9 @@ def test_the_versions_of_a_document(tmp_path: Path) -> None:
         ]
         assert (await world.get("buckets/beer/versions", key="one")).status_code == 400
 
-    in_world(tmp_path, scenario)
 
-
-def test_a_search_stops_at_its_bounds_and_says_so(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_search_stops_at_its_bounds_and_says_so(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         await world.write("old")
         for number in range(20):
@@ -169,35 +146,22 @@ def test_a_search_stops_at_its_bounds_and_says_so(tmp_path: Path) -> None:
         assert found.frames == []
         assert not found.is_complete
 
-    in_world(tmp_path, scenario)
+
+WRONG: tuple[tuple[str, object], ...] = (
+    ("rows", 0), ("rows", 201), ("rows", "x"), ("key", "k" * 251), ("vbucket", VBUCKETS), ("vbucket", -1),
+    ("op", "rename"), ("from", "now"), ("to", 10**13), ("before", "1"), ("before", f"{2**63}-1"),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        {"rows": 0},
-        {"rows": 201},
-        {"rows": "x"},
-        {"key": "k" * 251},
-        {"vbucket": VBUCKETS},
-        {"vbucket": -1},
-        {"op": "rename"},
-        {"from": "now"},
-        {"to": 10**13},
-        {"before": "1"},
-        {"before": f"{2**63}-1"},
-    ],
-)
-def test_what_is_asked_for_has_limits(tmp_path: Path, query: dict[str, object]) -> None:
-    async def scenario(world: World) -> None:
+async def test_what_is_asked_for_has_limits(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
-        assert (await world.get("buckets/beer/changes", **query)).status_code == 400
+        for name, value in WRONG:
+            assert (await world.get("buckets/beer/changes", **{name: value})).status_code == 400, (name, value)
 
-    in_world(tmp_path, scenario)
 
-
-def test_documents_are_those_of_today(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_documents_are_those_of_today(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         for key in ("kept", "changed", "changed", "gone"):
             await world.write(key)
@@ -206,11 +170,9 @@ def test_documents_are_those_of_today(tmp_path: Path) -> None:
         told = (await world.get("buckets/beer/documents")).json()
         assert [row["key"] for row in told["documents"]] == ["changed", "kept"]
 
-    in_world(tmp_path, scenario)
 
-
-def test_a_document_by_its_key(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_document_by_its_key(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         await world.with_collection("shop", "orders")
         vbucket = vbucket_of(b"ale", VBUCKETS)
@@ -229,11 +191,9 @@ def test_a_document_by_its_key(tmp_path: Path) -> None:
         ):
             assert (await world.get("buckets/beer/document", **query)).status_code == status
 
-    in_world(tmp_path, scenario)
 
-
-def test_values_that_are_no_text_are_shown_all_the_same(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_values_that_are_no_text_are_shown_all_the_same(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         vbucket = vbucket_of(b"raw", VBUCKETS)
         await world.write("raw", b"\xff\x00\xfe", vbucket=vbucket, datatype=Datatype.RAW)
@@ -242,14 +202,12 @@ def test_values_that_are_no_text_are_shown_all_the_same(tmp_path: Path) -> None:
         await world.write("raw", b"\xff\xff\xff", vbucket=vbucket, datatype=Datatype.SNAPPY)
         assert (await world.get("buckets/beer/changes")).status_code == 200
 
-    in_world(tmp_path, scenario)
-
 
 # --- vbuckets -----------------------------------------------------------------------------------------------------
 
 
-def test_failover_logs(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_failover_logs(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         for number in range(5):
             await world.write(f"a{number}", vbucket=3)
@@ -263,14 +221,12 @@ def test_failover_logs(tmp_path: Path) -> None:
         assert (await world.get(f"buckets/beer/vbuckets/{VBUCKETS}")).status_code == 404
         assert (await world.get("buckets/beer/vbuckets/x")).status_code == 404
 
-    in_world(tmp_path, scenario)
-
 
 # --- the live feed ------------------------------------------------------------------------------------------------
 
 
-def test_the_feed_tells_everything_first_and_then_what_has_changed(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_the_feed_tells_everything_first_and_then_what_has_changed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         async with world.live() as messages:
             kind, hello = await anext(messages)
@@ -289,11 +245,9 @@ def test_the_feed_tells_everything_first_and_then_what_has_changed(tmp_path: Pat
             assert tick["totals"]["changes"] == 1
             assert "cluster" not in tick
 
-    in_world(tmp_path, scenario)
 
-
-def test_states_and_rollbacks_are_events(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_states_and_rollbacks_are_events(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         for number in range(4):
             await world.write(f"a{number}", vbucket=1)
@@ -316,11 +270,9 @@ def test_states_and_rollbacks_are_events(tmp_path: Path) -> None:
             (branch,) = (await world.get(f"buckets/beer/events/{kinds['drill']['number']}")).json()["branches"]
             assert (branch["vbucket"], branch["kept"], branch["known"]) == (1, 1, 4)
 
-    in_world(tmp_path, scenario)
 
-
-def test_the_feed_ends_with_the_session(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_the_feed_ends_with_the_session(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         async with world.live() as messages:
             await anext(messages)
@@ -328,11 +280,9 @@ def test_the_feed_ends_with_the_session(tmp_path: Path) -> None:
             kinds = [kind async for kind, _ in messages]
             assert kinds[-1] == "bye"
 
-    in_world(tmp_path, scenario)
 
-
-def test_the_feed_ends_with_the_node(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_the_feed_ends_with_the_node(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         async with world.live() as messages:
             await anext(messages)
@@ -342,13 +292,27 @@ def test_the_feed_ends_with_the_node(tmp_path: Path) -> None:
                     pass
                 await stopping
 
-    in_world(tmp_path, scenario)
+
+async def test_feeds_of_one_user_leave_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_feed, "VIEWERS_MAX", 3)
+    async with serving(tmp_path) as world:
+        await world.log_in(READER)
+        async with world.live() as oldest, world.live() as older, world.live() as newest:
+            for feed in (oldest, older, newest):
+                await anext(feed)
+            assert (await world.get("buckets/beer/live")).status_code == 503
+            world.client.cookies.clear()
+            await world.log_in(ADMIN)
+            async with world.live() as other:
+                assert (await anext(other))[0] == "hello"
+                async for _ in oldest:
+                    pass
+                assert (await anext(newest))[0] == "tick"
 
 
-def test_viewers_are_bounded_and_make_room_when_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_viewers_are_bounded_and_make_room_when_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_feed, "VIEWERS_MAX", 1)
-
-    async def scenario(world: World) -> None:
+    async with serving(tmp_path) as world:
         await world.log_in()
         async with world.live() as messages:
             await anext(messages)
@@ -359,5 +323,3 @@ def test_viewers_are_bounded_and_make_room_when_they_go(tmp_path: Path, monkeypa
                     if response.status_code == 200:
                         break
                 await asyncio.sleep(0.1)
-
-    in_world(tmp_path, scenario)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from headwater.node.history import Event, Kind
-from headwater.node.http.dashboard.health import CHECKS, LOSS_SHOWN_MS, DiskSpace, Examined, Level, health_of
+from headwater.node.http.dashboard.health import CHECKS, LOSS_SHOWN_MS, Examined, Level, health_of
 from headwater.node.http.dashboard.samples import BucketSampler
 from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
-from support.dashboard_world import VBUCKETS, World, in_world
+from support.dashboard_world import VBUCKETS, serving
 
 NOW_MS = 1_700_000_000_000
 GB = 10**9
@@ -41,7 +41,8 @@ def examined(**changes: Any) -> Examined:
         this_node=0,
         is_waiting=False,
         landings=(),
-        disk=DiskSpace(free_bytes=50 * GB, total_bytes=100 * GB),
+        free_bytes=50 * GB,
+        disk_bytes=100 * GB,
         url="couchbase://one:11210/beer",
     )
     return replace(whole, **changes)
@@ -79,8 +80,8 @@ CASES: list[tuple[str, Level, str, dict[str, Any]]] = [
     ("settled", Level.WARN, "on their way", {"config": config(settled=False)}),
     ("held", Level.WARN, "drill holds the copies back on two:11210", {"cluster": peers(numbers=HELD, heard_ms=NOW_MS)}),
     ("unfed", Level.WARN, "1 copy on this node", {"consumers": []}),
-    ("disk", Level.WARN, "5.0 GB of 100 GB", {"disk": DiskSpace(free_bytes=5 * GB, total_bytes=100 * GB)}),
-    ("disk", Level.BAD, "1.0 GB of 100 GB", {"disk": DiskSpace(free_bytes=1 * GB, total_bytes=100 * GB)}),
+    ("disk", Level.WARN, "5.0 GB of 100 GB", {"free_bytes": 5 * GB}),
+    ("disk", Level.BAD, "1.0 GB of 100 GB", {"free_bytes": 1 * GB}),
     ("landing", Level.BAD, "does not answer: refused", {"landings": [{"url": LANDING, "error": "refused"}]}),
     ("landing", Level.BAD, "has stopped", {"landings": [{"url": LANDING, "numbers": {"active": 0.0}}]}),
     ("landing", Level.WARN, "failed 2 batches", {"landings": [{"url": LANDING, "numbers": {"failures": 2.0}}]}),
@@ -121,15 +122,13 @@ def test_every_check_has_a_case() -> None:
     assert set(found.values()) == set(CHECKS)
 
 
-def test_a_node_answers_with_its_verdict(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_node_answers_with_its_verdict(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         assert (await world.get("buckets/beer/health")).status_code == 401
         await world.log_in()
         answer = (await world.get("buckets/beer/health")).json()
         assert [one for one in answer["findings"] if one["check"] != "disk"] == []
         for vbucket in range(VBUCKETS):
-            world.beer.vbuckets.damage[vbucket] = cast(Any, "broken")
+            world.beer.numbers.damage[vbucket] = cast(Any, "broken")
         answer = (await world.get("buckets/beer/health")).json()
         assert (answer["level"], answer["text"].split(":")[0]) == ("bad", f"{VBUCKETS} vbuckets stopped")
-
-    in_world(tmp_path, scenario)

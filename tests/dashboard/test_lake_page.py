@@ -13,13 +13,11 @@ import pytest
 from selenium.webdriver.support.ui import Select
 
 from headwater.lake.lake import LakeSettings
-from headwater.lake.lake_look import LakeWatch
+from headwater.lake.lake_look import LakeWatch, LandingNote, keep_landing, keep_verdict
 from headwater.lake.location import Location
-from headwater.lake.notes import LandingNote, keep_landing, keep_verdict
 from headwater.lake.verify import CollectionVerdict, Verification
 from headwater.lake.verify_scan import Finding, FindingKind
-from headwater.lake_page.serving import PageAddress, serving_page
-from headwater.lake_page.state import LakeState
+from headwater.lake_page.app import LakeState, PageAddress, serving_page
 from support.browser import DESKTOP, PHONE, Browser, axe_findings
 from support.lake_model import HOTEL, SmallLake, with_columns
 

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from headwater.cli.land import LandingMetrics
 from headwater.errors import InvalidInput
 from headwater.http.requests import TOKEN_VARIABLE
+from headwater.landing.loop import LandingStatus
 from headwater.node.http.dashboard import landing
 from headwater.node.http.dashboard.landing import Landings, fetch_landing
-from headwater.spark.landing_loop import LandingStatus
-from support.dashboard_world import World, in_world
+from support.dashboard_world import serving
 from support.node_process import run_serve
 
 
@@ -55,20 +55,22 @@ def metrics_text() -> bytes:
     return generate_latest(registry)
 
 
-def test_the_numbers_of_a_landing_are_on_the_feed(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        await world.log_in()
-        async with world.live() as messages:
-            async for _, told in messages:
-                if "numbers" in told["landings"][0]:
-                    break
-            numbers = told["landings"][0]["numbers"]
-            assert (numbers["lag_seqnos"], numbers["lag_seconds"], numbers["documents_age_seconds"]) == (17, 2.5, 4.5)
-            assert numbers["rows"] == 1200
-            assert numbers["rollbacks"] == 1
-
+async def test_the_numbers_of_a_landing_are_on_the_feed(tmp_path: Path) -> None:
     with answering(200, metrics_text()) as url:
-        in_world(tmp_path, scenario, landing_urls=(url,))
+        async with serving(tmp_path, landing_urls=(url,)) as world:
+            await world.log_in()
+            async with world.live() as messages:
+                async for _, told in messages:
+                    if "numbers" in told["landings"][0]:
+                        break
+                numbers = told["landings"][0]["numbers"]
+                assert (numbers["lag_seqnos"], numbers["lag_seconds"], numbers["documents_age_seconds"]) == (
+                    17,
+                    2.5,
+                    4.5,
+                )
+                assert numbers["rows"] == 1200
+                assert numbers["rollbacks"] == 1
 
 
 def test_a_landing_that_has_stopped_is_shown_as_it_was_with_its_page() -> None:
@@ -125,5 +127,5 @@ def test_the_number_of_landings_is_bounded() -> None:
 def test_a_node_refuses_an_address_that_it_could_not_ask(tmp_path: Path) -> None:
     ended = run_serve("--data", str(tmp_path), "--port", "0", "--http-port", "0", "--landing-metrics", "file:///x")
     assert ended.returncode == 1
-    assert "is no address of metrics" in ended.stderr
+    assert "is not an address of metrics" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.cli.land import LandingMetrics
 from headwater.client.prometheus import ReaderCollector
+from headwater.landing.loop import LandingStatus
 from headwater.node.http.dashboard import samples as samples_module
-from headwater.node.http.dashboard.metrics import KINDS, PREFIX
+from headwater.node.http.dashboard.dashboard import KINDS, PREFIX
 from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.spark.landing_loop import LandingStatus
-from support.dashboard_world import ADMIN, READER, VBUCKETS, World, in_world
+from support.dashboard_world import ADMIN, READER, VBUCKETS, serving
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "docs" / "reference" / "grafana" / "headwater.json"
@@ -41,8 +41,8 @@ def of(bucket: str, **labels: str) -> frozenset[tuple[str, str]]:
     return frozenset({"bucket": bucket, **labels}.items())
 
 
-def test_metrics_say_what_has_happened(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_metrics_say_what_has_happened(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         for number in range(6):
             await world.write(f"a{number}", vbucket=1)
         await asyncio.sleep(1.1)
@@ -57,44 +57,33 @@ def test_metrics_say_what_has_happened(tmp_path: Path) -> None:
         assert told[f"{PREFIX}commits_total", of("beer")] >= 6
         assert told[f"{PREFIX}disk_bytes", of("beer")] > 0
         assert told[f"{PREFIX}ready", frozenset()] == 1
-
-    in_world(tmp_path, scenario)
-
-    async def after_the_restart(world: World) -> None:
+    async with serving(tmp_path) as world:
         told = samples(await world.client.get("/metrics", auth=ADMIN))
         assert told[f"{PREFIX}rollbacks_total", of("beer")] == 1
         assert told[f"{PREFIX}lost_changes_total", of("beer")] == 4
 
-    in_world(tmp_path, after_the_restart)
 
-
-def test_metrics_need_a_log_in_and_show_what_one_may_see(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_metrics_need_a_log_in_and_show_what_one_may_see(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         assert (await world.client.get("/metrics")).status_code == 401
         assert (await world.client.get("/metrics", auth=(ADMIN[0], "wrong"))).status_code == 401
         told = samples(await world.client.get("/metrics", auth=READER))
         assert {dict(labels).get("bucket") for _, labels in told} == {"beer", None}
 
-    in_world(tmp_path, scenario)
 
-
-def test_metrics_may_be_open(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_metrics_may_be_open(tmp_path: Path) -> None:
+    async with serving(tmp_path, open_metrics=True) as world:
         told = samples(await world.client.get("/metrics"))
         assert {dict(labels).get("bucket") for _, labels in told} == {"beer", "wine", None}
 
-    in_world(tmp_path, scenario, open_metrics=True)
 
-
-def test_health_and_readiness_need_no_log_in(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_health_and_readiness_need_no_log_in(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         assert (await world.client.get("/healthz")).json() == {"status": "ok"}
         assert (await world.client.get("/readyz")).status_code == 200
         world.node.is_ready = False
         assert (await world.client.get("/readyz")).status_code == 503
         assert (await world.client.get("/healthz")).status_code == 200
-
-    in_world(tmp_path, scenario)
 
 
 def all_names() -> set[str]:
@@ -124,8 +113,10 @@ def test_every_metric_of_the_node_is_documented() -> None:
     assert missing == []
 
 
-def test_on_a_full_disk_the_history_waits_and_no_commit_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(world: World) -> None:
+async def test_on_a_full_disk_the_history_waits_and_no_commit_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as world:
         history = world.node.bucket_service("beer").history
         monkeypatch.setattr(samples_module, "EVENTS_ROOM_BYTES", 2**62)
         await world.write("a", vbucket=1)
@@ -136,5 +127,3 @@ def test_on_a_full_disk_the_history_waits_and_no_commit_fails(tmp_path: Path, mo
         async with asyncio.timeout(10):
             while history.is_unsaved:
                 await asyncio.sleep(0.05)
-
-    in_world(tmp_path, scenario)

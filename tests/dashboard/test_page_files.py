@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.dashboard_world import World, in_world
+from support.dashboard_world import serving
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "headwater"
@@ -44,8 +44,8 @@ def test_the_lock_file_names_no_address() -> None:
     assert "resolved" not in (WEB / "package-lock.json").read_text()
 
 
-def test_the_page_and_its_headers(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_the_page_and_its_headers(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         page = await world.client.get("/ui/")
         assert page.status_code == 200
         policy = page.headers["content-security-policy"]
@@ -62,13 +62,9 @@ def test_the_page_and_its_headers(tmp_path: Path) -> None:
         for path in ("/ui/assets/no.js", "/ui/assets/..%2f__init__.py", "/ui/assets/../dashboard.py"):
             assert (await world.client.get(path)).status_code == 404
 
-    in_world(tmp_path, scenario)
 
-
-def test_a_browser_is_sent_from_the_root_to_the_page_and_others_are_not(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_browser_is_sent_from_the_root_to_the_page_and_others_are_not(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         sent = await world.client.get("/", headers={"Accept": "text/html,*/*"})
         assert (sent.status_code, sent.headers["location"]) == (303, "/ui/")
         assert (await world.client.get("/")).json()["name"] == "headwater"
-
-    in_world(tmp_path, scenario)

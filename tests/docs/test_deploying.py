@@ -10,14 +10,18 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from headwater.cli.lazy_command import load_command
+from headwater.cli import load_command
 from support.doc_blocks import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -113,3 +117,25 @@ def test_the_image_gets_all_that_the_package_is_built_from() -> None:
     allowed = set(re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.M))
     assert named == allowed
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def needed(extras: list[str]) -> Iterator[Requirement]:
+    """What pyproject.toml asks for, with these extras and those that they name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    for text in [*project["dependencies"], *(one for extra in extras for one in optional[extra])]:
+        requirement = Requirement(text)
+        yield from needed(sorted(requirement.extras)) if requirement.name == "headwater" else [requirement]
+
+
+@pytest.mark.parametrize(("name", "extras"), [("dev", ["dev"]), ("image", ["node", "spark"])])
+def test_the_lock_files_have_what_pyproject_asks_for(name: str, extras: list[str]) -> None:
+    lock = (ROOT / "requirements" / f"{name}.lock").read_text()
+    assert "://" not in lock, "an index is for pip to know"
+    pinned = r"^([\w.-]+)(?:\[[\w,]+\])?==([^ ;]+).*(?:\n    --hash=sha256:[0-9a-f]{64}(?: \\)?)+"
+    entries = re.findall(pinned, lock, re.M)
+    assert len(entries) == len(re.findall(r"^\S", lock, re.M)), "each has its hashes"
+    locked = {canonicalize_name(package): version for package, version in entries}
+    assert {"hatchling", "editables"} <= locked.keys()
+    for requirement in needed(extras):
+        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), "run `make lock`"

@@ -12,8 +12,8 @@ from handbook.drawings import consumer_diagram, producer_diagram
 from handbook.error_tree import message_sections, operators_messages
 from handbook.pages import MADE, ROOT, filled, pages, places
 
+from headwater.landing.source_options import SOURCE_OPTIONS
 from headwater.protocol.states import CONSUMER_STREAM, PRODUCER_STREAM
-from headwater.spark.source_options import OPTION_NAMES
 
 WITH_PLACES = [page for page in pages() if places(page.read_text())]
 
@@ -52,7 +52,7 @@ def test_every_command_has_a_section() -> None:
 
 def test_every_option_of_the_source_means_something() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+\.) \|$", MADE["source options"](), re.M)
-    assert tuple(name for name, _, _ in rows) == OPTION_NAMES
+    assert tuple(name for name, _, _ in rows) == tuple(one.in_spark for one in SOURCE_OPTIONS.values())
     defaults = {name: default for name, default, _ in rows}
     assert [defaults[name] for name in ("url", "bufferBytes", "xattrs", "value", "tlsCa", "minPartitions")] == [
         "needed", "`16777216`", "`false`", "`binary`", "the system's", "`1`"
@@ -62,7 +62,7 @@ def test_every_option_of_the_source_means_something() -> None:
 def test_metrics_are_told_with_their_labels() -> None:
     assert "| `headwater_client_stream_ends_total` | counter | `reason` | " in MADE["client metrics"]()
     assert "| `headwater_node_dcp_connection_window_bytes` | gauge | `bucket`, `connection` |" in MADE["node metrics"]()
-    assert "| `headwater_land_rows_total` | counter |  | Rows that were ever landed" in MADE["landing metrics"]()
+    assert "| `headwater_land_rows_total` | counter |  | Rows landed in changes" in MADE["landing metrics"]()
 
 
 @pytest.mark.parametrize(

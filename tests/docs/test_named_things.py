@@ -12,7 +12,6 @@ import pytest
 from handbook.command_sections import all_commands
 
 from headwater import errors
-from headwater.client.options import OPTIONS
 from support.doc_blocks import PAGES, ROOT
 
 SOURCE = ROOT / "src" / "headwater"
@@ -54,7 +53,7 @@ def options() -> set[str]:
         for parameter in command.params
         if isinstance(parameter, click.Option)
         for name in (*parameter.opts, *parameter.secondary_opts)
-    } | {*_ELSEWHERE, *(old for option in OPTIONS.values() for old in option.cli_old or ())}
+    } | _ELSEWHERE
 
 
 @cache
@@ -96,7 +95,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 def test_errors_that_are_named_in_tables_exist() -> None:
     """The page on connecting tells what goes wrong by the names of errors."""
     text = (ROOT / "docs" / "reference" / "connecting.md").read_text(encoding="utf-8")
-    table = text.partition("## What goes wrong")[2].partition("\n## ")[0]
+    table = text.partition("## Errors")[2].partition("\n## ")[0]
     named = set(re.findall(r"`([A-Z]\w+)`", table))
     assert len(named) > 5
     assert named - vars(errors).keys() == set()

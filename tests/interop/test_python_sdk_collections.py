@@ -69,22 +69,18 @@ def test_collections_made_by_the_sdk(cluster: Cluster, manager: CollectionManage
     assert "_default" in names(manager)["_default"]
 
 
-def test_what_is_there_already(manager: CollectionManager) -> None:
+def test_what_is_there_already_or_not_there(manager: CollectionManager) -> None:
     manager.create_scope("twice")
     manager.create_collection("twice", "twice")
-    with pytest.raises(ScopeAlreadyExistsException):
-        manager.create_scope("twice")
-    with pytest.raises(CollectionAlreadyExistsException):
-        manager.create_collection("twice", "twice")
-
-
-def test_what_is_not_there(manager: CollectionManager) -> None:
-    with pytest.raises(ScopeNotFoundException):
-        manager.drop_scope("nowhere")
-    with pytest.raises(ScopeNotFoundException):
-        manager.create_collection("nowhere", "one")
-    with pytest.raises(CollectionNotFoundException):
-        manager.drop_collection("_default", "nowhere")
+    for error, call, *names in (
+        (ScopeAlreadyExistsException, manager.create_scope, "twice"),
+        (CollectionAlreadyExistsException, manager.create_collection, "twice", "twice"),
+        (ScopeNotFoundException, manager.drop_scope, "nowhere"),
+        (ScopeNotFoundException, manager.create_collection, "nowhere", "one"),
+        (CollectionNotFoundException, manager.drop_collection, "_default", "nowhere"),
+    ):
+        with pytest.raises(error):
+            call(*names)
 
 
 def test_writing_to_a_collection_that_is_not_there(cluster: Cluster, key: str) -> None:

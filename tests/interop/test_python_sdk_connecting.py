@@ -73,15 +73,6 @@ def test_ready_in_time(sdk_node: NodeProcess) -> None:
     assert took_s < READY_S_MAX
 
 
-def test_ping(sdk_node: NodeProcess) -> None:
-    # Not by the connection of all tests: it has opened buckets that have been dropped since.
-    with connected(sdk_node.url) as cluster:
-        for report in (cluster.bucket("default").ping(), cluster.ping()):
-            states = [endpoint.state.name for endpoint in report.endpoints[ServiceType.KeyValue]]
-            assert states
-            assert set(states) == {"OK"}
-
-
 class Spans(RequestTracer):
     """Keeps the attributes of all spans."""
 
@@ -122,12 +113,14 @@ def test_spans_have_the_time_that_the_node_took(sdk_node: NodeProcess, key: str)
     assert 10 < spans.attributes["couchbase.server_duration"] < 30_000_000
 
 
-def test_diagnostics(sdk_node: NodeProcess) -> None:
+def test_ping_and_diagnostics(sdk_node: NodeProcess) -> None:
+    # Not by the connection of all tests: it has opened buckets that have been dropped since.
     with connected(sdk_node.url) as cluster:
-        cluster.bucket("default").ping()
-        report = cluster.diagnostics()
-        assert report.state == ClusterState.Online
-        assert {endpoint.remote for endpoint in report.endpoints[ServiceType.KeyValue]} == {str(sdk_node.address)}
+        for report in (cluster.bucket("default").ping(), cluster.ping()):
+            assert {endpoint.state.name for endpoint in report.endpoints[ServiceType.KeyValue]} == {"OK"}
+        diagnosed = cluster.diagnostics()
+        assert diagnosed.state == ClusterState.Online
+        assert {endpoint.remote for endpoint in diagnosed.endpoints[ServiceType.KeyValue]} == {str(sdk_node.address)}
 
 
 def test_it_comes_back_after_a_restart(start_node: StartNode) -> None:

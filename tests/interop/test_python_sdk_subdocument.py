@@ -11,16 +11,12 @@ from couchbase.collection import Collection
 from couchbase.exceptions import (
     CasMismatchException,
     DocumentExistsException,
-    DocumentNotFoundException,
-    DocumentNotJsonException,
     InvalidArgumentException,
     PathExistsException,
-    PathInvalidException,
     PathMismatchException,
     PathNotFoundException,
 )
-from couchbase.options import GetOptions, LookupInOptions, MutateInOptions, UpsertOptions
-from couchbase.transcoder import RawBinaryTranscoder
+from couchbase.options import GetOptions, LookupInOptions, MutateInOptions
 
 DOCUMENT = {
     "name": "Ålesund",
@@ -78,25 +74,6 @@ def test_lookup_in(collection: Collection, stored: str) -> None:
     assert found.content_as[dict](12) == DOCUMENT
 
 
-def test_lookup_in_a_bad_path(collection: Collection, stored: str) -> None:
-    found = collection.lookup_in(stored, [subdoc.get("tags["), subdoc.get("name")])
-    with pytest.raises(PathInvalidException):
-        found.content_as[str](0)
-    assert found.content_as[str](1) == "Ålesund"
-
-
-def test_lookup_in_no_document(collection: Collection, key: str) -> None:
-    with pytest.raises(DocumentNotFoundException):
-        collection.lookup_in(key, [subdoc.get("name")])
-
-
-def test_lookup_in_what_is_not_json(collection: Collection, key: str) -> None:
-    collection.upsert(key, b"\x00\x01", UpsertOptions(transcoder=RawBinaryTranscoder()))
-    found = collection.lookup_in(key, [subdoc.get("name")])
-    with pytest.raises(DocumentNotJsonException):
-        found.content_as[str](0)
-
-
 def test_lookup_in_virtual_attributes(collection: Collection, stored: str) -> None:
     macro = subdoc.LookupInMacro
     macros = (macro.cas(), macro.expiry_time(), macro.is_deleted(), macro.value_size_bytes(), macro.last_modified())
@@ -119,13 +96,6 @@ def test_more_projections_than_one_request_holds(collection: Collection, key: st
     document = {f"field-{number}": number for number in range(40)}
     collection.upsert(key, document)
     assert collection.get(key, GetOptions(project=list(document))).content_as[dict] == document
-
-
-def test_a_projection_with_expiry(collection: Collection, key: str) -> None:
-    collection.upsert(key, DOCUMENT, UpsertOptions(expiry=timedelta(hours=1)))
-    read = collection.get(key, GetOptions(project=["name"], with_expiry=True))
-    assert read.content_as[dict] == {"name": "Ålesund"}
-    assert read.expiry_time > datetime.now()
 
 
 # --- mutations ----------------------------------------------------------------------------------------------------
@@ -200,11 +170,6 @@ def test_mutate_in_with_cas(collection: Collection, stored: str) -> None:
     with pytest.raises(CasMismatchException):
         collection.mutate_in(stored, [subdoc.upsert("visits", 9)], MutateInOptions(cas=old))
     collection.mutate_in(stored, [subdoc.upsert("visits", 9)], MutateInOptions(cas=new))
-
-
-def test_mutate_in_no_document(collection: Collection, key: str) -> None:
-    with pytest.raises(DocumentNotFoundException):
-        collection.mutate_in(key, [subdoc.upsert("name", "Bergen")])
 
 
 def test_mutate_in_expiry(collection: Collection, stored: str) -> None:
@@ -291,33 +256,3 @@ def test_list(collection: Collection, key: str) -> None:
     assert letters.size() == 2
     letters.remove_at(0)
     assert letters.get_at(0) == "c"
-
-
-def test_map(collection: Collection, key: str) -> None:
-    ages = collection.couchbase_map(key)
-    ages.add("ann", 30)
-    ages.add("bob", 40)
-    assert ages.get("ann") == 30
-    assert ages.exists("bob")
-    ages.remove("ann")
-    assert list(ages.keys()) == ["bob"]
-
-
-def test_set(collection: Collection, key: str) -> None:
-    seen = collection.couchbase_set(key)
-    seen.add("a")
-    seen.add("a")
-    seen.add("b")
-    assert seen.size() == 2
-    assert seen.contains("b")
-    seen.remove("a")
-    assert list(seen.values()) == ["b"]
-
-
-def test_queue(collection: Collection, key: str) -> None:
-    jobs = collection.couchbase_queue(key)
-    jobs.push("first")
-    jobs.push("second")
-    assert jobs.size() == 2
-    assert jobs.pop() == "first"
-    assert jobs.pop() == "second"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from headwater.node.options import NodeOptions
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.sasl import Credentials
+from headwater.store.bucket import Bucket
 from support.fault_proxy import free_port
 from support.node_process import PASSWORD, USER, NodeProcess
 
@@ -127,6 +129,20 @@ class InProcessNodes:
             connection.close()
         return found
 
+    def bucket(self, number: int) -> Bucket:
+        return self.running[number].bucket_service("default").bucket
+
+    def durable_seqnos(self, number: int) -> list[int]:
+        return list(map(int, self.bucket(number).vbuckets.durable_seqnos))
+
+    def is_even(self) -> bool:
+        """Whether all copies of each vbucket are at the same seqno."""
+        buckets = [self.bucket(number) for number in self.running]
+        return all(
+            len({int(one.vbuckets.durable_seqnos[vb]) for one in buckets if one.vbuckets.exists(vb)}) == 1
+            for vb in range(VBUCKETS)
+        )
+
     def copies(self, vbucket: int) -> dict[int, str]:
         """The state of a vbucket on each of the nodes."""
         states = {
@@ -134,6 +150,13 @@ class InProcessNodes:
             for number, node in self.running.items()
         }
         return {number: state.name.lower() for number, state in states.items() if state is not None}
+
+
+async def soon(is_so: Callable[[], bool], *, within_s: float = 30.0) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(within_s):
+        while not is_so():
+            await asyncio.sleep(0.02)
 
 
 def _place(key: bytes) -> dict[str, object]:
@@ -189,6 +212,15 @@ class ClusterProcesses:
         if kind is None:
             for node in self.nodes:
                 assert "Traceback" not in node.log(), node.log()
+
+    def form(self, *, replicas: int = 1) -> None:
+        """Make all nodes one cluster."""
+
+        async def init() -> None:
+            async with self.coordinator(*range(len(self.nodes))) as coordinator:
+                await coordinator.init(replicas=replicas)
+
+        asyncio.run(init())
 
     @property
     def login(self) -> Login:

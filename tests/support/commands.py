@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from click.testing import CliRunner, Result
 
 from headwater.cli import main
+from headwater.cli.management import Answer, Management
 from headwater.client.batches import raw_schema
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.kv_connection import KvConnection
@@ -27,6 +29,16 @@ VBUCKETS = 16
 LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
 END_S_MAX = 300.0
 """Far beyond what any of it takes, even where kernels have to be compiled first."""
+
+
+@contextmanager
+def serving_buckets(tmp_path_factory: pytest.TempPathFactory, *names: str) -> Iterator[NodeProcess]:
+    """A node with these buckets, `default` by default. In the end its log has no traceback."""
+    data = tmp_path_factory.mktemp("node") / "data"
+    named = [word for name in names for word in ("--bucket", name)]
+    with NodeProcess(data, "--vbuckets", str(VBUCKETS), *named).start() as started:
+        yield started
+        assert "Traceback" not in started.log()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +210,22 @@ def sentence(result: Result) -> str:
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
     return result.stderr.removeprefix("Error: ").rstrip("\n")
+
+
+# --- the management side of nodes ---------------------------------------------------------------------------------
+
+
+Asked = list[tuple[str, str, Any]]
+"""Method, path and form."""
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Management, str, str], Answer]) -> Asked:
+    """Have `answer` say what nodes answer, by node, method and path. Returns what they will have been asked for."""
+    asked: Asked = []
+
+    def ask(management: Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
+        asked.append((method, "/" + "/".join(path), form))
+        return answer(management, *asked[-1][:2])
+
+    monkeypatch.setattr(Management, "ask", ask)
+    return asked

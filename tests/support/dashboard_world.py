@@ -105,22 +105,12 @@ async def serving(folder: Path, **options: Any) -> AsyncIterator[World]:
     node = Node(settings)
     started = await node.start()
     reader = node.users.new_user(*READER, [Grant(Role.READER, "beer")], salts=bytes(SALTS_BYTES))
-    node._users = node.users.add(reader)
+    node._listener.service.users = node.users.add(reader)
     try:
         async with httpx.AsyncClient(base_url=started.http_url) as client:
             yield World(node, started.http_url, client)
     finally:
         await node.stop()
-
-
-def in_world(folder: Path, scenario: Callable[[World], Awaitable[None]], **options: Any) -> None:
-    """Run a scenario with a node; `options` are more of `NodeOptions`."""
-
-    async def run() -> None:
-        async with serving(folder, **options) as world:
-            await scenario(world)
-
-    asyncio.run(run())
 
 
 # Real nodes made a cluster, for tests of the dashboard: who has what, and what is done to it.

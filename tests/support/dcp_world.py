@@ -49,8 +49,9 @@ from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, 
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
-from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
+from headwater.store.compaction import compact_vbucket, finish_compaction
 from headwater.store.settling import settle_now
+from headwater.store.vbuckets import Retention
 from support.kv_harness import FEATURES, WITH_COLLECTIONS, Client, Node, drive
 
 VBUCKET = VBucketId(0)
@@ -215,7 +216,7 @@ class Consumer:
         self.negotiated: Negotiated = client.negotiated
         self.is_closed = False
         """The node has closed the connection."""
-        self.session.on_replaced = self._on_replaced
+        client.on_replaced = self._on_replaced
 
     def _on_replaced(self) -> None:
         self.is_closed = True
@@ -234,8 +235,8 @@ class Consumer:
     def frames(self, bytes_max: int = 1 << 20) -> list[Frame]:
         """Everything the node sends now: answers first, then the streams until they are at rest."""
         data = bytearray()
-        while self.session.outgoing and self.session.outgoing[0].may_be_sent:
-            data += self.session.outgoing.popleft().data
+        while piece := self.session.data_to_send():
+            data += piece
         for _ in range(PUMPS_MAX):
             produced = self.session.dcp.produce(bytes_max) if self.session.dcp and not self.is_closed else b""
             data += produced
@@ -260,7 +261,7 @@ class Consumer:
         """Send a request and take its answer, which comes before anything else."""
         self.send(request)
         self.world.commit()
-        answer = self.decode(decode_frames(self.session.outgoing.popleft().data))[0]
+        answer = self.decode(decode_frames(self.session.data_to_send()))[0]
         assert isinstance(answer, Response)
         return answer
 
@@ -309,8 +310,8 @@ class Consumer:
 
     def tick(self) -> list[Message]:
         """What time makes the node send."""
-        assert self.session.dcp is not None
-        return self.decode(decode_frames(self.session.dcp.tick(self.world.node.service.now_s())))
+        self.session.tick(self.world.node.service.now_s())
+        return self.decode(decode_frames(self.session.data_to_send()))
 
 
 def stream_request(**fields: Any) -> StreamRequest:

@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
-from headwater.lake.verify import compare
-from headwater.spark import task_read
-from headwater.spark.freshness import Freshness
-from headwater.spark.landing import Landing, LandingQuery
-from headwater.spark.landing_loop import LandedBatch
+from headwater.landing.freshness import Freshness
+from headwater.landing.loop import LandedBatch
+from headwater.landing.query import Landing, LandingQuery
 from headwater.spark.source import DcpBatchReader, DcpDataSource, DcpStreamReader
-from support.lake_model import check_no_duplicates, table_rows, with_columns
-from support.landings import ALWAYS_FRESH, GROUPS, SourceBucket, check_delivery
+from headwater.spark.versions import ReadAllAvailable, ReadLimit
+from support.lake_model import table_rows, with_columns
+from support.landings import ALWAYS_FRESH, GROUPS, SourceBucket, check_tables
 
 Row = dict[str, Any]
 
@@ -102,26 +99,26 @@ def _never() -> bool:
     return False
 
 
-def without_spark(patch: pytest.MonkeyPatch) -> None:
-    """Tasks run here, where nothing was shipped to."""
-    patch.setattr(task_read, "use_shipped_kernels", lambda: False)
-
-
 @dataclass
 class RunHere:
-    """Runs tasks as executors do: from their pickles, perhaps twice. `step` is called before each of them."""
+    """Runs tasks as executors do: from their pickles, perhaps twice. `step` is called before each of them, `before` and
+    `after` around each job."""
 
     step: Step = _no_step
     read_twice: Callable[[], bool] = _never
+    before: Callable[[Sequence[Any]], object] = len
+    after: Callable[[Sequence[Any]], object] = len
 
     def __call__(self, tasks: Sequence[Any]) -> list[Any]:
         results = []
+        self.before(tasks)
         for pickled in [pickle.dumps(task) for task in tasks]:
             self.step("run task")
             results.append(pickle.loads(pickled).run())
             if self.read_twice():
                 self.step("run task again")
                 pickle.loads(pickled).run()
+        self.after(tasks)
         return results
 
     def cancel(self) -> None:
@@ -130,7 +127,7 @@ class RunHere:
 
 @dataclass
 class SimulatedLanding:
-    """Needs `without_spark`."""
+    """Lands without Spark, and judges the tables."""
 
     bucket: SourceBucket
     folder: Path
@@ -158,12 +155,12 @@ class SimulatedLanding:
             groups=self.groups,
         )
 
-    def start(self, *, every_s: float | None = None) -> LandingQuery:
+    def start(self, *, every: float | None = None) -> LandingQuery:
         self.batches.clear()
         lake = self.landing.prepare()
         lake.step = self.step
         runner = RunHere(self.step, self.read_twice)
-        return self.landing.run(runner, lake, every_s=every_s, on_batch=self.batches.append)
+        return self.landing.start(runner, lake=lake, every=every, on_batch=self.batches.append)
 
     def land(self) -> None:
         """Land what there is."""
@@ -173,9 +170,4 @@ class SimulatedLanding:
         return table_rows(self.folder / "changes")
 
     def check_equal(self) -> None:
-        found = compare(self.bucket.settings, str(self.folder))
-        assert found.is_equal, [one.sentence for one in found.findings]
-        assert found.pending == 0
-        changes = self.changes()
-        check_no_duplicates(changes)
-        check_delivery(changes)
+        check_tables(self.bucket, self.folder)

@@ -140,7 +140,7 @@ class FollowedClient:
         assert self.saved is not None
         offsets = headwater.Offsets.from_json(self.saved)
         offset = replace(offsets[VBucketId(vbucket)], vbuuid=Vbuuid(vbuuid))
-        self.saved = offsets.with_offset(VBucketId(vbucket), offset).to_json()
+        self.saved = offsets.updated({VBucketId(vbucket): offset}).to_json()
         self._rules.pretend_branch(vbucket, vbuuid)
 
     @asynccontextmanager

@@ -37,9 +37,9 @@ from shutil import rmtree
 from types import ModuleType
 from typing import Any
 
-from headwater.cli.lazy_command import load_command
+from headwater.cli import load_command
+from headwater.kernels.machine_code import compile_kernels
 from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
-from headwater.protocol.kernels.machine_code import compile_kernels
 
 HEADWATER = ("-m", "headwater")
 """The arguments of `python` that are the command `headwater`."""
@@ -262,14 +262,15 @@ def _become(order: dict[str, Any], streams: list[int]) -> None:
     _open_standard_streams()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        _run(order["arguments"])
+        run_arguments(order["arguments"])
         _exit_codes.append(0)
     except SystemExit as end:
         _exit_codes.append(end.code)
         raise
 
 
-def _run(arguments: list[str]) -> None:
+def run_arguments(arguments: list[str]) -> None:
+    """What `python` does with these."""
     match arguments:
         case ["-m", module, *rest]:
             sys.path[0] = os.getcwd()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from headwater.client.groups import GroupBucket, Membership, StoredDocument
 from headwater.client.groups.group_document import GroupDocument
-from headwater.client.groups.membership import GroupBucket, StoredDocument
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import Cas
 
@@ -96,6 +97,7 @@ class MemoryPort:
 
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Membership)
 
 START_S = 5000.0
 
@@ -127,3 +129,13 @@ def virtual_clock_s() -> float:
 def run(call: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(call)
+
+
+@asynccontextmanager
+async def joined(membership: M, bucket: GroupBucket) -> AsyncIterator[M]:
+    """A membership that is started, and stopped at the end."""
+    await membership.start(bucket)
+    try:
+        yield membership
+    finally:
+        await membership.stop()

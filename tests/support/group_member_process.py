@@ -16,8 +16,11 @@ import sys
 from collections.abc import Iterable
 
 from headwater.client.blocking_bucket import bootstrap
-from headwater.client.groups import Assignment, GroupBucket, LeaseGroup, Membership, group_bucket, joined
+from headwater.client.groups import Assignment, GroupBucket, Membership
+from headwater.client.groups.group_document import group_bucket
+from headwater.client.groups.lease_group import LeaseGroup
 from headwater.client.settings import ClientSettings
+from support.group_fakes import joined
 from support.node_process import PASSWORD, USER
 
 VBUCKETS = 64

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 
+from headwater.client.groups import Assignment
 from headwater.client.groups.group_document import GroupDocument
 from headwater.client.groups.lease_member import LeaseMember, LeaseTerms, MemberState
-from headwater.client.groups.membership import Assignment
 from headwater.protocol.numbers import VBucketId
 
 TERMS = LeaseTerms(lease_s=4.0, interval_s=1.0, margin_s=1.0)

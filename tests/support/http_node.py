@@ -14,10 +14,12 @@ import httpx
 from headwater.node.auth.accounts import Accounts, Change
 from headwater.node.auth.login_checks import LoginChecks
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
-from headwater.node.bucket_settings import BucketSettings
+from headwater.node.commit_loop import ChangeSignal
 from headwater.node.http.app import http_app
 from headwater.node.node_folder import NodeFolder, NodeIdentity
-from headwater.node.node_state import BucketUsage, ChangeSignal, NodeState
+from headwater.node.node_state import NodeState
+from headwater.node.options import NodeOptions
+from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import BucketMap, ClusterNodes, NodeAddress, bucket_config, node_config
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Vbuuid
@@ -50,7 +52,7 @@ class Node:
     """A node with one real bucket, real users, and a clock that is set by hand."""
 
     stored: Bucket
-    folder: Path
+    data: Path
     users: Users = USERS
     server_version: str = "7.6.0-0-headwater"
     is_ready: bool = True
@@ -65,13 +67,14 @@ class Node:
     durable_uid: int = 0
     not_reached: dict[str, str] = field(default_factory=dict)
     fault: Exception | None = None
-    bucket_settings: BucketSettings = field(default_factory=BucketSettings)
     identity: NodeIdentity = field(default_factory=lambda: NodeIdentity(uuid=UUID, cluster_uuid=UUID))
 
     def __post_init__(self) -> None:
-        folder = NodeFolder(self.folder)
-        folder.store_users(self.users)
-        self.accounts = Accounts(folder, random_bytes=os.urandom)
+        self.options = NodeOptions(data=self.data, http_hosts=("node", "x", "lake.example.com"))
+        self.service = BucketService(bucket=self.stored)
+        self.folder = NodeFolder(self.data)
+        self.folder.store_users(self.users)
+        self.accounts = Accounts(self.folder, random_bytes=os.urandom)
         self.accounts.load(None, None)
         self.users = self.accounts.in_force
         self.accounts.on_change = self._put_in_force
@@ -103,12 +106,8 @@ class Node:
     def bucket(self, name: str) -> Bucket | None:
         return self.stored if name == self.stored.facts.name else None
 
-    def usage(self, bucket: str) -> BucketUsage:
-        assert bucket == "beer"
-        return BucketUsage(items=3, disk_bytes=4096, memory_bytes=1024, memory_quota_bytes=2048)
-
-    def settings(self, bucket: str) -> BucketSettings:
-        return self.bucket_settings
+    def bucket_service(self, name: str) -> BucketService:
+        return self.service
 
     def cluster_config(self, bucket: str | None) -> bytes:
         if bucket is None:

@@ -6,6 +6,7 @@ get to see.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from headwater.node.auth.login_checks import LoginThrottle, judge
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users
 from headwater.node.kv.session import KvSession, Waits
+from headwater.node.options import BucketSettings
 from headwater.node.service import BucketService, Service
 from headwater.protocol.features import Feature, Negotiated
 from headwater.protocol.frames import decode_frames
@@ -95,7 +97,10 @@ class Node:
     def _serve(self, bucket: Bucket) -> None:
         self.bucket = bucket
         self.bucket_service = BucketService(
-            bucket=bucket, ack_when_durable=self._ack_when_durable, on_change=self._on_change
+            bucket=bucket,
+            ack_when_durable=self._ack_when_durable,
+            on_change=self._on_change,
+            settings=BucketSettings(flush_enabled=True),
         )
         self.throttle = LoginThrottle()
         self.service = Service(
@@ -141,10 +146,15 @@ class Node:
 
 
 def drive(session: KvSession, data: bytes, throttle: LoginThrottle | None = None) -> None:
-    """Have a session handle what has come, in as many turns as it takes. Log-ins are checked at once."""
+    """Have a session handle what has come, in as many turns as it takes. Log-ins are checked, and work is done, at
+    once."""
     throttle = LoginThrottle() if throttle is None else throttle
     session.receive_data(data)
-    while session.waits_for in (Waits.FOR_TURN, Waits.FOR_LOGIN):
+    while session.waits_for in (Waits.FOR_TURN, Waits.FOR_LOGIN, Waits.FOR_WORK):
+        if session.postponed is not None:
+            session.postponed.task.run()
+            session.finish_work()
+            continue
         if session.login is not None:
             attempt, service = session.login.attempt, session.service
             is_right = partial(attempt.is_right, service.users)
@@ -158,7 +168,11 @@ class Client:
     def __init__(self, node: Node, *, allows_plain: bool = True) -> None:
         self.node = node
         self.negotiated = Negotiated()
-        self.session = KvSession(node.service, peer="127.0.0.1", allows_plain=allows_plain)
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called when a newer DCP connection takes the place of this one."""
+        self.session = KvSession(
+            node.service, peer="127.0.0.1", allows_plain=allows_plain, on_replaced=lambda: self.on_replaced()
+        )
 
     def send(self, *requests: Request | bytes) -> None:
         """Send requests in one write."""
@@ -168,11 +182,8 @@ class Client:
     def received(self) -> list[Response]:
         """The answers that need not wait any longer."""
         data = b""
-        while self.session.outgoing and self.session.outgoing[0].may_be_sent:
-            data += self.session.to_send(self.session.outgoing.popleft())
-        for answer in [answer for answer in self.session.unordered if answer.may_be_sent]:
-            self.session.unordered.remove(answer)
-            data += self.session.to_send(answer)
+        while piece := self.session.data_to_send():
+            data += piece
         messages = [decode_message(frame, self.negotiated) for frame in decode_frames(data)]
         return [message for message in messages if isinstance(message, Response)]
 

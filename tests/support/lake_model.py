@@ -17,18 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from deltalake.schema import PrimitiveType
 
 from headwater.client.batches import RAW_SCHEMA
 from headwater.client.offsets import Offsets
+from headwater.lake import data_files
 from headwater.lake.change_files import ChangeReport
 from headwater.lake.commits import Batch, CommittedBatch, begin_batch, commit_batch, merge
+from headwater.lake.data_files import FileReader, RollingWriter
+from headwater.lake.deletion_vectors import INLINE_BYTES_MAX, VectorWriter
+from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings, Runner, run_here
-from headwater.lake.layout import XATTRS, documents_schema
+from headwater.lake.layout import XATTRS, TableKind, documents_schema
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.verify import LakeChecks, Verification, verdict
 from headwater.lake.verify_group import Counts, GroupReport, judge_group, scan_changes
@@ -300,11 +305,61 @@ Place = tuple[int, int, bytes]
 
 
 def table_rows(directory: Path) -> list[Row]:
-    """The rows of a table, as anybody reads them; none where there is no table."""
+    """The rows of a table, as any reader gets them; none where there is no table."""
     if not (directory / "_delta_log").exists():
         return []
-    rows: list[Row] = DeltaTable(directory).to_pyarrow_table().to_pylist()
-    return rows
+    return read_rows(DeltaTable(directory))
+
+
+def read_rows(table: DeltaTable, columns: Sequence[str] | None = None) -> list[Row]:
+    """Some columns of an open table, or all. delta-rs refuses one with deletion vectors but for queries."""
+    if not table.protocol().reader_features:
+        return list(table.to_pyarrow_table(columns=None if columns is None else list(columns)).to_pylist())
+    query = f"SELECT {', '.join(columns or '*')} FROM t"
+    return list(pa.table(QueryBuilder().register("t", table).execute(query).read_all()).to_pylist())
+
+
+class Follower:
+    """A copy of a table that its change feed alone keeps equal, as deltalake reads it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.version = DeltaTable(directory).version()
+        self.rows = self._table()
+        self.seen: Counter[str] = Counter()
+        """What the feed has said, by type of change."""
+
+    def _table(self) -> dict[Place, Row]:
+        return {place_of(row): _data(row) for row in table_rows(self._directory)}
+
+    def follow(self) -> None:
+        """Apply what has come since the last time, and compare. Every row of the feed must fit: what leaves is what
+        the copy has, and an update changes something."""
+        table, since = DeltaTable(self._directory), self.version
+        self.version = table.version()
+        feed = [] if self.version == since else pa.table(table.load_cdf(since + 1, self.version)).to_pylist()
+        gone: dict[Place, Row] = {}
+        for change in sorted(feed, key=lambda it: (it["_commit_version"], _LEAVES.index(it["_change_type"]) // 2)):
+            kind, place, row = change["_change_type"], place_of(change), _data(change)
+            self.seen[kind] += 1
+            if kind in _LEAVES[:2]:
+                assert self.rows.pop(place) == row, f"{kind} of another row: {place}"
+                gone[place] = row
+            else:
+                assert place not in self.rows, f"{kind} of a row that is there: {place}"
+                assert kind == "insert" or gone[place] != row, f"an update of nothing: {place}"
+                self.rows[place] = row
+        assert self.rows == self._table()
+
+
+_LEAVES = ("delete", "update_preimage", "insert", "update_postimage")
+"""The first two take a row away, before the others bring one."""
+
+
+def _data(row: Row) -> Row:
+    """A row without what says where it lies. A column that was added later is null in it."""
+    beside = ("vbucket_group", "_change_type", "_commit_version", "_commit_timestamp")
+    return {name: value for name, value in row.items() if value is not None and name not in beside}
 
 
 def place_of(row: Row) -> Place:
@@ -461,7 +516,7 @@ def with_columns(settings: LakeSettings, columns: Mapping[str, str]) -> LakeSett
 
 def guide_feed(directory: Path, collection: str, *, after_batch: int) -> dict[str, str]:
     """What the query of the guide says: of every document that later batches have changed, how. Each is there once."""
-    guide = (Path(__file__).parents[2] / "docs/guides/landing.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs/guides/querying.md").read_text()
     (block,) = (block for block in guide.split("```") if "AS change_type" in block)
     scope, _, name = collection.partition(".")
     query = block[block.index("WITH") :].replace("> 41", f"> {after_batch}")
@@ -561,6 +616,44 @@ def lake_of_before(directory: Path, settings: LakeSettings) -> SmallLake:
     small.write(2, "e", value=b'{"n": "no"}')
     small.bucket.mark_sent(range(4))
     return small
+
+
+def mark_rows(
+    log: DeltaLog, is_dead: Callable[[Row], bool], *, inline_bytes_max: int = INLINE_BYTES_MAX
+) -> TableCommit:
+    """What marks rows of the files that have such."""
+    vectors, found = VectorWriter(log.location, inline_bytes_max=inline_bytes_max), []
+    for file in log.files():
+        rows = [row for part in data_files.read_files(log.location, [file]) for row in part.to_pylist()]
+        kept = np.array([not is_dead(row) for row in rows])
+        if not kept.all():
+            with FileReader(log.location, file) as reader:
+                found.append(data_files.Leaving.of(reader, kept))
+    add = data_files.mark_rows(log.location, found, vectors)
+    return TableCommit(add=add, remove=[it.file for it in found], state=log.state())
+
+
+def use_vectors(lake: Lake) -> None:
+    """Cut every file of the merged tables in two, and give both dead rows: their first one once more, or several times.
+    The tables hold what they held. The vectors of rejects lie in the log, all others in files."""
+    for tables in lake.tables.values():
+        for table in tables.there:
+            log, add = table.log, []
+            log.set_vectors(True, table.state)
+            vectors = VectorWriter(log.location, inline_bytes_max=1024 if table.kind is TableKind.REJECTS else 0)
+            dead = 0
+            for file in log.files():
+                with FileReader(log.location, file) as reader:
+                    schema, rows = reader.schema, pa.concat_tables(map(reader.read, reader.row_groups))
+                ranges = tables.ranges_of(table)
+                there, half = [name for name in ranges if name in schema.names], rows.num_rows // 2
+                for part in (rows.slice(0, half), rows.slice(half)):
+                    dead += 1
+                    writer = RollingWriter(log.location, schema, ranges=there, partition=file.partition)
+                    writer.write(pa.concat_tables([part.slice(0, 1)] * dead + [part] if part.num_rows else [part]))
+                    add += [replace(written, vector=vectors.write(np.arange(dead))) for written in writer.close()]
+            vectors.close()
+            table.commit(add=add, remove=log.files())
 
 
 def merging(**rules: Any) -> LakeSettings:

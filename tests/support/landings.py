@@ -28,7 +28,11 @@ from headwater.client.settings import ClientSettings
 from headwater.errors import KeyNotFound
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
+from headwater.lake.location import Location
 from headwater.lake.verify import Verification, compare
+from headwater.landing.freshness import Freshness
+from headwater.landing.loop import LandedBatch
+from headwater.landing.query import Landing, LandingQuery
 from headwater.node.auth.user_file import store_users
 from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
 from headwater.protocol.messages.base import Request, Response
@@ -37,11 +41,9 @@ from headwater.protocol.messages.subdocument import PathFlags, SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
 from headwater.protocol.sasl import SCRAM_ITERATIONS_MIN, Credentials
-from headwater.spark.freshness import Freshness
-from headwater.spark.landing import Landing
-from headwater.spark.landing_loop import LandedBatch
+from headwater.spark.executors import SparkRunner
 from support.fault_proxy import HOST, free_port
-from support.lake_model import check_no_duplicates, table_rows
+from support.lake_model import check_no_duplicates, read_rows, table_rows
 from support.node_process import PASSWORD, USER, NodeProcess
 
 MANAGEMENT_S_MAX = 30.0
@@ -49,6 +51,32 @@ EXPIRED_S_MAX = 30.0
 POLL_S = 0.05
 DEFAULT = "_default._default"
 """The collection that is always there."""
+
+
+WAIT_S_MAX = 60.0
+COMMAND_S_MAX = 120.0
+LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+
+
+def wait_until(is_so: Callable[[], bool], query: LandingQuery | None = None) -> None:
+    """Wait for something, while a landing goes on if one is given."""
+    give_up_s = time.monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert query is None or not query.awaitTermination(0), "the landing has ended"
+        assert time.monotonic() < give_up_s, "it does not happen"
+        time.sleep(POLL_S)
+
+
+def run_headwater(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "headwater", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S_MAX,
+        check=False,
+        env={**os.environ, **LOGIN, **environment},
+    )
 
 
 def log_in_quickly(data: Path) -> None:
@@ -263,7 +291,7 @@ class LandedBucket:
     def land(self) -> None:
         """Land what there is."""
         self.batches.clear()
-        self.landing.start(self.spark, on_batch=self.batches.append).awaitTermination()
+        self.landing.start(SparkRunner(self.spark), on_batch=self.batches.append).awaitTermination()
 
     @property
     def rolled_back(self) -> dict[int, int]:
@@ -296,13 +324,7 @@ class LandedBucket:
     # --- what must be true ----------------------------------------------------------------------------------------
 
     def check_equal(self) -> None:
-        """The tables are the bucket, by the digests and by what `changes` says."""
-        found = self.compare()
-        assert found.is_equal, [one.sentence for one in found.findings]
-        assert found.pending == 0
-        changes = self.rows("changes")
-        check_no_duplicates(changes)
-        check_delivery(changes)
+        check_tables(self.bucket, self.folder)
 
 
 def key_of(row: dict[str, Any]) -> bytes:
@@ -313,6 +335,18 @@ def key_of(row: dict[str, Any]) -> bytes:
 def value_of(row: dict[str, Any]) -> bytes:
     value: bytes = row["content"] if row["document"] is None else row["document"].encode()
     return value
+
+
+def check_tables(bucket: SourceBucket, lake: Path | Location) -> list[dict[str, Any]]:
+    """The tables are the bucket, by the digests and by what `changes` says. Returns the rows of `changes`."""
+    location = lake if isinstance(lake, Location) else Location.of(str(lake))
+    found = compare(bucket.settings, location)
+    assert found.is_equal, [one.sentence for one in found.findings]
+    assert found.pending == 0
+    changes = read_rows(DeltaTable(f"{location.uri}/changes", storage_options=location.delta_options))
+    check_no_duplicates(changes)
+    check_delivery(changes)
+    return changes
 
 
 def check_delivery(changes: list[dict[str, Any]]) -> None:
@@ -342,8 +376,9 @@ LAND_POLL_S = 0.1
 class LandProcess:
     """Lives while the `with` block lasts, with all that it has started."""
 
-    def __init__(self, bucket: SourceBucket, folder: Path, master: str, *, every: str = "100ms") -> None:
+    def __init__(self, bucket: SourceBucket, folder: Path, master: str, *options: str, every: str = "100ms") -> None:
         self.bucket = bucket
+        self._options = options
         self.folder = folder
         self.batches: list[dict[str, Any]] = []
         """What was told of each, since the start."""
@@ -364,24 +399,14 @@ class LandProcess:
         self._master = master or self._master
         self.batches = []
         command = [sys.executable, "-m", "headwater", "land", self.bucket.url, "--into", str(self.folder)]
-        options = [
-            "--every",
-            self._every,
-            "--master",
-            self._master,
-            "--memory",
-            "1g",
-            "--min-partitions",
-            "2",
-            "--json",
-        ]
+        options = ["--every", self._every, "--master", self._master, "--memory", "1g", "--min-partitions", "2"]
         with self._log_path.open("a") as log:
             self._process = subprocess.Popen(
-                [*command, *options],
+                [*command, *options, "--json", *self._options],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD},
+                env={**os.environ, **LOGIN},
                 # A group of its own, that can be ended as a whole.
                 start_new_session=True,
             )

@@ -30,6 +30,7 @@ from headwater.errors import ConnectionFailed, HeadwaterError, KeyNotFound
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.status import Status
+from support.lake_model import read_rows
 from support.landings import DEFAULT, SourceBucket
 from support.node_process import exchange
 
@@ -79,9 +80,10 @@ class Diary:
 class Working(threading.Thread):
     """Works while the `with` block lasts. What goes wrong is raised at its end."""
 
-    def __init__(self, name: str, bucket: SourceBucket) -> None:
+    def __init__(self, name: str, bucket: SourceBucket, own: SourceBucket | None = None) -> None:
+        """`own` is the same bucket with a connection of its own."""
         super().__init__(name=name)
-        self._bucket = SourceBucket(bucket.node, bucket.name)
+        self._bucket = own or SourceBucket(bucket.node, bucket.name)
         self._is_over = threading.Event()
         self._error: BaseException | None = None
 
@@ -260,7 +262,7 @@ def _as_of_s(table: DeltaTable) -> float | None:
 
 
 def _documents(table: DeltaTable) -> dict[bytes, int]:
-    rows = table.to_pyarrow_table(columns=["key", "document"]).to_pylist()
+    rows = read_rows(table, ["key", "document"])
     assert len({row["key"] for row in rows}) == len(rows), "a document is there twice"
     return {row["key"].encode(): json.loads(row["document"])["n"] for row in rows}
 

@@ -18,7 +18,7 @@ import dns.message
 import dns.rcode
 import dns.rrset
 
-from headwater.protocol.kernels.machine_code import KERNELS
+from headwater.kernels.machine_code import KERNELS
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

@@ -2,7 +2,7 @@
 
 Header fields, keys, values and the integers of the extras are drawn from a class's own fields and layouts, so a new
 class is covered as soon as it exists. Classes that give their value a structure of its own stand in `STRUCTURED`;
-`test_message_properties` fails for one that is missing there.
+`test_codec_properties` fails for one that is missing there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from headwater.protocol.messages import (
 from headwater.protocol.messages.base import LayoutField
 from headwater.protocol.messages.dcp_changes import CacheItem, CacheTransfer, SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import GetFailoverLogResponse, StreamRequestResponse, VBucketState
-from headwater.protocol.messages.documents import CounterResponse, GetResponse
+from headwater.protocol.messages.documents import CounterResponse, GetResponse, SetWithMeta
 from headwater.protocol.messages.range_scan import (
     RangeScanContinueResponse,
     RangeScanCreateResponse,
@@ -65,7 +65,6 @@ from headwater.protocol.messages.vbuckets import (
     SetVBucket,
     VBucketSeqno,
 )
-from headwater.protocol.messages.with_meta import SetWithMeta
 from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import SUCCESSFUL, Status
 from headwater.protocol.values import Datatype

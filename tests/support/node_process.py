@@ -24,6 +24,7 @@ from support.forked_program import run_program, start_program
 
 USER = "admin"
 PASSWORD = "a secret for tests"
+SERVE = ("-m", "headwater", "serve")
 
 READY_S_MAX = 60.0
 """Far beyond what a start takes, even where kernels have to be compiled first."""
@@ -46,6 +47,7 @@ class NodeProcess:
         password: str = PASSWORD,
         as_json: bool = True,
         fresh: bool = False,
+        program: tuple[str, ...] = SERVE,
     ) -> None:
         self.data = data
         self.options = options
@@ -53,6 +55,8 @@ class NodeProcess:
         self.password = password
         self.as_json = as_json
         self.fresh = fresh
+        self.program = program
+        """What stands behind `python` and before the options."""
         self.ready_line = ""
         self.ready_s = 0.0
         """How long the last start took."""
@@ -76,9 +80,9 @@ class NodeProcess:
         with self._output_path.open("w") as stdout, self._log_path.open("a") as stderr:
             streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr, "env": environment()}
             if self.fresh:
-                self._process = subprocess.Popen(serve_command(*arguments), **streams)
+                self._process = subprocess.Popen([sys.executable, *self.program, *arguments], **streams)
             else:
-                self._process = start_program(*serve_command(*arguments)[1:], **streams)
+                self._process = start_program(*self.program, *arguments, **streams)
         try:
             self.ready_line = self._read_ready_line(began_s + READY_S_MAX)
         except BaseException:
@@ -188,6 +192,12 @@ def exchange(connection: KvConnection, requests: bytes, *, answers: int) -> list
     return frames
 
 
+def memory_bytes(node: NodeProcess) -> int:
+    """The memory that is the node's own. Mapped pages of data files are the system's to take back."""
+    status = Path(f"/proc/{node.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
+
+
 class StartNode(Protocol):
     """The fixture `start_node`."""
 
@@ -195,7 +205,7 @@ class StartNode(Protocol):
 
 
 def serve_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "headwater", "serve", *arguments]
+    return [sys.executable, *SERVE, *arguments]
 
 
 def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -66,7 +66,7 @@ class Receiver:
         self.is_closed = False
         self.controls: list[Control] = []
         self.name = name
-        self.session.on_replaced = self.close
+        client.on_replaced = self.close
 
     def close(self) -> None:
         if not self.is_closed:
@@ -95,11 +95,8 @@ class Receiver:
     def data(self) -> bytes:
         """What the node sends now."""
         data = b""
-        while self.session.outgoing and self.session.outgoing[0].may_be_sent:
-            data += self.session.outgoing.popleft().data
-        if self.session.consumer is not None:
-            self.session.consumer.on_durable()
-            data += self.session.consumer.data_to_send()
+        while piece := self.session.data_to_send():
+            data += piece
         return data
 
     def frames(self) -> list[Frame]:
@@ -191,8 +188,8 @@ class Link:
     def _from_producer(self, bytes_max: int) -> bytes:
         session = self.producer.session
         data = b""
-        while session.outgoing and session.outgoing[0].may_be_sent:
-            data += session.outgoing.popleft().data
+        while piece := session.data_to_send():
+            data += piece
         if session.dcp is not None and not self.producer.is_closed:
             data += session.dcp.produce(bytes_max)
         frames = decode_frames(data)

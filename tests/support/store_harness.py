@@ -6,12 +6,12 @@ What is checked here is read through the bucket's own ways in (`find`, `read`, `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import suppress
+from typing import Any
 
 from headwater.errors import StoreFull
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
-from headwater.protocol.kernels.memory import Int64s
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent
@@ -19,10 +19,11 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, Vbuuid
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket, StoreEnvironment, Written
-from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
+from headwater.store.compaction import Compacted, compact_vbucket, finish_compaction, write_compacted
 from headwater.store.data_format import BucketFacts, Document, VBucketFacts
-from headwater.store.engine import Change, Engine, MemoryEngine, View
+from headwater.store.engine import Change, Engine, MemoryEngine
 from headwater.store.opening import create_bucket, open_bucket
+from headwater.store.vbuckets import Retention
 
 START_S = 1_800_000_000
 SECRET = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
@@ -51,35 +52,22 @@ class Clock:
 
 
 class FailingEngine:
-    """Passes everything on, until it is told to fail: writes have then no effect."""
+    """Passes everything on until it is set to fail: writes then have no effect."""
 
     def __init__(self, inner: Engine, *, writes_left: int | None = None) -> None:
         self.inner = inner
         self.writes_left = writes_left
         """None for no end."""
-        self.writes = 0
 
-    @property
-    def was_left_alone(self) -> bool:
-        return self.inner.was_left_alone
-
-    @property
-    def block_versions(self) -> Int64s:
-        return self.inner.block_versions
-
-    def view(self) -> AbstractContextManager[View]:
-        return self.inner.view()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def write(self, changes: Sequence[Change]) -> None:
         if self.writes_left == 0:
             raise StoreFull("no room is left", hint="It is a test")
         if self.writes_left is not None:
             self.writes_left -= 1
-        self.writes += 1
         self.inner.write(changes)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def new_bucket(
@@ -119,31 +107,29 @@ def put(
     datatype: Datatype = Datatype.JSON,
 ) -> Written:
     return bucket.put_mutation(
-        vbucket,
-        collection_id=CollectionId(collection_id),
-        key=key,
-        value=value,
-        datatype=datatype,
-        expiry=expiry,
+        vbucket, collection_id=CollectionId(collection_id), key=key, value=value, datatype=datatype, expiry=expiry,
         flags=flags,
-    )
+    )  # fmt: skip
 
 
 def remove(bucket: Bucket, vbucket: int, key: bytes, *, collection_id: int = DEFAULT_COLLECTION) -> Written:
     return bucket.put_removal(vbucket, collection_id=CollectionId(collection_id), key=key)
 
 
-def compact(bucket: Bucket, vbucket: int, retention: Retention = NOTHING_KEPT) -> int:
-    """All steps over a vbucket. Returns how many bytes were dropped."""
+def compaction_steps(bucket: Bucket, vbucket: int, retention: Retention = NOTHING_KEPT) -> Iterator[Compacted]:
+    """Compact a vbucket, a step at a time."""
     after: Seqno | None = Seqno(0)
-    dropped = 0
     while after is not None:
         compacted = compact_vbucket(bucket, vbucket, retention, after_seqno=after)
-        bucket.engine.write(compacted.changes)
+        write_compacted(bucket, compacted)
         finish_compaction(bucket, vbucket, compacted)
-        dropped += compacted.dropped_bytes
         after = compacted.reached_seqno
-    return dropped
+        yield compacted
+
+
+def compact(bucket: Bucket, vbucket: int, retention: Retention = NOTHING_KEPT) -> int:
+    """All steps over a vbucket. Returns how many bytes were dropped."""
+    return sum(compacted.dropped_bytes for compacted in compaction_steps(bucket, vbucket, retention))
 
 
 # --- looking ------------------------------------------------------------------------------------------------------
@@ -155,8 +141,13 @@ def facts_of(bucket: Bucket, vbucket: int) -> VBucketFacts:
     return facts
 
 
+def branches(bucket: Bucket, vbucket: int = 0) -> list[tuple[int, int]]:
+    """The vbuuids and seqnos of the failover log, newest first."""
+    return [(entry.vbuuid, entry.seqno) for entry in facts_of(bucket, vbucket).failover_log.entries]
+
+
 def get(bucket: Bucket, vbucket: int, key: bytes, *, collection_id: int = DEFAULT_COLLECTION) -> Document | None:
-    """A document, or its tombstone, as whoever asks gets it. What the index says of it must be what is stored."""
+    """A document, or its tombstone, as a client gets it. The index must agree with what is stored."""
     entry = bucket.find(vbucket, CollectionId(collection_id), key)
     if entry is None:
         return None
@@ -223,11 +214,9 @@ def stopped_everywhere(
         engine = FailingEngine(MemoryEngine())
         bucket = prepare(engine)
         engine.writes_left = writes_left
-        try:
+        has_ended = False
+        with suppress(StoreFull):
             action(bucket)
-        except StoreFull:
-            has_ended = False
-        else:
             has_ended = True
         engine.writes_left = None
         yield bucket, has_ended

@@ -18,7 +18,7 @@ from headwater.phrases import (
     escaped,
     escaped_bytes,
     install_command,
-    is_compiling,
+    report_compile,
     report_first_compile,
 )
 from support.cases import each
@@ -39,12 +39,12 @@ def test_a_process_reports_once_that_it_compiles(monkeypatch: pytest.MonkeyPatch
     """Also where the report is registered a second time, as a command with a log does."""
     monkeypatch.setattr(_FirstCompile, "report", None)
     monkeypatch.setattr(_FirstCompile, "is_reported", False)
-    is_compiling()
+    report_compile()
     reported: list[str] = []
     report_first_compile(lambda: reported.append("plain"))
-    is_compiling()
+    report_compile()
     report_first_compile(lambda: reported.append("in the log"))
-    is_compiling()
+    report_compile()
     assert reported == ["plain"]
 
 

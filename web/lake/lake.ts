@@ -121,6 +121,7 @@ export interface Landing {
     live_bytes?: number | null;
     dead_bytes?: number | null;
     tables_set_aside?: number;
+    advice?: string | null;
     set_aside?: { name: string; reason: string; hint: string }[];
   };
 }

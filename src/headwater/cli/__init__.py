@@ -1,19 +1,160 @@
-"""The command `headwater`: one file a command, imported when it is asked for.
+"""The command `headwater`: one file a command, known by its name and one line, and imported when it is run.
 
-A pure client has no server's libraries installed, and a command should not pay for what another one needs.
+A pure client has no server's libraries installed, and a command should not pay for what another one needs. The list of
+all commands and completion in a shell need no more than the line that a command says about itself: it is read from the
+source, where importing all modules takes seconds.
 """
 
 from __future__ import annotations
 
+import re
+import sys
 from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import rich_click as click
+from click import types
+from click.shell_completion import get_completion_class
+from rich_click import rich_click as layout
 
 from headwater import __version__
-from headwater.cli.lazy_command import LazyCommand, completion_option
 from headwater.cli.output import errors_in_one_sentence
-from headwater.phrases import COMPILING, did_you_mean, report_first_compile
+from headwater.phrases import COMPILING, did_you_mean, install_command, missing_library, report_first_compile
+
+# How --help looks: an option and what it takes in one column, so that nothing is cut on a terminal of 60 columns.
+
+
+layout.OPTIONS_TABLE_COLUMN_TYPES = ["opt_all_metavar", "help"]
+layout.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
+layout.OPTIONS_TABLE_HELP_SECTIONS = ["help", "range", "required", "default", "envvar", "deprecated"]
+
+NUMBER = "N"
+_NUMBERS = (types.IntParamType, types.FloatParamType)
+
+
+def name_numbers(command: click.Command) -> click.Command:
+    """Call numbers N, where a command has no better name for them: "INTEGER RANGE" says less, in more room."""
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            name_numbers(below)
+    for parameter in command.params:
+        if parameter.metavar is None and isinstance(parameter.type, _NUMBERS):
+            parameter.metavar = NUMBER
+    return command
+
+
+class LazyCommand(click.RichCommand):
+    """Stands for the command `name` of the module `headwater.cli.name`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, help=summary_of(name))
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> Any:
+        """The context is the real command's, so that it is the one which is run, explained and completed."""
+        assert self.name is not None
+        return load_command(self.name).make_context(info_name, args, parent=parent, **extra)
+
+
+_WITH_ARROW = frozenset({"export", "land", "load", "repair", "tail", "verify"})
+"""The commands that use Arrow. What may need pandas, as a worker of Spark does, is another process."""
+
+
+class _NoPandas:
+    """A finder of modules for which pandas is not installed."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is left out", name=name)
+
+
+def _leave_out_pandas() -> None:
+    """Let pyarrow find no pandas in this process.
+
+    With the first array that it makes it imports pandas, where that is installed, to know its types when it meets them;
+    that takes a quarter of a second, and no command has any for it. What it has not found, it does not look for again.
+    """
+    if "pyarrow" in sys.modules:
+        return  # Then the process is not the command's alone.
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        import_module("pyarrow").array([])
+    finally:
+        sys.meta_path.remove(_NoPandas)
+
+
+def load_command(name: str) -> click.Command:
+    """The command itself, or one that says what has to be installed for it."""
+    try:
+        if name in _WITH_ARROW:
+            _leave_out_pandas()
+        module = import_module(f"headwater.cli.{name}")
+    except ModuleNotFoundError as error:
+        return _not_installed(name, missing_library(error))
+    return name_numbers(getattr(module, name))
+
+
+def summary_of(name: str) -> str:
+    """The first line of what the command says about itself."""
+    spec = find_spec(f"headwater.cli.{name}")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    # By its form: Python's own parser fails now and then where other threads use it, too.
+    found = re.search(rf'^def {name}\(.*?\n?\) -> None:\n    """(?P<summary>.*)$', source, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"headwater.cli.{name} has no command {name}"
+    return found["summary"].partition("\n")[0].removesuffix('"""')
+
+
+_EXTRAS = {"land": "lake", "repair": "lake", "ui": "lake", "verify": "lake"}
+"""What has to be installed for a command; the node's libraries by default."""
+
+
+def _not_installed(command: str, module: str) -> click.Command:
+    """Stands for a command whose libraries are missing, and says how to get them."""
+    advice = f"Needs {module}, which is not installed. Run {install_command(_EXTRAS.get(command, 'node'))}"
+
+    def refuse() -> None:
+        raise click.ClickException(advice)
+
+    # It takes any arguments: what is missing is reported first.
+    takes_anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(command, help=advice, callback=refuse, context_settings=takes_anything)
+
+
+# --- completion ---------------------------------------------------------------------------------------------------
+
+
+SHELLS = ("bash", "zsh", "fish")
+PROGRAM = "headwater"
+VARIABLE = f"_{PROGRAM.upper()}_COMPLETE"
+"""By which a shell's script asks the program; the name is click's."""
+
+
+def _print_script(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
+    if shell is None or context.resilient_parsing:
+        return
+    completion = get_completion_class(shell)
+    assert completion is not None
+    script = completion(context.command, {}, PROGRAM, VARIABLE)
+    click.echo(script.source_template % script.source_vars())
+    context.exit()
+
+
+completion_option = click.option(
+    "--completion",
+    type=click.Choice(SHELLS),
+    expose_value=False,
+    is_eager=True,
+    callback=_print_script,
+    help="Print the script for completion in a shell.",
+)
+
 
 COMMANDS = (
     "buckets",

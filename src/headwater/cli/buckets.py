@@ -9,26 +9,23 @@ from typing import Any
 
 import rich_click as click
 
-from headwater.cli.management import Access, Answer, Management, ManagementUrl, management_options
-from headwater.cli.options import errors_reported
-from headwater.errors import HeadwaterError
-from headwater.phrases import printable
+from headwater.cli.management import Answer, ManagedNode, managed, no_list
+from headwater.cli.output import print_table
 
 MAX_TTL_S_MAX = 2**31 - 1
 RAM_QUOTA_MB_DEFAULT = 100
 """Couchbase asks for a quota, and this is the least it takes."""
 _BUCKETS = ("pools", "default", "buckets")
 _BYTES_PER_MB = 1024 * 1024
-Find = Callable[[], Management]
 
 
 @click.group()
 def buckets() -> None:
     """List, create, change, flush and drop buckets.
 
-    URL is couchbase://host[:port], or couchbases:// for TLS, of a Couchbase or a Headwater node; the node is asked for
-    its management port. http://host:port names that port itself. In a cluster a command concerns all nodes. The user
-    who logs in must be an admin.
+    URL is couchbase://host[:port], or couchbases:// for TLS, of a Couchbase or a Headwater node; the command asks the
+    node for its management port. http://host:port gives that port directly. In a cluster, a command applies to all
+    nodes. The user must be an admin.
 
     \b
     Examples:
@@ -43,35 +40,19 @@ def buckets() -> None:
 # --- arguments ----------------------------------------------------------------------------------------------------
 
 
-def _on_node(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command what finds the node of its URL, and all options that it takes to get there."""
-
-    @click.argument("url", metavar="URL")
-    @management_options
-    @errors_reported
-    @functools.wraps(command)
-    def wrapped(url: str, access: Access, **rest: Any) -> None:
-        where = ManagementUrl.parse(url, needs_bucket=False)
-        command(lambda: access.open(where), **rest)
-
-    return wrapped
-
-
 _name_argument = click.argument("name", metavar="NAME")
 
 
 def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the form of the settings that it was given."""
+    """Give a command the form of the settings that it was given."""
 
-    @click.option("--ram-quota-mb", type=click.IntRange(100), metavar="MB", help="The memory that it may take.")
-    @click.option(
-        "--replicas", type=click.IntRange(0, 3), metavar="N", help="Copies of each vbucket beside the active."
-    )
+    @click.option("--ram-quota-mb", type=click.IntRange(100), metavar="MB", help="Memory quota of the bucket, in MB.")
+    @click.option("--replicas", type=click.IntRange(0, 3), metavar="N", help="Replicas of each vbucket.")
     @click.option(
         "--max-ttl",
         type=click.IntRange(0, MAX_TTL_S_MAX),
         metavar="S",
-        help="How long documents live at most, in seconds; 0 for ever.",
+        help="Maximum time to live of documents, in seconds; 0 for no limit.",
     )
     @click.option("--flush-enabled/--flush-disabled", default=None, help="Whether the bucket can be flushed.")
     @functools.wraps(command)
@@ -98,40 +79,35 @@ def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @buckets.command("list")
-@_on_node
-def list_buckets(find: Find, as_json: bool) -> None:
+@managed()
+def list_buckets(node: ManagedNode) -> None:
     """List the buckets and their settings.
 
     \b
     Example:
       headwater buckets list couchbase://127.0.0.1
     """
-    answer = find().ask("GET", *_BUCKETS).accepted()
+    answer = node.ask("GET", *_BUCKETS).accepted()
     try:
         rows = [_row(bucket) for bucket in answer]
     except (LookupError, TypeError, AttributeError) as error:
-        raise HeadwaterError(
-            "the answer is no list of buckets", hint="Check that it is a Couchbase or Headwater node"
-        ) from error
-    if as_json:
+        raise no_list("buckets") from error
+    if node.as_json:
         click.echo(json.dumps({"buckets": rows}))
         return
-    shown = [("BUCKET", "DOCUMENTS", "VBUCKETS", "REPLICAS", "MAX TTL", "FLUSH"), *map(_cells, rows)]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
-    for row in shown:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(("BUCKET", "DOCUMENTS", "VBUCKETS", "REPLICAS", "MAX TTL", "FLUSH"), map(_cells, rows))
 
 
 @buckets.command("create")
-@_on_node
+@managed()
 @_name_argument
 @_settings_options
 @click.option("--vbuckets", type=click.IntRange(1, 1024), metavar="N", help="A power of two. [default: the node's]")
-@click.option("--this-node-only", is_flag=True, help="Leave the other nodes of its cluster without it.")
+@click.option("--this-node-only", is_flag=True, help="Create it on this node only, not in its cluster.")
 def create_bucket(
-    find: Find, name: str, form: dict[str, str], vbuckets: int | None, this_node_only: bool, as_json: bool
+    node: ManagedNode, name: str, form: dict[str, str], vbuckets: int | None, this_node_only: bool
 ) -> None:
-    """Create a bucket, on all nodes of the cluster. When the command returns, it is served.
+    """Create a bucket, on all nodes of the cluster. It is ready when the command returns.
 
     \b
     Examples:
@@ -142,17 +118,17 @@ def create_bucket(
     if vbuckets is not None:
         form["numVBuckets"] = str(vbuckets)
     path = ("headwater", "buckets") if this_node_only else _BUCKETS
-    _report("created", name, find().ask("POST", *path, form=form), as_json=as_json)
+    _report(node, "created", name, node.ask("POST", *path, form=form))
 
 
 @buckets.command("update")
-@_on_node
+@managed()
 @_name_argument
 @_settings_options
-def update_bucket(find: Find, name: str, form: dict[str, str], as_json: bool) -> None:
-    """Change the settings of a bucket. What is not given stays as it is.
+def update_bucket(node: ManagedNode, name: str, form: dict[str, str]) -> None:
+    """Change the settings of a bucket. Settings that are not given stay the same.
 
-    Another number of replicas is there after the next `headwater cluster rebalance`.
+    A new number of replicas takes effect with the next `headwater cluster rebalance`.
 
     \b
     Example:
@@ -160,46 +136,46 @@ def update_bucket(find: Find, name: str, form: dict[str, str], as_json: bool) ->
     """
     if not form:
         raise click.UsageError("Give what is to change: --ram-quota-mb, --replicas, --max-ttl or --flush-enabled.")
-    _report("changed", name, find().ask("POST", *_BUCKETS, name, form=form), as_json=as_json)
+    _report(node, "changed", name, node.ask("POST", *_BUCKETS, name, form=form))
 
 
 @buckets.command("flush")
-@_on_node
+@managed()
 @_name_argument
-def flush_bucket(find: Find, name: str, as_json: bool) -> None:
-    """Drop all documents of a bucket; its collections stay. Flushing has to be enabled for it.
+def flush_bucket(node: ManagedNode, name: str) -> None:
+    """Delete all documents of a bucket; its collections stay. Flushing must be enabled for the bucket.
 
-    There is no way back. Every consumer of its changes rolls back to the beginning.
+    This can't be undone. Every consumer of its changes rolls back to the beginning.
 
     \b
     Example:
       headwater buckets flush couchbase://127.0.0.1 travel
     """
-    _report("flushed", name, find().ask("POST", *_BUCKETS, name, "controller", "doFlush"), as_json=as_json)
+    _report(node, "flushed", name, node.ask("POST", *_BUCKETS, name, "controller", "doFlush"))
 
 
 @buckets.command("drop")
-@_on_node
+@managed()
 @_name_argument
-def drop_bucket(find: Find, name: str, as_json: bool) -> None:
+def drop_bucket(node: ManagedNode, name: str) -> None:
     """Drop a bucket with all its data, on all nodes of the cluster.
 
-    There is no way back. Its streams end, and its connections are closed. `headwater serve --bucket` does not make it
-    again.
+    This can't be undone. The streams of the bucket end, and its connections are closed. `headwater serve --bucket` does
+    not create it again.
 
     \b
     Example:
       headwater buckets drop couchbase://127.0.0.1 travel
     """
-    _report("dropped", name, find().ask("DELETE", *_BUCKETS, name), as_json=as_json)
+    _report(node, "dropped", name, node.ask("DELETE", *_BUCKETS, name))
 
 
 # --- output -------------------------------------------------------------------------------------------------------
 
 
-def _report(what: str, name: str, answer: Answer, *, as_json: bool) -> None:
+def _report(node: ManagedNode, what: str, name: str, answer: Answer) -> None:
     answer.accepted()
-    click.echo(json.dumps({"bucket": name, "done": what}) if as_json else printable(f"{what} {name}"))
+    node.print(f"{what} {name}", {"bucket": name, "done": what})
 
 
 def _row(bucket: dict[str, Any]) -> dict[str, Any]:
@@ -218,4 +194,4 @@ def _row(bucket: dict[str, Any]) -> dict[str, Any]:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     numbers = (str(row[name]) for name in ("documents", "vbuckets", "replicas"))
     ttl = f"{row['max_ttl_s']} s" if row["max_ttl_s"] else ""
-    return printable(row["bucket"]), *numbers, ttl, "yes" if row["flush_enabled"] else ""
+    return row["bucket"], *numbers, ttl, "yes" if row["flush_enabled"] else ""

@@ -12,10 +12,9 @@ import rich_click as click
 
 from headwater.errors import DataDamaged, HeadwaterError, StoreError, VBucketDamaged
 from headwater.phrases import counted
-from headwater.store.data_format import FORMAT_VERSION
+from headwater.store.checked_engine import Finding, Scrub
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import stored_facts
-from headwater.store.scrub import Finding, Scrub
 
 STEP_BYTES = 64 * 1024 * 1024
 EXIT_DAMAGED = 1
@@ -51,12 +50,12 @@ class _Checked:
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one line of JSON.")
 def check(directory: Path, as_json: bool) -> None:
-    """Check the stored data of a node that is stopped.
+    """Check the stored data of a stopped node.
 
-    DIR is the node's data folder. Every row of every bucket is read and held to its checksum; nothing is changed.
-    Each finding is one line, with the file, the table, the vbucket and its seqnos. The exit code is 0 where all is
-    what was written, and 1 where anything is not, or can't be read. A running node does the same by itself, slowly:
-    see `headwater serve --scrub-bytes-per-second`.
+    DIR is the node's data folder. The command reads every row of every bucket and compares it with its checksum; it
+    changes nothing. Each finding is one line, with the file, the table, the vbucket and its seqnos. The exit code is 0
+    if all data is intact, and 1 if any is damaged or can't be read. A running node does the same continuously, at a
+    limited rate: see `headwater serve --scrub-bytes-per-second`.
 
     \b
     Example:
@@ -93,12 +92,7 @@ def _check_bucket(folder: Path) -> _Checked:
     except StoreError as error:
         raise click.ClickException(str(error)) from error
     try:
-        facts = stored_facts(engine)
-        if facts is not None and facts.version < FORMAT_VERSION:
-            raise click.ClickException(
-                f"bucket {folder.name} has format {facts.version}, which has no checksums. "
-                "Start its node once with this version of Headwater, which adds them"
-            )
+        stored_facts(engine)  # Raises for data of another format.
         scrub = Scrub(engine, folder.name)
         while not scrub.is_done:
             for finding in scrub.step(STEP_BYTES):

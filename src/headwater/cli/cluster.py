@@ -89,7 +89,7 @@ def _progress(*, is_shown: bool) -> Iterator[OnProgress]:
 
 
 def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the cluster of its URL, and all options that it takes to get there."""
+    """Give a command the cluster of its URL, and all options that it takes to get there."""
 
     @click.argument("url", metavar="URL")
     @connection_options
@@ -119,11 +119,11 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def cluster() -> None:
-    """Make nodes a cluster, spread its vbuckets, and go on when a node is lost.
+    """Form a cluster, distribute its vbuckets, and fail over lost nodes.
 
-    URL is couchbase://host[:port][,host2…]/bucket; any node of the cluster will do. NODE is the host:port of a node's
-    key-value side, as `cluster status` shows it. The user must be an admin, with the same password on all nodes. A
-    command that was cut short is run again: what is known is kept by the nodes.
+    URL is couchbase://host[:port][,host2…]/bucket; any node of the cluster works. NODE is the host:port of a node's
+    key-value port, as `cluster status` shows it. The user must be an admin, with the same password on all nodes. If a
+    command is interrupted, run it again: the nodes keep the state.
 
     \b
     Examples:
@@ -142,12 +142,13 @@ def cluster() -> None:
     type=click.IntRange(0, REPLICAS_MAX),
     default=1,
     show_default=True,
-    help="Copies of each vbucket beside the active one.",
+    help="Replicas of each vbucket.",
 )
 def init(on: _Cluster, replicas: int) -> None:
-    """Make the nodes of URL a cluster.
+    """Form a cluster of the nodes in URL.
 
-    With several nodes in URL, the first may have documents; the others must be empty, and get their share at once.
+    With several nodes in URL, the first may have documents; the others must be empty, and get their share of the
+    vbuckets immediately.
 
     \b
     Examples:
@@ -164,13 +165,13 @@ def init(on: _Cluster, replicas: int) -> None:
 
     status = on.run(work)
     nodes, copies = counted(len(status.nodes), "node"), counted(replicas, "replica")
-    on.report(f"bucket {status.bucket} is a cluster of {nodes} with {copies}", **_as_members(status))
+    on.report(f"bucket {status.bucket} is a cluster of {nodes} with {copies}", **asdict(status))
 
 
 @cluster.command()
 @_on_cluster
 def status(on: _Cluster) -> None:
-    """Show the nodes and what each has.
+    """Show the nodes and the vbuckets of each.
 
     \b
     Example:
@@ -178,7 +179,7 @@ def status(on: _Cluster) -> None:
     """
     found = on.run(lambda coordinator: coordinator.status())
     if on.as_json:
-        click.echo(json.dumps(_as_members(found)))
+        click.echo(json.dumps(asdict(found)))
         return
     _show(found)
 
@@ -186,12 +187,13 @@ def status(on: _Cluster) -> None:
 @cluster.command()
 @_on_cluster
 @click.argument("node", metavar="NODE")
-@click.option("--rebalance", "rebalances", is_flag=True, help="Give it its share of the vbuckets at once.")
-@click.option("--force", is_flag=True, help="Also if it has documents of its own, which are gone then.")
+@click.option("--rebalance", "rebalances", is_flag=True, help="Move its share of the vbuckets to it immediately.")
+@click.option("--force", is_flag=True, help="Add it even if it has documents, which are deleted.")
 def add(on: _Cluster, node: str, rebalances: bool, force: bool) -> None:
-    """Take a node into the cluster, or take it back after a failover.
+    """Add a node to the cluster, or add it again after a failover.
 
-    It must have the bucket, with as many vbuckets. What it has had alone since it was failed over is rolled back.
+    The node must have the bucket, with the same number of vbuckets. It rolls back changes that only it had when it was
+    failed over.
 
     \b
     Example:
@@ -208,13 +210,13 @@ def add(on: _Cluster, node: str, rebalances: bool, force: bool) -> None:
 
     found = on.run(work)
     then = "" if rebalances else "; it gets vbuckets with `headwater cluster rebalance`"
-    on.report(f"{address} is one of {counted(len(found.nodes), 'node')}{then}", **_as_members(found))
+    on.report(f"{address} is one of {counted(len(found.nodes), 'node')}{then}", **asdict(found))
 
 
 @cluster.command()
 @_on_cluster
 def rebalance(on: _Cluster) -> None:
-    """Spread the vbuckets over all nodes. Clients go on reading and writing meanwhile.
+    """Distribute the vbuckets over all nodes. Clients keep reading and writing in the meantime.
 
     \b
     Example:
@@ -227,12 +229,12 @@ def rebalance(on: _Cluster) -> None:
 @cluster.command()
 @_on_cluster
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
-@click.option("--force", is_flag=True, help="Also if vbuckets are lost with it. They begin again, empty.")
+@click.option("--force", is_flag=True, help="Fail over even if vbuckets are lost. They start again, empty.")
 def failover(on: _Cluster, nodes: tuple[str, ...], force: bool) -> None:
-    """Go on without nodes that are gone: their vbuckets become active elsewhere.
+    """Continue without lost nodes: their vbuckets become active elsewhere.
 
-    What a lost node had and no other is gone, unless it was written with durability. Bring the node back with `cluster
-    add`, and make the missing copies with `cluster rebalance`.
+    Changes that only a lost node had are gone; durable writes survive. Bring the node back with `cluster add`, and
+    create the missing copies with `cluster rebalance`.
 
     \b
     Example:
@@ -251,7 +253,7 @@ def failover(on: _Cluster, nodes: tuple[str, ...], force: bool) -> None:
 @_on_cluster
 @click.argument("node", metavar="NODE")
 def remove(on: _Cluster, node: str) -> None:
-    """Move everything away from a node, and let it leave the cluster.
+    """Move all vbuckets away from a node, and remove it from the cluster.
 
     \b
     Example:
@@ -265,10 +267,10 @@ def remove(on: _Cluster, node: str) -> None:
 @cluster.command("renew-login")
 @_on_cluster
 def renew_login(on: _Cluster) -> None:
-    """Have the nodes log in to each other with a new secret.
+    """Generate a new secret with which the nodes log in to each other.
 
-    Machines that have left the cluster, and users who were admins, may know the old one. All nodes must run. A node
-    that was failed over and is not back can't hear any more that it is out: start it on an empty data folder.
+    Machines that have left the cluster, and former admins, may know the old one. All nodes must be running. A node that
+    was failed over and is not back can no longer learn that it was removed: start it on an empty data folder.
 
     \b
     Example:
@@ -285,10 +287,6 @@ def renew_login(on: _Cluster) -> None:
 def _moved(done: Rebalanced) -> str:
     built = counted(done.built, "copy", plural="copies")
     return f"{counted(done.handed_over, 'vbucket')} handed over, {built} built"
-
-
-def _as_members(status: ClusterStatus) -> dict[str, Any]:
-    return asdict(status)
 
 
 def _show(status: ClusterStatus) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,10 +9,8 @@ from typing import Any
 
 import rich_click as click
 
-from headwater.cli.management import Access, BucketScopes, management_options, scopes_of
-from headwater.cli.options import errors_reported
-from headwater.errors import HeadwaterError
-from headwater.phrases import printable
+from headwater.cli.management import BucketScopes, ManagedNode, managed, no_list
+from headwater.cli.output import print_table
 
 MAX_TTL_S_MAX = 2**31 - 1
 _BUCKETS_OWN_TTL, _NO_TTL = 0, -1
@@ -23,9 +20,9 @@ _BUCKETS_OWN_TTL, _NO_TTL = 0, -1
 def collections() -> None:
     """List, create, change and drop scopes and collections.
 
-    URL is couchbase://host[:port]/bucket, or couchbases:// for TLS, of a Couchbase or a Headwater node; the node is
-    asked for its management port. http://host:port/bucket names that port itself. Without TLS, who listens on the way
-    can read the password.
+    URL is couchbase://host[:port]/bucket, or couchbases:// for TLS, of a Couchbase or a Headwater node; the command
+    asks the node for its management port. http://host:port/bucket gives that port directly. Without TLS, anyone on the
+    network path can read the password.
 
     \b
     Examples:
@@ -37,19 +34,6 @@ def collections() -> None:
 
 
 # --- arguments ----------------------------------------------------------------------------------------------------
-
-
-def _on_bucket(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the bucket of its URL, and all options that it takes to get there."""
-
-    @click.argument("url", metavar="URL")
-    @management_options
-    @errors_reported
-    @functools.wraps(command)
-    def wrapped(url: str, access: Access, **rest: Any) -> None:
-        command(scopes_of(url, access), **rest)
-
-    return wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +61,23 @@ _name_argument = click.argument("name", metavar="SCOPE[.COLLECTION]", callback=_
 
 
 @collections.command("list")
-@_on_bucket
-def list_collections(bucket: BucketScopes, as_json: bool) -> None:
+@managed(needs_bucket=True)
+def list_collections(node: ManagedNode) -> None:
     """List the scopes and collections of a bucket.
 
     \b
     Example:
       headwater collections list couchbase://127.0.0.1/default
     """
-    manifest = bucket.ask("GET").accepted()
+    manifest = BucketScopes(node).ask("GET").accepted()
     try:
-        rows = [("COLLECTION", "ID", "MAX TTL", "HISTORY"), *_rows(manifest)]
+        rows = list(_rows(manifest))
     except (LookupError, TypeError, AttributeError) as error:
-        raise HeadwaterError(
-            "the answer is no list of collections", hint="Check that it is a Couchbase or Headwater node"
-        ) from error
-    if as_json:
+        raise no_list("collections") from error
+    if node.as_json:
         click.echo(json.dumps(manifest))
         return
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(("COLLECTION", "ID", "MAX TTL", "HISTORY"), rows)
 
 
 def _max_ttl_option(help_text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -105,14 +85,14 @@ def _max_ttl_option(help_text: str) -> Callable[[Callable[..., None]], Callable[
 
 
 @collections.command("create")
-@_on_bucket
+@managed(needs_bucket=True)
 @_name_argument
-@_max_ttl_option("How long documents of the collection live at most, in seconds; -1 for ever, 0 as the bucket has it.")
+@_max_ttl_option("Maximum time to live of documents, in seconds; -1 for no limit, 0 for the bucket's setting.")
 @click.option("--history", is_flag=True, help="Keep every version of the collection's documents for change streams.")
-def create_collection(bucket: BucketScopes, name: _Name, max_ttl: int | None, history: bool, as_json: bool) -> None:
-    """Create a scope, or a collection in a scope that exists.
+def create_collection(node: ManagedNode, name: _Name, max_ttl: int | None, history: bool) -> None:
+    """Create a scope, or a collection in an existing scope.
 
-    When the command returns, every node knows it.
+    When the command returns, the change is in effect on every node.
 
     \b
     Examples:
@@ -125,20 +105,18 @@ def create_collection(bucket: BucketScopes, name: _Name, max_ttl: int | None, hi
     settings = {} if max_ttl is None else {"maxTTL": str(max_ttl)}
     if history:
         settings["history"] = "true"
-    _print("created", name, bucket.create(name.scope, name.collection, **settings), as_json=as_json)
+    _print(node, "created", name, BucketScopes(node).create(name.scope, name.collection, **settings))
 
 
 @collections.command("update")
-@_on_bucket
+@managed(needs_bucket=True)
 @_name_argument
-@_max_ttl_option("How long documents that are written from now on live at most; -1 for ever, 0 as the bucket has it.")
+@_max_ttl_option("Maximum time to live of documents written from now on; -1 for no limit, 0 for the bucket's setting.")
 @click.option("--history/--no-history", default=None, help="Whether every version is kept for change streams.")
-def update_collection(
-    bucket: BucketScopes, name: _Name, max_ttl: int | None, history: bool | None, as_json: bool
-) -> None:
-    """Change a collection. What is not given stays as it is.
+def update_collection(node: ManagedNode, name: _Name, max_ttl: int | None, history: bool | None) -> None:
+    """Change a collection. Settings that are not given stay the same.
 
-    When the command returns, every node knows it.
+    When the command returns, the change is in effect on every node.
 
     \b
     Example:
@@ -152,16 +130,16 @@ def update_collection(
         settings["history"] = "true" if history else "false"
     if not settings:
         raise click.UsageError("Give what is to change: --max-ttl, --history or --no-history.")
-    _print("changed", name, bucket.update(name.scope, name.collection, **settings), as_json=as_json)
+    _print(node, "changed", name, BucketScopes(node).update(name.scope, name.collection, **settings))
 
 
 @collections.command("drop")
-@_on_bucket
+@managed(needs_bucket=True)
 @_name_argument
-def drop_collection(bucket: BucketScopes, name: _Name, as_json: bool) -> None:
+def drop_collection(node: ManagedNode, name: _Name) -> None:
     """Drop a scope or a collection, with all documents in it.
 
-    There is no way back. When the command returns, every node knows it.
+    This can't be undone. When the command returns, the change is in effect on every node.
 
     \b
     Examples:
@@ -169,30 +147,31 @@ def drop_collection(bucket: BucketScopes, name: _Name, as_json: bool) -> None:
       headwater collections drop couchbase://127.0.0.1/default shop
     """
     path = (name.scope,) if name.collection is None else (name.scope, "collections", name.collection)
-    _print("dropped", name, bucket.wait_for(bucket.ask("DELETE", *path)), as_json=as_json)
+    scopes = BucketScopes(node)
+    _print(node, "dropped", name, scopes.wait_for(scopes.ask("DELETE", *path)))
 
 
 # --- output -------------------------------------------------------------------------------------------------------
 
 
-def _print(what: str, name: _Name, uid: str, *, as_json: bool) -> None:
-    click.echo(json.dumps({"uid": uid}) if as_json else f"{what} {name} (manifest {printable(uid)})")
+def _print(node: ManagedNode, what: str, name: _Name, uid: str) -> None:
+    node.print(f"{what} {name} (manifest {uid})", {"uid": uid})
 
 
 def _rows(manifest: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     for scope in manifest["scopes"]:
         for collection in scope["collections"]:
             yield (
-                printable(f"{scope['name']}.{collection['name']}"),
-                printable(str(collection["uid"])),
+                f"{scope['name']}.{collection['name']}",
+                str(collection["uid"]),
                 _ttl(collection.get("maxTTL", _BUCKETS_OWN_TTL)),
                 "yes" if collection.get("history") else "",
             )
         if not scope["collections"]:
-            yield printable(str(scope["name"])), "", "", ""
+            yield str(scope["name"]), "", "", ""
 
 
 def _ttl(max_ttl: Any) -> str:
     if max_ttl == _BUCKETS_OWN_TTL:
         return ""
-    return "none" if max_ttl == _NO_TTL else printable(f"{max_ttl} s")
+    return "none" if max_ttl == _NO_TTL else f"{max_ttl} s"

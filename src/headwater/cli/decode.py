@@ -1,34 +1,32 @@
-"""`headwater decode`: print a capture as annotated frames."""
+"""`headwater decode`: print a capture as annotated frames, the way the specification draws packets, or as JSON."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
 from headwater.cli.frame_view import (
-    ERROR_STYLE,
     FrameView,
-    annotate,
-    json_line,
+    Part,
+    as_text,
+    is_secret,
+    shorten,
+    show_bytes,
+    value_offset,
     view_dcp_frame,
     view_upr_frame,
 )
-from headwater.cli.frame_view.printing import Line
 from headwater.errors import BadMagic, CaptureError, LengthMismatch
 from headwater.phrases import printable
-from headwater.protocol.capture import (
-    CapturedFrame,
-    CaptureFault,
-    CaptureFormat,
-    read_capture,
-    read_frames,
-)
+from headwater.protocol.capture import CapturedFrame, CaptureFault, CaptureFormat, read_capture, read_frames
+from headwater.protocol.frames import HEADER_BYTES, Frame, encode_collection_id
 
 LIMIT_BYTES = 256 * 1024 * 1024
 VALUE_BYTES_SHOWN = 256
@@ -43,32 +41,32 @@ _HINTS = {
 
 @click.command()
 @click.argument("source", metavar="FILE", type=click.File("rb"))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a frame, one frame a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per frame, one per line.")
 @click.option(
     "--input-format",
     type=click.Choice([member.value for member in CaptureFormat]),
-    help="What the input is. By default, what its first bytes say.",
+    help="The format of the input. By default, it is detected from the first bytes.",
 )
 @click.option(
     "--collections/--no-collections",
     default=None,
-    help="Keys start with a collection id, or do not. By default, what the HELLO responses say.",
+    help="Whether keys start with a collection id. By default, the HELLO responses decide.",
 )
-@click.option("--upr", is_flag=True, help="The frames are of the UPR draft, DCP's forerunner.")
+@click.option("--upr", is_flag=True, help="Decode the UPR draft, the predecessor of DCP.")
 @click.option("--grid/--no-grid", default=True, show_default=True, help="Draw the bytes of every frame.")
 @click.option(
     "--value-bytes",
     type=click.IntRange(min=0),
     default=VALUE_BYTES_SHOWN,
     show_default=True,
-    help="How much of a value to show.",
+    help="How many bytes of a value to show.",
 )
 @click.option(
     "--limit-bytes",
     type=click.IntRange(min=1),
     default=LIMIT_BYTES,
     show_default=True,
-    help="The longest input that is read.",
+    help="Maximum size of the input.",
 )
 def decode(
     source: BinaryIO,
@@ -83,10 +81,10 @@ def decode(
     """Print the frames of a capture, field by field.
 
     FILE is hex text (a paste, a hex dump, an annotated session), raw bytes, or a pcap or pcapng file; - reads standard
-    input, to its end. The offset of a frame counts the bytes of its direction of its connection.
+    input, to its end. The offset of a frame counts the bytes in its direction of its connection.
 
-    The exit code is 1 if some bytes could not be decoded: standard error says which, and what to do. Passwords of SASL
-    PLAIN are not shown.
+    The exit code is 1 if some bytes could not be decoded; standard error says which, and what to do. Passwords of SASL
+    PLAIN are never shown.
 
     \b
     Examples:
@@ -118,7 +116,7 @@ def _read(source: BinaryIO, limit_bytes: int) -> bytes:
     if len(data) > limit_bytes:
         raise CaptureError(
             f"the input is longer than {limit_bytes} bytes",
-            hint="Raise --limit-bytes (it is held in memory), or cut the capture (`editcap -c`)",
+            hint="Raise --limit-bytes (the input is held in memory), or split the capture (`editcap -c`)",
         )
     return data
 
@@ -184,7 +182,10 @@ def _write_json(views: Iterable[FrameView | CaptureFault], value_bytes: int) -> 
 
 
 def _write_annotated(views: Iterable[FrameView | CaptureFault], *, grid: bool, value_bytes: int) -> None:
-    write = _terminal_writer() if sys.stdout.isatty() else _plain_writer()
+    write = _plain_writer()
+    if sys.stdout.isatty():
+        console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+        write = lambda line: console.print(Text(line[0], style=line[1]))  # noqa: E731
     for view in views:
         if isinstance(view, CaptureFault):
             flow = printable(f"[{view.flow}] ") if view.flow.connection else ""
@@ -207,10 +208,219 @@ def _plain_writer() -> Callable[[Line], None]:
     return write
 
 
-def _terminal_writer() -> Callable[[Line], None]:
-    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+# --- the drawing: four bytes to a row, with the offset of the row --------------------------------------------------
 
-    def write(line: Line) -> None:
-        console.print(Text(line[0], style=line[1]))
 
-    return write
+VALUE_BYTES_DRAWN_MAX = 64
+"""Of the value; header, extras and key are drawn whole."""
+
+_ROW_BYTES = 4
+_GRID_MARGIN = " " * 8
+_CELL_CHARS = 15
+_HEAD = (
+    "      Byte/     0       |       1       |       2       |       3       |",
+    "         /              |               |               |               |",
+    f"{_GRID_MARGIN}|0 1 2 3 4 5 6 7|0 1 2 3 4 5 6 7|0 1 2 3 4 5 6 7|0 1 2 3 4 5 6 7|",
+)
+
+
+def draw(frame: Frame) -> Iterator[str]:
+    value_at = value_offset(frame)
+    drawn_bytes = 0 if is_secret(frame) else min(len(frame.value), VALUE_BYTES_DRAWN_MAX)
+    data = frame.encode()[: value_at + drawn_bytes]
+    text_at = HEADER_BYTES + len(frame.framing_extras) + len(frame.extras)
+    yield from _HEAD
+    yield _rule(_ROW_BYTES)
+    for at in range(0, len(data), _ROW_BYTES):
+        row = data[at : at + _ROW_BYTES]
+        cells = "|".join((_TEXT_CELLS if at + i >= text_at else _CELLS)[byte] for i, byte in enumerate(row))
+        yield f"{at:>8}|{cells}|"
+        yield _rule(len(row))
+    if drawn_bytes < len(frame.value):
+        yield f"{_GRID_MARGIN}| ... {len(frame.value) - drawn_bytes} more bytes of value"
+
+
+def _rule(cells: int) -> str:
+    return _GRID_MARGIN + "+" + ("-" * _CELL_CHARS + "+") * cells
+
+
+def _text_cell(byte: int) -> str:
+    char = f" ('{chr(byte)}')" if 0x20 <= byte < 0x7F else ""
+    return f" 0x{byte:02x}{char}".ljust(_CELL_CHARS)
+
+
+_CELLS = tuple(f" 0x{byte:02x}".ljust(_CELL_CHARS) for byte in range(256))
+_TEXT_CELLS = tuple(_text_cell(byte) for byte in range(256))
+"""In key and value, where bytes are often characters."""
+
+
+# --- the annotated print ----------------------------------------------------------------------------------------------
+
+Line = tuple[str, str]
+"""A line of text and the style it has on a terminal."""
+
+TITLE_STYLE = "bold cyan"
+GRID_STYLE = "dim"
+FIELD_STYLE = ""
+ERROR_STYLE = "bold red"
+
+_MARGIN = " " * 4
+_OFFSET_CHARS_MIN = 7
+
+
+def annotate(view: FrameView, *, grid: bool, value_bytes_max: int) -> Iterator[Line]:
+    """The lines of one frame."""
+    yield _title(view), TITLE_STYLE
+    if grid:
+        yield from ((line, GRID_STYLE) for line in draw(view.captured.frame))
+    yield f"{_MARGIN}{view.title}", FIELD_STYLE
+    yield from ((line, FIELD_STYLE) for line in _table(view, value_bytes_max))
+    if view.error:
+        yield f"{_MARGIN}Error: {view.error}", ERROR_STYLE
+    yield "", FIELD_STYLE
+
+
+def _title(view: FrameView) -> str:
+    captured = view.captured
+    magic = captured.frame.magic
+    words = [f"#{captured.number}", f"byte {captured.offset}"]
+    if captured.flow.connection:
+        words.append(printable(f"[{captured.flow.connection}]"))
+    if captured.flow.direction is not None:
+        words.append(captured.flow.direction.value)
+    words += [view.title, f"magic 0x{magic:02x} {magic.name}"]
+    if captured.where:
+        words.append(f"({captured.where})")
+    return "  ".join(words)
+
+
+def _table(view: FrameView, value_bytes_max: int) -> Iterator[str]:
+    body = [*view.frame_infos, *view.extras]
+    rows = [(part.name, part) for part in view.header]
+    rows += [(f"  {part.name.replace('_', ' ')}", part) for part in body]
+    rows += _key_rows(view)
+    rows += _value_rows(view, value_bytes_max)
+    name_chars = max(len(name) for name, _ in rows)
+    offset_chars = max(_OFFSET_CHARS_MIN, *(len(_offset(part)) for _, part in rows))
+    yield f"{_MARGIN}{'Field':<{name_chars}} (offset) (value)"
+    for name, part in rows:
+        meaning = f" ({part.meaning})" if part.meaning else ""
+        yield f"{_MARGIN}{name:<{name_chars}} {_offset(part):<{offset_chars}}: {_content(part)}{meaning}".rstrip()
+
+
+def _offset(part: Part) -> str:
+    """The offset as the specification writes it: (4), (2,3), (8-11)."""
+    if part.offset is None or not part.width_bytes:
+        return ""
+    last = part.offset + part.width_bytes - 1
+    if part.width_bytes == 1:
+        return f"({part.offset})"
+    return f"({part.offset}{',' if part.width_bytes == 2 else '-'}{last})"
+
+
+def _content(part: Part) -> str:
+    return part.text if part.number is None else f"0x{part.number:0{2 * part.width_bytes}x}"
+
+
+def _key_rows(view: FrameView) -> list[tuple[str, Part]]:
+    frame = view.captured.frame
+    if not frame.key:
+        return []
+    at = value_offset(frame) - len(frame.key)
+    rows = []
+    if view.collection_id is not None:
+        prefix = encode_collection_id(view.collection_id)
+        text, meaning = f"0x{prefix.hex()}", f"collection 0x{view.collection_id:x}"
+        part = Part(name="collection", offset=at, width_bytes=len(prefix), text=text, meaning=meaning)
+        rows.append(("  collection id", part))
+        at += len(prefix)
+    text = show_bytes(view.key, len(view.key))
+    rows.append((view.key_name, Part(name=view.key_name, offset=at, width_bytes=len(view.key), text=text)))
+    return rows
+
+
+def _value_rows(view: FrameView, bytes_max: int) -> list[tuple[str, Part]]:
+    frame, value = view.captured.frame, view.value
+    if not frame.value:
+        return []
+    if value.fields is not None:
+        return [(f"  {part.name.replace('_', ' ')}", part) for part in value.parts]
+    meaning = "" if value.inflated_bytes is None else f"snappy, {value.inflated_bytes} bytes inflated"
+    text = f"hidden, {len(frame.value)} bytes" if value.is_secret else show_bytes(value.document, bytes_max)
+    whole = Part(name="Value", offset=value_offset(frame), width_bytes=len(frame.value), text=text, meaning=meaning)
+    xattrs = [
+        (f"  xattr {printable(name)}", Part(name=name, text=show_bytes(json_text.encode(), bytes_max)))
+        for name, json_text in value.xattrs.items()
+    ]
+    return [*xattrs, ("Value", whole)]
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------------
+
+
+def json_line(view: FrameView, *, value_bytes_max: int) -> str:
+    frame = view.captured.frame
+    members: dict[str, Any] = {
+        **_json_location(view.captured),
+        "magic": frame.magic.name,
+        "magic_number": int(frame.magic),
+        "opcode": view.opcode,
+        "opcode_number": frame.opcode,
+        **view.more,
+        "opaque": frame.opaque,
+        "cas": frame.cas,
+        "datatype": list(view.datatype_names),
+        "frame_infos": [
+            {"name": part.name, "hex": part.text.removeprefix("0x"), "meaning": part.meaning}
+            for part in view.frame_infos
+        ],
+        "extras": {part.name: part.text if part.number is None else int(part.number) for part in view.extras},
+        # Names and dates, not the number once more in decimal.
+        "meanings": {one.name: one.meaning for one in view.extras if one.meaning and not one.meaning.isdigit()},
+        **_key(view),
+        "value_length": len(frame.value),
+        **_value(view, value_bytes_max),
+    }
+    if view.error:
+        members["error"] = view.error
+    return json.dumps(members)
+
+
+def _json_location(captured: CapturedFrame) -> dict[str, Any]:
+    members: dict[str, Any] = {"frame": captured.number, "offset": captured.offset}
+    if captured.where:
+        members["where"] = captured.where
+    if captured.flow.connection:
+        members["connection"] = captured.flow.connection
+    if captured.flow.direction is not None:
+        members["direction"] = captured.flow.direction.value
+    return members
+
+
+def _key(view: FrameView) -> dict[str, Any]:
+    members: dict[str, Any] = {} if view.collection_id is None else {"collection_id": view.collection_id}
+    text = view.key.decode(errors="replace")
+    members["key"] = text
+    if text.encode() != view.key:
+        members["key_hex"] = view.key.hex()
+    return members
+
+
+def _value(view: FrameView, bytes_max: int) -> dict[str, Any]:
+    value = view.value
+    if value.is_secret:
+        return {"value_hidden": True}
+    if value.fields is not None:
+        return {"value_fields": value.fields}
+    members: dict[str, Any] = {}
+    if value.inflated_bytes is not None:
+        members["value_inflated_length"] = value.inflated_bytes
+    if value.xattrs:
+        members["xattrs"] = value.xattrs
+    if value.document:
+        shown = shorten(value.document, bytes_max)
+        text = as_text(shown)
+        members |= {"value_hex": shown.hex()} if text is None else {"value": text}
+        if len(shown) < len(value.document):
+            members["value_truncated"] = True
+    return members

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import http
-import json
 from typing import Any
 
 import rich_click as click
 
-from headwater.cli.management import Access, Answer, ManagementUrl, management_options
-from headwater.cli.options import errors_reported
+from headwater.cli.management import Answer, ManagedNode, managed
 from headwater.errors import HeadwaterError
 from headwater.phrases import counted
 
@@ -21,7 +19,7 @@ _NOT_OURS = "Check that it is a Headwater node: others have no drills"
 
 @click.group()
 def drill() -> None:
-    """Let a node behave as in a failure, to see what consumers make of it.
+    """Make a node behave as in a failure, to test consumers.
 
     \b
     Example:
@@ -31,7 +29,6 @@ def drill() -> None:
 
 
 @drill.command()
-@click.argument("url", metavar="URL")
 @click.option("--vbucket", type=click.IntRange(0, _VBUCKET_MAX), required=True, metavar="N", help="The vbucket.")
 @click.option(
     "--to",
@@ -39,67 +36,60 @@ def drill() -> None:
     type=click.IntRange(0),
     required=True,
     metavar="SEQNO",
-    help="The last seqno that is to be left.",
+    help="The last seqno to keep.",
 )
-@management_options
-@errors_reported
-def rollback(url: str, vbucket: int, to_seqno: int, access: Access, as_json: bool) -> None:
+@managed(needs_bucket=True)
+def rollback(node: ManagedNode, vbucket: int, to_seqno: int) -> None:
     """Roll a vbucket back, as if a copy that had only reached SEQNO had been promoted.
 
-    The changes after SEQNO are gone for good, and a new branch of history begins. The vbucket's streams end, and a
-    consumer that asks again has to roll back. SEQNO must be inside the history window, or else the vbucket starts
-    again from 0. The user must be an admin of the bucket. URL is couchbase://host[:port]/bucket or
-    http://host:port/bucket.
+    The changes after SEQNO are lost permanently, and a new branch of history begins. The vbucket's streams end, and
+    consumers that reconnect have to roll back. If SEQNO is outside the history window, the vbucket starts again from 0.
+    The user must be an admin of the bucket. URL is couchbase://host[:port]/bucket or http://host:port/bucket.
 
     \b
     Example:
       headwater drill rollback couchbase://127.0.0.1/default --vbucket 12 --to 100
     """
-    answer = _ask(url, access, "vbuckets", str(vbucket), "rollback", form={"to": str(to_seqno)})
+    answer = _ask(node, "vbuckets", str(vbucket), "rollback", form={"to": str(to_seqno)})
     done = _accepted(answer, _ROLLBACK, of="a rollback")
-    click.echo(json.dumps(done) if as_json else _sentence(done, to_seqno))
+    node.print(_sentence(done, to_seqno), done)
 
 
 @drill.command("hold-replicas")
-@click.argument("url", metavar="URL")
-@management_options
-@errors_reported
-def hold_replicas(url: str, access: Access, as_json: bool) -> None:
-    """Let the replicas on a node fall behind, to lose changes by a failover.
+@managed(needs_bucket=True)
+def hold_replicas(node: ManagedNode) -> None:
+    """Make the replicas on a node fall behind, so that a failover loses changes.
 
-    The node takes in no more changes of vbuckets that are active elsewhere, until `release-replicas` or its next start.
-    Its connections stay open; the other nodes send what their windows allow, and wait. If one of them dies now and is
-    failed over, what it was written meanwhile is gone. Writes with durability wait, too, and may time out. The user
-    must be an admin of the bucket. URL names the node that is to hold its replicas: couchbase://host[:port]/bucket or
+    The node accepts no more changes of vbuckets that are active elsewhere, until `release-replicas` or a restart. Its
+    connections stay open; the other nodes send what their windows allow, and wait. If one of them dies now and is
+    failed over, the changes written to it in the meantime are lost. Durable writes wait, too, and may time out. The
+    user must be an admin of the bucket. URL is the node that holds back its replicas: couchbase://host[:port]/bucket or
     http://host:port/bucket.
 
     \b
     Example:
       headwater drill hold-replicas couchbase://127.0.0.1:11211/default
     """
-    done = _accepted(_ask(url, access, "replicas", "hold"), _REPLICAS, of="replicas")
-    click.echo(json.dumps(done) if as_json else f"{_replicas(done)} held back")
+    done = _accepted(_ask(node, "replicas", "hold"), _REPLICAS, of="replicas")
+    node.print(f"{counted(done['replicas'], 'replica')} held back", done)
 
 
 @drill.command("release-replicas")
-@click.argument("url", metavar="URL")
-@management_options
-@errors_reported
-def release_replicas(url: str, access: Access, as_json: bool) -> None:
+@managed(needs_bucket=True)
+def release_replicas(node: ManagedNode) -> None:
     """Let the replicas on a node catch up again, after `hold-replicas`.
 
     \b
     Example:
       headwater drill release-replicas couchbase://127.0.0.1:11211/default
     """
-    done = _accepted(_ask(url, access, "replicas", "release"), _REPLICAS, of="replicas")
-    click.echo(json.dumps(done) if as_json else f"{_replicas(done)} released")
+    done = _accepted(_ask(node, "replicas", "release"), _REPLICAS, of="replicas")
+    node.print(f"{counted(done['replicas'], 'replica')} released", done)
 
 
-def _ask(url: str, access: Access, *path: str, form: dict[str, str] | None = None) -> Answer:
+def _ask(node: ManagedNode, *path: str, form: dict[str, str] | None = None) -> Answer:
     """Have the node of a URL do a drill on its bucket."""
-    where = ManagementUrl.parse(url)
-    return access.open(where).ask("POST", "headwater", "buckets", where.bucket, *path, form=form)
+    return node.ask("POST", "headwater", "buckets", node.where.bucket, *path, form=form)
 
 
 def _accepted(answer: Answer, names: tuple[str, ...], *, of: str) -> dict[str, Any]:
@@ -119,7 +109,3 @@ def _sentence(done: dict[str, Any], asked: int) -> str:
     if reached != asked:
         sentence += f", as {asked} lies before the history window"
     return f"{sentence}: {counted(done['high_seqno_before'] - reached, 'change')} lost (new vbuuid {done['vbuuid']})"
-
-
-def _replicas(done: dict[str, Any]) -> str:
-    return counted(done["replicas"], "replica")

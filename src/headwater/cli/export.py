@@ -18,19 +18,15 @@ from rich.live import Live
 from rich.text import Text
 
 from headwater import __version__
-from headwater.cli.interruptions import exit_code_after
-from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_reported, table_option
-from headwater.cli.output import documents_in
+from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_reported, read_options
+from headwater.cli.output import documents_in, exit_code_after
 from headwater.client.blocking_client import Client
-from headwater.client.connection_string import ConnectionString
 from headwater.client.read_options import ReadOptions
-from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
 from headwater.phrases import counted, printable
-from headwater.transfer.export_files import JsonLinesFile, LeftOut, OutputFiles, TableFile, scan_columns
+from headwater.transfer.export_files import DocumentSpool, JsonLinesFile, LeftOut, OutputFiles, TableFile, scan_columns
 from headwater.transfer.inputs import FileFormat
 from headwater.transfer.json_lines import KEY_MEMBER
-from headwater.transfer.spool import DocumentSpool
 
 _NAMES_SHOWN = 10
 
@@ -42,20 +38,19 @@ _NAMES_SHOWN = 10
     required=True,
     metavar="FILE|DIR",
     type=click.Path(path_type=Path),
-    help="A file for one collection, or a directory for a file a collection.",
+    help="A file for one collection, or a directory with one file per collection.",
 )
 @click.option(
     "--format",
     "format_name",
     type=click.Choice([choice.value for choice in FileFormat]),
-    help="By default, what the end of FILE's name says; jsonl in a directory.",
+    help="The file format. By default, the extension of FILE decides; in a directory it is jsonl.",
 )
-@table_option("collections", metavar="SCOPE.COLLECTION")
-@table_option("scopes", metavar="SCOPE")
-@click.option("--no-key", is_flag=True, help=f"Leave the keys out, which are in {KEY_MEMBER} otherwise.")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there.")
+@read_options("export")
+@click.option("--no-key", is_flag=True, help=f"Do not write the keys, which are otherwise in {KEY_MEMBER}.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="No line with the progress.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show progress.")
 @connection_options
 @errors_reported
 def export(
@@ -72,19 +67,19 @@ def export(
 ) -> None:
     """Write the live documents of a bucket to files.
 
-    The documents are those that the bucket holds when the command starts, or newer versions of them. A file appears
-    when it is whole, and `headwater load` reads it again.
+    Exports the documents that the bucket holds when the command starts, or newer versions of them. A file appears when
+    it is complete, and `headwater load` can read it.
 
-    A JSON line is the document, with its key as the first member `_key`. Behind it stand `_flags`, where they are not
-    those of JSON (33554432), and `_expiry`, in seconds since 1970, where there is one. What is no object, or has a
-    member of such a name, is the member `_value`; what is no JSON is in base64 in `_value_base64`, a key that is not
-    UTF-8 in `_key_base64`.
+    A JSON line is the document, with its key as the first member `_key`. `_flags` follows if the flags are not those of
+    JSON (33554432), and `_expiry`, in seconds since 1970, if there is one. A document that is not an object, or that
+    has a member of such a name, is in `_value`. A value that is not JSON is in `_value_base64`, and a key that is not
+    UTF-8 in `_key_base64`, both in base64.
 
-    In CSV and Parquet every field of the documents is a column, beside `_key`; what is nested or of several kinds is
-    JSON text. Columns have neither flags nor expiry, do not distinguish null from a missing field, and CSV does not
-    distinguish "7" from 7. Extended attributes, CAS and revisions are not exported.
+    In CSV and Parquet, there is a column for `_key` and for every field of the documents; nested fields and fields of
+    several kinds are JSON text. Columns have neither flags nor expiry, do not distinguish null from a missing field,
+    and CSV does not distinguish "7" from 7. Extended attributes, CAS and revisions are not exported.
 
-    The exit code is 0 if every document is in a file, 1 if not (standard error says which and why), 2 for a wrong
+    The exit code is 0 if every document was written, 1 if not (standard error says which and why), 2 for an invalid
     command line and 130 after Ctrl-C.
 
     \b
@@ -94,13 +89,7 @@ def export(
         --collection shop.users
       headwater export couchbase://localhost/default --into backup/ --format csv
     """
-    where = ConnectionString.parse(url)
-    settings = ClientSettings.of(
-        where,
-        login.credentials(where),
-        tls=login.tls_settings,
-        agent=f"headwater-export/{__version__}",
-    )
+    settings = login.settings(url, agent=f"headwater-export/{__version__}")
     format_ = _format(into, format_name)
     exported = _Exported()
     try:

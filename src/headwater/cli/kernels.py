@@ -10,11 +10,11 @@ from contextlib import suppress
 
 import rich_click as click
 
+from headwater.kernels.machine_code import KERNEL_MODULES, code_folder, compile_kernels
 from headwater.phrases import missing_library, report_first_compile
-from headwater.protocol.kernels.machine_code import KERNEL_MODULES, code_folder, compile_kernels
 
 PARTS = {
-    "client": ("headwater.protocol", "headwater.client", "headwater.transfer"),
+    "client": ("headwater.protocol", "headwater.client", "headwater.transfer", "headwater.lake.json_fields"),
     "node": ("headwater.store", "headwater.node"),
     "landing": ("headwater.lake",),
     "Spark": ("headwater.spark",),
@@ -23,14 +23,15 @@ PARTS = {
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print what was done as one line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON.")
 def kernels(as_json: bool) -> None:
-    """Compile the kernels now, and keep the machine code for later.
+    """Compile the kernels and keep the machine code for later runs.
 
-    Decoding, storing and streaming are compiled when they are first used on a machine, which takes a minute or so in
-    all. This does it ahead: when an image is built, or before a command has to wait. What is compiled already is only
-    loaded. Parts whose libraries are not installed are left out. The folder is in the user's cache, or where
-    NUMBA_CACHE_DIR says; copy it to machines with the same processor, Python and Headwater, and they need not compile.
+    Headwater compiles its kernels for decoding, storing and streaming when they are first used on a machine, which
+    takes up to a minute in all. This command compiles them ahead of time, for example when you build an image. Kernels
+    that are already compiled are only loaded. Kernels whose libraries are not installed are skipped. The folder is in
+    the user's cache, or in NUMBA_CACHE_DIR. You can copy it to machines with the same processor, Python and Headwater,
+    which then need not compile.
 
     \b
     Example:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import re
-import signal
 import sys
 import threading
 import time
@@ -17,48 +16,45 @@ from typing import Any
 import rich_click as click
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.core import GaugeMetricFamily
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from headwater.cli.interruptions import ENDING_SIGNALS
 from headwater.cli.management import find_node_page
 from headwater.cli.options import (
     LoginOptions,
+    cli_option,
     connection_options,
     errors_reported,
     parse_time,
+    read_options,
+    sent_to_tasks,
     storage_option,
-    table_option,
+    task_runner,
     transform_option,
 )
-from headwater.cli.output import FORMATS, set_up_logging
+from headwater.cli.output import FORMATS, exit_code_after, set_up_logging
 from headwater.cli.pipelines import CommandWithPipelines, config_option
 from headwater.cli.ui import token_option
-from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
 from headwater.lake.dead_files import DEAD_BYTES_DEFAULT, VACUUM_HOURS_DEFAULT
 from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
-from headwater.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
+from headwater.lake.iceberg import TABLE_DEFAULT, IcebergSettings
 from headwater.lake.lake import Lake, LakeSettings
-from headwater.lake.lake_look import LakeWatch
+from headwater.lake.lake_look import LakeWatch, LandingNote
 from headwater.lake.layout import EVERY_COLLECTION, GROUP_DOCUMENTS, GROUPS_MIN
-from headwater.lake.notes import LandingNote
 from headwater.lake.typed_columns import choose_cluster_columns, choose_columns
-from headwater.lake_page.serving import PageAddress, serving_page
-from headwater.lake_page.state import LakeState
+from headwater.lake_page.app import LakeState, PageAddress, serving_page
+from headwater.landing.freshness import MERGE_SHARE, WAIT_S_MAX, Freshness
+from headwater.landing.loop import LandedBatch, LandingStatus, Upkeep
+from headwater.landing.query import Landing, LandingQuery
+from headwater.landing.source_options import SOURCE_OPTIONS, source_texts
+from headwater.landing.tasks import JobRunner
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number
 from headwater.phrases import counted
-from headwater.spark.freshness import MERGE_SHARE, WAIT_S_MAX, Freshness
-from headwater.spark.landing import Landing, LandingQuery
-from headwater.spark.landing_loop import LandedBatch, LandingStatus, Upkeep
-from headwater.spark.session import spark_logs, start_session
-from headwater.spark.source_options import source_texts
 
 METRICS_PREFIX = "headwater_land_"
 
@@ -68,29 +64,34 @@ def _kind(name: str, documentation: str, read: Callable[[LandingStatus], float |
 
 
 METRICS = (
-    _kind("rows_total", "Rows that were ever landed in changes.", lambda status: status.rows),
-    _kind("batches_total", "Batches that were ever landed.", lambda status: status.batch + 1),
-    _kind("rollbacks_total", "Rollbacks of vbuckets that were ever landed.", lambda status: status.rollbacks),
-    _kind("active", "1 while the landing runs.", lambda status: int(status.is_active)),
+    _kind("rows_total", "Rows landed in changes, across all runs.", lambda status: status.rows),
+    _kind("batches_total", "Batches landed, across all runs.", lambda status: status.batch + 1),
+    _kind("rollbacks_total", "Rollbacks of vbuckets landed, across all runs.", lambda status: status.rollbacks),
+    _kind("active", "1 while the landing is running.", lambda status: int(status.is_active)),
     _kind("tables", "Collections that have a table.", lambda status: status.tables),
     _kind("documents", "Rows of all tables of documents.", lambda status: status.documents),
     _kind("lag_seqnos", "Seqnos that the bucket has and changes does not.", lambda status: status.lag_seqnos),
-    _kind("lag_seconds", "What was written longer ago than this is in changes.", lambda status: status.lag_s),
+    _kind("lag_seconds", "changes has everything that was written longer ago than this.", lambda status: status.lag_s),
     _kind(
         "documents_age_seconds",
-        "What was written longer ago than this is in documents.",
+        "documents has everything that was written longer ago than this.",
         lambda status: status.documents_age_s,
     ),
-    _kind("last_batch_seconds", "What the last batch took, without merging.", lambda status: status.last_batch_s),
-    _kind("last_merge_seconds", "What the last merge of documents took.", lambda status: status.last_merge_s),
+    _kind("last_batch_seconds", "Duration of the last batch, without merging.", lambda status: status.last_batch_s),
+    _kind("last_merge_seconds", "Duration of the last merge of documents.", lambda status: status.last_merge_s),
     _kind("failures", "Batches that have failed in a row.", lambda status: status.failures),
     _kind(
         "tables_set_aside",
-        "Tables with a fault of their own, which miss changes that the others have.",
+        "Tables that are set aside with a fault, and lack changes that the others have.",
         lambda status: status.tables_set_aside,
     ),
-    _kind("live_bytes", "Bytes of the files that the tables have now.", lambda status: status.live_bytes),
-    _kind("dead_bytes", "Bytes of files that are kept for earlier versions.", lambda status: status.dead_bytes),
+    _kind("live_bytes", "Bytes of the files in the current table versions.", lambda status: status.live_bytes),
+    _kind(
+        "merges_slow",
+        "1 once merges take more than half of the time, or miss --fresh: --merge-on-read helps.",
+        lambda status: int(status.advice is not None),
+    ),
+    _kind("dead_bytes", "Bytes of the files that are kept for earlier versions.", lambda status: status.dead_bytes),
 )
 """What `LandingStatus` says at the moment of the scrape."""
 PAGE_DOCUMENTATION = "1, with the address of the landing's own page, if --ui serves one."
@@ -131,43 +132,54 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
     "--into",
     required=True,
     metavar="DIR|URI",
-    help="Where the tables lie: a directory, which is made if it is not there, or s3://, gs://, abfss://.",
+    help="Where to put the tables: a directory, which is created if needed, or s3://, gs://, abfss://.",
 )
 @storage_option
-@click.option("--once", is_flag=True, help="Land what the bucket has now, and end.")
+@click.option("--once", is_flag=True, help="Land what the bucket has now, and exit.")
 @click.option(
     "--every",
     default="5s",
     show_default=True,
     metavar="TIME",
     callback=parse_time,
-    help="How often a batch is landed.",
+    help="How often to land a batch.",
 )
-@table_option("collections", metavar="SCOPE.COLLECTION")
-@table_option("scopes", metavar="SCOPE")
+@read_options("land")
 @click.option(
     "--columns",
     multiple=True,
     metavar="[S.C=]DDL",
-    help="Fixed typed columns, such as 'name STRING, age INT', for one table or for all; or `infer`, which switches "
-    "a table that is there to the default: columns for the fields that its documents have. Repeat for more tables.",
+    help="Fixed typed columns, such as 'name STRING, age INT', for one table or for all. `infer` switches an existing "
+    "table to the default: a column for each field of its documents. Repeat for more tables.",
 )
-@click.option("--no-columns", is_flag=True, help="No typed columns, but for tables that --columns names.")
-@click.option("--infer", is_flag=True, hidden=True)
+@click.option("--no-columns", is_flag=True, help="Do not create typed columns, except for tables named by --columns.")
 @click.option(
     "--cluster-by",
     multiple=True,
     metavar="[S.C=]NAMES",
-    help="Sort `documents` by these columns and then by key, for one table or for all, so that a query on them reads "
-    "little. It counts for what is written from now on; `key` goes back to the order by key. Repeat for more tables.",
+    help="Sort `documents` by these columns and then by key, for one table or for all, so that queries on them read "
+    "less. Applies to files written from now on; `key` restores the order by key. Repeat for more tables.",
 )
-@click.option("--history", is_flag=True, help="All versions of each document, with valid_from and valid_to.")
+@click.option(
+    "--merge-on-read/--copy-on-write",
+    "on_read",
+    default=None,
+    help="Mark superseded rows of `documents` and `history` in deletion vectors, so that a merge writes only what "
+    "changed; or rewrite the files that hold them, so that any engine can read the tables. By default, existing "
+    "tables keep their mode, and new ones have no vectors. Either option switches existing tables.",
+)
+@click.option("--history", is_flag=True, help="Also keep all versions of each document, with valid_from and valid_to.")
+@click.option(
+    "--change-feed/--no-change-feed",
+    default=None,
+    help="Whether `documents` records the row changes of each merge, as Delta's change data feed. By default, "
+    "existing tables keep their setting, and new ones have no feed.",
+)
 @click.option(
     "--consistent",
     is_flag=True,
-    help="Every version of `documents` is a state that the bucket had at one moment. The server must keep history.",
+    help="Make every version of `documents` a state that the bucket had at one moment. The server must keep history.",
 )
-@table_option("xattrs")
 @transform_option
 @click.option(
     "--fresh",
@@ -176,18 +188,24 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
     show_default=True,
     metavar="TIME",
     callback=parse_time,
-    help="A change is in `documents` after this time at most, if the machine keeps up.",
+    help="Merge a change into `documents` within this time, if the machine can keep up.",
 )
 @click.option(
     "--merge-share",
     type=click.FloatRange(0, 1),
     default=MERGE_SHARE,
     show_default=True,
-    help="The part of the time that merging into `documents` may take while nothing waits for longer than --fresh.",
+    help="The share of time that merging into `documents` may take, as long as no change waits longer than --fresh.",
 )
-@table_option("max_rows_per_trigger")
-@table_option("min_partitions", default=4)
-@click.option("--keep-changes", "changes_days", type=click.IntRange(min=1), metavar="DAYS", help="Fold older changes.")
+@cli_option(SOURCE_OPTIONS["max_rows_per_trigger"])
+@cli_option(SOURCE_OPTIONS["min_partitions"], default=4)
+@click.option(
+    "--keep-changes",
+    "changes_days",
+    type=click.IntRange(min=1),
+    metavar="DAYS",
+    help="Fold changes that are older than this.",
+)
 @click.option(
     "--keep-files",
     "files_s",
@@ -195,15 +213,15 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
     show_default=True,
     metavar="TIME",
     callback=parse_time,
-    help="Delete files that no version of a table within this time needs: whole hours, such as 168h.",
+    help="Delete files once no table version of this period needs them: whole hours, such as 168h.",
 )
 @click.option(
     "--dead-bytes",
     default=DEAD_BYTES_DEFAULT,
     show_default=True,
     metavar="Nx|SIZE",
-    help="Delete such files earlier, the oldest first, where those of a table are more than this: a multiple of the "
-    "live table, or a size such as 10GB. Files of the last two minutes are kept.",
+    help="Delete such files earlier, oldest first, if a table has more of them than this: a multiple of the live "
+    "table, or a size such as 10GB. Files of the last two minutes are kept.",
 )
 @click.option(
     "--keep-log",
@@ -212,44 +230,53 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
     default=LOG_RETENTION_DAYS,
     show_default=True,
     metavar="DAYS",
-    help="Delete older entries of the tables' logs.",
+    help="Delete entries of the tables' logs that are older than this.",
 )
 @click.option(
     "--groups",
     type=click.IntRange(min=1),
     metavar="N",
-    help=f"Into how many parts new tables are cut: the tasks of a merge, each of which holds the keys of its part in "
-    f"memory. By default {GROUPS_MIN}, or one for every {GROUP_DOCUMENTS:,} documents that the bucket has, and more "
-    "as they become more.",
+    help="Number of groups of new tables: each is a task of a merge, which holds the keys of its group in memory. By "
+    f"default {GROUPS_MIN}, or one for every {GROUP_DOCUMENTS:,} documents in the bucket, and more as the tables grow.",
 )
 @click.option(
     "--iceberg-catalog",
     metavar="NAME|URI",
-    help="Have `changes` and `documents` as Iceberg tables, too: in a catalog of .pyiceberg.yaml, or at a URI.",
+    help="Also publish `changes` and `documents` as Iceberg tables: in a catalog of .pyiceberg.yaml, or at a URI.",
 )
 @click.option(
     "--iceberg-table",
     default=TABLE_DEFAULT,
     show_default=True,
     metavar="NAMESPACE.TABLE",
-    help="What `changes` is called. Documents are in the same namespace, as documents_SCOPE_COLLECTION.",
+    help="The Iceberg name of `changes`. Documents are in the same namespace, as documents_SCOPE_COLLECTION.",
 )
-@click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve metrics for Prometheus.")
+@click.option(
+    "--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve metrics for Prometheus on this port."
+)
 @click.option(
     "--ui",
     "page_at",
     metavar="[HOST:]PORT",
-    help="Serve the landing's own page, with its metrics: on this machine alone, unless a host is given.",
+    help="Serve the page of the landing and its metrics. Without HOST, only on this machine.",
 )
 @token_option
-@click.option("--master", default="local[*]", show_default=True, help="The Spark master, where no session is there.")
-@click.option("--memory", default="2g", show_default=True, help="Of Spark's driver.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a batch.")
-@click.option("-q", "--quiet", is_flag=True, help="No line with the progress.")
+@click.option(
+    "--runner",
+    "runs_on",
+    type=click.Choice(["spark", "local"]),
+    default="spark",
+    show_default=True,
+    help="Run the tasks on Spark, which scales to many machines, or in threads of this process, which needs no Java.",
+)
+@click.option("--master", default="local[*]", show_default=True, help="The Spark master, for --runner spark.")
+@click.option("--memory", default="2g", show_default=True, help="Memory for the Spark driver, for --runner spark.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per batch.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show progress.")
 @click.option(
     "--log-format",
     type=click.Choice(FORMATS),
-    help="Log each batch to standard error, in lines for people or for programs. Nothing is logged by default.",
+    help="Log each batch to standard error, as text or JSON. By default, nothing is logged.",
 )
 @connection_options
 @errors_reported
@@ -262,6 +289,7 @@ def land(
     metrics_port: int | None,
     page_at: str | None,
     ui_token: str | None,
+    runs_on: str,
     master: str,
     memory: str,
     as_json: bool,
@@ -270,32 +298,34 @@ def land(
     login: LoginOptions,
     **options: Any,
 ) -> None:
-    """Land a bucket in Delta tables, and keep them equal to it.
+    """Land a bucket in Delta tables, and keep them in sync with it.
 
-    Under DIR there are then `changes`, every change that was ever landed, `documents/SCOPE.COLLECTION`, the live
-    documents, and on demand `history/SCOPE.COLLECTION` and `rejects/SCOPE.COLLECTION`. What a failover takes back is
-    undone in all of them. A run that was ended in any way is completed by the next.
+    DIR then contains `changes` with every landed change, `documents/SCOPE.COLLECTION` with the live documents, and, if
+    needed, `history/SCOPE.COLLECTION` and `rejects/SCOPE.COLLECTION`. If a failover takes changes back, the landing
+    undoes them in all tables. However a run ends, the next one continues its work.
 
-    With NAME, the URL and the options are those of a pipeline in headwater.toml. Options on the command line win, and
-    --no-FLAG, such as --no-history, turns off a flag that the file turns on.
+    With NAME, the URL and the options come from a pipeline in headwater.toml. Options on the command line take
+    precedence, and --no-FLAG, such as --no-history, turns off a flag that the file turns on.
 
-    What is wrong with one table stops no other: it is set aside, with the reason, and tried again later.
+    A fault in one table does not stop the others: the landing sets the table aside, reports the reason, and retries it
+    later.
 
-    The exit code is 0 at the end of --once, 1 for a failure or a table that is set aside, 130 after Ctrl-C and 143
-    after SIGTERM.
+    The exit code is 0 at the end of --once, 1 for a failure or if a table is set aside, 130 after Ctrl-C and 143 after
+    SIGTERM.
 
     \b
     Examples:
       headwater land couchbase://localhost/default --into /data/lake --once
       headwater land couchbase://localhost/default --into /data/lake --every 5s
+      headwater land couchbase://localhost/default --into lake --runner local
       headwater land couchbase://localhost/shop --into lake \\
         --columns 'shop.orders=total DOUBLE, at TIMESTAMP'
       headwater land shop --once
     """
     if log_format is not None:
         set_up_logging(log_format)
-    where = ConnectionString.parse(url)
-    settings = ClientSettings.of(where, login.credentials(where), tls=login.tls_settings)
+    settings = login.settings(url)
+    spark_master = master if runs_on == "spark" else None
     landing = Landing(
         source=_source_options(url, settings, options),
         into=into,
@@ -310,14 +340,12 @@ def land(
         ),
         groups=options["groups"],
         iceberg=_iceberg_settings(options),
-        transform=options["transform"],
+        transform=None if options["transform"] is None else sent_to_tasks(options["transform"], spark_master),
         consistent=options["consistent"],
     )
     address = None if page_at is None else PageAddress.make(page_at, ui_token or None)
     # Before Spark is started, which takes seconds.
     lake = landing.prepare()
-    if options["infer"]:
-        click.echo(_what_infer_does(lake), err=True)
     view = _View(as_json=as_json, quiet=quiet, logs=log_format is not None)
     metrics = LandingMetrics(settings.bucket, view.status)
     if metrics_port is not None:
@@ -329,29 +357,10 @@ def land(
                 serving_page(state, address, metrics=lambda: _metrics_text(metrics))
             )
             click.echo(f"The landing is shown at {view.page}", err=True)
-        view.find_node_page = lambda: find_node_page(url, settings.credentials, login.tls_context(where))
-        spark = start_session(master=master, memory=memory, log_folder=stack.enter_context(spark_logs()))
-        try:
-            code = _run(landing, lake, spark, view, None if once else every)
-        finally:
-            # One that has died by itself has nothing to stop.
-            with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
-                spark.stop()
+        view.find_node_page = lambda: find_node_page(url, settings.credentials, settings.tls_context())
+        runner = stack.enter_context(task_runner(f"headwater land {into}", master=spark_master, memory=memory))
+        code = _run(landing, lake, runner, view, None if once else every)
     sys.exit(code)
-
-
-def _what_infer_does(lake: Lake) -> str:
-    """`--infer` is what a new table gets anyway, and changes no table that is there: that takes more than a flag."""
-    others = sorted(
-        table.name for table in lake.tables.values() if table.documents is not None and not table.is_inferred
-    )
-    if not others:
-        return "--infer can be left out: new tables get columns for the fields of their documents."
-    more = f" and {counted(len(others) - 1, 'more table')}" if len(others) > 1 else ""
-    return (
-        f"--infer changes no table that is there: {others[0]}{more} stays without inferred columns. "
-        f"Give --columns '{others[0]}=infer' to switch it."
-    )
 
 
 def _metrics_text(metrics: LandingMetrics) -> tuple[bytes, str]:
@@ -382,10 +391,9 @@ def _source_options(url: str, settings: ClientSettings, options: dict[str, Any])
 def _lake_settings(options: dict[str, Any]) -> LakeSettings:
     columns = {table: choose_columns(text) for table, text in _by_table(options["columns"])}
     cluster_by = {table: choose_cluster_columns(text) for table, text in _by_table(options["cluster_by"])}
-    if options["no_columns"] and (options["infer"] or EVERY_COLLECTION in columns):
-        other = "--infer" if options["infer"] else "--columns for all tables"
-        raise InvalidInput(f"--no-columns and {other} say different things", hint="Give one of them")
-    rules = MergeRules(history=options["history"])
+    if options["no_columns"] and EVERY_COLLECTION in columns:
+        raise InvalidInput("--no-columns and --columns for all tables contradict each other", hint="Give one of them")
+    rules = MergeRules(history=options["history"], on_read=options["on_read"], change_feed=options["change_feed"])
     return LakeSettings(merging=rules, columns=columns, infer=not options["no_columns"], cluster_by=cluster_by)
 
 
@@ -401,33 +409,21 @@ def _iceberg_settings(options: dict[str, Any]) -> IcebergSettings | None:
     return None if catalog is None else IcebergSettings(catalog=catalog, table=options["iceberg_table"])
 
 
-def _run(landing: Landing, lake: Lake, spark: Any, view: _View, every_s: float | None) -> int:
-    interrupted = _Interruptions()
-    query = landing.start(spark, every=every_s, on_batch=view.on_batch, lake=lake)
-    with view.following(query):
-        while query.isActive and interrupted.number is None:
-            time.sleep(POLL_S)
-            view.refresh()
-    if interrupted.number is not None:
+def _run(landing: Landing, lake: Lake, runner: JobRunner, view: _View, every_s: float | None) -> int:
+    query = landing.start(runner, every=every_s, on_batch=view.on_batch, lake=lake)
+    try:
+        with view.following(query):
+            while query.isActive:
+                time.sleep(POLL_S)
+                view.refresh()
+    except KeyboardInterrupt as error:
+        # A batch that is not committed by now has not happened.
         query.stop()
         view.say_stopped()
-        return 128 + interrupted.number
+        return exit_code_after(error)
     query.awaitTermination()
     view.finish()
     return 0
-
-
-class _Interruptions:
-    """The signal that is to end it, once one has come. A batch that is not committed by then has not happened."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        for number in ENDING_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._note)
-
-    def _note(self, number: int, _: object) -> None:
-        self.number = self.number or number
 
 
 class _View:
@@ -437,10 +433,11 @@ class _View:
         self._as_json = as_json
         self._console = Console(stderr=True, highlight=False)
         self._logs = logs
-        self._is_quiet = quiet
-        self._is_live = self._console.is_terminal and not quiet and not as_json and not logs
+        self._speaks = not quiet and not as_json and not logs
+        self._is_live = self._console.is_terminal and self._speaks
         self._said_aside: set[str] = set()
         """The tables that are said to be set aside."""
+        self._said_advice = False
         self._query: LandingQuery | None = None
         self._live: Live | None = None
         self._began_s = time.monotonic()
@@ -486,11 +483,15 @@ class _View:
         if self._live is not None:
             self._live.update(status_line(status))
         self._say_set_aside(status)
+        if status.advice is not None and not self._said_advice:
+            self._said_advice = True
+            if self._speaks:
+                self._console.print(f"{status.advice[0].upper()}{status.advice[1:]}.", markup=False)
 
     def _say_set_aside(self, status: LandingStatus) -> None:
         """Above the line, or where there is none: each table that is set aside, once. The log says it by itself."""
         names = {table.name for table in status.set_aside}
-        if not self._is_quiet and not self._as_json and not self._logs:
+        if self._speaks:
             for table in status.set_aside:
                 if table.name not in self._said_aside:
                     self._console.print(f"{table.name} is set aside: {table.reason}. {table.hint}.", markup=False)
@@ -503,7 +504,7 @@ class _View:
             click.echo(json.dumps(batch_object(batch)))
 
     def say_stopped(self) -> None:
-        sentence = "Stopped. The same command goes on from here."
+        sentence = "Stopped. The same command resumes from here."
         if self._logs:
             logger.info("%s", sentence, extra=fields(event=LogEvent.LANDING_STOPPED))
         else:
@@ -555,6 +556,7 @@ def status_line(status: LandingStatus) -> Text:
         + (f"  {_megabytes(status.live_bytes)} live, {_megabytes(status.dead_bytes)} dead" if status.dead_bytes else "")
         + (f"  {counted(status.rollbacks, 'rollback')}" if status.rollbacks else "")
         + (f"  {counted(status.tables_set_aside, 'table')} set aside" if status.tables_set_aside else "")
+        + ("  merges are slow: see --merge-on-read" if status.advice else "")
     )
 
 

@@ -6,8 +6,8 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from headwater import __version__
-from headwater.cli.interruptions import exit_code_after
-from headwater.cli.management import Access, scopes_of
+from headwater.cli.management import BucketScopes, ManagedNode, ManagementUrl
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options
-from headwater.cli.output import documents_in
+from headwater.cli.output import documents_in, exit_code_after
 from headwater.client.blocking_bucket import KvCluster
-from headwater.client.connection_string import ConnectionString
-from headwater.client.settings import ClientSettings
 from headwater.errors import HeadwaterError, InvalidInput, UnknownCollection, UnknownScope
 from headwater.phrases import counted, printable
 from headwater.protocol.numbers import RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
@@ -102,49 +99,33 @@ class Report:
 SHOW_EVERY_S = 0.1
 
 
+@contextmanager
 def progress_bar(
     report: Report, done: Callable[[], int], *, total: int | None, shown: bool
-) -> AbstractContextManager[Callable[[], None]]:
-    """What is to be called as the load goes on: it moves the bar, if there is a terminal to show it on.
+) -> Iterator[Callable[[], None]]:
+    """Yields what is to be called as the load goes on: it moves the bar, if there is a terminal to show it on.
 
     `done` returns how much of `total` is done: bytes of a file that were read, or generated documents written.
     """
     if not shown or not sys.stderr.isatty():
-        return nullcontext(lambda: None)
-    return _Bar(report, done, total=total)
+        yield lambda: None
+        return
+    shown_s = 0.0
 
+    def show() -> None:
+        nonlocal shown_s
+        if (now_s := time.monotonic()) - shown_s >= SHOW_EVERY_S:
+            shown_s = now_s
+            written = report.documents
+            progress.update(task, completed=done(), documents=f"{written:,}", rate=f"{report.per_second(written):,.0f}")
 
-class _Bar(AbstractContextManager[Callable[[], None]]):
-    def __init__(self, report: Report, done: Callable[[], int], *, total: int | None) -> None:
-        self._report = report
-        self._done = done
-        self._shown_s = 0.0
-        self._progress = Progress(
-            TextColumn("loading"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[documents]} documents, {task.fields[rate]}/s"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._progress.add_task("", total=total, documents="0", rate="0")
-
-    def __enter__(self) -> Callable[[], None]:
-        self._progress.start()
-        return self._show
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def _show(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._shown_s < SHOW_EVERY_S:
-            return
-        self._shown_s = now_s
-        written = self._report.documents
-        rate = self._report.per_second(written)
-        self._progress.update(self._task, completed=self._done(), documents=f"{written:,}", rate=f"{rate:,.0f}")
+    columns = (
+        *(TextColumn("loading"), BarColumn(), TaskProgressColumn()),
+        *(TextColumn("{task.fields[documents]} documents, {task.fields[rate]}/s"), TimeRemainingColumn()),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total, documents="0", rate="0")
+        yield show
 
 
 EXPIRY_S_MAX = 50 * 365 * 24 * 60 * 60
@@ -176,7 +157,7 @@ class FileOrFolder(click.File):
 @click.argument("url")
 @click.argument("file", metavar="[FILE|DIR]", required=False, type=FileOrFolder())
 @click.option(
-    "--generate", type=click.IntRange(min=1), metavar="N", help="Make up N documents instead of reading FILE."
+    "--generate", type=click.IntRange(min=1), metavar="N", help="Generate N documents instead of reading FILE."
 )
 @click.option(
     "--value-bytes",
@@ -185,43 +166,46 @@ class FileOrFolder(click.File):
     show_default=True,
     help="The size of a generated document.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Other generated documents with another seed.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the generated documents.")
 @click.option(
     "--collection",
     "collections",
     multiple=True,
     metavar="SCOPE.COLLECTION",
-    help="Where to write. Given several times, the documents are dealt out in turn.  [default: _default._default]",
+    help="The collection to write to. Repeat to distribute the documents over several collections.  "
+    "[default: _default._default]",
 )
-@click.option("--create-collections", is_flag=True, help="Create those of DIR that are not there. For admins.")
+@click.option(
+    "--create-collections", is_flag=True, help="Create collections of DIR that do not exist. Requires an admin."
+)
 @click.option(
     "--key",
     "template",
     metavar="TEMPLATE",
-    help="The key of a document: {id} is a field of it, {#} the number of its line or row.  "
+    help="Template for the keys: {id} is a field of the document, {#} the number of its line or row.  "
     f"[default: {KEY_TEMPLATE}; in an export, what it has]",
 )
 @click.option(
     "--format",
     "format_name",
     type=click.Choice([choice.value for choice in FileFormat]),
-    help="What FILE is. By default, what the end of its name says.",
+    help="The format of FILE. By default, its extension decides.",
 )
 @click.option(
     "--delimiter",
     metavar="SIGN",
     callback=_parse_delimiter,
-    help="What stands between the cells of a CSV file.  [default: a comma; a tab in a .tsv file]",
+    help="The delimiter of a CSV file.  [default: a comma; a tab in a .tsv file]",
 )
 @click.option(
-    "--text", "texts", multiple=True, metavar="COLUMN", help="Take this column of a CSV file as text; repeat for more."
+    "--text", "texts", multiple=True, metavar="COLUMN", help="Read this column of a CSV file as text. Repeat for more."
 )
 @click.option(
     "--expiry",
     "expiry_s",
     type=click.IntRange(min=0, max=EXPIRY_S_MAX),
     metavar="S",
-    help="Seconds the documents live, 0 for ever.  [default: for ever; in an export, what it has]",
+    help="Time to live in seconds, 0 for no limit.  [default: no limit; in an export, what it has]",
 )
 @click.option(
     "--connections",
@@ -251,16 +235,16 @@ def load(
 ) -> None:
     """Write documents to a bucket.
 
-    URL is couchbase://host[:port]/bucket, or couchbases:// for TLS. FILE has one JSON document a line, or it is a CSV
-    file with a header or a Parquet file, of which each row becomes a document; - reads standard input. The documents
-    are written over what is there.
+    URL is couchbase://host[:port]/bucket, or couchbases:// for TLS. FILE has one JSON document per line, or it is a CSV
+    file with a header or a Parquet file, whose rows become documents; - reads standard input. Existing documents are
+    overwritten.
 
-    What `headwater export` has written is known by its first bytes, `_key`, and loaded as it was: the key, and from
-    JSON lines also flags, expiry and what is no JSON. A folder DIR of its files goes to the collections that they are
-    named after, which must exist, or --create-collections makes them. With --key they are files like others.
+    Files of `headwater export` are recognised by their first bytes, `_key`, and restored: the key, and from JSON lines
+    also flags, expiry and values that are not JSON. The files of a folder DIR are loaded into the collections they are
+    named after, which must exist unless --create-collections is given. With --key, they are treated like other files.
 
-    The exit code is 1 if not everything was written: standard error says why, and how many documents were. It is 2 for
-    a wrong command line, and 130 after Ctrl-C.
+    The exit code is 1 if not everything was written; standard error says why, and how many documents were written. It
+    is 2 for an invalid command line, and 130 after Ctrl-C.
 
     \b
     Examples:
@@ -276,13 +260,7 @@ def load(
     report = Report(as_json=as_json)
     try:
         keys = None if template is None else KeyTemplate.parse(template)
-        where = ConnectionString.parse(url)
-        settings = ClientSettings.of(
-            where,
-            login.credentials(where),
-            tls=login.tls_settings,
-            agent=f"headwater-load/{__version__}",
-        )
+        settings = login.settings(url, agent=f"headwater-load/{__version__}")
         loading = _Loading(KvCluster(settings), report, connections=connections, expiry=_expiry(expiry_s or 0))
         if file is None:
             made_of = keys or KeyTemplate.parse(KEY_TEMPLATE)
@@ -294,7 +272,7 @@ def load(
             if isinstance(file, Path):
                 by_collection = files_in(file, format_)
                 if create_collections:
-                    scopes_of(url, Access(login=login)).create_missing(by_collection)
+                    BucketScopes(ManagedNode(where=ManagementUrl.parse(url), login=login)).create_missing(by_collection)
                 loading.check(tuple(by_collection))
                 files = opened(by_collection)
             own_expiry = None if expiry_s is None else _expiry(expiry_s)

@@ -13,16 +13,18 @@ import http.client
 import json
 import ssl
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import rich_click as click
 
-from headwater.cli.options import LoginOptions, connection_options, json_option
+from headwater.cli.options import LoginOptions, connection_options, errors_reported, json_option
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts, parse_address
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, MalformedJson, TlsFailed
+from headwater.phrases import printable
 from headwater.protocol.cluster_config import PORT_MAX, ClusterConfig, ConfigNode, malformed_config
 from headwater.protocol.sasl import Credentials
 
@@ -34,7 +36,6 @@ ANSWER_S = 40.0
 """Above what a node may take to answer, which is 30 s where it waits for others."""
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
-NAME_BYTES_MAX = 4096
 _MESSAGE_CHARS_MAX = 300
 _AS_THEY_ARE = "surrogateescape"
 _SCHEMES = {"http": False, "https": True}
@@ -87,14 +88,14 @@ class ManagementUrl:
         if ":" in user:
             # The URL itself is not repeated: it has a password in it.
             raise InvalidConnectionString(
-                "the URL has a password in it, which others could read",
-                hint="Give the password by --password or HEADWATER_PASSWORD",
+                "the URL contains a password, which others could read",
+                hint="Give the password with --password or HEADWATER_PASSWORD",
             )
         tls = _SCHEMES[parts.scheme]
         bucket = unquote(parts.path).strip("/")
         if "/" in bucket:
             raise InvalidConnectionString(
-                "the URL has more than a bucket behind the host", hint="Write http://host:8091/bucket"
+                "the URL has more than a bucket after the host", hint="Write http://host:8091/bucket"
             )
         address = parse_address(host, default_port=HTTP_TLS_PORT if tls else HTTP_PORT)
         return cls(addresses=(address,), tls=tls, is_http=True, bucket=bucket, user=unquote(user) or None)
@@ -121,40 +122,24 @@ def find_management(
                 config = connection.outcome.cluster_config
         except ConnectionFailed as error:
             failure = failure or error
-        else:
-            return Address(address.host, _management_port(config, tls=url.tls))
+            continue
+        with suppress(MalformedJson):
+            node = ClusterConfig.decode(config or b"").this_node
+            if node is not None and (port := node.http_port(tls=url.tls)) is not None:
+                return Address(address.host, port)
+        raise HeadwaterError(
+            f"the config of the node has no management port{' with TLS' if url.tls else ''}",
+            hint="Give it with --http-port",
+        )
     assert failure is not None
     raise failure
 
 
-def _management_port(config: bytes | None, *, tls: bool) -> int:
-    failure: MalformedJson | None = None
-    try:
-        node = ClusterConfig.decode(config or b"").this_node
-        port = None if node is None else node.http_port(tls=tls)
-    except MalformedJson as error:
-        port, failure = None, error
-    if port is None:
-        raise HeadwaterError(
-            f"the config of the node has no management port{' with TLS' if tls else ''}",
-            hint="Give it with --http-port",
-        ) from failure
-    return port
-
-
-def _failed(address: Address, error: OSError) -> ConnectionFailed:
-    if isinstance(error, ssl.SSLError):
-        return TlsFailed(
-            f"no TLS with {address}: {error.reason or error}",
-            hint="Trust its certificate with --tls-ca, or check that the port has TLS",
-        )
-    return ConnectionFailed(
-        f"{address} can't be reached: {error.strerror or error}",
-        hint="Check that the node runs; --http-port names its management port",
-    )
-
-
 # --- requests -----------------------------------------------------------------------------------------------------
+
+
+def no_list(of: str) -> HeadwaterError:
+    return HeadwaterError(f"the answer is not a list of {of}", hint="Check that it is a Couchbase or Headwater node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,18 +182,24 @@ class Management:
     """The management side of a node."""
 
     address: Address
-    credentials: Credentials = field(repr=False)
+    credentials: Credentials | None = field(repr=False)
     tls: ssl.SSLContext | None = None
 
     def ask(self, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
         # Bytes of the command line that are not UTF-8 are sent as they are, for the node to refuse.
         target = "/" + "/".join(quote(part, safe="@", errors=_AS_THEY_ARE) for part in path)
-        login = f"{self.credentials.user}:{self.credentials.password}".encode(errors=_AS_THEY_ARE)
-        headers = {"Authorization": f"Basic {base64.b64encode(login).decode()}", "Accept": "application/json"}
+        headers = {"Accept": "application/json"}
+        if self.credentials is not None:
+            login = f"{self.credentials.user}:{self.credentials.password}".encode(errors=_AS_THEY_ARE)
+            headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
+        body = None
         if form is not None:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
-        body = None if form is None else urlencode(form, errors=_AS_THEY_ARE)
-        connection = self._connection()
+            body = urlencode(form, errors=_AS_THEY_ARE)
+        host, port = self.address.host, self.address.port
+        connection = http.client.HTTPConnection(host, port, timeout=CONNECT_S)
+        if self.tls is not None:
+            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=self.tls)
         try:
             connection.connect()
             connection.sock.settimeout(ANSWER_S)
@@ -219,38 +210,24 @@ class Management:
             raise HeadwaterError(
                 f"{self.address} does not speak HTTP", hint="Give the management port with --http-port"
             ) from error
+        except ssl.SSLError as error:
+            raise TlsFailed(
+                f"no TLS with {self.address}: {error.reason or error}",
+                hint="Trust its certificate with --tls-ca, or check that the port uses TLS",
+            ) from error
         except OSError as error:
-            raise _failed(self.address, error) from error
+            raise ConnectionFailed(
+                f"{self.address} can't be reached: {error.strerror or error}",
+                hint="Check that the node is running; --http-port sets its management port",
+            ) from error
         finally:
             connection.close()
-        return Answer(response.status, self._decode(answer))
-
-    def name(self) -> object:
-        """What the node calls itself at its root. It is asked without a log-in, so that no password is sent in clear
-        for it: `land` may have logged in with SCRAM."""
-        connection = self._connection()
-        try:
-            connection.request("GET", "/", headers={"Accept": "application/json"})
-            content = self._decode(connection.getresponse().read(NAME_BYTES_MAX))
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
-        return content.get("name") if isinstance(content, dict) else None
-
-    def _connection(self) -> http.client.HTTPConnection:
-        host, port = self.address.host, self.address.port
-        if self.tls is None:
-            return http.client.HTTPConnection(host, port, timeout=CONNECT_S)
-        return http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=self.tls)
-
-    def _decode(self, body: bytes) -> Any:
-        if len(body) > ANSWER_BYTES_MAX:
+        if len(answer) > ANSWER_BYTES_MAX:
             raise HeadwaterError(f"the answer of {self.address} has more than {ANSWER_BYTES_MAX} bytes")
         try:
-            return json.loads(body)
+            return Answer(response.status, json.loads(answer))
         except (ValueError, RecursionError):
-            return body.decode(errors="replace")
+            return Answer(response.status, answer.decode(errors="replace"))
 
 
 def find_node_page(url: str, credentials: Credentials | None, tls: ssl.SSLContext | None) -> str | None:
@@ -260,46 +237,63 @@ def find_node_page(url: str, credentials: Credentials | None, tls: ssl.SSLContex
     try:
         where = ManagementUrl.parse(url, needs_bucket=False)
         address = find_management(where, credentials=credentials, tls=tls)
+        # Without a log-in, so that no password is sent in clear for it: `land` may have logged in with SCRAM.
+        root = Management(address=address, credentials=None, tls=tls).ask("GET").content
     except (HeadwaterError, OSError):
         return None
-    is_ours = Management(address=address, credentials=credentials, tls=tls).name() == "headwater"
+    is_ours = isinstance(root, dict) and root.get("name") == "headwater"
     return f"{'http' if tls is None else 'https'}://{address}/ui/" if is_ours else None
 
 
-# --- the options of a command -------------------------------------------------------------------------------------
+# --- the node of a command ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """The values of `management_options`."""
+@dataclass(frozen=True, kw_only=True)
+class ManagedNode:
+    """The node of a URL, for one command. It is looked for when it is first asked, and the password may be, too."""
 
+    where: ManagementUrl
     login: LoginOptions
     http_port: int | None = None
+    as_json: bool = False
 
-    def open(self, where: ManagementUrl) -> Management:
-        """The management side of the node of a URL. The node is looked for, and who logs in may be asked."""
-        credentials = self.login.needed_credentials(where)
-        tls = self.login.tls_context(where)
-        address = find_management(where, credentials=credentials, tls=tls, http_port=self.http_port)
+    @functools.cached_property
+    def management(self) -> Management:
+        credentials = self.login.needed_credentials(self.where)
+        tls = self.login.tls_context(self.where)
+        address = find_management(self.where, credentials=credentials, tls=tls, http_port=self.http_port)
         return Management(address=address, credentials=credentials, tls=tls)
 
+    def ask(self, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
+        return self.management.ask(method, *path, form=form)
 
-def management_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command its `access`, by the options of all commands and `--http-port`; and `--json`, for its answer."""
+    def print(self, sentence: str, members: dict[str, Any]) -> None:
+        """Print what was done: a sentence, or these members as one line of JSON."""
+        click.echo(json.dumps(members) if self.as_json else printable(sentence))
 
-    @connection_options
-    @click.option(
-        "--http-port",
-        type=click.IntRange(1, PORT_MAX),
-        metavar="PORT",
-        help="The management port. The node is asked for it by default.",
-    )
-    @json_option
-    @functools.wraps(command)
-    def wrapped(login: LoginOptions, http_port: int | None, **rest: Any) -> None:
-        command(access=Access(login=login, http_port=http_port), **rest)
 
-    return wrapped
+def managed(*, needs_bucket: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the node of its URL, and all options that it takes to get there."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @click.argument("url", metavar="URL")
+        @connection_options
+        @click.option(
+            "--http-port",
+            type=click.IntRange(1, PORT_MAX),
+            metavar="PORT",
+            help="The management port. By default, the command asks the node for it.",
+        )
+        @json_option
+        @errors_reported
+        @functools.wraps(command)
+        def wrapped(url: str, login: LoginOptions, http_port: int | None, as_json: bool, **rest: Any) -> None:
+            where = ManagementUrl.parse(url, needs_bucket=needs_bucket)
+            command(ManagedNode(where=where, login=login, http_port=http_port, as_json=as_json), **rest)
+
+        return wrapped
+
+    return decorate
 
 
 # --- scopes and collections ---------------------------------------------------------------------------------------
@@ -308,31 +302,26 @@ def management_options(command: Callable[..., None]) -> Callable[..., None]:
 _WAIT_MS = 30_000
 _CAN_T_WAIT = frozenset({http.HTTPStatus.FORBIDDEN, http.HTTPStatus.NOT_FOUND, http.HTTPStatus.METHOD_NOT_ALLOWED})
 """What servers say that have no way to wait for a manifest, or not for this user."""
-_HINT = "Check that it is a Couchbase or Headwater node"
-
-
-def scopes_of(url: str, access: Access) -> BucketScopes:
-    """Of the bucket of a URL."""
-    where = ManagementUrl.parse(url)
-    return BucketScopes(where.bucket, lambda: access.open(where))
 
 
 class BucketScopes:
-    """Asked and changed over HTTP. The node is looked for when it is needed first."""
+    """The scopes and collections of the bucket that a URL names, asked and changed over HTTP."""
 
-    def __init__(self, name: str, find: Callable[[], Management]) -> None:
-        self._name = name
-        self._find = functools.cache(find)
+    def __init__(self, node: ManagedNode) -> None:
+        self._node = node
 
     def ask(self, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
-        return self._find().ask(method, "pools", "default", "buckets", self._name, "scopes", *path, form=form)
+        bucket = ("pools", "default", "buckets", self._node.where.bucket)
+        return self._node.ask(method, *bucket, "scopes", *path, form=form)
 
     def wait_for(self, changed: Answer) -> str:
         """The uid of the manifest that a change has made, once every node has it."""
         content = changed.accepted()
         uid = content.get("uid") if isinstance(content, dict) else None
         if not isinstance(uid, str):
-            raise HeadwaterError("the answer has no manifest uid", hint=_HINT)
+            raise HeadwaterError(
+                "the answer has no manifest uid", hint="Check that it is a Couchbase or Headwater node"
+            )
         waited = self.ask("POST", "@ensureManifest", uid, form={"timeout": str(_WAIT_MS)})
         if waited.status not in _CAN_T_WAIT:
             waited.accepted()
@@ -367,7 +356,7 @@ class BucketScopes:
                 for scope in manifest["scopes"]
             }
         except (LookupError, TypeError) as error:
-            raise HeadwaterError("the answer is no list of collections", hint=_HINT) from error
+            raise no_list("collections") from error
 
 
 # --- all nodes of a cluster ---------------------------------------------------------------------------------------

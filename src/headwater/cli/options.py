@@ -1,33 +1,42 @@
-"""The options that several commands have, and what is made of them: who logs in, how TLS is spoken, old spellings.
+"""The options that several commands have, and what is made of them: who logs in, how TLS is spoken.
 
-Commands take their shared options from here, which takes them from the table in `headwater.client.options`: nothing
-about them is written twice. A password must never be printed, nor stand in a `repr`.
+Commands take their shared options from here. They are built from the fields of `ReadOptions`, `ConnectOptions` and
+`SourceOptions`, so nothing about them is written twice. A password must never be printed, nor stand in a `repr`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import ssl
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 import rich_click as click
 from click.core import ParameterSource
 
-from headwater.client import options as table
-from headwater.client.options import OPTIONS, Kind, Option, parse_bytes, parse_interval_s, write_bytes
-from headwater.client.settings import TlsSettings
+from headwater.client.connection_string import ConnectionString
+from headwater.client.read_options import READ_OPTIONS
+from headwater.client.settings import (
+    CONNECT_OPTIONS,
+    PASSWORD_VARIABLE,
+    USER_VARIABLE,
+    ClientSettings,
+    ConnectOptions,
+    TlsSettings,
+)
 from headwater.errors import HeadwaterError, InvalidInput
-from headwater.phrases import printable
+from headwater.options import Kind, Option, options_of, parse_bytes, parse_interval_s, write_bytes
+from headwater.phrases import install_command, missing_library, printable
 from headwater.protocol.sasl import Credentials
 
-USER_VARIABLE = "HEADWATER_USER"
-PASSWORD_VARIABLE = "HEADWATER_PASSWORD"
-KEY_PASSWORD_VARIABLE = "HEADWATER_TLS_KEY_PASSWORD"
+if TYPE_CHECKING:
+    from headwater.lake.transform import Transform, TransformFunction
+    from headwater.landing.tasks import JobRunner
 
 EXIT_FAILED = 1
 EXIT_BEHIND = 3
@@ -44,18 +53,18 @@ def parse_time(context: click.Context, parameter: click.Parameter, value: str | 
         raise click.BadParameter(f"{value!r} is no time: write 500ms, 5s, 1m or 1h.") from error
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON.")
 """For commands that ask a node, and print what it answers."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# --- options of the table -----------------------------------------------------------------------------------------
+# --- options of a command -----------------------------------------------------------------------------------------
 
 
 class _BytesType(click.ParamType[int]):
-    """A number of bytes; 64K and 16M are understood."""
+    """A number of bytes, such as 64K or 16M."""
 
     name = "bytes"
 
@@ -66,93 +75,128 @@ class _BytesType(click.ParamType[int]):
             self.fail(f"{value!r} is no size: write a number of bytes, or 64K or 16M.", param, ctx)
 
 
-def table_option(name: str, **others: Any) -> Callable[[F], F]:
-    """An option by its name in the table; `others` are what click takes, where a command differs."""
-    option = OPTIONS[name]
-    help_ = " ".join(filter(None, (option.help, _BYTES_NOTE if option.kind is Kind.BYTES else "", option.cli_note)))
-    settings: dict[str, Any] = {"help": help_.replace("`", "")}
+def cli_option(option: Option, **others: Any) -> Callable[[F], F]:
+    """An option of a command; `others` are what click takes, where a command differs."""
+    bytes_note = "Units such as 64K and 16M work." if option.kind is Kind.BYTES else ""
+    words = " ".join(filter(None, (option.help, bytes_note, option.cli_note))).replace("`", "")
+    settings: dict[str, Any] = {"help": words, "metavar": option.metavar}
+    # click would take a member of an enumeration by its name, and not by its value.
+    default = str(option.default) if isinstance(option.default, StrEnum) else option.default
     match option.kind:
-        case Kind.FLAG:
+        case Kind.FLAG if option.choices is None:
             settings["is_flag"] = True
         case Kind.BYTES:
-            shown = write_bytes(option.default)
-            settings |= {"type": _BytesType(), "default": shown, "show_default": True, "metavar": "BYTES"}
-        case Kind.WHOLE | Kind.NUMBER:
-            settings |= {"type": _number_type(option), "metavar": "S" if option.name.endswith("_s") else "N"}
-            settings |= {} if option.default is None else {"default": option.default, "show_default": True}
+            settings |= {"type": _BytesType(), "metavar": "BYTES"}
+            default = write_bytes(option.default)
+        case Kind.WHOLE:
+            least, most = (None if limit is None else int(limit) for limit in (option.least, option.most))
+            settings |= {"type": click.IntRange(least, most), "metavar": option.metavar or _number_name(option)}
+        case Kind.NUMBER:
+            settings |= {"type": click.FloatRange(min=option.least), "metavar": _number_name(option)}
         case Kind.FILE:
             settings |= {"type": click.Path(exists=True, dir_okay=False, path_type=Path), "metavar": "FILE"}
         case Kind.NAMES:
-            settings |= {"multiple": True}
-        case Kind.TEXT:
-            settings |= {} if option.default is None else {"default": option.default, "show_default": True}
+            settings["multiple"] = True
+    if option.choices is not None:
+        settings["type"] = click.Choice([str(choice) for choice in option.choices])
+        if isinstance(option.choices, Mapping):
+            default = next(name for name, value in option.choices.items() if value == option.default)
+    if default not in (None, (), False):
+        settings |= {"default": default, "show_default": True}
+    elif option.default_words is not None and not option.spark:
+        settings["show_default"] = option.default_words
+    if option.variable is not None:
+        settings |= {"envvar": option.variable, "show_envvar": True}
     return click.option(option.on_command_line, option.name, **settings | others)
 
 
-_BYTES_NOTE = "64K and 16M are understood."
+def _number_name(option: Option) -> str:
+    return "S" if option.name.endswith("_s") else "N"
 
 
-def _number_type(option: Option) -> click.IntRange | click.FloatRange:
-    if option.kind is Kind.WHOLE:
-        most = None if option.most is None else int(option.most)
-        return click.IntRange(None if option.least is None else int(option.least), most)
-    return click.FloatRange(min=option.least)
+def read_options(command: str, **others: Mapping[str, Any]) -> Callable[[F], F]:
+    """Give a command the options of a read that name it; `others` are what click takes, by option."""
+
+    def decorate(function: F) -> F:
+        for name, option in reversed(READ_OPTIONS.items()):
+            if command in option.commands:
+                function = cli_option(option, **others.get(name, {}))(function)
+        return function
+
+    return decorate
 
 
-class CommandWithOldNames(click.RichCommand):
-    """A command that still takes the earlier spellings of its options, and says so on standard error."""
+class GivenOptions:
+    """What a command was given of `options_from`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self._renamed(args))
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
 
-    def _renamed(self, args: list[str]) -> list[str]:
-        own = {parameter.name for parameter in self.params}
-        old_names = {
-            old: new
-            for option in OPTIONS.values()
-            if option.name in own and self.name in option.commands
-            for old, new in (option.cli_old or {}).items()
-        }
-        renamed: list[str] = []
-        for at, word in enumerate(args):
-            if word == "--":
-                return [*renamed, *args[at:]]
-            name, equals, value = word.partition("=")
-            if name not in old_names:
-                renamed.append(word)
-                continue
-            new = old_names[name]
-            click.echo(f"Warning: {name} is an old spelling: write {' '.join(new)}", err=True)
-            renamed += [*new[:-1], f"{new[-1]}{equals}{value}"]
-        return renamed
+    def make(self, cls: Callable[..., T], **others: Any) -> T:
+        """An object of one of the classes. `others` are its fields that are no options."""
+        for name, option in options_of(cast(type, cls)).items():
+            value = self._values[name]
+            others[name] = option.choices[value] if isinstance(option.choices, Mapping) else value
+        return cls(**others)
+
+
+def options_from(*classes: type) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Give a command the options that are fields of these classes, as one argument `given`."""
+    options = {name: option for cls in classes for name, option in options_of(cls).items()}
+
+    def decorate(command: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(command)
+        def wrapped(*arguments: Any, **values: Any) -> T:
+            given = GivenOptions({name: values.pop(name) for name in options})
+            return command(*arguments, given=given, **values)
+
+        for option in reversed(options.values()):
+            wrapped = cli_option(option)(wrapped)
+        return wrapped
+
+    return decorate
+
+
+def repeated_words(context: click.Context, leave_out: Collection[str]) -> list[str]:
+    """What was given on the command line, as words for another one, without these parameters."""
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        value: Any = context.params.get(name)
+        if name in leave_out or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        if isinstance(parameter, click.Argument):
+            words.append(str(value))
+        elif isinstance(parameter, click.Option) and parameter.is_flag:
+            words.append(parameter.opts[0])
+        else:
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [parameter.opts[0], str(one)]
+    return words
 
 
 # --- who logs in, and how TLS is spoken ---------------------------------------------------------------------------
 
 
-class _NamesUser(Protocol):
+class _Place(Protocol):
+    """A URL, read: who is to log in, and whether with TLS."""
+
     @property
     def user(self) -> str | None: ...
 
-
-class _HasTls(Protocol):
     @property
     def tls(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoginOptions:
+class LoginOptions(ConnectOptions):
     """The values of `connection_options`."""
 
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    tls_ca: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_key_password: str | None = field(default=None, repr=False)
-    tls_skip_verify: bool = False
+    def settings(self, url: str, **others: Any) -> ClientSettings:
+        """The settings for the bucket of a URL. `others` are further ones of `ClientSettings.of`."""
+        where = ConnectionString.parse(url)
+        return ClientSettings.of(where, self.credentials(where), tls=self.tls_settings, **others)
 
-    def credentials(self, where: _NamesUser) -> Credentials | None:
+    def credentials(self, where: _Place) -> Credentials | None:
         """Who logs in, or None where no user is named. The name in a URL counts less than `--user`, and more than the
         variable."""
         user, password = self.user, self.password
@@ -160,7 +204,7 @@ class LoginOptions:
             user = where.user
         if user is None:
             if password is not None and _is_on_command_line("password"):
-                raise InvalidInput("there is a password, but no user", hint=_HINT)
+                raise InvalidInput("a password was given without a user", hint=_HINT)
             return None
         if password is None and is_terminal():
             password = click.prompt(f"Password of {user}", hide_input=True, err=True)
@@ -168,40 +212,23 @@ class LoginOptions:
             raise InvalidInput("the user or the password is missing", hint=_HINT)
         return Credentials(user, password)
 
-    def needed_credentials(self, where: _NamesUser) -> Credentials:
+    def needed_credentials(self, where: _Place) -> Credentials:
         """As `credentials`, for commands that can't log in by a certificate alone."""
         found = self.credentials(where)
         if found is None:
             raise InvalidInput("there is no user to log in as", hint=_HINT)
         return found
 
-    @property
-    def tls_settings(self) -> TlsSettings | None:
-        """What the options say about TLS, or None where they say nothing."""
-        if self.tls_cert is None and self.tls_key is not None:
-            raise InvalidInput("there is a key, but no client certificate that it belongs to", hint="Give --tls-cert")
-        settings = TlsSettings(
-            ca_file=self.tls_ca,
-            skip_verify=self.tls_skip_verify,
-            certificate_file=self.tls_cert,
-            key_file=self.tls_key,
-            # The variable may be set for other commands.
-            key_password=None if self.tls_cert is None else self.tls_key_password,
-        )
-        return None if settings == TlsSettings() else settings
-
-    def tls_context(self, where: _HasTls) -> ssl.SSLContext | None:
+    def tls_context(self, where: _Place) -> ssl.SSLContext | None:
         """How TLS is spoken, or None for a URL without it. The system's certificates are trusted by default."""
         return (self.tls_settings or TlsSettings()).context() if where.tls else None
 
 
-_VARIABLES = {"user": USER_VARIABLE, "password": PASSWORD_VARIABLE, "tls_key_password": KEY_PASSWORD_VARIABLE}
-_METAVARS = {"user": "NAME", "password": "PASSWORD", "tls_key_password": "PASSWORD"}
-CONNECTION_OPTIONS = tuple(option.name for option in table.TO_CONNECT if "*" in option.commands)
+CONNECTION_OPTIONS = tuple(name for name, option in CONNECT_OPTIONS.items() if option.commands)
 
 
 def connection_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command the options to connect, as one argument `login` (`LoginOptions`)."""
+    """Give a command the options to connect, as one argument `login` (`LoginOptions`)."""
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, **options: Any) -> T:
@@ -209,10 +236,7 @@ def connection_options(command: Callable[..., T]) -> Callable[..., T]:
         return command(*arguments, login=login, **options)
 
     for name in reversed(CONNECTION_OPTIONS):
-        others: dict[str, Any] = {"metavar": _METAVARS[name]} if name in _METAVARS else {}
-        if name in _VARIABLES:
-            others |= {"envvar": _VARIABLES[name], "show_envvar": True}
-        wrapped = table_option(name, **others)(wrapped)
+        wrapped = cli_option(CONNECT_OPTIONS[name])(wrapped)
     return wrapped
 
 
@@ -230,8 +254,8 @@ storage_option = click.option(
     multiple=True,
     metavar="NAME=VALUE",
     callback=_parse_pairs,
-    help="For tables in an object store: an option as delta-rs calls it, such as aws_endpoint_url. Repeat for more. "
-    "The environment counts as well (AWS_*, AZURE_*, GOOGLE_*), and is the better place for secrets.",
+    help="An option of the object store, by its name in delta-rs, such as aws_endpoint_url. Repeat for more. "
+    "Environment variables apply as well (AWS_*, AZURE_*, GOOGLE_*), and are the better place for secrets.",
 )
 
 
@@ -256,9 +280,39 @@ transform_option = click.option(
     "--transform",
     metavar="MODULE:FUNCTION",
     callback=_parse_function,
-    help="A function that changes go through before they are landed, from Arrow batch to Arrow batch. It may change "
-    "the columns value, datatype and xattrs. The module may lie in the current directory.",
+    help="A function from Arrow batch to Arrow batch that is applied to all changes before they are landed. It may "
+    "change the columns value, datatype and xattrs. The module may be in the current directory.",
 )
+
+
+def sent_to_tasks(function: TransformFunction, master: str | None) -> Transform:
+    """A transform for tasks on the executors of a Spark master, or of this process."""
+    if master is None:
+        from headwater.lake.transform import Transform
+
+        return Transform.of(function)
+    from headwater.spark.executors import shippable
+
+    return shippable(function)
+
+
+@contextlib.contextmanager
+def task_runner(name: str, *, master: str | None, memory: str = "2g") -> Iterator[JobRunner]:
+    """What runs tasks: a Spark session that is started here, or with no master this process, which loads no Spark."""
+    if master is None:
+        from headwater.landing.tasks import LocalRunner
+
+        yield LocalRunner()
+        return
+    try:
+        from headwater.spark.executors import started_runner
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"Spark needs {missing_library(error)}, which is not installed",
+            hint=f"Run {install_command('spark')}, or land with --runner local",
+        ) from error
+    with started_runner(name, master=master, memory=memory) as runner:
+        yield runner
 
 
 def is_terminal() -> bool:

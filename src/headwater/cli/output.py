@@ -1,7 +1,10 @@
-"""What commands write: errors as one sentence on standard error, tables on standard output, and the log.
+"""What commands write, and what may end them: errors as one sentence, tables, the log, signals, a reader that is gone.
 
 `headwater.cli` wraps every command in `errors_in_one_sentence`; commands that run for long call `set_up_logging`. An
 error is never drawn with a frame around it, as rich would: that breaks it where a log or a script reads it.
+
+A signal that comes while changes are being written waits until they are out, so that the offsets say exactly what has
+been written. It does not wait for ever: a reader that takes nothing from a pipe would hold the command there.
 """
 
 from __future__ import annotations
@@ -12,18 +15,20 @@ import json
 import logging
 import os
 import select
+import signal
 import sys
+import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 import click
 from rich.console import Console
 
-from headwater.cli.interruptions import ending_signals_raised, exit_code_after
+from headwater import phrases
 from headwater.log_fields import LogEvent, fields
 from headwater.phrases import COMPILING, counted, did_you_mean, report_first_compile
 
@@ -72,13 +77,13 @@ def _output_written() -> Iterator[None]:
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        _abandon_output()
+        abandon_output()
         sys.exit(0)
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        _abandon_output()
-        raise click.ClickException(f"standard output can't be written to: {error.strerror}") from error
+        abandon_output()
+        raise click.ClickException(f"standard output can't be written: {error.strerror}") from error
 
 
 def _reader_is_gone() -> bool:
@@ -91,9 +96,10 @@ def _reader_is_gone() -> bool:
     return bool(poll.poll(0))
 
 
-def _abandon_output() -> None:
-    """The stream still holds text that the interpreter would write on its way out, and complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def abandon_output() -> None:
+    """Write nothing more: the stream may hold text that the interpreter would write on its way out, and complain."""
+    with suppress(OSError, io.UnsupportedOperation):  # It may be no file of the system's.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 UNCUT_CHARS = 10_000
@@ -107,6 +113,14 @@ def output_console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else UNCUT_CHARS)
 
 
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print cells in columns. Text of a server is made harmless; as many columns as there are headings are shown."""
+    shown = [list(headings), *([phrases.printable(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(headings))]
+    for row in shown:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
+
+
 # --- rates --------------------------------------------------------------------------------------------------------
 
 
@@ -115,14 +129,10 @@ SECONDS_MIN = 1.0
 """Below these, a rate is about how a run begins and ends."""
 
 
-def has_rate(count: int, seconds: float) -> bool:
-    return count >= COUNT_MIN and seconds >= SECONDS_MIN
-
-
 def documents_in(documents: int, seconds: float, *, and_rate: str = "") -> str:
     """`and_rate` stands behind the rate of documents, where there is one."""
     sentence = f"{counted(documents, 'document')} in {seconds:.2f} s"
-    if not has_rate(documents, seconds):
+    if documents < COUNT_MIN or seconds < SECONDS_MIN:
         return sentence
     return f"{sentence}: {documents / seconds:,.0f} documents/s{and_rate}"
 
@@ -231,3 +241,127 @@ def set_up_logging(log_format: str, *, level: str = "info") -> None:
 def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     about = fields(error=kind.__name__, reason=str(error))
     logger.critical("the process ends: %s", error, exc_info=(kind, error, traceback), extra=about)
+
+
+# --- what may end a command from outside --------------------------------------------------------------------------
+
+
+GRACE_S = 2.0
+"""How long a write may continue after the first signal."""
+REPEAT_S = 0.05
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(KeyboardInterrupt):
+    """An ending signal has come. A command ends as after Ctrl-C, with the exit code of this signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def exit_code_after(error: BaseException) -> int:
+    """128 and the number of the signal that raised it, as shells have it."""
+    return 128 + (error.number if isinstance(error, Ended) else signal.SIGINT)
+
+
+@contextmanager
+def ending_signals_raised() -> Iterator[None]:
+    """Raise `Ended` for an ending signal that would else end the process at once, with nothing cleaned up."""
+    process = os.getpid()
+
+    def end(number: int, _: FrameType | None) -> None:
+        if os.getpid() == process:
+            raise Ended(number)
+        # A process that was forked since, such as a worker of a pool, ends as if there were no handler.
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    # Only the main thread may set handlers. What is ignored, as under nohup, stays ignored.
+    is_main = threading.current_thread() is threading.main_thread()
+    taken = [number for number in ENDING_SIGNALS if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+class Interruptions:
+    """Raises `Ended` for ending signals, inside `allowed` only: for a command that must not stop half-way."""
+
+    def __init__(self) -> None:
+        self.number: signal.Signals | None = None
+        """The signal that has come."""
+        self._reader_is_gone = False
+        self._is_allowed = False
+        self._is_over = threading.Event()
+        self._previous: dict[signal.Signals, Any] = {}
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Allow signals to interrupt; one that came earlier does so immediately."""
+        self._is_allowed = True
+        try:
+            self._heed()
+            yield
+        finally:
+            self._is_allowed = False
+
+    def hurry(self) -> None:
+        """After a signal, wait no longer than the grace for what comes now."""
+        if self.number is not None:
+            signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+
+    def _heed(self) -> None:
+        if self.number is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise Ended(self.number)
+        if self._reader_is_gone:
+            raise BrokenPipeError
+
+    def watch_reader(self, file: int) -> None:
+        """Raise `BrokenPipeError` in `allowed` when no process is left that reads from a pipe.
+
+        A write would raise it, too, but it may be long until there is one: `| head -1` should end at once.
+        """
+        # Its signal may come late, and must not end what comes after this.
+        self._previous[signal.SIGALRM] = signal.SIG_IGN
+        threading.Thread(target=self._wait_for_reader, args=(file,), name="headwater-reader-watch", daemon=True).start()
+
+    def _wait_for_reader(self, file: int) -> None:
+        poll = select.poll()
+        poll.register(file, 0)  # errors of a file are reported without being asked for
+        poll.poll()
+        self._reader_is_gone = True
+        # A signal that comes just before the main thread begins to wait would be seen after its wait only.
+        while not self._is_over.wait(REPEAT_S):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+    def __enter__(self) -> Self:
+        for number in ENDING_SIGNALS:
+            # What a shell or nohup has set to be ignored stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._on_signal)
+        self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._is_over.set()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        is_first = self.number is None
+        self.number = self.number or signal.Signals(number)
+        if self._is_allowed or not is_first:
+            self._heed()
+        self.hurry()
+
+    def _on_alarm(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None or self._is_allowed:
+            self._heed()

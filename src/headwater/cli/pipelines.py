@@ -32,8 +32,7 @@ from typing import Any, NoReturn, Self
 
 import rich_click as click
 
-from headwater.cli.lazy_command import load_command
-from headwater.cli.options import CommandWithOldNames
+from headwater.cli import load_command
 from headwater.client.connection_string import ConnectionString
 from headwater.errors import InvalidConnectionString
 from headwater.phrases import did_you_mean, printable
@@ -56,11 +55,11 @@ config_option = click.option(
     type=click.Path(exists=True, dir_okay=False, readable=True),
     metavar="FILE",
     expose_value=False,
-    help=f"The file that has the pipeline NAME; by default {FILE_NAME} in the current directory.",
+    help=f"The file that defines the pipeline NAME. The default is {FILE_NAME} in the current directory.",
 )
 
 
-class CommandWithPipelines(CommandWithOldNames):
+class CommandWithPipelines(click.RichCommand):
     """A command whose argument `url` may be the name of a pipeline. It needs `config_option`.
 
     Keys are those of `land`. Another command takes those that it has as options, and its `directory` from `into`, but
@@ -70,7 +69,6 @@ class CommandWithPipelines(CommandWithOldNames):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        args = self._renamed(args)
         own = pipeline_options(self).items()
         flags = {f"--no-{key}": key for key, option in own if option.is_flag and not option.secondary_opts}
         turned_off = {flags[word] for word in args if word in flags}
@@ -212,7 +210,7 @@ def _read_toml(file: Path, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         # Most likely a URL without its scheme was meant.
         _fail(
-            f"{name!r} is no URL, and there is no {file} with a pipeline of that name",
+            f"{name!r} is not a URL, and there is no {file} with a pipeline of that name",
             "Write couchbase://host/bucket, or name the file with --config",
         )
     except OSError as error:

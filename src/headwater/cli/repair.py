@@ -19,16 +19,14 @@ from headwater.cli.options import (
 from headwater.cli.output import output_console
 from headwater.cli.pipelines import CommandWithPipelines, config_option
 from headwater.cli.verify import print_verification
-from headwater.client.connection_string import ConnectionString
-from headwater.client.settings import ClientSettings
-from headwater.lake.lake import run_in_threads
+from headwater.lake.lake_look import keep_verdict
 from headwater.lake.location import Location
-from headwater.lake.notes import keep_verdict
 from headwater.lake.repair import AGENT, Repair, read_from_bucket
 from headwater.lake.repair import repair as repair_tables
 from headwater.lake.table_state import Selection
 from headwater.lake.transform import Transform, TransformFunction
 from headwater.lake.verify import compare
+from headwater.landing.tasks import LocalRunner
 from headwater.phrases import printable
 
 
@@ -49,19 +47,19 @@ def repair(
     as_json: bool,
     login: LoginOptions,
 ) -> None:
-    """Repair the tables that a bucket was landed in.
+    """Repair the tables of a landing.
 
-    Verifies the tables in DIRECTORY, and makes again what is wrong: the statistics in the logs from the files,
-    `documents`, `rejects` and `history` from `changes`, and vbuckets of `changes` from the bucket. Each is one commit,
-    so readers go on, and a repair that is interrupted is started again. Stop the landing first: a repair that finds one
-    at work ends with an error.
+    Verifies the tables in DIRECTORY, and rebuilds what is wrong: the statistics in the logs from the files,
+    `documents`, `rejects` and `history` from `changes`, and vbuckets of `changes` from the bucket. Each step is one
+    commit, so readers are not disturbed, and you can run an interrupted repair again. Stop the landing first: if one is
+    running, the repair ends with an error.
 
-    What the bucket no longer has is lost, and is named: superseded versions in `changes`, and with them versions in
-    `history`. A damaged log can't be repaired.
+    Data that the bucket no longer has is lost, and the command reports it: superseded versions in `changes`, and the
+    corresponding versions in `history`. A damaged log can't be repaired.
 
     The exit code is 0 if the tables are equal afterwards, and 1 otherwise.
 
-    With NAME, the bucket, the tables and how to reach them are those of a pipeline in headwater.toml.
+    With NAME, the bucket, the tables and their connection settings come from a pipeline in headwater.toml.
 
     \b
     Examples:
@@ -70,15 +68,15 @@ def repair(
     """
     if directory is None:
         raise click.UsageError("Missing argument 'DIRECTORY'.")
-    where = ConnectionString.parse(url)
-    settings = ClientSettings.of(where, login.credentials(where), tls=login.tls_settings, agent=AGENT)
+    settings = login.settings(url, agent=AGENT)
     location = Location.of(directory, storage_options)
     sent = None if transform is None else Transform.of(transform)
+    run = LocalRunner()
     done = repair_tables(
         location,
-        lambda: compare(settings, location, transform=sent, run=run_in_threads),
+        lambda: compare(settings, location, transform=sent, run=run),
         read_from_bucket(settings, sent),
-        run=run_in_threads,
+        run=run,
     )
     if problem := keep_verdict(location, done.left, compared=str(Selection())):
         click.echo(f"Note: {printable(problem)}", err=True)

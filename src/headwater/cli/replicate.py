@@ -45,12 +45,14 @@ class _Job:
 
 
 @click.command()
-@click.option("--from", "from_url", metavar="URL", required=True, help="The node that has the vbuckets active.")
-@click.option("--to", "to_url", metavar="URL", required=True, help="The node that has them as replicas.")
-@click.option("--vbuckets", metavar="LIST", help="Which, such as 0-15,20; by default all that are active there.")
-@click.option("--bucket", metavar="NAME", help="The bucket, where the URLs do not name it.")
+@click.option("--from", "from_url", metavar="URL", required=True, help="The node on which the vbuckets are active.")
+@click.option("--to", "to_url", metavar="URL", required=True, help="The node on which they are replicas.")
+@click.option(
+    "--vbuckets", metavar="LIST", help="The vbuckets to copy, such as 0-15,20. By default, all that are active there."
+)
+@click.option("--bucket", metavar="NAME", help="The bucket, if the URLs do not name it.")
 @click.option("--takeover", is_flag=True, help="Hand the vbuckets over: they become active at --to.")
-@click.option("--once", is_flag=True, help="End when what is there now has been copied.")
+@click.option("--once", is_flag=True, help="Exit when the current contents have been copied.")
 @click.option("--name", default="headwater-replicate", show_default=True, help="The name of the DCP connections.")
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON.")
@@ -68,14 +70,14 @@ def replicate(
 ) -> None:
     """Copy vbuckets from one node to another, as Couchbase's replication proxy does.
 
-    The proxy opens a DCP connection to each of the two nodes and lets the second one stream from the first. It goes
-    on until it is interrupted, or ends by itself with --once or --takeover. At --to the vbuckets must be there as
-    replicas (set-vbucket). The nodes of a cluster do all this by themselves: see `headwater cluster`.
+    The proxy opens a DCP connection to each of the two nodes and lets the second one stream from the first. It runs
+    until it is interrupted, or ends by itself with --once or --takeover. The vbuckets must exist as replicas at --to
+    (set-vbucket). The nodes of a cluster do all this by themselves: see `headwater cluster`.
 
-    With --once and --takeover the command ends when --to answers, for every vbucket, that it has persisted all that
-    was sent to it.
+    With --once and --takeover, the command ends when --to has confirmed, for every vbucket, that it has persisted
+    everything it received.
 
-    The exit code is 0 when --to has persisted everything, 1 for a failure, 2 for a wrong command line and 130 after
+    The exit code is 0 when --to has persisted everything, 1 for a failure, 2 for an invalid command line and 130 after
     Ctrl-C.
 
     \b
@@ -121,7 +123,9 @@ def _parsed(text: str) -> list[VBucketId]:
             raise InvalidInput(f"{part.strip()!r} is not a vbucket", hint="Write numbers and ranges, such as 0-15,20")
         numbers = range(int(first), int(last if dash else first) + 1)
         if not numbers or numbers[-1] > _VBUCKET_MAX:
-            raise InvalidInput(f"{part.strip()!r} is no range of vbuckets", hint=f"Take some from 0 to {_VBUCKET_MAX}")
+            raise InvalidInput(
+                f"{part.strip()!r} is not a valid range of vbuckets", hint=f"Use vbuckets from 0 to {_VBUCKET_MAX}"
+            )
         vbuckets |= dict.fromkeys(numbers)
     return [VBucketId(vbucket) for vbucket in vbuckets]
 
@@ -140,8 +144,8 @@ async def _run(job: _Job) -> None:
         failed = [vbucket for vbucket, reason in zip(vbuckets, reasons, strict=True) if reason != StreamEndReason.OK]
         if failed:
             raise HeadwaterError(
-                f"{counted(len(failed), 'stream')} ended too soon, the first of vbucket {failed[0]}",
-                hint="Look at where the vbuckets are active now",
+                f"{counted(len(failed), 'stream')} ended too soon, the first for vbucket {failed[0]}",
+                hint="Check where the vbuckets are active now",
             )
         # Before the connections are closed: what the target has not read by then would be lost.
         await _wait_until_persisted(job, proxy)
@@ -182,7 +186,7 @@ async def _wait_until_persisted(job: _Job, proxy: Proxy) -> None:
                 raise HeadwaterError(
                     f"--to has not persisted all of {counted(len(behind), 'vbucket')}: the first is vbucket "
                     f"{first.vbucket}, at seqno {seqnos[first.vbucket]} of {first.seqno}",
-                    hint="Look at the log of --to, then run the command again: it goes on where --to is",
+                    hint="Check the log of --to, then run the command again: it resumes where --to is",
                 )
             await asyncio.sleep(_ASK_EVERY_S)
     finally:
@@ -213,7 +217,7 @@ async def _active_vbuckets(job: _Job) -> list[VBucketId]:
     connection.close()
     config = connection.outcome.cluster_config
     if config is None:
-        raise InvalidInput("the node does not say which vbuckets it has", hint="Name them with --vbuckets")
+        raise InvalidInput("the node does not say which vbuckets it has", hint="Give them with --vbuckets")
     found = ClusterMap.decode(config, asked=job.source, tls=job.source_login.tls is not None)
     here = [at for at, address in enumerate(found.nodes) if address == job.source]
     return [VBucketId(vbucket) for vbucket in range(found.vbuckets) if not here or found.active_node(vbucket) in here]

@@ -6,252 +6,104 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import signal
+import socket
 import sys
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import rich_click as click
 import uvloop
+from click.core import ParameterSource
 
-from headwater.cli.options import EXIT_FAILED
+from headwater.cli.options import EXIT_FAILED, GivenOptions, options_from, repeated_words
 from headwater.cli.output import FORMATS, LEVELS, set_up_logging
-from headwater.cli.serving_nodes import (
-    NODES_MAX,
-    ClusterOptions,
-    names_first_user_only,
-    run_nodes,
-    stop_with_supervisor,
-)
-from headwater.cluster.coordinator import CoordinationForNodes
-from headwater.errors import HeadwaterError
+from headwater.client.connection_string import Address
+from headwater.client.kv_connection import Login
+from headwater.cluster.coordinator import Coordinator
+from headwater.durable_files import replace_file
+from headwater.errors import HeadwaterError, InvalidInput
+from headwater.kernels.machine_code import are_compiled
 from headwater.log_fields import LogEvent, fields
+from headwater.node.auth.accounts import ADMIN
+from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, readable_password
+from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
+from headwater.node.membership import PEER_FEATURES
 from headwater.node.node import Node, Started
-from headwater.node.node_folder import keep_freed_memory
-from headwater.node.options import SCRUB_BYTES_PER_S, VBUCKETS, NodeOptions, ServerLimits
-from headwater.protocol.dialects import DIALECTS, NEWEST
-from headwater.store.compaction import Retention
+from headwater.node.node_folder import keep_freed_memory, raise_open_files_limit
+from headwater.node.options import NodeOptions, ServerLimits, peer_context
+from headwater.options import option
+from headwater.phrases import counted, report_compile
+from headwater.protocol.cluster_config import join_host_port
+from headwater.protocol.sasl import Credentials
+from headwater.store.vbuckets import Retention
 
 logger = logging.getLogger(__name__)
 
+NODES_MAX = 16
 GIVE_UP_S = 1.0
 """How long a start that is to end gets for a clean end of its own."""
 
 
 def default_data_folder() -> Path:
-    """In the user's folder for data, as the XDG base directory specification has it. It was in the folder for settings
-    once, and data that is there and nowhere else is still found."""
-    earlier = Path(click.get_app_dir("headwater")) / "data"
+    """In the user's folder for data, as the XDG base directory specification has it."""
     if sys.platform == "darwin":
-        return earlier  # there both folders are one
+        return Path(click.get_app_dir("headwater")) / "data"
     named = os.environ.get("XDG_DATA_HOME", "")
     # The specification has relative paths ignored.
     home = Path(named) if os.path.isabs(named) else Path.home() / ".local" / "share"
-    folder = home / "headwater" / "data"
-    return earlier if earlier.exists() and not folder.exists() else folder
+    return home / "headwater" / "data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """The options of `headwater serve` that are not those of one node."""
+
+    data: str | None = option(
+        "The data directory.",
+        metavar="DIRECTORY",
+        default_words="headwater/data in your folder for data, ~/.local/share",
+    )
+    as_json: bool = option("Print the ready line as JSON.", False, cli_name="--json")
+    log_format: str = option(
+        "The format of the log on standard error: text, or one JSON object per line.",
+        "text",
+        choices={name: name for name in FORMATS},
+    )
+    log_level: str = option(
+        "The lowest level to log. The opening and closing of DCP connections is info. With --nodes and without "
+        "--log-format json, the default is warning.",
+        "info",
+        choices={name: name for name in LEVELS},
+    )
+    nodes: int | None = option("Run a cluster of N nodes on this machine.", least=1, most=NODES_MAX)
+    replicas: int = option("Replicas of each vbucket, with --nodes.", 1, least=0, most=3)
+
+    @property
+    def folder(self) -> Path:
+        return default_data_folder() if self.data is None else Path(self.data)
 
 
 @click.command()
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the data lies. [default: headwater/data in your folder for data, ~/.local/share]",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--advertise-host", help="The name clients reach the node by, where it differs from --host.")
-@click.option("--advertise-port", type=click.IntRange(1, 65535), help="The port they reach it by, if not --port.")
-@click.option("--advertise-http-port", type=click.IntRange(1, 65535), help="The same for --http-port.")
-@click.option("--advertise-tls-port", type=click.IntRange(1, 65535), help="The same for --tls-port.")
-@click.option("--advertise-http-tls-port", type=click.IntRange(1, 65535), help="The same for --http-tls-port.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Key-value port; 0 for a free one. [default: 11210]")
-@click.option("--http-port", type=click.IntRange(0, 65535), help="HTTP port; 0 for a free one. [default: 8091]")
-@click.option("--tls-port", type=click.IntRange(0, 65535), help="The same with TLS. [default: 11207]")
-@click.option("--http-tls-port", type=click.IntRange(0, 65535), help="The same with TLS. [default: 18091]")
-@click.option("--upr-port", type=click.IntRange(0, 65535), help="Serve the UPR draft on this port; 0 for a free one.")
-@click.option("--upr-bucket", help="The bucket that it streams. [default: the first one]")
-@click.option("--bucket", "buckets", multiple=True, help="A bucket to serve; repeat for more. [default: default]")
-@click.option("--vbuckets", default=VBUCKETS, show_default=True, help="Vbuckets of a new bucket, a power of two.")
-@click.option("--bare", is_flag=True, help="Start with no vbuckets: they come by set-vbucket.")
-@click.option(
-    "--user",
-    envvar="HEADWATER_USER",
-    help="A user with all rights, made or given a new password. By the variable only the first user is made.",
-)
-@click.option("--password", envvar="HEADWATER_PASSWORD", help="Its password.")
-@click.option("--tls-cert", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Certificate, PEM.")
-@click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Its key, PEM.")
-@click.option("--tls-only", is_flag=True, help="With TLS, have no ports without it beside.")
-@click.option(
-    "--insecure",
-    is_flag=True,
-    help="Listen beyond loopback without TLS; with a certificate, on ports without TLS beside those that have it.",
-)
-@click.option(
-    "--speaks-as",
-    type=click.Choice(list(DIALECTS)),
-    default=next(name for name, dialect in DIALECTS.items() if dialect is NEWEST),
-    show_default=True,
-    help="The version of Couchbase whose answers the node gives, where versions differ.",
-)
-@click.option("--cluster-name", metavar="NAME", help="What clients call the cluster. [default: as it is, or headwater]")
-@click.option(
-    "--durability",
-    type=click.Choice(["disk", "memory"]),
-    default="disk",
-    show_default=True,
-    help="When a write is answered: once it is on disk, or at once.",
-)
-@click.option(
-    "--durable-alone",
-    is_flag=True,
-    help="Take durable writes of buckets made over REST whose replicas no node has; they are refused otherwise.",
-)
-@click.option(
-    "--history-seconds", default=Retention().history_s, show_default=True, help="How long superseded versions are kept."
-)
-@click.option(
-    "--history-bytes",
-    default=Retention().history_bytes,
-    show_default=True,
-    help="What a vbucket keeps of them at most.",
-)
-@click.option(
-    "--purge-age-seconds", default=Retention().purge_age_s, show_default=True, help="How long deletions are kept."
-)
-@click.option("--expiry-interval", default=60.0, show_default=True, help="Seconds between looks for expired documents.")
-@click.option("--compact-interval", default=10.0, show_default=True, help="Seconds between looks for what to compact.")
-@click.option(
-    "--scrub-bytes-per-second",
-    type=click.IntRange(min=0),
-    default=SCRUB_BYTES_PER_S,
-    show_default=True,
-    help="How fast stored data is read in search of damage; 0 for not at all.",
-)
-@click.option(
-    "--connections-max",
-    default=ServerLimits().connections_max,
-    show_default=True,
-    help="Connections at one time; further ones are closed at once.",
-)
-@click.option(
-    "--auth-seconds", default=ServerLimits().auth_s, show_default=True, help="How long a peer may take to log in."
-)
-@click.option(
-    "--idle-seconds", default=ServerLimits().idle_s, show_default=True, help="How long a peer may say nothing."
-)
-@click.option(
-    "--unsent-bytes-max",
-    default=ServerLimits().unsent_bytes_max,
-    show_default=True,
-    help="Answers a peer may leave unread before it is read from no more.",
-)
-@click.option(
-    "--stalled-seconds", default=ServerLimits().stalled_s, show_default=True, help="How long it may leave them unread."
-)
-@click.option(
-    "--pending-bytes-max",
-    default=ServerLimits().pending_bytes_max,
-    show_default=True,
-    help="What one connection may have written that is not on disk yet, before its next writes wait.",
-)
-@click.option(
-    "--node-pending-bytes-max",
-    default=ServerLimits().node_pending_bytes_max,
-    show_default=True,
-    help="The same for all connections together.",
-)
-@click.option(
-    "--node-buffer-bytes-max",
-    default=ServerLimits().node_buffer_bytes_max,
-    show_default=True,
-    help="Unfinished requests and unread answers of all peers; beyond that the slowest peer is dropped.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
-@click.option(
-    "--log-format",
-    type=click.Choice(FORMATS),
-    default="text",
-    show_default=True,
-    help="The log on standard error: lines for people, or a JSON object each for programs.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(LEVELS),
-    default="info",
-    show_default=True,
-    help="The least that is logged. DCP connections that come and go are info. With --nodes and no --log-format json, "
-    "nodes log from warning on unless this is given.",
-)
-@click.option("--open-metrics", is_flag=True, help="Let /metrics be read without a log-in.")
-@click.option(
-    "--http-host", multiple=True, metavar="NAME", help="A name that HTTP requests may be for; repeat for more."
-)
-@click.option("--landing-metrics", multiple=True, metavar="URL", help="Show this landing's lag on the dashboard.")
-@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="Run a cluster of so many nodes on this machine.")
-@click.option(
-    "--replicas", type=click.IntRange(0, 3), default=1, show_default=True, help="Copies of each vbucket there."
-)
+@options_from(ServeOptions, NodeOptions, Retention, ServerLimits)
 @click.pass_context
-def serve(
-    context: click.Context,
-    data: Path | None,
-    host: str,
-    advertise_host: str | None,
-    advertise_port: int | None,
-    advertise_http_port: int | None,
-    advertise_tls_port: int | None,
-    advertise_http_tls_port: int | None,
-    port: int | None,
-    http_port: int | None,
-    tls_port: int | None,
-    http_tls_port: int | None,
-    upr_port: int | None,
-    upr_bucket: str | None,
-    buckets: tuple[str, ...],
-    vbuckets: int,
-    bare: bool,
-    user: str | None,
-    password: str | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    tls_only: bool,
-    insecure: bool,
-    speaks_as: str,
-    cluster_name: str | None,
-    durability: str,
-    durable_alone: bool,
-    history_seconds: int,
-    history_bytes: int,
-    purge_age_seconds: int,
-    expiry_interval: float,
-    compact_interval: float,
-    scrub_bytes_per_second: int,
-    connections_max: int,
-    auth_seconds: float,
-    idle_seconds: float,
-    unsent_bytes_max: int,
-    stalled_seconds: float,
-    pending_bytes_max: int,
-    node_pending_bytes_max: int,
-    node_buffer_bytes_max: int,
-    as_json: bool,
-    log_format: str,
-    log_level: str,
-    open_metrics: bool,
-    http_host: tuple[str, ...],
-    landing_metrics: tuple[str, ...],
-    nodes: int | None,
-    replicas: int,
-) -> None:
+def serve(context: click.Context, given: GivenOptions) -> None:
     """Run a node that Couchbase applications can write to.
 
-    With no options it listens on loopback, serves one bucket `default`, keeps its data in your data folder and makes
-    a password, which it shows once. It prints where that folder is. A port that another program has is refused.
+    Without options, it listens on loopback, serves one bucket `default`, keeps its data in your data folder, whose
+    location it prints, and generates a password, which it shows once. It does not start if another program uses one of
+    its ports.
 
-    With --tls-cert and --tls-key it has ports with TLS beside the plain ones, as Couchbase has them, on loopback and
-    with --insecure. Otherwise, and with --tls-only, all its ports have TLS, and --port and --http-port name those.
+    With --tls-cert and --tls-key, it has both plain ports and ports with TLS, like Couchbase, on loopback or with
+    --insecure. Otherwise, and with --tls-only, all its ports use TLS, and --port and --http-port set those.
 
-    SIGTERM and Ctrl-C are a clean stop, with exit code 0. It is 1 where the node can't start, and 2 for a wrong command
-    line.
+    SIGTERM and Ctrl-C stop the node cleanly, with exit code 0. The exit code is 1 if the node can't start, and 2 for an
+    invalid command line.
 
     \b
     Examples:
@@ -260,61 +112,34 @@ def serve(
       headwater serve --port 0 --http-port 0 --json
       headwater serve --data /tmp/cluster --nodes 4 --replicas 1
     """
-    set_up_logging(log_format, level=log_level)
+    serving = given.make(ServeOptions)
+    set_up_logging(serving.log_format, level=serving.log_level)
+    files_max = raise_open_files_limit()
     try:
-        if nodes is not None:
-            uvloop.run(run_nodes(ClusterOptions.of(context, data or default_data_folder())))
-            return
-        options = NodeOptions(
-            data=data or default_data_folder(),
-            host=host,
-            advertise_host=advertise_host,
-            advertise_port=advertise_port,
-            advertise_http_port=advertise_http_port,
-            advertise_tls_port=advertise_tls_port,
-            advertise_http_tls_port=advertise_http_tls_port,
-            port=port,
-            http_port=http_port,
-            tls_port=tls_port,
-            http_tls_port=http_tls_port,
-            upr_port=upr_port,
-            upr_bucket=upr_bucket,
-            buckets=buckets or ("default",),
-            vbuckets=vbuckets,
-            bare=bare,
-            user=user,
-            password=password,
+        if serving.nodes is not None:
+            check_cluster_options(context)
+        options = given.make(
+            NodeOptions,
+            data=serving.folder,
             first_user_only=names_first_user_only(context),
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            tls_only=tls_only,
-            insecure=insecure,
-            dialect=DIALECTS[speaks_as],
-            cluster_name=cluster_name,
-            ack_when_durable=durability == "disk",
-            retention=Retention(history_s=history_seconds, history_bytes=history_bytes, purge_age_s=purge_age_seconds),
-            expiry_every_s=expiry_interval,
-            compact_every_s=compact_interval,
-            durable_alone=durable_alone,
-            scrub_bytes_per_s=scrub_bytes_per_second,
-            limits=ServerLimits(
-                connections_max=connections_max,
-                auth_s=auth_seconds,
-                idle_s=idle_seconds,
-                unsent_bytes_max=unsent_bytes_max,
-                stalled_s=stalled_seconds,
-                pending_bytes_max=pending_bytes_max,
-                node_pending_bytes_max=node_pending_bytes_max,
-                node_buffer_bytes_max=node_buffer_bytes_max,
-            ),
-            open_metrics=open_metrics,
-            http_hosts=http_host,
-            landing_urls=landing_metrics,
+            retention=given.make(Retention),
+            limits=given.make(ServerLimits).within_open_files(files_max),
         )
+        if serving.nodes is not None:
+            cluster = ClusterOptions(
+                node=options,
+                nodes=serving.nodes,
+                replicas=serving.replicas,
+                as_json=serving.as_json,
+                logs_json=serving.log_format == "json",
+                arguments=tuple(arguments_for_nodes(context)),
+            )
+            uvloop.run(run_nodes(cluster))
+            return
         keep_freed_memory()
-        uvloop.run(_run(options, as_json=as_json, log_format=log_format))
+        uvloop.run(_run(options, as_json=serving.as_json, log_format=serving.log_format))
     except HeadwaterError as error:
-        if log_format == "json":
+        if serving.log_format == "json":
             about = fields(event=LogEvent.NODE_FAILED, error=type(error).__name__, reason=error.reason)
             logger.error("%s", error, extra=about)
             sys.exit(EXIT_FAILED)
@@ -327,7 +152,7 @@ async def _run(options: NodeOptions, *, as_json: bool, log_format: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     stop_with_supervisor(stop.set)
-    node = Node(options, coordination=CoordinationForNodes())
+    node = Node(options, coordinator=Coordinator)
     started = await _start(node, stop)
     if started is None:
         return
@@ -404,3 +229,325 @@ def _log_ready(started: Started, options: NodeOptions) -> None:
     if started.upr_address is not None:
         about = fields(event=LogEvent.NODE_READY, address=started.upr_address)
         logger.info("UPR draft on %s, with no log-in", started.upr_address, extra=about)
+
+
+# --- a cluster on this machine, a process for each node -----------------------------------------------------------
+
+
+READY_S_MAX = 120.0
+STOP_S_MAX = 30.0
+SUPERVISED_VARIABLE = "HEADWATER_SUPERVISED"
+"""Set in the environment of the nodes."""
+_PORTS = ("port", "http_port", "tls_port", "http_tls_port")
+_OURS = frozenset({"nodes", "replicas", "data", "user", "password", "as_json", *_PORTS})
+_ONE_NODE_ONLY = ("upr_port", "upr_bucket", *(f"advertise_{port}" for port in _PORTS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePorts:
+    """The ports of one node, which it keeps."""
+
+    port: int
+    http_port: int
+    tls_port: int | None = None
+    """Of nodes that have ports without TLS and with it. Those of nodes that have one kind only are the ones above."""
+    http_tls_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What `headwater serve --nodes` was given."""
+
+    node: NodeOptions
+    """What the nodes have in common. A port is the first of its kind: the nodes take that and those that follow."""
+    nodes: int
+    replicas: int
+    as_json: bool
+    logs_json: bool
+    arguments: tuple[str, ...]
+    """What was given on the command line and is the same for every node."""
+
+
+def names_first_user_only(context: click.Context) -> bool:
+    """Whether the user is from the environment alone. Clients read the same variables, so they may not be meant for a
+    node that has users."""
+    sources = [context.get_parameter_source(name) for name in ("user", "password")]
+    return all(source is ParameterSource.ENVIRONMENT for source in sources)
+
+
+def check_cluster_options(context: click.Context) -> None:
+    """Raise for an option that a cluster can't have."""
+    for name in _ONE_NODE_ONLY:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise InvalidInput(f"--{name.replace('_', '-')} is for one node", hint="Omit it, or omit --nodes")
+
+
+def arguments_for_nodes(context: click.Context) -> list[str]:
+    arguments = repeated_words(context, _OURS)
+    # A person looks for the line with the address, which the nodes' connections to each other would bury.
+    is_for_people = context.params["log_format"] == "text"
+    if is_for_people and context.get_parameter_source("log_level") is not ParameterSource.COMMANDLINE:
+        arguments += ["--log-level", "warning"]
+    return arguments
+
+
+async def run_nodes(options: ClusterOptions) -> None:
+    """Start the nodes, make them a cluster, and wait for the end."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    options.node.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    credentials, generated = _credentials(options)
+    ports = _ports(options)
+    processes: list[asyncio.subprocess.Process] = []
+    try:
+        if not are_compiled(*KERNEL_PACKAGES) and not await _unless(stop, _compile(processes)):
+            return
+        for at, one in enumerate(ports, start=1):
+            processes.append(await _start_node(options, at, one, credentials))
+        addresses = [Address(options.node.host, one.port) for one in ports]
+        if not await _unless(stop, _get_ready(options, processes, addresses, credentials)):
+            return
+        _announce_cluster(options, ports, credentials, generated)
+        await _watch(dict(zip(addresses, processes, strict=True)), stop)
+    finally:
+        await _stop(processes)
+
+
+async def _compile(processes: list[asyncio.subprocess.Process]) -> None:
+    """Here, and reported once: each of the nodes would else compile the same, at the same time."""
+    report_compile()
+    # In a process, which can be ended. Ctrl-C is for us.
+    command = (sys.executable, "-m", "headwater", "kernels")
+    compiling = asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, start_new_session=True)
+    processes.append(await compiling)
+    if await processes[0].wait():
+        raise HeadwaterError("the kernels could not be compiled", hint="See the output above")
+    processes.clear()
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work; False where it was given up because of a signal."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        await working
+        return True
+    working.cancel()
+    await asyncio.wait({working})
+    return False
+
+
+async def _get_ready(
+    options: ClusterOptions,
+    processes: Sequence[asyncio.subprocess.Process],
+    addresses: list[Address],
+    credentials: Credentials,
+) -> None:
+    served = await asyncio.gather(*(_ready(process) for process in processes))
+    tls = None if options.node.serves_plain else peer_context(options.node)
+    for bucket in options.node.buckets:
+        # One that was dropped is not made again.
+        if any(bucket in buckets for buckets in served):
+            login = Login(
+                credentials=credentials, bucket=bucket, tls=tls, features=PEER_FEATURES, agent="headwater serve"
+            )
+            await _form_bucket(options, addresses, login)
+
+
+def _credentials(options: ClusterOptions) -> tuple[Credentials, str | None]:
+    """Who logs in, and the password where it had to be made."""
+    path = options.node.data / "password"
+    has_own = options.node.first_user_only and path.exists()
+    if options.node.user is not None and options.node.password is not None and not has_own:
+        return Credentials(options.node.user, options.node.password), None
+    if path.exists():
+        return Credentials(ADMIN, path.read_text().strip()), None
+    generated = readable_password(secrets.token_bytes(PASSWORD_RANDOM_BYTES))
+    _keep(path, generated + "\n")
+    return Credentials(ADMIN, generated), generated
+
+
+def _ports(options: ClusterOptions) -> list[NodePorts]:
+    """Those of the last time, and of nodes that are new the ones from --port on, or free ones."""
+    path = options.node.data / "nodes.json"
+    known = [NodePorts(**one) for one in json.loads(path.read_text())] if path.exists() else []
+    if len(known) > options.nodes:
+        raise InvalidInput(
+            f"{options.node.data} has the data of {counted(len(known), 'node')}",
+            hint=f"Give --nodes {len(known)}, or another --data",
+        )
+    known += [NodePorts(port=0, http_port=0)] * (options.nodes - len(known))
+    wanted = _PORTS if options.node.tls_cert is not None and options.node.serves_plain else _PORTS[:2]
+    for at, one in enumerate(known):
+        missing = [name for name in wanted if not getattr(one, name)]
+        free = dict(zip(missing, _free_ports(options.node.host, len(missing)), strict=True))
+        asked = {name: first + at for name in missing if (first := getattr(options.node, name))}
+        known[at] = replace(one, **(free | asked))
+    _keep(path, json.dumps([asdict(one) for one in known]))
+    return known
+
+
+def _keep(path: Path, text: str) -> None:
+    """Write a small file as a whole: after a crash with half of it, the nodes could not be started again."""
+    try:
+        replace_file(path, text.encode(), is_private=True)
+    except OSError as error:
+        raise HeadwaterError(
+            f"{path} can't be written: {error.strerror}", hint="Check the folder's permissions and free space"
+        ) from error
+
+
+def _free_ports(host: str, count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((host, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+async def _start_node(
+    options: ClusterOptions, at: int, ports: NodePorts, credentials: Credentials
+) -> asyncio.subprocess.Process:
+    # The password is in the environment, where others on the machine can't see it. The name is there alone where it was
+    # so for us: then the nodes make it the first user, and change none.
+    is_from_there = options.node.first_user_only and credentials.user == options.node.user
+    named = () if is_from_there else ("--user", credentials.user)
+    given = ((f"--{name.replace('_', '-')}", str(port)) for name, port in asdict(ports).items() if port is not None)
+    environment = {
+        **os.environ,
+        "HEADWATER_USER": credentials.user,
+        "HEADWATER_PASSWORD": credentials.password,
+        SUPERVISED_VARIABLE: "1",
+    }
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headwater", "serve", "--json", "--data", str(options.node.data / f"node-{at}")),
+        *(*chain.from_iterable(given), *named, *options.arguments),
+        env=environment,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        # Ctrl-C is for us, and we stop them.
+        start_new_session=True,
+    )
+
+
+def stop_with_supervisor(stop: Callable[[], None]) -> None:
+    """In a node that `serve --nodes` has started: stop when that process is gone, however it ended.
+
+    It holds the other end of this node's standard input and never writes to it, so that ends with it, also by kill -9.
+    Otherwise the node would go on alone, and keep the data from the next start.
+    """
+    if SUPERVISED_VARIABLE not in os.environ:
+        return
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def look() -> None:
+        if not os.read(descriptor, 1):
+            loop.remove_reader(descriptor)
+            about = fields(event=LogEvent.NODE_ENDED, reason="the supervisor is gone")
+            logger.warning("the process that supervises this node is gone: the node stops", extra=about)
+            stop()
+
+    loop.add_reader(descriptor, look)
+
+
+async def _ready(process: asyncio.subprocess.Process) -> list[str]:
+    """Returns the buckets of the node."""
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(READY_S_MAX):
+            line = await process.stdout.readline()
+    except TimeoutError as error:
+        raise HeadwaterError(f"a node was not ready in {READY_S_MAX:.0f} s", hint="See its log above") from error
+    if not line:
+        raise HeadwaterError("a node could not be started", hint="See its output above")
+    buckets: list[str] = json.loads(line)["buckets"]
+    return buckets
+
+
+async def _form_bucket(options: ClusterOptions, addresses: list[Address], login: Login) -> None:
+    known = Coordinator(addresses, login)
+    try:
+        if not await known.is_formed():
+            config = await known.init(replicas=options.replicas)
+            if not config.settled:
+                await known.rebalance()
+            return
+        for address in addresses:
+            await known.add(address)
+        status = await known.status()
+        if not status.settled:
+            await known.rebalance()
+    finally:
+        known.close()
+
+
+def _announce_cluster(
+    options: ClusterOptions, ports: list[NodePorts], credentials: Credentials, generated: str | None
+) -> None:
+    urls, dashboards = _urls(options, ports)
+    if options.as_json:
+        line: dict[str, object] = {"ready": urls[0], **({"plain": urls[1]} if len(urls) > 1 else {})}
+        line |= {"nodes": len(ports), "user": credentials.user, "data": str(options.node.data)}
+        if generated is not None:
+            line["password"] = generated
+        click.echo(json.dumps(line))
+        return
+    _print_cluster(options, ", without TLS ".join(dashboards), " ".join(urls), credentials.user, generated)
+    click.echo(f"ready {' '.join(urls)}")
+
+
+def _urls(options: ClusterOptions, ports: list[NodePorts]) -> tuple[list[str], list[str]]:
+    """The connection strings and the dashboards, those with TLS first, as one node has them."""
+    host = options.node.host
+    kinds = [("s" if options.node.tls_cert is not None else "", "port", "http_port")]
+    if ports[0].tls_port is not None:
+        kinds = [("s", "tls_port", "http_tls_port"), ("", "port", "http_port")]
+    urls = [f"couchbase{s}://{','.join(join_host_port(host, getattr(one, kv)) for one in ports)}" for s, kv, _ in kinds]
+    dashboards = [f"http{s}://{join_host_port(host, getattr(ports[0], http))}/ui/" for s, _, http in kinds]
+    return urls, dashboards
+
+
+def _print_cluster(options: ClusterOptions, dashboard: str, url: str, user: str, generated: str | None) -> None:
+    """As one node does: in the log for programs, which does not get the password, or for a user at a terminal."""
+    path = str(options.node.data / "password")
+    if options.logs_json:
+        about = fields(event=LogEvent.NODE_READY, address=url, dashboard=dashboard, user=user, path=path)
+        logger.info("ready at %s, dashboard at %s", url, dashboard, extra=about)
+        return
+    if generated is not None:
+        click.echo(f"user {user}, password {generated} (kept in {path})", err=True)
+    click.echo(f"data {options.node.data}", err=True)
+    click.echo(f"dashboard {dashboard}", err=True)
+
+
+async def _watch(nodes: dict[Address, asyncio.subprocess.Process], stop: asyncio.Event) -> None:
+    """Until a signal comes. A node that ends is logged, and the others go on: to lose one is what a cluster is for."""
+    stopping = asyncio.create_task(stop.wait())
+    running = {asyncio.create_task(process.wait()): address for address, process in nodes.items()}
+    while running and not stop.is_set():
+        done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+        for ended in [task for task in running if task in done]:
+            address = running.pop(ended)
+            if not stop.is_set():
+                hint = f"go on without it with `headwater cluster failover URL {address}`, or start all nodes again"
+                about = fields(event=LogEvent.NODE_ENDED, address=str(address), reason=f"exit code {ended.result()}")
+                logger.warning("node %s has ended with %s: %s", address, ended.result(), hint, extra=about)
+    if not stop.is_set():
+        stopping.cancel()
+        raise HeadwaterError("all nodes have ended", hint="See their logs above")
+
+
+async def _stop(processes: Sequence[asyncio.subprocess.Process]) -> None:
+    for process in processes:
+        if process.returncode is None:
+            process.terminate()
+    for process in processes:
+        try:
+            async with asyncio.timeout(STOP_S_MAX):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()

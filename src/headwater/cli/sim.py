@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headwater.phrases import counted
-from headwater.sim.consumers import Mutant
-from headwater.sim.landing_consumer import LandingMutant
+from headwater.sim.consumers import LandingMutant, Mutant
 from headwater.sim.run import SeedReport, run_seed
 
 _SHOWN_COMPLAINTS = 10
@@ -29,23 +28,30 @@ _MUTANTS: dict[str, Mutant | LandingMutant] = {str(mutant): mutant for mutant in
 
 @click.command()
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="The first seed.")
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, metavar="K", help="How many, from N on.")
-@click.option("--trace", is_flag=True, help="Print what happened, line by line. For one seed.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="K",
+    help="How many seeds to run, starting at N.",
+)
+@click.option("--trace", is_flag=True, help="Print the events, line by line. For a single seed.")
 @click.option(
     "--mutant",
     type=click.Choice([*_MUTANTS]),
     metavar="NAME",
-    help=f"Let the consumers do one thing wrong, to see that it is found out: {', '.join(_MUTANTS)}.",
+    help=f"Make the consumers do one thing wrong, to check that it is detected: {', '.join(_MUTANTS)}.",
 )
-@click.option("--jobs", type=click.IntRange(1), metavar="J", help="Processes to run in. As many as there are cores.")
+@click.option("--jobs", type=click.IntRange(1), metavar="J", help="Number of processes. The default is one per core.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
 def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None, as_json: bool) -> None:
-    """Run simulated clusters, and judge them.
+    """Run simulated clusters, and check the results.
 
-    Each seed is a run of its own: nodes that crash, links that are cut, failovers, rebalances and drills, while writers
-    write and consumers follow. In the end nothing that was promised may be lost, and every copy and every consumer must
-    have exactly what is stored. A seed does the same every time, so one that fails can be replayed and looked at.
-    The exit code is 1 if any seed fails.
+    Each seed is a separate run with crashing nodes, cut links, failovers, rebalances and drills, while writers write
+    and consumers follow. At the end, no acknowledged write may be lost, and every copy and every consumer must have
+    exactly what is stored. A seed always does the same, so a failing one can be replayed and examined. The exit code is
+    1 if any seed fails.
 
     \b
     Examples:

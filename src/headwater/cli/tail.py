@@ -1,30 +1,488 @@
-"""`headwater tail`: print the changes of a bucket as they come, for people, scripts and Arrow."""
+"""`headwater tail`: print the changes of a bucket as they come, for people, scripts and Arrow.
+
+The command makes one `Tailer` from its options, which brings the client's batches to standard output and keeps the
+offsets on the way. What has been written and the offsets that are kept must never differ: a signal waits until a write
+has ended.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 import re
+import select
+import shlex
 import signal
+import stat
 import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
+import numpy as np
+import pyarrow as pa
 import rich_click as click
 from click.core import ParameterSource
+from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
+from rich.text import Text
 
 from headwater import __version__
-from headwater.cli.interruptions import Interrupted
-from headwater.cli.options import EXIT_FAILED, CommandWithOldNames, LoginOptions, connection_options, fail, table_option
-from headwater.cli.tailing.formats import Encoder, EventsOnce, Format, KeyPattern, WantedRows, encoder
-from headwater.cli.tailing.resuming import read_start, resume_command
-from headwater.cli.tailing.tailer import Tailer
-from headwater.client.blocking_client import Client
-from headwater.client.connection_string import ConnectionString
-from headwater.client.offsets import VBUCKETS_MAX
-from headwater.client.read_options import Priority, ReadKeywords, ReadOptions, Snapshots
-from headwater.client.settings import ClientSettings
-from headwater.errors import BucketReplaced, CheckpointError, HeadwaterError, InvalidInput
+from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, fail, read_options, repeated_words
+from headwater.cli.output import Ended, Interruptions, abandon_output, exit_code_after
+from headwater.cli.tail_formats import Encoder, EventsOnce, Format, KeyPattern, WantedRows, encoder
+from headwater.client.blocking_client import Batches, Client
+from headwater.client.checkpoints import FileCheckpoint
+from headwater.client.offsets import TEXT_CHARS_MAX, VBUCKETS_MAX, Offsets
+from headwater.client.read_options import End, ReadKeywords, ReadOptions, Start
+from headwater.durable_files import replace_file
+from headwater.errors import BucketReplaced, CheckpointError, HeadwaterError, InvalidInput, InvalidOffsets
 from headwater.phrases import counted, printable
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
+
+# --- the line at the bottom of the terminal -----------------------------------------------------------------------
+
+
+REDRAW_EVERY_S = 0.25
+RATE_OVER_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the line shows."""
+
+    changes: int
+    lag: int | None
+    """Changes that the server has and the reader has not; None before it is known."""
+    rollbacks: int
+    reconnects: int
+
+
+class LagLine:
+    """Redraws itself until it is left. Where standard output is the same terminal, `above` makes way for a while."""
+
+    def __init__(self, console: Console, look: Callable[[], Progress]) -> None:
+        self._console = console
+        self._look = look
+        self._history: deque[tuple[float, int]] = deque()
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._redraw_often, name="headwater-lag-line", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._erase()
+
+    @contextmanager
+    def above(self) -> Iterator[None]:
+        """What is written meanwhile stands above the line."""
+        with self._lock:
+            self._erase()
+            yield
+            self._draw()
+
+    def _redraw_often(self) -> None:
+        while not self._is_over.wait(REDRAW_EVERY_S):
+            with self._lock:
+                self._erase()
+                self._draw()
+
+    def _erase(self) -> None:
+        self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+
+    def _draw(self) -> None:
+        progress = self._look()
+        text = describe(progress, self.rate(progress.changes, time.monotonic()))
+        # The last column stays free: a terminal may go to the next line by itself when it is written to.
+        text.truncate(self._console.width - 1, overflow="ellipsis")
+        self._console.print(text, end="", soft_wrap=True)
+
+    def rate(self, changes: int, now_s: float) -> float:
+        """Changes a second, over the last seconds."""
+        self._history.append((now_s, changes))
+        while now_s - self._history[0][0] > RATE_OVER_S:
+            self._history.popleft()
+        then_s, before = self._history[0]
+        return (changes - before) / (now_s - then_s) if now_s > then_s else 0.0
+
+
+def describe(progress: Progress, changes_per_s: float) -> Text:
+    text = Text(f"{counted(progress.changes, 'change')}, {changes_per_s:,.0f}/s", no_wrap=True)
+    text.append("  lag ")
+    if progress.lag is None:
+        text.append("?", style="dim")
+    else:
+        text.append(f"{progress.lag:,}", style="green" if progress.lag == 0 else "yellow")
+    for name, count in (("rollbacks", progress.rollbacks), ("reconnects", progress.reconnects)):
+        text.append(f"  {name} ", style="" if count else "dim")
+        text.append(f"{count:,}", style="bold red" if count else "dim")
+    return text
+
+
+# --- standard output ----------------------------------------------------------------------------------------------
+
+
+_WRITE_BYTES = 256 * 1024
+
+
+class StandardOutput:
+    """Bytes, past the interpreter's buffers: `write` returns when all of them are out. A closed pipe raises
+    `BrokenPipeError`."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        buffered: Any = sys.stdout.buffer
+        self._raw = getattr(buffered, "raw", buffered)
+
+    @property
+    def is_terminal(self) -> bool:
+        return sys.stdout.isatty()
+
+    @property
+    def is_pipe(self) -> bool:
+        return self.file is not None and stat.S_ISFIFO(os.fstat(self.file).st_mode)
+
+    @property
+    def file(self) -> int | None:
+        """The number of the file, where it is one of the system's."""
+        try:
+            return sys.stdout.fileno()
+        except (OSError, io.UnsupportedOperation):
+            return None
+
+    def write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                written = self._raw.write(rest[:_WRITE_BYTES])
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise HeadwaterError(
+                    f"standard output can't be written: {error.strerror}",
+                    hint="Check the disk and the space on it",
+                ) from error
+            if written is None:
+                # Another process that shares the pipe has made it non-blocking.
+                select.select([], [self._raw], [])
+                continue
+            rest = rest[written:]
+
+
+# --- the run ------------------------------------------------------------------------------------------------------
+
+
+SAVE_EVERY_S = 5.0
+
+
+class Tailer:
+    """One run. It ends by returning, or by raising `Ended`, `BrokenPipeError` or a `HeadwaterError`."""
+
+    def __init__(
+        self,
+        *,
+        client: Client,
+        start: Start | Offsets,
+        options: ReadKeywords,
+        encoder: Encoder,
+        wanted: WantedRows | None = None,
+        limit: int | None = None,
+        checkpoint: Path | None = None,
+        offsets_file: Path | None = None,
+        quiet: bool = False,
+    ) -> None:
+        """`options` are those of the client's `batches`, but `start`. All rows are written where none are chosen."""
+        if offsets_file is not None:
+            check_writable(offsets_file)
+        self.output = StandardOutput()
+        self.interruptions = Interruptions()
+        self.written = 0
+        """Changes."""
+        self._client = client
+        self._start = start
+        self._options = options
+        self._encoder = encoder
+        self._wanted = wanted
+        self._limit = limit
+        self._checkpoint = None if checkpoint is None else FileCheckpoint(checkpoint)
+        self._offsets_file = offsets_file
+        self._quiet = quiet
+        self._reading: Batches | None = None
+        self._given: Offsets | None = None
+        """What the read started from; None before the bucket is known."""
+        self._behind: Offsets | None = None
+        """Behind what has been written; None before the first batch."""
+        self._is_writing = False
+        self._saved_s = time.monotonic()
+
+    @property
+    def offsets(self) -> Offsets | None:
+        """Behind what has been written, also of vbuckets that were given and are not read this time.
+
+        None before the bucket is known.
+        """
+        if self._given is None or self._behind is None:
+            return self._given
+        return self._given.updated(self._behind.offsets)
+
+    def run(self) -> None:
+        with self.interruptions, ExitStack() as stack:
+            if (checkpoint := self._checkpoint) is not None:
+                stack.callback(lambda: asyncio.run(checkpoint.close()))
+            if self.output.file is not None and not self.output.is_terminal:
+                self.interruptions.watch_reader(self.output.file)
+            # Where a pipe is closed, what its reader has taken is not known, and the offsets are left as they were.
+            try:
+                self._read()
+            except Ended:
+                self._keep_offsets()
+                self._write_end()
+                raise
+            except HeadwaterError as error:
+                self._keep_offsets_after(error)
+                raise
+            self._keep_offsets()
+            self._write_end()
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        with ExitStack() as stack:
+            with self.interruptions.allowed():
+                kept = None if self._checkpoint is None else asyncio.run(self._checkpoint.load())
+                start = kept or self._start
+                stack.enter_context(self._client)
+                if start is Start.NOW:
+                    start = self._now()
+            self._given = start if isinstance(start, Offsets) else Offsets(self._client.bucket_uuid)
+            options = self._options.copy()
+            options["start"] = self._given
+            self._reading = self._client.read(ReadOptions.make(**options))
+            line = stack.enter_context(self._lag_line())
+            while self._limit is None or self.written < self._limit:
+                with self.interruptions.allowed():
+                    batch = next(self._reading, None)
+                if batch is None:
+                    self._behind = self._reading.offsets
+                    return
+                self._take(batch, line)
+                self._save_if_due()
+
+    def _now(self) -> Offsets:
+        """The end of every vbucket now, as offsets: also a run that sees no change can be resumed."""
+        reading = self._client.batches(start=Start.NOW, end=End.NOW, vbuckets=self._options["vbuckets"])
+        for _ in reading:
+            pass
+        return reading.offsets
+
+    def _take(self, batch: pa.RecordBatch, line: LagLine | None) -> None:
+        assert self._reading is not None
+        shown, rows = self._select(batch)
+        behind = self._reading.offsets
+        if rows < batch.num_rows:
+            behind = offsets_behind(rows, batch, before=self._reading.finished, after=behind)
+        if shown.num_rows:
+            self._write(self._encoder.encode(shown), line)
+        self._behind = behind
+        self.written += shown.num_rows
+
+    def _select(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+        """The rows to be shown, and how many of the batch are done with then."""
+        left = batch.num_rows if self._limit is None else self._limit - self.written
+        if self._wanted is None:
+            rows = min(left, batch.num_rows)
+            return batch.slice(0, rows), rows
+        wanted = self._wanted.rows(batch)
+        rows = batch.num_rows if len(wanted) <= left else int(wanted[left - 1]) + 1
+        if len(wanted) == batch.num_rows:
+            return batch.slice(0, rows), rows
+        return batch.take(pa.array(wanted[:left], pa.int64())), rows
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def _write(self, data: bytes | memoryview, line: LagLine | None) -> None:
+        self._is_writing = True
+        with nullcontext() if line is None or not self.output.is_terminal else line.above():
+            self.output.write(data)
+        self._is_writing = False
+
+    def _write_end(self) -> None:
+        # Where a reader does not take what was being written, it won't take the end of it either.
+        if not self._is_writing and (end := self._encoder.end()):
+            self.interruptions.hurry()
+            self._write(end, None)
+
+    def _lag_line(self) -> AbstractContextManager[LagLine | None]:
+        """None where the reader of a pipe may write to the same terminal (`| head`): the line can't make way for it."""
+        console = Console(stderr=True)
+        if self._quiet or self.output.is_pipe or not sys.stderr.isatty() or console.is_dumb_terminal:
+            return nullcontext()
+        return LagLine(console, self._progress)
+
+    def _progress(self) -> Progress:
+        assert self._reading is not None
+        try:
+            metrics = self._reading.metrics
+        except HeadwaterError:  # it has not started yet
+            return Progress(changes=self.written, lag=None, rollbacks=0, reconnects=0)
+        return Progress(
+            changes=self.written,
+            lag=metrics.lag().total_seqnos,
+            rollbacks=metrics.rollbacks,
+            reconnects=sum(dict(metrics.reconnects).values()),
+        )
+
+    # --- the offsets ----------------------------------------------------------------------------------------------
+
+    def _save_if_due(self) -> None:
+        now_s = time.monotonic()
+        if self._checkpoint is not None and now_s - self._saved_s >= SAVE_EVERY_S:
+            self._save()
+            self._saved_s = now_s
+
+    def _save(self) -> None:
+        if self._checkpoint is not None and (offsets := self.offsets) is not None:
+            asyncio.run(self._checkpoint.save(offsets))
+
+    def _keep_offsets(self) -> None:
+        self._save()
+        if self._offsets_file is not None and (offsets := self.offsets) is not None:
+            write_offsets(self._offsets_file, offsets)
+
+    def _keep_offsets_after(self, error: HeadwaterError) -> None:
+        if self._behind is None:
+            return  # nothing was written
+        try:
+            self._keep_offsets()
+        except HeadwaterError as another:
+            if another.reason != error.reason:
+                raise error.reworded(f"{error.reason}; besides, {another.reason}") from another
+
+
+SHOWN_CHARS_MAX = 1000
+"""Longer offsets are not printed on a terminal."""
+ARGUMENT_CHARS_MAX = 100_000
+"""Less than what Linux takes as one argument, 128 KiB."""
+
+_HINT = "Use beginning, now, a file with offsets, or the offsets themselves as JSON"
+_NOT_REPEATED = frozenset({"start", "password", "tls_key_password", "limit"})
+"""Options that the command to go on does not have: it has other offsets, and passwords are not shown."""
+
+
+# --- where to start -----------------------------------------------------------------------------------------------
+
+
+def read_start(text: str) -> Start | Offsets:
+    """`beginning`, `now`, offsets as JSON, or the path of a file that has them."""
+    if text in tuple(Start):
+        return Start(text)
+    if text.lstrip().startswith("{"):
+        return Offsets.from_json(text)
+    return read_offsets(Path(text))
+
+
+def read_offsets(path: Path) -> Offsets:
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(TEXT_CHARS_MAX + 1)
+    except FileNotFoundError as error:
+        raise InvalidInput(f"{str(path)!r} is no file, and nothing to start from", hint=_HINT) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InvalidInput(f"the offsets in {str(path)!r} can't be read: {reason}", hint=_HINT) from error
+    try:
+        return Offsets.from_json(text)
+    except InvalidOffsets as error:
+        raise error.reworded(f"{path}: {error.reason}") from error
+
+
+# --- where to go on -----------------------------------------------------------------------------------------------
+
+
+def check_writable(path: Path) -> None:
+    """Raise at once what would fail at the end."""
+    where = path if path.exists() else path.parent
+    if path.is_dir() or not os.access(where, os.W_OK):
+        raise InvalidInput(f"the offsets can't be written to {str(path)!r}", hint="Give a file in a writable folder")
+
+
+def write_offsets(path: Path, offsets: Offsets) -> None:
+    """Replace the file as a whole: if that fails, the old one is as it was."""
+    text = offsets.to_json() + "\n"
+    try:
+        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            path.write_text(text)  # a pipe, say
+            return
+        target = Path(os.path.realpath(path))
+        replace_file(target, text.encode(), unfinished=target.with_name(f"{target.name}.tmp"))
+    except OSError as error:
+        raise InvalidInput(
+            f"the offsets can't be written to {str(path)!r}: {error.strerror}",
+            hint="Free disk space, or give another file",
+        ) from error
+
+
+def resume_command(context: click.Context, offsets: Offsets, *, is_terminal: bool) -> str:
+    """The same command, from these offsets on. Where they are long and in no file yet, they are put in one."""
+    words = ["headwater", "tail", *repeated_words(context, _NOT_REPEATED)]
+    if context.params["checkpoint"] is None:
+        text, kept_in = offsets.to_json(), context.params["offsets_file"]
+        if kept_in is None and len(text) > (SHOWN_CHARS_MAX if is_terminal else ARGUMENT_CHARS_MAX):
+            kept_in = _temporary_file(text)
+        words += ["--from", text if kept_in is None else str(kept_in)]
+    return shlex.join(words)
+
+
+def _temporary_file(text: str) -> Path:
+    number, name = tempfile.mkstemp(prefix="headwater-offsets-", suffix=".json")
+    with os.fdopen(number, "w") as file:
+        file.write(text + "\n")
+    return Path(name)
+
+
+# --- how far it is ------------------------------------------------------------------------------------------------
+
+
+def offsets_behind(rows: int, batch: pa.RecordBatch, *, before: Offsets, after: Offsets) -> Offsets:
+    """Where a consumer is that has taken the first `rows` of a batch, with the offsets before and after all of it.
+
+    A vbucket of which nothing is left in the batch is where it is after it, which may be behind its last row.
+    """
+    vbuckets = batch.column("vbucket").to_numpy()
+    taken = {int(vbucket): row for row, vbucket in enumerate(vbuckets[:rows])}
+    offsets = dict(after.offsets)
+    for vbucket in map(VBucketId, np.flatnonzero(np.bincount(vbuckets[rows:])).tolist()):
+        if vbucket in taken:
+            offsets[vbucket] = _offset_of(batch, taken[vbucket])
+        elif vbucket in before.offsets:
+            offsets[vbucket] = before.offsets[vbucket]
+        else:
+            del offsets[vbucket]
+    return replace(after, offsets=offsets)
+
+
+def _offset_of(batch: pa.RecordBatch, row: int) -> StreamOffset:
+    vbuuid, seqno, start, end = (
+        batch.column(name)[row].as_py() for name in ("vbuuid", "seqno", "snapshot_start", "snapshot_end")
+    )
+    return StreamOffset(vbuuid=Vbuuid(vbuuid), seqno=Seqno(seqno), snapshot_start=Seqno(start), snapshot_end=Seqno(end))
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
 
 _RANGE = re.compile(r"(?P<first>[0-9]{1,5})(?:-(?P<last>[0-9]{1,5}))?")
 
@@ -33,7 +491,7 @@ def _parse_vbuckets(context: click.Context, parameter: click.Parameter, values: 
     for value in values:
         match = _RANGE.fullmatch(value)
         if match is None or not int(match["first"]) <= int(match["last"] or match["first"]) < VBUCKETS_MAX:
-            raise click.BadParameter(f"{value!r} is no vbucket: write 12, or 0-15 for a range.")
+            raise click.BadParameter(f"{value!r} is not a vbucket: write 12, or 0-15 for a range.")
     return values
 
 
@@ -49,17 +507,23 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-@click.command(cls=CommandWithOldNames)
+@click.command()
 @click.argument("url")
-@table_option(
-    "start", metavar="OFFSETS", help="Where to start: beginning, now, a file with offsets, or offsets as JSON."
-)
-@table_option(
-    "end",
-    type=click.Choice(["now", "inf"]),
-    default="inf",
-    show_default=True,
-    help="Where to end: with what the bucket has now, or never.",
+@read_options(
+    "tail",
+    start={
+        "metavar": "OFFSETS",
+        "help": "Where to start: beginning, now, a file with offsets, or offsets as JSON.",
+    },
+    end={
+        "type": click.Choice(["now", "inf"]),
+        "default": "inf",
+        "show_default": True,
+        "help": "Where to end: at the current state of the bucket, or never.",
+    },
+    vbuckets={"callback": _parse_vbuckets},
+    name={"default": "headwater-tail"},
+    give_up_after_s={"help": "Seconds that a vbucket may be out of reach before the command fails."},
 )
 @click.option(
     "--format",
@@ -67,45 +531,33 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
     type=click.Choice([choice.value for choice in Format]),
     default=Format.PRETTY.value,
     show_default=True,
-    help="Lines for people, one JSON object a line, or an Arrow IPC stream.",
+    help="Text, one JSON object per line, or an Arrow IPC stream.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
-@table_option("collections", metavar="SCOPE.COLLECTION")
-@table_option("scopes", metavar="SCOPE")
-@table_option("vbuckets", metavar="N|N-M", callback=_parse_vbuckets)
 @click.option(
     "--key",
     "keys",
     multiple=True,
     metavar="PATTERN",
-    help="Only keys like this, * for any characters, ? for one; repeat for more. All changes are still received.",
+    help="Print only keys that match: * matches any characters, ? matches one. Repeat for more. The server still "
+    "sends all changes.",
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="End after N changes.")
-@table_option("no_value")
-@table_option("xattrs")
-@table_option("history")
-@table_option("snapshots", type=click.Choice([choice.value for choice in Snapshots]))
-@table_option("mitigate_rollbacks")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N changes.")
 @click.option(
     "--checkpoint",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Go on where the last run with this file ended, and keep the offsets in it. --from is for the first run.",
+    help="Resume where the last run with this file ended, and save the offsets in it. --from applies to the first run "
+    "only.",
 )
 @click.option(
     "--offsets-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the offsets to it at the end, for --from.",
+    help="Write the offsets to this file at the end, for --from.",
 )
-@table_option("buffer_bytes")
-@table_option("connections_per_node")
-@table_option("priority", type=click.Choice([choice.value for choice in Priority]))
-@table_option("compression")
-@table_option("name", default="headwater-tail")
-@table_option("give_up_after_s", help="Seconds that a vbucket may be out of reach before the command fails.")
 @click.option(
-    "-q", "--quiet", is_flag=True, help="No line with the lag. There is none either where the changes go to a pipe."
+    "-q", "--quiet", is_flag=True, help="Do not show the lag. It is never shown if the output goes to a pipe."
 )
 @connection_options
 @click.pass_context
@@ -125,16 +577,14 @@ def tail(
     login: LoginOptions,
     **options: Any,
 ) -> None:
-    """Print the changes of a bucket as they come.
+    """Print the changes of a bucket as they arrive.
 
-    URL is couchbase://host[:port]/bucket, or couchbases:// for TLS. There is one line a change: mutations, deletions,
-    expirations, collections that come and go, and rollbacks, which say that changes shown before did not happen.
-    Every vbucket has an event of its own for a collection: lines for people show it once, JSON and Arrow all of
-    them.
+    URL is couchbase://host[:port]/bucket, or couchbases:// for TLS. There is one line per change: mutations, deletions,
+    expirations, created and dropped collections, and rollbacks, which mean that changes shown before did not happen.
+    Every vbucket has its own event for a collection: text output shows it once, JSON and Arrow show all of them.
 
-    Ctrl-C ends it, and prints the command that goes on from there. The exit code is 0 at the end of what was asked for
-    and where the reader of a pipe has left, 1 for a failure, 2 for a wrong command line, 130 after Ctrl-C and 143 after
-    SIGTERM.
+    Ctrl-C stops the command, which then prints how to resume. The exit code is 0 when the requested end is reached or
+    the reader closes the pipe, 1 for a failure, 2 for an invalid command line, 130 after Ctrl-C and 143 after SIGTERM.
 
     \b
     Examples:
@@ -146,7 +596,7 @@ def tail(
     format_ = _format(context, format_name, as_json=as_json)
     try:
         tailer = Tailer(
-            client=_client(url, login),
+            client=Client(login.settings(url, agent=f"headwater-tail/{__version__}")),
             start=read_start(start),
             options=_read_options(end, **options),
             encoder=_encoder(format_, **options),
@@ -164,12 +614,6 @@ def tail(
         sys.stderr.flush()
         os._exit(exit_code)
     sys.exit(exit_code)
-
-
-def _client(url: str, login: LoginOptions) -> Client:
-    where = ConnectionString.parse(url)
-    agent = f"headwater-tail/{__version__}"
-    return Client(ClientSettings.of(where, login.credentials(where), tls=login.tls_settings, agent=agent))
 
 
 def _read_options(end: str, *, vbuckets: tuple[str, ...], **others: Any) -> ReadKeywords:
@@ -196,7 +640,7 @@ def _wanted(format_: Format, keys: tuple[str, ...]) -> WantedRows | None:
 def _encoder(format_: Format, *, no_value: bool, xattrs: bool, **_: Any) -> Encoder:
     if format_ is Format.ARROW and sys.stdout.isatty():
         raise InvalidInput(
-            "Arrow is no text for a terminal", hint="Send it to a file (> changes.arrows) or a program (| program)"
+            "Arrow can't be written to a terminal", hint="Send it to a file (> changes.arrows) or a program (| program)"
         )
     return encoder(format_, no_value=no_value, xattrs=xattrs)
 
@@ -210,12 +654,12 @@ def _run(tailer: Tailer, context: click.RichContext) -> int:
         tailer.run()
     except BrokenPipeError:
         # The reader of our output has seen enough (`| head`).
-        tailer.output.abandon()
+        abandon_output()
         return 0
-    except Interrupted:
-        what = "Interrupted" if tailer.interruptions.number is signal.SIGINT else "Ended"
+    except Ended as error:
+        what = "Interrupted" if error.number == signal.SIGINT else "Ended"
         _print_how_to_go_on(f"{what} after {counted(tailer.written, 'change')}.", tailer, context)
-        return tailer.interruptions.exit_code
+        return exit_code_after(error)
     except HeadwaterError as error:
         click.echo(f"Error: {printable(str(error))}", err=True)
         if tailer.written and not isinstance(error, CheckpointError | BucketReplaced):
@@ -228,4 +672,4 @@ def _print_how_to_go_on(what: str, tailer: Tailer, context: click.RichContext) -
     if tailer.offsets is None:
         return
     command = resume_command(context, tailer.offsets, is_terminal=sys.stderr.isatty())
-    click.echo(f"{what} To go on from there:\n  {printable(command)}", err=True)
+    click.echo(f"{what} To resume from there:\n  {printable(command)}", err=True)

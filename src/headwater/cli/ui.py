@@ -11,15 +11,14 @@ from headwater.cli.options import errors_reported, storage_option
 from headwater.http.requests import TOKEN_VARIABLE
 from headwater.lake.lake_look import LakeWatch
 from headwater.lake.location import Location
-from headwater.lake_page.serving import PageAddress, serving_page
-from headwater.lake_page.state import LakeState
+from headwater.lake_page.app import LakeState, PageAddress, serving_page
 
 token_option = click.option(
     "--ui-token",
     envvar=TOKEN_VARIABLE,
     show_envvar=True,
     metavar="TOKEN",
-    help="What a user has to give to see the page. It must be there unless the page is served on this machine alone.",
+    help="The token that users must enter to see the page. Required if the page is served beyond this machine.",
 )
 
 
@@ -30,22 +29,22 @@ token_option = click.option(
     default="8080",
     show_default=True,
     metavar="[HOST:]PORT",
-    help="Where the page is served: on this machine alone, unless a host is given. 0 takes any port that is free.",
+    help="The address of the page. Without HOST, only this machine can reach it. Port 0 selects a free port.",
 )
 @token_option
 @storage_option
 @errors_reported
 def ui(directory: str, listen: str, ui_token: str | None, storage_options: dict[str, str]) -> None:
-    """Show the tables that a bucket was landed in, in the browser.
+    """Show the tables of a landing in the browser.
 
-    How far they are behind, what has happened to them, which tables there are and what is in them, and what `verify`
-    found last. DIR is what was landed into, a directory or an object store. The landing may run, here or elsewhere, or
-    have stopped; no bucket is asked, and nothing is written.
+    The page shows how far the tables are behind, their events, their contents, and the last verdict of `verify`. DIR is
+    the directory or object store of the landing. The landing may be running, here or elsewhere, or stopped. The command
+    connects to no bucket and writes nothing.
 
-    On this machine alone the page needs no log-in. Elsewhere it needs a token, and is best put behind a proxy with
-    TLS, or reached through ssh.
+    On this machine, the page needs no log-in. On other addresses it needs a token, and should be behind a TLS proxy or
+    an ssh tunnel.
 
-    It ends with Ctrl-C.
+    Stop it with Ctrl-C.
 
     \b
     Examples:

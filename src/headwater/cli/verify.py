@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import rich_click as click
@@ -18,19 +16,18 @@ from headwater.cli.options import (
     connection_options,
     errors_reported,
     parse_time,
+    read_options,
+    sent_to_tasks,
     storage_option,
-    table_option,
+    task_runner,
     transform_option,
 )
 from headwater.cli.output import output_console
 from headwater.cli.pipelines import CommandWithPipelines, config_option
-from headwater.client.connection_string import ConnectionString
-from headwater.client.settings import ClientSettings
-from headwater.lake.lake import Runner, run_in_threads
+from headwater.lake.lake_look import keep_verdict
 from headwater.lake.location import Location
-from headwater.lake.notes import keep_verdict
 from headwater.lake.table_state import Selection
-from headwater.lake.transform import Transform, TransformFunction
+from headwater.lake.transform import TransformFunction
 from headwater.lake.verify import AGENT, Limits, Verification, compare
 from headwater.phrases import printable
 
@@ -40,10 +37,9 @@ from headwater.phrases import printable
 @click.argument("directory", required=False)
 @config_option
 @storage_option
-@table_option("collections", metavar="SCOPE.COLLECTION")
-@table_option("scopes", metavar="SCOPE")
+@read_options("verify")
 @transform_option
-@click.option("--master", metavar="URL", help="Run on the executors of this Spark master, and not in this process.")
+@click.option("--master", metavar="URL", help="Run on the executors of this Spark master instead of this process.")
 @click.option(
     "--max-pending",
     "pending_max",
@@ -74,21 +70,21 @@ def verify(
     as_json: bool,
     login: LoginOptions,
 ) -> None:
-    """Compare a bucket with the tables that it was landed in.
+    """Compare a bucket with the tables of its landing.
 
-    Every document of URL that the tables in DIRECTORY have reached must be in them as it is in the bucket: collection,
-    key, value, flags, expiry, CAS, revision, seqno and, where they were landed, extended attributes. What is newer is
-    pending, and no fault unless `--max-pending` or `--max-age` says so: the bucket may be written to meanwhile. Every
-    column of `documents`, `changes`, `history` and `rejects` is judged, every file is read completely, and so is what
-    the logs say of the files.
+    Every document of URL that the tables in DIRECTORY have reached must be the same in both: collection, key, value,
+    flags, expiry, CAS, revision, seqno and, if they were landed, extended attributes. Newer changes are pending, which
+    is not a fault unless `--max-pending` or `--max-age` is exceeded: the bucket may be written to in the meantime. The
+    command checks every column of `documents`, `changes`, `history` and `rejects`, reads every file completely, and
+    compares the logs with the files.
 
-    The verdict is noted in the lake's folder `_headwater`, where `headwater ui` finds it.
+    The command stores the verdict in the lake's folder `_headwater`, for `headwater ui`.
 
-    The exit code is 0 only if nothing differs, and 1 otherwise. Then each fault is named: the document or the file, and
-    its table; `headwater repair` repairs it. It is 3 if nothing differs and the tables are too far behind. Tables that
-    no landing has ever succeeded to fill are not equal.
+    The exit code is 0 only if nothing differs, and 1 otherwise. Each fault is then reported with the document or the
+    file, and its table; `headwater repair` repairs it. The exit code is 3 if nothing differs but the tables are too far
+    behind. Tables into which no landing has ever succeeded are not equal.
 
-    With NAME, the bucket, the tables and how to reach them are those of a pipeline in headwater.toml.
+    With NAME, the bucket, the tables and their connection settings come from a pipeline in headwater.toml.
 
     \b
     Examples:
@@ -100,11 +96,10 @@ def verify(
     """
     if directory is None:
         raise click.UsageError("Missing argument 'DIRECTORY'.")
-    where = ConnectionString.parse(url)
-    settings = ClientSettings.of(where, login.credentials(where), tls=login.tls_settings, agent=AGENT)
+    settings = login.settings(url, agent=AGENT)
     location = Location.of(directory, storage_options)
-    sent = None if transform is None else _sent_to_tasks(transform, master)
-    with _runner(master) as run:
+    sent = None if transform is None else sent_to_tasks(transform, master)
+    with task_runner(AGENT, master=master) as run:
         found = compare(
             settings,
             location,
@@ -121,36 +116,6 @@ def verify(
     else:
         print_verification(found)
     sys.exit(EXIT_FAILED if not found.is_equal else EXIT_BEHIND if found.is_behind else 0)
-
-
-def _sent_to_tasks(function: TransformFunction, master: str | None) -> Transform:
-    if master is None:
-        return Transform.of(function)
-    from headwater.spark.executors import shippable
-
-    return shippable(function)
-
-
-@contextlib.contextmanager
-def _runner(master: str | None) -> Iterator[Runner]:
-    """Where the work is done. Spark takes seconds to start, and is not loaded unless it is asked for."""
-    if master is None:
-        yield run_in_threads
-        return
-    from pyspark.errors import PySparkException
-
-    from headwater.spark.executors import spark_runner
-    from headwater.spark.query_errors import query_error
-    from headwater.spark.session import spark_logs, start_session
-
-    with spark_logs() as folder:
-        spark = start_session(master=master, log_folder=folder)
-        try:
-            yield spark_runner(spark, AGENT)
-        except PySparkException as error:
-            raise query_error(error) from error
-        finally:
-            spark.stop()
 
 
 def _as_object(found: Verification) -> dict[str, Any]:

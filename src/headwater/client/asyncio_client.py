@@ -9,32 +9,29 @@ caller's event loop.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import math
 import os
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
-from typing import Any, Self, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from headwater.client.asyncio_edge import AsyncioEdge
-from headwater.client.bootstrap import BucketView, hosts_of
-from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
+from headwater.client.bootstrap import BucketView, ClientEnvironment, hosts_of
+from headwater.client.checkpoints import CheckpointStore, FileCheckpoint
 from headwater.client.cluster_map import ClusterMap, Network
 from headwater.client.collection_names import CollectionFilter, CollectionNames
-from headwater.client.connection_string import Address, Seeds
-from headwater.client.display import ClientView, show_batches_in_notebooks
-from headwater.client.environment import ClientEnvironment
+from headwater.client.connection_string import Address
+from headwater.client.groups import Assignment, GroupBucket, Membership
 from headwater.client.groups.group_document import group_bucket
-from headwater.client.groups.membership import Assignment, GroupBucket, Membership
 from headwater.client.links import SCOUT, DcpLink, DcpOpening, PooledLink
 from headwater.client.offsets import Offsets
-from headwater.client.options import CONNECT_KEYWORDS, TO_READ, takes_options
-from headwater.client.read_options import ReadKeywords, ReadOptions, Start
+from headwater.client.read_options import READ_OPTIONS, ReadKeywords, ReadOptions, Start
 from headwater.client.reader import Reader, ReaderEnvironment
-from headwater.client.reading import Batches, Changes, ReadStart
-from headwater.client.retries import Backoff, is_final
-from headwater.client.settings import ClientSettings, ConnectKeywords
+from headwater.client.reading import Batches, Changes, ClientView, ReadStart, show_batches_in_notebooks
+from headwater.client.retries import Attempts
+from headwater.client.settings import CONNECT_KEYWORDS, ClientSettings, ConnectKeywords
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError
+from headwater.options import list_keywords
 from headwater.protocol.consumer import DcpControl
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags
@@ -60,16 +57,81 @@ Checkpoint = CheckpointStore | str | os.PathLike[str]
 """A path is a `FileCheckpoint`."""
 
 
-@takes_options(CONNECT_KEYWORDS)
+B = TypeVar("B")
+C = TypeVar("C")
+
+
+class BucketReader(ABC, Generic[B, C]):
+    """The reads that both clients offer: as batches, or as typed changes."""
+
+    @list_keywords(READ_OPTIONS.values())
+    def batches(
+        self, *, checkpoint: Checkpoint | None = None, group: Membership | None = None, **options: Unpack[ReadKeywords]
+    ) -> B:
+        """Read changes as Arrow record batches.
+
+        Nothing is asked of the servers before the first batch is: `start="now"` is that moment. `start()` on what is
+        returned brings it forward.
+
+        Args:
+            checkpoint: Where offsets are saved; a path is a `FileCheckpoint`. The read resumes from what is saved
+                there, so that `start` is for the first time only.
+            group: The consumer group that shares the vbuckets. Its members need a checkpoint that all of them share.
+            options: The options of the read, as in `headwater.ReadKeywords`.
+
+        Returns:
+            The batches, to iterate over.
+
+        Raises:
+            InvalidInput: An option has a wrong value, or the options do not fit together.
+            TypeError: There is no such option.
+            LocalProtocolError: The client is closed.
+        """
+        return self.read(ReadOptions.make("batches", **options), checkpoint=checkpoint, group=group, text_keys=True)
+
+    @list_keywords(READ_OPTIONS.values())
+    def changes(
+        self, *, checkpoint: Checkpoint | None = None, group: Membership | None = None, **options: Unpack[ReadKeywords]
+    ) -> C:
+        """Read changes as objects, one by one. Arguments and errors are those of `batches`."""
+        return self._walk(self.read(ReadOptions.make("changes", **options), checkpoint=checkpoint, group=group))
+
+    @abstractmethod
+    def read(
+        self,
+        options: ReadOptions,
+        *,
+        checkpoint: Checkpoint | None = None,
+        group: Membership | None = None,
+        text_keys: bool = False,
+    ) -> B:
+        """As `batches`, with options that were made before, and the bytes of keys."""
+
+    @abstractmethod
+    def _walk(self, batches: B) -> C:
+        """The changes of these batches."""
+
+
+@list_keywords(CONNECT_KEYWORDS)
 def connect(url: str, **settings: Unpack[ConnectKeywords]) -> Client:
-    """A client of the bucket that the connection string names. Use it in `async with`, or `await` and `close` it.
+    """Make a client of the bucket that the connection string names. Use it in `async with`, or `await` and `close` it.
 
     It connects when it is entered or awaited, at the latest with its first read.
+
+    Args:
+        url: The connection string: `couchbase://host/bucket`, or `couchbases://` for TLS.
+        settings: Who logs in, and how to connect, as in `headwater.ConnectKeywords`.
+
+    Returns:
+        The client, which is not connected yet.
+
+    Raises:
+        InvalidInput: The connection string or a setting is not valid, or they do not fit together.
     """
     return Client(ClientSettings.make(url, **settings))
 
 
-class Client:
+class Client(BucketReader[Batches, Changes]):
     """Reads one bucket."""
 
     def __init__(self, settings: ClientSettings, environment: ClientEnvironment | None = None) -> None:
@@ -134,54 +196,20 @@ class Client:
     async def _look(self) -> BucketView:
         return await self._environment.look_at(replace(self.settings, bucket_was_seen=self._bucket is not None))
 
-    async def _look_patiently(self, options: ReadOptions) -> BucketView:
+    async def _look_with_retries(self, options: ReadOptions) -> BucketView:
         """A read is as patient with its first connection as with any other."""
-        backoff = Backoff(
-            delay_s_min=options.reconnect_delay_s_min,
-            delay_s_max=options.reconnect_delay_s_max,
-            random=self._environment.random,
-        )
         loop = asyncio.get_running_loop()
-        give_up_s = math.inf if options.give_up_after_s is None else loop.time() + options.give_up_after_s
-        for failures in itertools.count(1):
+        attempts = Attempts(options, random=self._environment.random, now_s=loop.time())
+        while True:
             try:
                 return await self._look()
             except HeadwaterError as error:
-                if is_final(error) or loop.time() > give_up_s:
-                    raise
-                await asyncio.sleep(backoff.delay_s(failures))
-        raise AssertionError("counting has no end")
+                await asyncio.sleep(attempts.delay_s_after(error, loop.time()))
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    @takes_options(TO_READ)
-    def batches(
-        self,
-        *,
-        checkpoint: Checkpoint | None = None,
-        group: Membership | None = None,
-        **options: Unpack[ReadKeywords],
-    ) -> Batches:
-        """Changes as Arrow record batches. The options are those of `headwater.ReadKeywords`.
-
-        With a checkpoint the read goes on from what is saved there, and `start` is for the first time only; a path is
-        a `FileCheckpoint`. A member of a group needs a checkpoint that all members share.
-
-        Nothing is asked of the servers before the first batch is: `start="now"` is that moment. `start()` on what is
-        returned brings it forward.
-        """
-        return self.read(ReadOptions.make("batches", **options), checkpoint=checkpoint, group=group, text_keys=True)
-
-    @takes_options(TO_READ)
-    def changes(
-        self,
-        *,
-        checkpoint: Checkpoint | None = None,
-        group: Membership | None = None,
-        **options: Unpack[ReadKeywords],
-    ) -> Changes:
-        """Changes as objects, one by one. The arguments are those of `batches`."""
-        return Changes(self.read(ReadOptions.make("changes", **options), checkpoint=checkpoint, group=group))
+    def _walk(self, batches: Batches) -> Changes:
+        return Changes(batches)
 
     def read(
         self,
@@ -191,9 +219,8 @@ class Client:
         group: Membership | None = None,
         text_keys: bool = False,
     ) -> Batches:
-        """As `batches`, with options that were made before, and the bytes of keys."""
         if self._is_closed:
-            raise LocalProtocolError("the client is closed", hint="Make a new one, and read before it is closed")
+            raise LocalProtocolError("the client is closed", hint="Create a new client, and read before you close it")
         store = _store(checkpoint)
         if group is None:
             reading = Batches(
@@ -212,7 +239,7 @@ class Client:
         return reading
 
     async def _group_bucket(self, options: ReadOptions) -> GroupBucket:
-        bucket = self._bucket or await self._look_patiently(options)
+        bucket = self._bucket or await self._look_with_retries(options)
         return group_bucket(self.settings, vbuckets=bucket.cluster_map.vbuckets)
 
     async def _begin_from_checkpoint(self, options: ReadOptions, checkpoint: CheckpointStore | None) -> ReadStart:
@@ -220,14 +247,21 @@ class Client:
         return await self._begin(options, saved or options.start)
 
     async def _begin(self, options: ReadOptions, start: Start | Offsets | dict[VBucketId, StreamOffset]) -> ReadStart:
-        bucket = await self._look_patiently(options)
+        bucket = await self._look_with_retries(options)
         self._bucket = self._bucket or bucket
         names = CollectionNames(bucket.manifest)
         selected = names.select(scopes=options.scopes, collections=options.collections)
         value, only = _filter(selected)
         offsets = _starting_offsets(options, start, bucket.cluster_map)
 
-        seeds = self._seeds(bucket.cluster_map)
+        # The hosts to ask for the map when no node of it can be reached. A name that stands for a list in DNS is most
+        # likely no host itself, and the list may be another by then: it is looked up while the read is cut off.
+        where = self.settings.where
+        is_listed = where.srv_name is not None
+        seeds = list((not is_listed and self.settings.kv_addresses) or bucket.cluster_map.nodes)
+
+        async def renew_seeds() -> None:
+            seeds[:] = await hosts_of(where)
 
         def make_reader(now_s: float) -> Reader:
             return Reader(
@@ -250,32 +284,20 @@ class Client:
                 make_reader,
                 tls=self.settings.tls_context(),
                 timeouts=self.settings.timeouts,
-                renew_seeds=self._renewing(seeds),
+                renew_seeds=renew_seeds if is_listed else None,
             ),
             names=names,
             collections=bucket.has_collections,
             xattrs=options.xattrs,
             only=only,
             bucket_uuid=bucket.cluster_map.uuid,
-            others={} if not isinstance(start, Offsets) else _without(start.offsets, offsets),
+            others={
+                vbucket: offset
+                for vbucket, offset in (start.offsets.items() if isinstance(start, Offsets) else ())
+                if vbucket not in offsets
+            },
             from_now=start is Start.NOW,
         )
-
-    def _seeds(self, cluster_map: ClusterMap) -> Seeds:
-        if self.settings.where.srv_name is not None:
-            # The name itself is no host, most likely, and the hosts that it stands for are looked up when needed.
-            return Seeds(cluster_map.nodes)
-        return Seeds(self.settings.kv_addresses or cluster_map.nodes)
-
-    def _renewing(self, seeds: Seeds) -> Callable[[], Awaitable[None]] | None:
-        where = self.settings.where
-        if where.srv_name is None:
-            return None
-
-        async def renew() -> None:
-            seeds.replace(await hosts_of(where))
-
-        return renew
 
     def _reader_environment(self, options: ReadOptions, network: Network) -> ReaderEnvironment:
         environment = self._environment
@@ -338,12 +360,6 @@ def _opening(options: ReadOptions, name: str) -> DcpOpening:
     )
 
 
-def _without(
-    given: Mapping[VBucketId, StreamOffset], read: Mapping[VBucketId, StreamOffset]
-) -> dict[VBucketId, StreamOffset]:
-    return {vbucket: offset for vbucket, offset in given.items() if vbucket not in read}
-
-
 def _store(checkpoint: Checkpoint | None) -> CheckpointStore | None:
     if isinstance(checkpoint, str | os.PathLike):
         return FileCheckpoint(checkpoint)
@@ -358,12 +374,12 @@ def _checked_for_group(options: ReadOptions, checkpoint: CheckpointStore | None)
     if checkpoint is None:
         raise InvalidInput(
             "a member of a group needs a checkpoint",
-            hint="Give one that all members share, such as XattrCheckpoint: others go on with what one has left",
+            hint="Give one that all members share, such as XattrCheckpoint, so that another member can resume",
         )
     if options.vbuckets is not None or options.end is not None or options.start is not Start.BEGINNING:
         raise InvalidInput(
             "a member of a group can't choose its vbuckets, its start or its end",
-            hint="Leave out vbuckets, start and end: the group says what is read, and the checkpoint from where",
+            hint="Omit vbuckets, start and end: the group determines what is read, and the checkpoint from where",
         )
     return checkpoint
 
@@ -371,7 +387,7 @@ def _checked_for_group(options: ReadOptions, checkpoint: CheckpointStore | None)
 def _filter(selected: CollectionFilter) -> tuple[StreamRequestValue, CollectionFilter | None]:
     """What the server is asked to filter, and what has to be filtered here.
 
-    A server filters by collections or by one scope. Anything more is read whole.
+    A server filters by collections or by one scope. Anything else is read unfiltered, and filtered here.
     """
     if selected.collections and not selected.scopes:
         return StreamRequestValue(collections=tuple(sorted(selected.collections))), None
@@ -397,7 +413,7 @@ def _starting_offsets(
     if unknown:
         raise InvalidInput(
             f"there is no vbucket {unknown[0]}: the bucket has {cluster_map.vbuckets}",
-            hint="Check the vbuckets, and that the offsets are of this bucket",
+            hint="Check the vbuckets, and that the offsets belong to this bucket",
         )
     return {vbucket: given.get(vbucket, StreamOffset()) for vbucket in sorted(wanted)}
 
@@ -437,7 +453,7 @@ class GroupBatches(Batches):
         self._has_joined = False
 
     def end_now(self) -> None:
-        raise LocalProtocolError("a member of a group reads for ever", hint="Take its batches one by one")
+        raise LocalProtocolError("a member of a group reads indefinitely", hint="Iterate over its batches")
 
     async def _begin_with_assignment(self, options: ReadOptions) -> ReadStart:
         if not self._has_joined:
@@ -485,7 +501,7 @@ class GroupBatches(Batches):
         self._assignment = newest
 
     async def _wait_for_news(self, started: ReadStart) -> None:
-        """Until there is something to take, or another assignment. Nothing is taken here, so nothing can get lost."""
+        """Wait until there is something to take, or a new assignment. It takes nothing, so nothing can get lost."""
         waits: set[asyncio.Task[object]] = {asyncio.create_task(self._membership.assignment_changed(self._assignment))}
         if not started.edge.reader.is_finished:
             waits.add(asyncio.create_task(started.edge.wait()))

@@ -173,14 +173,14 @@ class AsyncioEdge:
         if self._is_closed:
             return
         for command in self.reader.commands():
-            self._obey(command)
+            self._run_command(command)
         for link, data in self.reader.data_to_send():
             if link in self._transports:
                 self._transports[link].write(data)
         if self._has_news:
             self._news.set()
 
-    def _obey(self, command: Command) -> None:
+    def _run_command(self, command: Command) -> None:
         match command:
             case OpenConnection(id=link, address=address):
                 self._addresses[link] = address

@@ -31,9 +31,7 @@ from headwater.client.changes import split_keys
 from headwater.client.collection_names import NO_CODE, CollectionFilter, CollectionNames, NameTable
 from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece
 from headwater.errors import UnexpectedMessage
-from headwater.protocol.kernels import decompress_values
-from headwater.protocol.kernels.decode import decode_runs
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     Bools,
     Bytes,
     Column,
@@ -52,6 +50,8 @@ from headwater.protocol.kernels.memory import (
     u8,
     u64,
 )
+from headwater.protocol.kernels import decompress_values
+from headwater.protocol.kernels.decode import decode_runs
 from headwater.protocol.kernels.xattr_split import XATTRS_TYPE, split_xattrs
 from headwater.protocol.system_events import (
     CollectionCreated,

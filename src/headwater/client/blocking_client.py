@@ -14,18 +14,18 @@ from typing import Any, NoReturn, Self, Unpack
 import pyarrow as pa
 
 from headwater.client import asyncio_client, reading
-from headwater.client.asyncio_client import Checkpoint
+from headwater.client.asyncio_client import BucketReader, Checkpoint
 from headwater.client.changes import Change
 from headwater.client.cluster_map import ClusterMap
-from headwater.client.display import ClientView
-from headwater.client.groups.membership import Membership
+from headwater.client.groups import Membership
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.offsets import Offsets
-from headwater.client.options import CONNECT_KEYWORDS, TO_READ, takes_options
-from headwater.client.read_options import ReadKeywords, ReadOptions
-from headwater.client.settings import ClientSettings, ConnectKeywords
+from headwater.client.read_options import ReadOptions
+from headwater.client.reading import ClientView
+from headwater.client.settings import CONNECT_KEYWORDS, ClientSettings, ConnectKeywords
 from headwater.client.threads import LoopThread
 from headwater.errors import LocalProtocolError
+from headwater.options import list_keywords
 
 
 class Batches:
@@ -77,7 +77,7 @@ class Batches:
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> Any:
         if self._batches.is_closed:
             raise LocalProtocolError(
-                "the read has ended, and what it read was returned once",
+                "the read has ended, and can be consumed only once",
                 hint="Call batches() again, or keep a table: pyarrow.table(client.batches())",
             )
         self._batches.end_now()
@@ -88,7 +88,7 @@ class Batches:
         # `pandas.DataFrame` takes no Arrow stream: it asks for an array, or makes a list of what it can iterate over,
         # and a read without an end would never be one.
         raise LocalProtocolError(
-            "batches are no array, which pandas.DataFrame makes of what it is given",
+            "pandas.DataFrame can't read an Arrow stream",
             hint="Call pyarrow.table(batches).to_pandas(), or pandas.DataFrame.from_arrow(batches) from pandas 3 on",
         )
 
@@ -110,57 +110,37 @@ class Batches:
             self._thread.run(self._batches.aclose())
 
 
-class Changes:
+class Changes(reading.ChangeWalk[Batches]):
     """Typed changes, one after the other."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-        self._walk = reading.BatchWalk()
-
-    @property
-    def offsets(self) -> Offsets:
-        """Behind the last change that was handed out."""
-        return self._walk.offsets(behind=self._batches.offsets)
-
-    @property
-    def metrics(self) -> ReaderMetrics:
-        return self._batches.metrics
 
     def start(self) -> None:
         """Return when every vbucket has its offset. See `Batches.start`."""
         self._batches.start()
 
-    def __repr__(self) -> str:
-        return f"<Changes of {self._batches.summary()}>"
-
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Change:
-        while (change := self._walk.next_change()) is None:
-            batch = next(self._batches)
-            self._walk.enter(batch, before=self._batches.finished)
+        while (change := self._next_change()) is None:
+            self._enter(next(self._batches))
         return change
 
     def close(self) -> None:
+        """Save what is finished, and leave nothing open."""
         self._batches.close()
 
 
-@takes_options(CONNECT_KEYWORDS)
+@list_keywords(CONNECT_KEYWORDS)
 def connect(url: str, **settings: Unpack[ConnectKeywords]) -> Client:
-    """A client of the bucket that the connection string names. Use it in `with`, or `close` it in the end.
+    """Make a client of the bucket that the connection string names. Use it in `with`, or `close` it in the end.
 
-    It connects when it is entered, and at the latest when it is first asked for something.
+    It connects when it is entered, and at the latest when it is first asked for something. Arguments and errors are
+    those of `headwater.connect`.
     """
     return Client(ClientSettings.make(url, **settings))
 
 
-def connect_with(settings: ClientSettings) -> Client:
-    """As `connect`, with settings that were made elsewhere, perhaps in another process."""
-    return Client(settings)
-
-
-class Client:
+class Client(BucketReader[Batches, Changes]):
     """Reads one bucket."""
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -186,7 +166,9 @@ class Client:
     def _opened(self) -> LoopThread:
         with self._turn:
             if self._is_closed:
-                raise LocalProtocolError("the client is closed", hint="Make a new one, and read before it is closed")
+                raise LocalProtocolError(
+                    "the client is closed", hint="Create a new client, and read before you close it"
+                )
             if self._thread is None:
                 self._thread = LoopThread("headwater")
                 self._forgotten = weakref.finalize(self, self._thread.abandon, self._client.close)
@@ -234,32 +216,8 @@ class Client:
     def bucket_uuid(self) -> str:
         return self.cluster_map.uuid
 
-    @takes_options(TO_READ)
-    def batches(
-        self,
-        *,
-        checkpoint: Checkpoint | None = None,
-        group: Membership | None = None,
-        **options: Unpack[ReadKeywords],
-    ) -> Batches:
-        """Changes as Arrow record batches.
-
-        With a checkpoint, which may be a path, the read goes on from what is saved there. A member of a group needs a
-        checkpoint that all members share. `start="now"` is when the first batch is asked for, or `start()` is called.
-        """
-        wanted = ReadOptions.make("batches", **options)
-        return self.read(wanted, checkpoint=checkpoint, group=group, text_keys=True)
-
-    @takes_options(TO_READ)
-    def changes(
-        self,
-        *,
-        checkpoint: Checkpoint | None = None,
-        group: Membership | None = None,
-        **options: Unpack[ReadKeywords],
-    ) -> Changes:
-        """Changes as objects, one by one. The arguments are those of `batches`."""
-        return Changes(self.read(ReadOptions.make("changes", **options), checkpoint=checkpoint, group=group))
+    def _walk(self, batches: Batches) -> Changes:
+        return Changes(batches)
 
     def read(
         self,
@@ -269,7 +227,6 @@ class Client:
         group: Membership | None = None,
         text_keys: bool = False,
     ) -> Batches:
-        """As `batches`, with options that were made before, and the bytes of keys."""
         thread = self._opened()
         batches = self._client.read(options, checkpoint=checkpoint, group=group, text_keys=text_keys)
         return Batches(batches, thread, self)

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import http.client
-import io
 import os
-import socket
+import random
+import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar, cast
+from http import HTTPStatus
+from typing import BinaryIO, TypeVar, cast
 from urllib.parse import quote
+
+import h11
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts
 from headwater.client.kv_asyncio import AsyncKvConnection, open_transport, raise_if_tls
 from headwater.client.kv_connection import Login, broken, is_loopback
+from headwater.client.pieces import OpenSpool
 from headwater.client.retries import HostFailures
 from headwater.client.settings import ClientSettings
 from headwater.client.threads import in_daemon_thread
@@ -187,7 +190,7 @@ async def find_collection(connection: AsyncKvConnection, name: str | None) -> Co
         raise NotSupported(
             Status.NOT_SUPPORTED,
             f"{connection.address} has no collections",
-            hint="Leave the collection out, or use a server of version 7 or newer",
+            hint="Omit the collection, or use a server of version 7 or newer",
         )
     if name is None:
         return DEFAULT_COLLECTION
@@ -220,9 +223,8 @@ async def find_collection(connection: AsyncKvConnection, name: str | None) -> Co
 # One exchange has one deadline and a limit to its size, whatever the server does.
 
 _END_OF_CONFIG = b"\n\n\n\n"
-_READ_BYTES = 64 * 1024
-_LINE_BYTES_MAX = 65536
-"""Of a status line or a header: `http.client` refuses longer ones."""
+_HTTP = b"HTTP/"
+_TLS_ALERT = b"\x15\x03"
 _PORT_HINT = "Check that the port is the cluster manager's (8091, or 18091 with TLS)"
 
 
@@ -230,9 +232,9 @@ async def fetch_map_over_http(address: Address, settings: ClientSettings) -> Clu
     """The newest cluster map, as the cluster manager at `address` gives it; or an error that says why not."""
     bucket = quote(settings.bucket, safe="")
     status, config = await _ask_over_http(address, settings, f"/pools/default/b/{bucket}")
-    if status == http.HTTPStatus.NOT_FOUND:
+    if status == HTTPStatus.NOT_FOUND:
         status, config = await _ask_over_http(address, settings, f"/pools/default/bs/{bucket}")
-    if status != http.HTTPStatus.OK:
+    if status != HTTPStatus.OK:
         raise _refused_over_http(address, settings, status)
     return settings.decode_map(config, asked=address)
 
@@ -247,17 +249,18 @@ async def _ask_over_http(address: Address, settings: ClientSettings, path: str) 
     try:
         async with asyncio.timeout(timeouts.answer_s):
             return await call.answer
-    except (http.client.HTTPException, OSError) as error:
-        failure = _http_failure(address, settings, error)
-        if settings.tls is None and isinstance(failure, ConnectionClosed):
-            await raise_if_tls(address, timeouts, failure)
-        raise failure from error
+    except TimeoutError as error:
+        raise broken(address, error, waited_s=timeouts.answer_s) from error
+    except ConnectionClosed as error:
+        if settings.tls is None:
+            await raise_if_tls(address, timeouts, error)
+        raise
     finally:
         call.transport.abort()
 
 
 class _HttpCall(asyncio.Protocol):
-    """One request, and what has come of its answer."""
+    """One request and its answer. h11 does the HTTP."""
 
     transport: asyncio.Transport
 
@@ -266,157 +269,160 @@ class _HttpCall(asyncio.Protocol):
         self._address = address
         self._settings = settings
         self._path = path
-        self._received = bytearray()
+        self._http = h11.Connection(h11.CLIENT)
+        self._first_bytes = b""
+        self._body = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        is_local = is_loopback(transport.get_extra_info("socket"))
+        headers = [
+            ("Host", str(self._address)),
+            ("User-Agent", self._settings.agent),
+            ("Accept", "application/json"),
+            ("Connection", "close"),
+        ]
+        settings = self._settings
         try:
-            self.transport.write(_http_request(self._address, self._settings, self._path, is_loopback=is_local))
+            if settings.credentials is not None:
+                is_local = is_loopback(transport.get_extra_info("socket"))
+                is_safe = settings.tls is not None or is_local or settings.mechanism is Mechanism.PLAIN
+                headers.append(("Authorization", f"Basic {_basic(settings.credentials, is_safe=is_safe)}"))
         except HeadwaterError as error:
             self._fail(error)
+        else:
+            request = h11.Request(method="GET", target=self._path, headers=headers)
+            self.transport.write((self._http.send(request) or b"") + (self._http.send(h11.EndOfMessage()) or b""))
 
     def data_received(self, data: bytes) -> None:
-        self._received += data
-        self._look(is_end=False)
-
-    def eof_received(self) -> None:
-        self._look(is_end=True)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if error is not None:
-            self._fail(error)
-        else:
-            self._look(is_end=True)
-
-    def _look(self, *, is_end: bool) -> None:
         if self.answer.done():
             return
         try:
-            answer = read_http_answer(bytes(self._received), self._address, is_end=is_end)
-        except (http.client.HTTPException, OSError, HeadwaterError) as error:
+            self._check_first_bytes(data)
+            self._http.receive_data(data)
+            self._take_events()
+        except h11.RemoteProtocolError as error:
+            self._fail(self._closed() if not data else self._not_http(), error)
+        except HeadwaterError as error:
             self._fail(error)
-        else:
-            if answer is not None:
-                self.answer.set_result(answer)
 
-    def _fail(self, error: Exception) -> None:
+    def eof_received(self) -> None:
+        self.data_received(b"")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is None:
+            self.data_received(b"")
+        else:
+            self._fail(broken(self._address, error) if isinstance(error, OSError) else error)
+
+    def _check_first_bytes(self, data: bytes) -> None:
+        """Other protocols end no line, and h11 would wait for one."""
+        self._first_bytes = (self._first_bytes + data)[: len(_HTTP)]
+        if self._first_bytes.startswith(_TLS_ALERT):
+            raise TlsFailed(
+                f"{self._address} uses TLS, and this connection does not",
+                hint="Write couchbases://, or use the port without TLS (8091)",
+            )
+        if not _HTTP.startswith(self._first_bytes):
+            raise self._not_http()
+
+    def _take_events(self) -> None:
+        while not self.answer.done():
+            event = self._http.next_event()
+            if isinstance(event, h11.Data):
+                self._take_body(event.data)
+            elif isinstance(event, h11.Response) and event.status_code != HTTPStatus.OK:
+                self.answer.set_result((event.status_code, b""))
+            elif isinstance(event, h11.EndOfMessage):
+                self.answer.set_result((HTTPStatus.OK, bytes(self._body)))
+            elif event is h11.NEED_DATA:
+                return
+
+    def _take_body(self, data: bytes) -> None:
+        searched = max(0, len(self._body) - len(_END_OF_CONFIG))
+        self._body += data
+        # A stream of configs has no end, and only the first of them matters.
+        if (end := self._body.find(_END_OF_CONFIG, searched)) >= 0:
+            self.answer.set_result((HTTPStatus.OK, bytes(self._body[:end])))
+        elif len(self._body) > ANSWER_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"the answer of {self._address} has more than {ANSWER_BYTES_MAX} bytes",
+                offset=ANSWER_BYTES_MAX,
+                hint=_PORT_HINT,
+            )
+
+    def _closed(self) -> ConnectionClosed:
+        return ConnectionClosed(f"{self._address} closed the connection before it had answered", hint=_PORT_HINT)
+
+    def _not_http(self) -> WrongProtocol:
+        return WrongProtocol(f"{self._address} does not speak HTTP", hint=_PORT_HINT)
+
+    def _fail(self, error: Exception, cause: Exception | None = None) -> None:
         if not self.answer.done():
+            error.__cause__ = cause
             self.answer.set_exception(error)
             # The caller may have been cancelled; asyncio does not log an exception that was looked at.
             self.answer.exception()
-
-
-class _Readable:
-    """All that `HTTPResponse` asks of a socket: a file to read from."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(io.BytesIO(self._data))
-
-
-def read_http_answer(data: bytes, address: Address, *, is_end: bool) -> HttpAnswer | None:
-    """The answer in what has come by now; None where there is more to come. Raises what `http.client` raises."""
-    if not is_end and b"\n" not in data and len(data) <= _LINE_BYTES_MAX:
-        return None
-    response = http.client.HTTPResponse(cast(socket.socket, _Readable(data)), method="GET")
-    response.begin()
-    if not is_end and b"\r\n\r\n" not in data and b"\n\n" not in data:
-        return None
-    if response.status != http.HTTPStatus.OK:
-        return response.status, b""
-    body = bytearray()
-    try:
-        while part := response.read1(_READ_BYTES):
-            body += part
-            # A stream of configs has no end, and only the first of them matters.
-            if (end := body.find(_END_OF_CONFIG)) >= 0:
-                return response.status, bytes(body[:end])
-            if len(body) > ANSWER_BYTES_MAX:
-                raise RemoteProtocolError(
-                    f"the answer of {address} has more than {ANSWER_BYTES_MAX} bytes",
-                    offset=ANSWER_BYTES_MAX,
-                    hint=_PORT_HINT,
-                )
-        if response.length:
-            raise http.client.IncompleteRead(bytes(body), response.length)
-    except http.client.IncompleteRead:
-        if is_end:
-            raise
-        return None
-    ends_with_connection = response.length is None and not response.chunked
-    return (response.status, bytes(body)) if is_end or not ends_with_connection else None
-
-
-def _http_request(address: Address, settings: ClientSettings, path: str, *, is_loopback: bool) -> bytes:
-    lines = [
-        f"GET {path} HTTP/1.1",
-        f"Host: {address}",
-        f"User-Agent: {settings.agent}",
-        "Accept: application/json",
-        "Connection: close",
-    ]
-    if settings.credentials is not None:
-        is_safe = settings.tls is not None or is_loopback or settings.mechanism is Mechanism.PLAIN
-        lines.append(f"Authorization: Basic {_basic(settings.credentials, is_safe=is_safe)}")
-    return "\r\n".join([*lines, "", ""]).encode("ascii")
 
 
 def _basic(credentials: Credentials, *, is_safe: bool) -> str:
     if not is_safe:
         raise AuthenticationFailed(
             Status.AUTH_ERROR,
-            "the password would be sent in clear, for anybody to read",
-            hint="Use couchbases:// with port 18091, leave the port out, or name the mechanism PLAIN to allow it",
+            "the password would be sent in clear text",
+            hint="Use couchbases:// with port 18091, omit the port, or select the mechanism PLAIN to allow it",
         )
     if ":" in credentials.user:
         raise AuthenticationFailed(
-            Status.AUTH_ERROR, "HTTP can't log in a user with a colon in the name", hint="Leave the port out"
+            Status.AUTH_ERROR, "a user with a colon in the name can't log in over HTTP", hint="Omit the port"
         )
     return base64.b64encode(f"{credentials.user}:{credentials.password}".encode()).decode()
 
 
 def _refused_over_http(address: Address, settings: ClientSettings, status: int) -> HeadwaterError:
-    if status == http.HTTPStatus.UNAUTHORIZED:
+    if status == HTTPStatus.UNAUTHORIZED:
         if settings.credentials is None:
             return AuthenticationFailed(
                 Status.AUTH_ERROR,
-                f"{address} wants a log-in",
-                hint="Give a user and a password, or a client certificate that the server knows a user for",
+                f"{address} requires a log-in",
+                hint="Give a user and a password, or a client certificate that the server maps to a user",
             )
         return AuthenticationFailed(
             Status.AUTH_ERROR, f"{address} refused the log-in: the user or the password is wrong"
         )
-    if status == http.HTTPStatus.FORBIDDEN:
+    if status == HTTPStatus.FORBIDDEN:
         return AccessDenied(
             Status.EACCESS,
             f"{address}: the user may not use bucket {settings.bucket!r}",
             hint="Check the bucket's name, and give the user a role on it",
         )
-    if status == http.HTTPStatus.NOT_FOUND:
+    if status == HTTPStatus.NOT_FOUND:
         kind = BucketNotReady if settings.bucket_was_seen else UnknownBucket
         return kind(Status.KEY_ENOENT, f"{address}: there is no bucket {settings.bucket!r}")
-    if status in (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.SERVICE_UNAVAILABLE):
+    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         return TemporaryFailure(Status.ETMPFAIL, f"{address} is too busy: HTTP status {status}")
     return RemoteProtocolError(
-        f"{address} does not give the cluster map: HTTP status {status}",
+        f"{address} does not return the cluster map: HTTP status {status}",
         hint=f"{_PORT_HINT}, and TLS on both ends or on neither",
     )
 
 
-def _http_failure(
-    address: Address, settings: ClientSettings, error: http.client.HTTPException | OSError
-) -> HeadwaterError:
-    # The first is an OSError, too.
-    if isinstance(error, http.client.RemoteDisconnected | http.client.IncompleteRead):
-        return ConnectionClosed(f"{address} closed the connection before it had answered", hint=_PORT_HINT)
-    if isinstance(error, http.client.BadStatusLine) and str(error.args[0]).startswith("\x15\x03"):
-        return TlsFailed(
-            f"{address} speaks TLS, and this connection does not",
-            hint="Write couchbases://, or take the port without TLS (8091)",
-        )
-    if isinstance(error, OSError):
-        return broken(address, error, waited_s=settings.timeouts.answer_s)
-    return WrongProtocol(f"{address} does not speak HTTP", hint=_PORT_HINT)
+# --- what a client takes from its machine -------------------------------------------------------------------------
+
+
+def _open_spool() -> BinaryIO:
+    return tempfile.TemporaryFile(prefix="headwater-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientEnvironment:
+    random: Callable[[], float] = random.random
+    random_bytes: Callable[[int], bytes] = os.urandom
+    open_spool: OpenSpool = _open_spool
+    look: Callable[[ClientSettings], Awaitable[BucketView]] | None = None
+    """What takes the place of a look at the bucket over a connection of its own."""
+
+    async def look_at(self, settings: ClientSettings) -> BucketView:
+        """One look at the bucket."""
+        if self.look is not None:
+            return await self.look(settings)
+        return await look_at_bucket(settings, random_bytes=self.random_bytes)

@@ -87,18 +87,20 @@ class BucketKv:
     async def request(self, requests: Sequence[Request]) -> list[Response | StatusError]:
         async with self._turn:
             clock = asyncio.get_running_loop().time
-            call = _RoutedCall(requests)
+            answered: dict[int, Response | StatusError] = {}
             give_up_s = clock() + self._retry_s_max
             attempts = 0
-            while call.due:
-                failure = await self._attempt(call)
+            due = list(range(len(requests)))
+            while due:
+                failure = await self._attempt(requests, due, answered)
+                due = [number for number in due if _is_due(answered.get(number))]
                 attempts += 1
                 delay_s = self._backoff.delay_s(attempts)
-                if call.due and (clock() + delay_s > give_up_s or await self._is_closed_within(delay_s)):
+                if due and (clock() + delay_s > give_up_s or await self._is_closed_within(delay_s)):
                     if failure is not None:
                         raise failure
                     break
-            return call.answers()
+            return [answered[number] for number in range(len(requests))]
 
     async def _is_closed_within(self, delay_s: float) -> bool:
         with suppress(TimeoutError):
@@ -106,38 +108,36 @@ class BucketKv:
                 await self._closing.wait()
         return self._closing.is_set()
 
-    async def _attempt(self, call: _RoutedCall) -> HeadwaterError | None:
+    async def _attempt(
+        self, requests: Sequence[Request], due: list[int], answered: dict[int, Response | StatusError]
+    ) -> HeadwaterError | None:
         """Send what is due, each to its node. Returns what was in the way, where some have no answer."""
+        by_node: dict[Address, list[int]] = {}
         try:
-            by_node = self._sorted_by_node(call, await self._newest_map())
+            cluster_map = await self._newest_map()
         except HeadwaterError as error:
             return _retriable(error)
+        for number in due:
+            try:
+                by_node.setdefault(cluster_map.address_of(requests[number].vbucket), []).append(number)
+            except NotMyVBucket as error:
+                answered[number] = error
         failure: HeadwaterError | None = None
         for address, numbers in by_node.items():
             try:
                 connection = await self._connection_to(address)
-                waiting = connection.send([call.requests[number] for number in numbers])
+                waiting = connection.send([requests[number] for number in numbers])
                 for number, answer in zip(numbers, waiting, strict=True):
-                    call.answered[number] = (await answer)[-1].result()
+                    answered[number] = (await answer)[-1].result()
             except HeadwaterError as error:
                 # The vbuckets may be another node's by now.
                 self._drop(address)
                 self._map_is_stale = True
                 failure = _retriable(error)
-        self._map_is_stale |= call.has_misplaced
+        self._map_is_stale |= any(
+            isinstance(answer, StatusError) and answer.stale_topology for answer in answered.values()
+        )
         return failure
-
-    def _sorted_by_node(self, call: _RoutedCall, cluster_map: ClusterMap) -> dict[Address, list[int]]:
-        by_node: dict[Address, list[int]] = {}
-        for number in call.due:
-            try:
-                address = cluster_map.address_of(call.requests[number].vbucket)
-            except NotMyVBucket as error:
-                call.answered[number] = error
-                self._map_is_stale = True
-            else:
-                by_node.setdefault(address, []).append(number)
-        return by_node
 
     async def _newest_map(self) -> ClusterMap:
         if self._map is None or self._map_is_stale:
@@ -162,27 +162,8 @@ class BucketKv:
             connection.abort()
 
 
-class _RoutedCall:
-    """Requests by their numbers, and the answers to them so far."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self.requests = requests
-        self.answered: dict[int, Response | StatusError] = {}
-
-    @property
-    def due(self) -> list[int]:
-        """Those that have no answer yet, or one that may be another the next time."""
-        return [number for number in range(len(self.requests)) if _is_due(self.answered.get(number))]
-
-    @property
-    def has_misplaced(self) -> bool:
-        return any(isinstance(answer, StatusError) and answer.stale_topology for answer in self.answered.values())
-
-    def answers(self) -> list[Response | StatusError]:
-        return [self.answered[number] for number in range(len(self.requests))]
-
-
 def _is_due(answer: Response | StatusError | None) -> bool:
+    """There is no answer yet, or one that may be another the next time."""
     return answer is None or (isinstance(answer, StatusError) and answer.retriable)
 
 

@@ -95,7 +95,7 @@ class DocumentChange:
         except (ValueError, RecursionError) as error:
             raise LocalProtocolError(
                 f"the value of {self.key!r} can't be read as JSON: {error}",
-                hint="Check `is_json` first, and take `value` where it is not",
+                hint="Check `is_json` first, and use `value` if it is not JSON",
             ) from error
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ Which vbucket a key belongs to is not a choice: every client and server takes it
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import AddressValueError, IPv6Address
@@ -24,6 +23,7 @@ from headwater.protocol.cluster_config import (
     malformed_config,
 )
 from headwater.protocol.numbers import VBucketId
+from headwater.protocol.numbers import vbucket_of as vbucket_of
 from headwater.protocol.status import Status
 
 
@@ -88,7 +88,9 @@ class ClusterMap:
         rows = read.rows
         if not rows:
             raise TemporaryFailure(
-                Status.ETMPFAIL, "the bucket has no vbuckets yet", hint="Wait until the bucket is made, and try again"
+                Status.ETMPFAIL,
+                "the bucket has no vbuckets yet",
+                hint="Wait until the bucket has been created, and try again",
             )
         if read.has_nodes:
             nodes = read.bucket_nodes
@@ -167,13 +169,5 @@ def _server_addresses(servers: list[str], *, asked: Address, tls: bool, network:
 def _no_network(reason: str) -> NoSuchNetwork:
     return NoSuchNetwork(
         f"the external network can't be used: {reason}",
-        hint="Leave network=external out, or give every node an alternate address",
+        hint="Omit network=external, or give every node an alternate address",
     )
-
-
-# --- keys to vbuckets ---------------------------------------------------------------------------------------------
-
-
-def vbucket_of(key: bytes, vbuckets: int) -> VBucketId:
-    """The vbucket of a key, given without its collection id."""
-    return VBucketId((zlib.crc32(key) >> 16 & 0x7FFF) % vbuckets)

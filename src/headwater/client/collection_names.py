@@ -26,7 +26,7 @@ from headwater.protocol.system_events import CollectionCreated, CollectionDroppe
 
 if TYPE_CHECKING:
     # Planners know names, too, and need no kernels: loading their compiler takes longer than a plan.
-    from headwater.protocol.kernels.memory import Column
+    from headwater.kernels.memory import Column
 
 NAMES_SHOWN_MAX = 10
 """How many names an error lists, where a bucket has many."""
@@ -132,14 +132,6 @@ class CollectionNames:
         self._table = None
 
     # --- names by id ----------------------------------------------------------------------------------------------
-
-    def scope_name(self, scope_id: ScopeId) -> str | None:
-        return self._scopes.get(scope_id)
-
-    def collection_name(self, collection_id: CollectionId) -> str | None:
-        """The name inside its scope."""
-        known = self._collections.get(collection_id)
-        return known.name if known else None
 
     def scope_code(self, scope_id: ScopeId) -> int:
         """The index of the scope's name in the table, or `NO_CODE`."""

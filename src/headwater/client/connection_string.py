@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import AddressValueError, IPv6Address, ip_address
@@ -159,8 +158,8 @@ def _split_user(authority: str) -> tuple[str | None, str]:
     if ":" in user:
         # The string itself is not repeated: it has a password in it.
         raise _invalid(
-            "it has a password in it, which others could read",
-            hint="Give the password by --password or HEADWATER_PASSWORD (password= in Python)",
+            "it contains a password, which others could read",
+            hint="Give the password with --password or HEADWATER_PASSWORD (password= in Python)",
         )
     if not user:
         raise _invalid("there is no user before the @")
@@ -187,12 +186,12 @@ def _check_manager_ports(addresses: tuple[Address, ...], *, tls: bool) -> None:
     if tls and HTTP_PORT in ports:
         raise _invalid(
             f"port {HTTP_PORT} is the cluster manager's without TLS",
-            hint=f"Leave the port out, or write {HTTP_TLS_PORT}",
+            hint=f"Omit the port, or write {HTTP_TLS_PORT}",
         )
     if not tls and HTTP_TLS_PORT in ports:
         raise _invalid(
             f"port {HTTP_TLS_PORT} is the cluster manager's with TLS",
-            hint=f"Leave the port out, or write couchbases:// or {HTTP_PORT}",
+            hint=f"Omit the port, or write couchbases:// or {HTTP_PORT}",
         )
 
 
@@ -343,20 +342,3 @@ def _resolver(where: ConnectionString) -> Resolver:
     resolver.port = where.dns_port
     resolver.timeout = SERVER_S_MAX
     return resolver
-
-
-class Seeds:
-    """The hosts that a read asks for the cluster map when no node of the map that it has can be reached.
-
-    They are those of the connection string. Where DNS lists them they may be others by then, so the client looks them
-    up again while the read is cut off. What is iterated over is what is known at that moment.
-    """
-
-    def __init__(self, addresses: tuple[Address, ...]) -> None:
-        self._addresses = addresses
-
-    def __iter__(self) -> Iterator[Address]:
-        return iter(self._addresses)
-
-    def replace(self, addresses: tuple[Address, ...]) -> None:
-        self._addresses = addresses

@@ -7,26 +7,21 @@ What is sent, and what has to be waited for:
     SASL_STEP                           when the server has sent its challenge (SCRAM only)
     SELECT_BUCKET, GET_CLUSTER_CONFIG   together with the last message of the log-in, or after HELLO if there is none
 
-A server answers a connection's requests in their order, so the answer that is due is always known, and the state says
-which. What does not apply is skipped by an event of its own: a handshake with no credentials skips the log-in, one
-with no bucket the selection, and so does one whose HELLO has not granted it. The first refusal ends the handshake,
-whatever else is still on its way.
+A server answers a connection's requests in their order, and the exchange takes nothing else, so the oldest request is
+the state. A handshake with no credentials skips the log-in, one with no bucket the selection, and so does one whose
+HELLO has not granted it. The first refusal ends the handshake, whatever else is still on its way.
 
 A client that has shown a certificate of its own is logged in by that, before the first byte of the handshake: Couchbase
 takes the user from the certificate and then answers SASL with NOT_SUPPORTED. Such a client gives no credentials.
 
 Where HELLO has agreed on it, the server may also send requests of its own, such as a new cluster map, between any two
-answers. They are kept. What comes behind the last answer stays in the exchange, which the user of the connection goes
-on with.
+answers. They are passed over. What comes behind the last answer stays in the exchange, for the user of the connection.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
 
 from headwater.errors import (
     AccessDenied,
@@ -46,7 +41,6 @@ from headwater.errors import (
 )
 from headwater.protocol.exchange import ANSWER_TIMEOUT_S, Exchange, Pushed
 from headwater.protocol.features import Feature, Negotiated, Opcode
-from headwater.protocol.frames import Frame
 from headwater.protocol.messages import ErrorResponse, Response
 from headwater.protocol.messages.session import (
     GetClusterConfig,
@@ -59,12 +53,8 @@ from headwater.protocol.messages.session import (
 )
 from headwater.protocol.sasl import Credentials as Credentials
 from headwater.protocol.sasl import Mechanism, PlainLogin, ScramClient, best_mechanism
-from headwater.protocol.states import Table, transition
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, decompress
-
-PUSHED_FRAMES_MAX = 8
-"""Frames of the server's own that are kept. Of more the newest count: a new cluster map replaces an older one."""
 
 _NO_CONFIG = frozenset({Status.KEY_ENOENT, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED, Status.NO_BUCKET})
 """What servers outside a cluster say when asked for the config."""
@@ -78,81 +68,7 @@ class HandshakeOutcome:
     mechanism: Mechanism | None
     """How the log-in was made; None without one."""
     cluster_config: bytes | None
-    """As JSON; None where the server is in no cluster."""
-
-
-# --- the states ---------------------------------------------------------------------------------------------------
-
-
-class HandshakeState(Enum):
-    """Named by the answer that is due."""
-
-    HELLO = auto()
-    MECHANISMS = auto()
-    LOGIN = auto()
-    PROOF = auto()
-    BUCKET = auto()
-    CONFIG = auto()
-    READY = auto()
-    FAILED = auto()
-
-
-class HelloAnswered:
-    """The server has said which features it agrees to."""
-
-
-class MechanismsListed:
-    """The server has listed how a client can log in."""
-
-
-class Challenged:
-    """The server wants a proof that we know the password."""
-
-
-class LoggedIn:
-    """The server has let us in, and with SCRAM has shown that it knows the password, too."""
-
-
-class LoginSkipped:
-    """There are no credentials."""
-
-
-class BucketSelected:
-    """The connection has its bucket."""
-
-
-class BucketSkipped:
-    """There is no bucket to select."""
-
-
-class ConfigAnswered:
-    """The cluster config has come, or the server has said that it has none."""
-
-
-class HandshakeFailed:
-    """A refusal, nonsense, or the end of the connection."""
-
-
-_FAILURE: dict[type[Any], HandshakeState] = {HandshakeFailed: HandshakeState.FAILED}
-
-HANDSHAKE: Table[HandshakeState] = {
-    HandshakeState.HELLO: {HelloAnswered: HandshakeState.MECHANISMS, **_FAILURE},
-    HandshakeState.MECHANISMS: {
-        MechanismsListed: HandshakeState.LOGIN,
-        LoginSkipped: HandshakeState.BUCKET,
-        **_FAILURE,
-    },
-    HandshakeState.LOGIN: {Challenged: HandshakeState.PROOF, LoggedIn: HandshakeState.BUCKET, **_FAILURE},
-    HandshakeState.PROOF: {LoggedIn: HandshakeState.BUCKET, **_FAILURE},
-    HandshakeState.BUCKET: {
-        BucketSelected: HandshakeState.CONFIG,
-        BucketSkipped: HandshakeState.CONFIG,
-        **_FAILURE,
-    },
-    HandshakeState.CONFIG: {ConfigAnswered: HandshakeState.READY, **_FAILURE},
-    HandshakeState.READY: {},
-    HandshakeState.FAILED: {},
-}
+    """As JSON; None where the server is not in a cluster."""
 
 
 # --- the handshake ------------------------------------------------------------------------------------------------
@@ -181,12 +97,10 @@ class ClientHandshake:
         peer: str = "the server",
         answer_s_max: float = ANSWER_TIMEOUT_S,
     ) -> None:
-        self.state = HandshakeState.HELLO
         self.outcome: HandshakeOutcome | None = None
         self.exchange = Exchange(peer=peer, answer_s_max=answer_s_max)
         """What all further requests of the connection go through, once there is an outcome."""
-        self.pushed: deque[Frame] = deque(maxlen=PUSHED_FRAMES_MAX)
-        """What the server has sent of its own accord before the last answer."""
+        self.has_failed = False
         self._credentials = credentials
         self._bucket = bucket
         self._nonce = nonce
@@ -218,12 +132,8 @@ class ClientHandshake:
 
     @property
     def trailing_data(self) -> bytes:
-        """What was received behind the last answer, for a receiver that does not go on with the exchange."""
+        """What was received behind the last answer, for a receiver that does not use the exchange."""
         return self.exchange.rest
-
-    def tick(self, now_s: float) -> None:
-        """Raises `NoAnswer` where the server takes too long to answer."""
-        self.exchange.tick(now_s)
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Take what the server has sent.
@@ -236,12 +146,10 @@ class ClientHandshake:
             while self.outcome is None and (event := self.exchange.next_event()) is not None:
                 if not isinstance(event, Pushed):
                     _ANSWERED[Opcode(event.request.opcode)](self, event.response())
-                elif self.state is HandshakeState.HELLO:
+                elif isinstance(self.exchange.oldest, Hello):
                     raise UnexpectedMessage(f"{event.frame.opcode_name}, where the answer to Hello was due")
-                else:
-                    self.pushed.append(event.frame)
         except HeadwaterError as error:
-            self._fail()
+            self.has_failed = True
             if isinstance(error, BadMagic) and error.offset == 0:
                 _raise_known_protocol(bytes(data[:_SIGNATURE_BYTES]), error)
             raise
@@ -250,44 +158,33 @@ class ClientHandshake:
         """The server has closed the connection, which is too soon."""
         self._check_under_way()
         due = type(self.exchange.oldest).__name__
-        self._fail()
+        self.has_failed = True
         raise ConnectionClosed(
             f"the server closed the connection when {due} was to be answered",
             hint="Check that the port speaks the Couchbase key-value protocol, and TLS on both ends or on neither",
         )
 
     def _check_under_way(self) -> None:
-        if self.state in (HandshakeState.READY, HandshakeState.FAILED):
-            raise LocalProtocolError("the handshake is over", hint="Read on with what the connection is for")
-
-    def _fail(self) -> None:
-        self._move(HandshakeFailed)
-        self.outcome = None
-
-    def _move(self, event: type[Any]) -> None:
-        self.state = transition(HANDSHAKE, self.state, event)
+        if self.has_failed or self.outcome is not None:
+            raise LocalProtocolError("the handshake is over", hint="Use the connection instead of the handshake")
 
     def _on_hello(self, answer: Response) -> None:
         if not isinstance(answer, HelloResponse):
             raise _refused(answer, "the server refused HELLO")
         self.exchange.negotiated = Negotiated(frozenset(answer.features))
-        self._move(HelloAnswered)
         if self._credentials is None:
-            self._move(LoginSkipped)
             self._send_last()
-            self._skip_bucket_if_none()
 
     def _on_mechanisms(self, answer: Response) -> None:
         if answer.status == Status.NOT_SUPPORTED:
             raise NotSupported(
                 answer.status,
-                "the server takes no user and password on this connection",
-                hint="If a client certificate is given, it is the log-in: leave the user and the password out",
+                "the server accepts no user and password on this connection",
+                hint="The client certificate is the log-in: omit the user and the password",
             )
         offered = _value(answer, "the server does not say how to log in")
         assert self._credentials is not None
         self._mechanism = self._choose_mechanism(offered)
-        self._move(MechanismsListed)
         user, password = self._credentials.user, self._credentials.password
         if self._mechanism is Mechanism.PLAIN:
             self.exchange.send(SaslAuth(key=self._mechanism.encode(), value=PlainLogin(user, password).encode()))
@@ -313,12 +210,10 @@ class ClientHandshake:
         if self._scram is None:
             if answer.status != Status.SUCCESS:
                 raise UnexpectedMessage(f"{answer.status.name} as the answer to SASL PLAIN")
-            self._logged_in()
             return
         # A server that lets us in without a proof does not know the password, and may be a false one.
         if answer.status != Status.AUTH_CONTINUE:
             raise UnexpectedMessage(f"{answer.status.name} as the answer to the first SCRAM message")
-        self._move(Challenged)
         assert self._mechanism is not None
         self.exchange.send(SaslStep(key=self._mechanism.encode(), value=self._scram.final(value)))
         self._send_last()
@@ -329,15 +224,6 @@ class ClientHandshake:
         if answer.status != Status.SUCCESS:
             raise UnexpectedMessage(f"{answer.status.name} as the answer to the last SCRAM message")
         self._scram.verify(value)
-        self._logged_in()
-
-    def _logged_in(self) -> None:
-        self._move(LoggedIn)
-        self._skip_bucket_if_none()
-
-    def _skip_bucket_if_none(self) -> None:
-        if self._bucket is None or self._is_chosen_by_login:
-            self._move(BucketSkipped)
 
     def _on_bucket(self, answer: Response) -> None:
         if answer.status == Status.KEY_ENOENT and self._bucket_was_seen:
@@ -350,14 +236,13 @@ class ClientHandshake:
         if answer.status == Status.EACCESS:
             raise self._no_access(answer)
         _value(answer, f"bucket {self._bucket!r} can't be used")
-        self._move(BucketSelected)
 
     def _no_access(self, answer: Response) -> AccessDenied:
         if self._credentials is None:
             return AccessDenied(
                 answer.status,
                 f"the user may not use bucket {self._bucket!r}: no user has logged in",
-                hint="Give a user and a password, or a client certificate that the server knows a user for",
+                hint="Give a user and a password, or a client certificate that the server maps to a user",
             )
         # Servers say nothing else, so that a stranger does not learn which buckets exist.
         return AccessDenied(
@@ -374,7 +259,6 @@ class ClientHandshake:
                 config = decompress(config)
         if self._is_chosen_by_login:
             self._check_chosen_bucket(config)
-        self._move(ConfigAnswered)
         self.outcome = HandshakeOutcome(
             negotiated=self.exchange.negotiated, mechanism=self._mechanism, cluster_config=config
         )
@@ -389,7 +273,7 @@ class ClientHandshake:
             raise AccessDenied(
                 Status.EACCESS,
                 f"the server can't select bucket {self._bucket!r}: the log-in of {user!r} has chosen {chosen!r}",
-                hint="On a server of before 5.0, log in as the user that has the bucket's name",
+                hint="On servers before 5.0, log in as the user with the bucket's name",
             )
 
 
@@ -413,12 +297,12 @@ def _raise_known_protocol(data: bytes, error: BadMagic) -> None:
     """Raises what a server speaks whose first bytes are no frame, if they are those of TLS or HTTP."""
     if any(record.startswith(data[:2]) for record in _TLS_RECORDS):
         raise TlsFailed(
-            "the server speaks TLS here, and this connection does not",
-            hint="Write couchbases://, or take the port without TLS (11210)",
+            "the server uses TLS here, and this connection does not",
+            hint="Write couchbases://, or use the port without TLS (11210)",
         ) from error
     if _HTTP_ANSWER.startswith(data):
         raise WrongProtocol(
-            f"the server answers in HTTP, where 0x{data[0]:02x} is not a magic byte",
+            f"the server answers with HTTP: 0x{data[0]:02x} is not a magic byte",
             hint="Check that the port speaks the Couchbase key-value protocol (11210, or 11207 with TLS); "
             "if it is a cluster manager's, add ?bootstrap=http",
         ) from error

@@ -15,11 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from traceback import walk_tb
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ClientHandshake, HandshakeOutcome
-from headwater.client.options import names_keywords
 from headwater.errors import (
     ConnectionClosed,
     ConnectionFailed,
@@ -30,6 +29,7 @@ from headwater.errors import (
     TlsBroken,
     TlsFailed,
 )
+from headwater.options import suggest_keywords
 from headwater.protocol.exchange import ANSWER_TIMEOUT_S, Answered, Exchange
 from headwater.protocol.features import Feature
 from headwater.protocol.messages import Request, Response
@@ -54,7 +54,7 @@ FEATURES = (
 """What a connection asks for by default. Unordered execution is not among them: answers come in order."""
 
 
-@names_keywords
+@suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
     """How long to wait for others."""
@@ -110,7 +110,7 @@ class KvConnection:
         answer_s = login.timeouts.answer_s
         try:
             handshake = login.handshake(is_loopback=is_loopback(sock), peer=str(address))
-            outcome = _shake_hands(sock, address, handshake, answer_s)
+            outcome = _do_handshake(sock, address, handshake, answer_s)
             sock.settimeout(answer_s)
         except BaseException as error:
             sock.close()
@@ -212,26 +212,20 @@ def without_verification() -> ssl.SSLContext:
 
 def spoke_tls(address: Address) -> TlsFailed:
     return TlsFailed(
-        f"{address} speaks TLS, and this connection does not",
-        hint="Write couchbases://, or take the port without TLS (11210, or 8091 for HTTP)",
+        f"{address} uses TLS, and this connection does not",
+        hint="Write couchbases://, or use the port without TLS (11210, or 8091 for HTTP)",
     )
 
 
-class HasPeer(Protocol):
-    """What is asked of a socket, real or simulated."""
-
-    def getpeername(self) -> Any: ...
-
-
-def is_loopback(sock: HasPeer) -> bool:
-    """Whether what is sent stays on this machine. Not so where the other end has gone already."""
+def is_loopback(sock: Any) -> bool:
+    """Whether what is sent stays on this machine. Not so where the other end of the socket has gone already."""
     try:
         return is_loopback_address(str(sock.getpeername()[0]))
     except OSError:
         return False
 
 
-def _shake_hands(
+def _do_handshake(
     sock: socket.socket, address: Address, handshake: ClientHandshake, answer_s: float
 ) -> HandshakeOutcome:
     deadline_s = time.monotonic() + answer_s
@@ -311,18 +305,18 @@ def broken(address: Address, error: OSError, *, waited_s: float = ANSWER_TIMEOUT
     if isinstance(error, TimeoutError):
         return NoAnswer(
             f"{address} has not answered for {waited_s:g} seconds",
-            hint="Look at the server's load and log, and check that it is the right port",
+            hint="Check the server's load and log, and that the port is right",
         )
     if _is_alert(error):
         # With TLS 1.3 a client learns only now that the server does not take its certificate, or wants one.
         return _alerted(address, error)
     kind = ConnectionClosed if isinstance(error, ConnectionError) else ConnectionFailed
-    return kind(f"the connection to {address} broke: {_words(error)}", hint="Look at the server's log, and try again")
+    return kind(f"the connection to {address} broke: {_words(error)}", hint="Check the server's log, and try again")
 
 
 def closed(address: Address) -> ConnectionClosed:
     """The server has ended the connection where it should have answered."""
-    return ConnectionClosed(f"{address} has closed the connection", hint="Look at the server's log, and try again")
+    return ConnectionClosed(f"{address} has closed the connection", hint="Check the server's log, and try again")
 
 
 def _is_alert(error: OSError) -> bool:

@@ -9,9 +9,7 @@ gives commands to the edge, and the edge reports what became of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Any
+from dataclasses import dataclass
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
@@ -35,10 +33,10 @@ from headwater.protocol.exchange import ANSWER_TIMEOUT_S
 from headwater.protocol.features import Magic
 from headwater.protocol.frames import Frame
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.dcp_streams import Open, OpenFlags
+from headwater.protocol.messages.dcp_streams import Open, OpenFlags, VBucketState
 from headwater.protocol.messages.session import ClustermapChangeNotification, GetClusterConfig
+from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import VBucketId
-from headwater.protocol.states import Table, transition
 
 SILENT_NOOP_INTERVALS = 2.5
 """DCP docs, dead-connections, say 2. Half of one more is for a noop that is late."""
@@ -75,32 +73,6 @@ class ConfigPushed(ForeignFrame):
 LinkEvent = ConsumerEvent[VBucketStream]
 
 
-class LinkState(Enum):
-    SHAKING_HANDS = auto()
-    OPENING = auto()
-    """Open and the controls are sent; not all are answered."""
-    READY = auto()
-
-
-class HandsShaken:
-    """The handshake is over."""
-
-
-class ScoutDone:
-    """The handshake is over, and more was never wanted."""
-
-
-class OpeningAnswered:
-    """The last control has been answered."""
-
-
-LINK: Table[LinkState] = {
-    LinkState.SHAKING_HANDS: {HandsShaken: LinkState.OPENING, ScoutDone: LinkState.READY},
-    LinkState.OPENING: {OpeningAnswered: LinkState.READY},
-    LinkState.READY: {},
-}
-
-
 class DcpLink(DcpConsumer[VBucketStream]):
     """One connection. Any error that a method raises is the end of it.
 
@@ -121,16 +93,15 @@ class DcpLink(DcpConsumer[VBucketStream]):
             answer_s_max=answer_s_max,
         )
         super().__init__(limits, now_s=now_s)
-        self.state = LinkState.SHAKING_HANDS
         self._handshake = handshake
         self._opening = opening
         self.send(handshake.data_to_send())
 
     def events(self) -> Iterator[LinkEvent]:
         """What the received bytes mean, in order. The data of a run is valid until the next event is asked for."""
-        if self.state is LinkState.SHAKING_HANDS:
-            yield from self._shake_hands()
-        if self.state is LinkState.SHAKING_HANDS:
+        if self._handshake.outcome is None:
+            yield from self._do_handshake()
+        if self._handshake.outcome is None:
             return
         for event in super().events():
             match event:
@@ -141,8 +112,6 @@ class DcpLink(DcpConsumer[VBucketStream]):
                 case StreamMessage() | RequestAnswered():
                     yield event
                 case ConsumerOpened():
-                    self._move(OpeningAnswered)
-                    assert self._handshake.outcome is not None
                     yield LinkReady(self._handshake.outcome)
                 case ForeignFrame(frame=frame) if frame.magic is Magic.SERVER_REQUEST:
                     yield from _read_pushed(frame)
@@ -154,11 +123,11 @@ class DcpLink(DcpConsumer[VBucketStream]):
 
     def receive_end(self) -> None:
         """The server has closed the connection. Raises what that means."""
-        if self.state is LinkState.SHAKING_HANDS:
+        if self._handshake.outcome is None:
             self._handshake.receive_end()
-        raise ConnectionFailed("the server has closed the connection", hint="Look at the server's log, and try again")
+        raise ConnectionFailed("the server has closed the connection", hint="Check the server's log, and try again")
 
-    def _shake_hands(self) -> Iterator[LinkEvent]:
+    def _do_handshake(self) -> Iterator[LinkEvent]:
         handshake, opening = self._handshake, self._opening
         handshake.receive_data(self._buffer.take_all())
         self.send(handshake.data_to_send())
@@ -167,14 +136,9 @@ class DcpLink(DcpConsumer[VBucketStream]):
         self.negotiated = handshake.outcome.negotiated
         self._buffer.receive_data(handshake.trailing_data)
         if opening is None:
-            self._move(ScoutDone)
             yield LinkReady(handshake.outcome)
         else:
-            self._move(HandsShaken)
             self.send_opening(opening.controls, open_request=Open(key=opening.name.encode(), flags=opening.flags))
-
-    def _move(self, event: type[Any]) -> None:
-        self.state = transition(LINK, self.state, event)
 
 
 def _read_pushed(frame: Frame) -> Iterator[ConfigPushed]:
@@ -202,15 +166,15 @@ class PooledLink:
     link: DcpLink | None = None
     """None until the socket is connected."""
     is_ready: bool = False
-    surveyed: dict[int, list[VBucketStream]] = field(default_factory=dict)
-    """Streams that wait for the high seqnos, by the opaque of the request for them."""
+    survey_opaque: int | None = None
+    """The request for the high seqnos that streams wait for."""
 
-    @property
-    def all_streams(self) -> list[VBucketStream]:
-        """Everything that is lost with this connection."""
-        opened = [] if self.link is None else list(self.link.streams.values())
-        asked = [*opened, *(stream for streams in self.surveyed.values() for stream in streams)]
-        return list(dict.fromkeys(asked))
+    def survey(self) -> int:
+        """Ask for the high seqnos, unless that is under way. Returns the opaque of the request."""
+        if self.survey_opaque is None:
+            assert self.link is not None
+            self.survey_opaque = self.link.send_request(GetAllVbSeqnos(state=VBucketState.ACTIVE))
+        return self.survey_opaque
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +197,14 @@ NewLink = Callable[[PooledLink, bool, float], DcpLink]
 
 
 @dataclass(slots=True)
-class _Failures:
+class LinkFailures:
     count: int = 0
     retry_at_s: float = 0.0
+    """When the node may be tried again."""
     last: HeadwaterError | None = None
+
+
+_NO_FAILURES = LinkFailures()
 
 
 class LinkPool:
@@ -247,29 +215,23 @@ class LinkPool:
         self.commands: list[Command] = []
         self._new_link = new_link
         self._backoff = backoff
-        self._failures: dict[Address, _Failures] = {}
+        self._failures: dict[Address, LinkFailures] = {}
         self._next_id = 0
 
     @property
     def ready(self) -> list[PooledLink]:
         return [slot for slot in self.slots.values() if slot.is_ready and slot.lane != SCOUT]
 
-    def last_failure(self, address: Address) -> HeadwaterError | None:
-        return self._failures[address].last if address in self._failures else None
-
-    def failures_in_a_row(self, address: Address) -> int:
-        return self._failures[address].count if address in self._failures else 0
-
-    def retry_at_s(self, address: Address) -> float:
-        """When this node may be tried again."""
-        return self._failures[address].retry_at_s if address in self._failures else 0.0
+    def failures(self, address: Address) -> LinkFailures:
+        """Those of a node in a row."""
+        return self._failures.get(address, _NO_FAILURES)
 
     def get(self, address: Address, lane: int, *, now_s: float) -> PooledLink | None:
         """The link of a lane if it is ready; if there is none, one is opened as soon as it may be."""
         for slot in self.slots.values():
             if (slot.address, slot.lane) == (address, lane):
                 return slot if slot.is_ready else None
-        if now_s >= self.retry_at_s(address):
+        if now_s >= self.failures(address).retry_at_s:
             self._open(address, lane)
         return None
 
@@ -277,9 +239,9 @@ class LinkPool:
         """Ask for the cluster map wherever it may be had: one host at a time, the one that was tried least first."""
         if any(slot.lane == SCOUT for slot in self.slots.values()):
             return
-        due = [address for address in addresses if now_s >= self.retry_at_s(address)]
+        due = [address for address in addresses if now_s >= self.failures(address).retry_at_s]
         if due:
-            self._open(min(due, key=self.retry_at_s), SCOUT)
+            self._open(min(due, key=lambda address: self.failures(address).retry_at_s), SCOUT)
 
     def on_connected(self, id_: int, *, is_loopback: bool, now_s: float) -> PooledLink | None:
         """The socket of a slot is connected. Returns the slot, unless it was closed meanwhile."""
@@ -301,7 +263,7 @@ class LinkPool:
     def drop(self, slot: PooledLink, error: HeadwaterError, *, now_s: float) -> None:
         """The link is lost. Its node is tried again after a delay that grows."""
         self.close(slot)
-        failures = self._failures.setdefault(slot.address, _Failures())
+        failures = self._failures.setdefault(slot.address, LinkFailures())
         failures.count += 1
         failures.last = error
         failures.retry_at_s = now_s + self._backoff.delay_s(failures.count)

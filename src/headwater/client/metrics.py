@@ -55,39 +55,39 @@ class ReaderMetrics:
         self.bucket = bucket
         """The bucket it reads."""
         self.changes: Counter[str] = Counter()
-        """Rows handed out, by `op`; its `rollback` counts the rollbacks that the caller has got."""
+        """Rows returned, by `op`; `rollback` counts the rollbacks returned to the caller."""
         self.handed_out_bytes = 0
-        """The size of the batches handed out, in memory."""
+        """The size in memory of the returned batches."""
         self.batches = 0
-        """Batches handed out."""
+        """Batches returned."""
         self.received_changes = 0
-        """Changes received. After a lost connection some are received a second time."""
+        """Changes received. After a lost connection, some are received again."""
         self.received_bytes = 0
         """Bytes received from the servers, of all messages."""
         self.received_change_bytes = 0
-        """What of them was changes, headers included."""
+        """The share of changes in them, including headers."""
         self.snapshots = 0
         """Snapshots that have begun."""
         self.acks = 0
         """Flow-control acknowledgements sent."""
         self.acked_bytes = 0
-        """Bytes acknowledged. Where it stands still while `ready_bytes` is high, the caller is what is slow."""
+        """Bytes acknowledged. If it does not grow while `ready_bytes` is high, the caller is slow."""
         self.ready_bytes = 0
-        """Bytes that wait to be taken by the caller."""
+        """Bytes that wait for the caller."""
         self.held_bytes = 0
-        """Bytes that can't be taken yet: of snapshots that are not complete, or not persisted by all copies."""
+        """Bytes that can't be returned yet: their snapshots are incomplete, or not persisted by all copies."""
         self.stream_requests = 0
-        """Streams asked for."""
+        """Streams requested."""
         self.stream_ends: Counter[str] = Counter()
-        """Streams that a server has ended, by reason."""
+        """Streams ended by a server, by reason."""
         self.rollbacks = 0
-        """Rollbacks that a server has demanded."""
+        """Rollbacks demanded by a server."""
         self.last_rollbacks: tuple[RollbackPiece, ...] = ()
-        """The last 16 of them, the newest last."""
+        """The last 16 rollbacks, the newest last."""
         self.reconnects: Counter[str] = Counter()
-        """Connections that were made again, by node."""
+        """Reconnections, by node."""
         self.disconnects: Counter[str] = Counter()
-        """Connections that were lost or could not be made, by the name of the [error](errors.md)."""
+        """Connections that were lost or failed, by the name of the [error](errors.md)."""
         self.noops = 0
         """Noops answered. A server sends one each interval."""
         self.config_updates = 0

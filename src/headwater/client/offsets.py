@@ -43,7 +43,7 @@ _HINT = "Give the whole text as `to_json` has made it, or bring it back from a b
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Offsets:
-    """Where a consumer is in a bucket, to go on from. It is never changed; `updated` makes a new one.
+    """Where a consumer is in a bucket, to resume from. It is never changed; `updated` makes a new one.
 
     A vbucket that is not named has not been read yet.
     """
@@ -87,15 +87,13 @@ class Offsets:
         """Raises `CheckpointOfOtherBucket` if these offsets are of another bucket than this."""
         if self.bucket_uuid != bucket_uuid:
             raise CheckpointOfOtherBucket(
-                f"the checkpoint is of the bucket with uuid {self.bucket_uuid!r}, and this one has {bucket_uuid!r}",
-                hint="Name the bucket that the checkpoint was made for; if that was deleted and created again, "
-                "start from the beginning with a new checkpoint",
+                f"the checkpoint belongs to the bucket with uuid {self.bucket_uuid!r}, and this one has "
+                f"{bucket_uuid!r}",
+                hint="Name the bucket of the checkpoint; if that was deleted and created again, start from the "
+                "beginning with a new checkpoint",
             )
 
     # --- moving on ------------------------------------------------------------------------------------------------
-
-    def with_offset(self, vbucket: VBucketId, offset: StreamOffset) -> Offsets:
-        return self.updated({vbucket: offset})
 
     def updated(self, changes: Mapping[VBucketId, StreamOffset]) -> Offsets:
         """The same with some vbuckets further on."""
@@ -164,7 +162,7 @@ def _check_version(root: Any) -> None:
         raise _invalid("the text has no version")
     if version > VERSION:
         raise OffsetsTooNew(
-            f"the offsets have version {version}, and this program knows versions up to {VERSION}",
+            f"the offsets have version {version}, and this program supports versions up to {VERSION}",
             hint="Use the version of Headwater that wrote them, or a newer one",
         )
 

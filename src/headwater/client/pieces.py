@@ -124,5 +124,5 @@ class SpooledRun:
 def _no_room(error: OSError) -> StoreFull:
     return StoreFull(
         f"a snapshot too large for memory can't be put on disk: {error.strerror or error}",
-        hint="Make room in the folder for temporary files (TMPDIR), raise held_bytes_max, or read as-they-come",
+        hint="Free space in the folder for temporary files (TMPDIR), raise held_bytes_max, or read as-they-come",
     )

@@ -54,24 +54,11 @@ def _by(name: str) -> Callable[[Numbers], MetricSamples]:
     return lambda numbers: [((value,), number) for value, number in numbers[name].items()]
 
 
-def _buffered(numbers: Numbers) -> MetricSamples:
-    return [(("ready",), numbers["ready_bytes"]), (("held",), numbers["held_bytes"])]
-
-
-def _vbucket_lags(numbers: Numbers) -> MetricSamples:
-    """Nothing, unless the reader is registered with `per_vbucket`."""
-    return [((vbucket,), each["lag_seqnos"]) for vbucket, each in numbers.get("vbuckets", {}).items()]
-
-
 _KINDS: tuple[MetricKind[Numbers], ...] = (
-    MetricKind(
-        "changes_total", "Rows handed out, rollbacks and events of collections among them.", _by("changes"), "op"
-    ),
-    MetricKind("handed_out_bytes_total", "The size of the batches handed out, in memory.", _one("handed_out_bytes")),
-    MetricKind("batches_total", "Batches handed out.", _one("batches")),
-    MetricKind(
-        "received_changes_total", "Changes received, those received again among them.", _one("received_changes")
-    ),
+    MetricKind("changes_total", "Rows returned, including rollbacks and events of collections.", _by("changes"), "op"),
+    MetricKind("handed_out_bytes_total", "The size in memory of the returned batches.", _one("handed_out_bytes")),
+    MetricKind("batches_total", "Batches returned.", _one("batches")),
+    MetricKind("received_changes_total", "Changes received, including those received again.", _one("received_changes")),
     MetricKind("received_bytes_total", "Bytes received from the servers.", _one("received_bytes")),
     MetricKind("received_change_bytes_total", "Bytes received that were changes.", _one("received_change_bytes")),
     MetricKind("snapshots_total", "Snapshots begun.", _one("snapshots")),
@@ -79,28 +66,28 @@ _KINDS: tuple[MetricKind[Numbers], ...] = (
     MetricKind("acked_bytes_total", "Bytes acknowledged to the servers.", _one("acked_bytes")),
     MetricKind(
         "buffered_bytes",
-        "Bytes received and not handed out; the state is `ready` to be taken, or `held` back.",
-        _buffered,
+        "Bytes received and not returned yet; the state is `ready`, or `held` back.",
+        lambda numbers: [(("ready",), numbers["ready_bytes"]), (("held",), numbers["held_bytes"])],
         "state",
     ),
-    MetricKind("stream_requests_total", "Streams asked for.", _one("stream_requests")),
+    MetricKind("stream_requests_total", "Streams requested.", _one("stream_requests")),
     MetricKind("stream_ends_total", "Streams ended by a server.", _by("stream_ends"), "reason"),
     MetricKind("rollbacks_total", "Rollbacks demanded by a server.", _one("rollbacks")),
-    MetricKind("reconnects_total", "Connections made again.", _by("reconnects"), "node"),
-    MetricKind("disconnects_total", "Connections lost, or not made.", _by("disconnects"), "error"),
+    MetricKind("reconnects_total", "Reconnections.", _by("reconnects"), "node"),
+    MetricKind("disconnects_total", "Connections lost or failed.", _by("disconnects"), "error"),
     MetricKind("noops_total", "Noops answered.", _one("noops")),
     MetricKind("config_updates_total", "New cluster maps.", _one("config_updates")),
     MetricKind(
         "lag_seqnos",
-        "Seqnos that the vbuckets have and the caller has not been given. Absent unless known of all vbuckets.",
+        "Seqnos that the vbuckets have and the caller has not received. Absent unless known for all vbuckets.",
         _one("lag", "total_seqnos"),
     ),
-    MetricKind("lag_max_seqnos", "Lag of the vbucket furthest behind, of those known.", _one("lag", "max_seqnos")),
-    MetricKind("lag_unknown_vbuckets", "Vbuckets whose lag is not known.", _one("lag", "vbuckets_unknown")),
+    MetricKind("lag_max_seqnos", "The largest known lag of a vbucket.", _one("lag", "max_seqnos")),
+    MetricKind("lag_unknown_vbuckets", "Vbuckets whose lag is unknown.", _one("lag", "vbuckets_unknown")),
     MetricKind(
         "vbucket_lag_seqnos",
-        "Lag of a vbucket. Only where `register` is called with `per_vbucket`: 1,024 series for most buckets.",
-        _vbucket_lags,
+        "Lag of a vbucket. Only if `register` is called with `per_vbucket`: 1,024 series for most buckets.",
+        lambda numbers: [((vbucket,), each["lag_seqnos"]) for vbucket, each in numbers.get("vbuckets", {}).items()],
         "vbucket",
     ),
 )
@@ -124,8 +111,8 @@ class ReaderCollector:
         key = metrics.reader, metrics.bucket
         if key in self._readers:
             raise InvalidInput(
-                f"a reader {metrics.reader!r} of bucket {metrics.bucket!r} is registered already",
-                hint="Give each read a name of its own, or unregister the other one",
+                f"a reader {metrics.reader!r} of bucket {metrics.bucket!r} is already registered",
+                hint="Give each read its own name, or unregister the other one",
             )
         self._readers[key] = metrics, per_vbucket
 
@@ -134,7 +121,7 @@ class ReaderCollector:
         if self._readers.get(key, (None, False))[0] is not metrics:
             raise InvalidInput(
                 f"the reader {metrics.reader!r} of bucket {metrics.bucket!r} is not registered",
-                hint="Unregister what was registered, and with the same registry",
+                hint="Unregister only registered readers, with the same registry",
             )
         del self._readers[key]
 
@@ -159,7 +146,13 @@ def register_metrics(
 ) -> None:
     """Show the numbers of a read to Prometheus, until `unregister_metrics`.
 
-    With `per_vbucket` the lag of every vbucket is a time series of its own: 1,024 of them for most buckets.
+    Args:
+        source: The read, or its metrics.
+        registry: Where they are shown; by default the registry of the process.
+        per_vbucket: Make the lag of every vbucket a time series of its own: 1,024 of them for most buckets.
+
+    Raises:
+        InvalidInput: A read of the same name and bucket is registered.
     """
     with _lock:
         collector = _collectors.get(registry)

@@ -1,20 +1,20 @@
-"""The options of a read, checked: where it starts and ends, which changes it takes, and how they are carried.
+"""The options of a read: where it starts and ends, which changes it takes, and how they are carried.
 
-The client makes `ReadOptions` from the keywords of `changes` and `batches`, Spark and the command line from their own
-options. What an option means, its default and its limits stand in `options`, not here.
+The client makes `ReadOptions` from the keywords of `changes` and `batches`, Spark and the command line from the options
+that these fields give them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, TypedDict, Unpack
 
 from headwater.client.offsets import Offsets
-from headwater.client.options import TO_READ, check_keywords, default_of
 from headwater.errors import InvalidInput
-from headwater.protocol.numbers import CONNECTION_NAME_BYTES_MAX, Seqno, VBucketId
+from headwater.options import MIB, check_keywords, option, options_of
+from headwater.protocol.numbers import CONNECTION_BUFFER_BYTES_MAX, CONNECTION_NAME_BYTES_MAX, Seqno, VBucketId
 
 NAME_BYTES_MAX = CONNECTION_NAME_BYTES_MAX - 64
 """The rest distinguishes the connections of a reader."""
@@ -49,19 +49,21 @@ class Priority(StrEnum):
 
 
 class ReadKeywords(TypedDict, total=False):
-    """What `changes` and `batches` take: strings for choices, any iterable for sets. `options.TO_READ` describes it."""
+    """What `changes` and `batches` take: strings for choices, any iterable for sets. `ReadOptions` describes them."""
 
     start: Start | Offsets | Literal["beginning", "now"]
     end: End | Mapping[VBucketId, Seqno] | Mapping[int, int] | Literal["now"] | None
     boundaries: Mapping[VBucketId, Sequence[Seqno]]
-    scopes: Iterable[str] | str
     collections: Iterable[str | int] | str | int
+    scopes: Iterable[str] | str
     vbuckets: Iterable[int] | None
     no_value: bool
     xattrs: bool
     history: bool
     needs_history_behind_end: bool
     snapshots: Snapshots | Literal["complete", "as-they-come"]
+    mitigate_rollbacks: bool
+    missing_replicas_hold: bool
     compression: bool
     buffer_bytes: int
     held_bytes_max: int
@@ -70,8 +72,6 @@ class ReadKeywords(TypedDict, total=False):
     connections_per_node: int
     priority: Priority | Literal["low", "medium", "high"] | None
     name: str
-    mitigate_rollbacks: bool
-    missing_replicas_hold: bool
     poll_interval_s: float
     reconnect_delay_s_min: float
     reconnect_delay_s_max: float
@@ -80,45 +80,187 @@ class ReadKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """The options of one read, checked. Defaults, limits and meanings are those of `options.TO_READ`."""
+    """The options of one read, checked."""
 
-    start: Start | Offsets = Start.BEGINNING
-    end: End | Mapping[VBucketId, Seqno] | None = None
-    boundaries: Mapping[VBucketId, Sequence[Seqno]] = field(default_factory=dict)
-    scopes: tuple[str, ...] = ()
-    collections: tuple[str | int, ...] = ()
-    vbuckets: frozenset[VBucketId] | None = None
-    no_value: bool = default_of("no_value")
-    xattrs: bool = default_of("xattrs")
-    history: bool = default_of("history")
-    needs_history_behind_end: bool = default_of("needs_history_behind_end")
-    snapshots: Snapshots = Snapshots.COMPLETE
-    compression: bool = default_of("compression")
-    buffer_bytes: int = default_of("buffer_bytes")
-    held_bytes_max: int = default_of("held_bytes_max")
-    batch_bytes: int = default_of("batch_bytes")
-    noop_interval_s: int = default_of("noop_interval_s")
-    connections_per_node: int = default_of("connections_per_node")
-    priority: Priority | None = None
-    name: str = default_of("name")
-    mitigate_rollbacks: bool = default_of("mitigate_rollbacks")
-    missing_replicas_hold: bool = default_of("missing_replicas_hold")
-    poll_interval_s: float = default_of("poll_interval_s")
-    reconnect_delay_s_min: float = default_of("reconnect_delay_s_min")
-    reconnect_delay_s_max: float = default_of("reconnect_delay_s_max")
-    give_up_after_s: float | None = default_of("give_up_after_s")
+    start: Start | Offsets = option(
+        "Where the read starts: `beginning`, `now`, or offsets. `now` is the moment when the first change is "
+        "requested, or when `start()` of the read returns. Vbuckets that are missing in the given offsets are read "
+        "from their beginning.",
+        Start.BEGINNING,
+        spark=True,
+        spark_also=("streamFrom",),
+        spark_name="startingOffsets",
+        spark_note="Offsets are JSON; Spark's `earliest` and `latest` work, too.",
+        commands=("tail",),
+        cli_name="--from",
+    )
+    end: End | Mapping[VBucketId, Seqno] | None = option(
+        "Where the read ends: `now`, or a mapping of vbuckets to seqnos; `None` means that it does not end. Vbuckets "
+        "that are missing in a mapping are not read. The read continues to the end of the snapshot that contains the "
+        "last seqno.",
+        spark=True,
+        spark_name="endingOffsets",
+        spark_default="now",
+        spark_note="For a batch read; offsets are JSON.",
+        commands=("tail",),
+        cli_name="--to",
+    )
+    boundaries: Mapping[VBucketId, Sequence[Seqno]] = option(
+        "For each vbucket, increasing seqnos before the start at which the caller held complete snapshots. A rollback "
+        "to before the start goes back to one of them, or to 0 if there is none.",
+        factory=dict,
+        default_words="none",
+    )
+    collections: tuple[str | int, ...] = option(
+        "Read only these collections: `scope.collection`.",
+        (),
+        default_words="all",
+        spark=True,
+        spark_also=("collection",),
+        spark_note="Separate names with commas.",
+        commands=("tail", "export", "land", "verify"),
+        cli_name="--collection",
+        cli_note="Repeat for more.",
+        metavar="SCOPE.COLLECTION",
+    )
+    scopes: tuple[str, ...] = option(
+        "Read only these scopes, including collections created in them later.",
+        (),
+        default_words="all",
+        spark=True,
+        spark_also=("scope",),
+        spark_note="Separate names with commas.",
+        commands=("tail", "export", "land", "verify"),
+        cli_name="--scope",
+        cli_note="Repeat for more.",
+        metavar="SCOPE",
+    )
+    vbuckets: frozenset[VBucketId] | None = option(
+        "Read only these vbuckets.",
+        default_words="all",
+        commands=("tail",),
+        cli_name="--vbucket",
+        cli_note="Repeat for more.",
+        metavar="N|N-M",
+    )
+    no_value: bool = option(
+        "Read only keys and metadata: the server does not send values.", False, spark=True, commands=("tail",)
+    )
+    xattrs: bool = option(
+        "Read extended attributes, too.",
+        False,
+        spark=True,
+        spark_note="They are the column `xattrs`.",
+        commands=("tail", "land"),
+    )
+    history: bool = option(
+        "Read all versions of a document, not just the newest, if the collection keeps its history.",
+        False,
+        spark=True,
+        commands=("tail",),
+    )
+    needs_history_behind_end: bool = option(
+        "Fail with `NoConsistentCut` if a snapshot extends beyond `end` and does not have all versions. For callers "
+        "that drop changes beyond `end`: such a snapshot may contain the only version of a document beyond it.",
+        False,
+    )
+    snapshots: Snapshots = option(
+        "When to return a change: `complete` waits for its whole snapshot, `as-they-come` returns it immediately.",
+        Snapshots.COMPLETE,
+        choices=Snapshots,
+        commands=("tail",),
+    )
+    mitigate_rollbacks: bool = option(
+        "Return a change only when all replicas have persisted it, so that a failover can't take it back.",
+        False,
+        spark=True,
+        commands=("tail",),
+    )
+    missing_replicas_hold: bool = option(
+        "With `mitigate_rollbacks`: a missing replica delays changes. Turn this off if a bucket has fewer nodes than "
+        "copies; otherwise nothing would be returned.",
+        True,
+    )
+    compression: bool = option(
+        "Let the server compress values. The client decompresses them.", False, spark=True, commands=("tail",)
+    )
+    buffer_bytes: int = option(
+        "How much a server may send on a connection ahead of the caller.",
+        16 * MIB,
+        least=1024,
+        most=CONNECTION_BUFFER_BYTES_MAX,
+        spark=True,
+        spark_also=("streamFlowControlBufferSize",),
+        commands=("tail",),
+    )
+    held_bytes_max: int = option(
+        "How much of incomplete snapshots to keep in memory. The rest goes to a temporary file.",
+        32 * MIB,
+        least=0,
+        most=2**40,
+    )
+    batch_bytes: int = option(
+        "Approximate size of a batch, if that much has been received.", 4 * MIB, least=1, most=1024 * MIB
+    )
+    noop_interval_s: int = option(
+        "Seconds between a server's noops. The client drops a connection that is silent for two and a half intervals.",
+        20,
+        least=1,
+        most=10_000,
+        spark=True,
+    )
+    connections_per_node: int = option(
+        "Number of connections to each node, which share its vbuckets.",
+        1,
+        least=1,
+        most=64,
+        spark=True,
+        commands=("tail",),
+    )
+    priority: Priority | None = option(
+        "The server's priority for these connections: `low`, `medium` or `high`. `None` uses the server's default.",
+        choices=Priority,
+        commands=("tail",),
+    )
+    name: str = option(
+        "The name of the connections in the server's statistics.",
+        "headwater",
+        spark=True,
+        spark_default="headwater-spark",
+        commands=("tail",),
+    )
+    poll_interval_s: float = option(
+        "Seconds between two requests for the cluster map and the high seqnos.", 2.5, least=0.01, most=3600
+    )
+    reconnect_delay_s_min: float = option(
+        "Seconds before a lost connection is opened again. The delay grows with each failure in a row.",
+        0.1,
+        least=0.001,
+        most=3600,
+    )
+    reconnect_delay_s_max: float = option("The longest such delay.", 10.0, least=0.001, most=3600)
+    give_up_after_s: float | None = option(
+        "Seconds that a vbucket may be unreachable before the read fails. `None` disables this.",
+        300.0,
+        least=0,
+        most=10**9,
+        spark=True,
+        commands=("tail",),
+    )
 
     def __post_init__(self) -> None:
-        for option in TO_READ:
-            value = getattr(self, option.name)
-            if (hint := option.check(value)) is not None:
-                raise InvalidInput(f"{option.name} is {value}", hint=hint)
+        for one in READ_OPTIONS.values():
+            value = getattr(self, one.name)
+            if (hint := one.check(value)) is not None:
+                raise InvalidInput(f"{one.name} is {value}", hint=hint)
         if self.reconnect_delay_s_min > self.reconnect_delay_s_max:
             raise InvalidInput(
-                "reconnect_delay_s_min exceeds reconnect_delay_s_max", hint="The first delay can't be the longest"
+                "reconnect_delay_s_min exceeds reconnect_delay_s_max", hint="The minimum delay can't exceed the maximum"
             )
         if not self.name or len(self.name.encode()) > NAME_BYTES_MAX:
-            raise InvalidInput(f"{self.name!r} is no name for a reader", hint=f"Use 1 to {NAME_BYTES_MAX} bytes")
+            raise InvalidInput(
+                f"{self.name!r} is not a valid name for a reader", hint=f"Use 1 to {NAME_BYTES_MAX} bytes"
+            )
 
     @classmethod
     def make(cls, function: str = "ReadOptions.make", /, **options: Unpack[ReadKeywords]) -> ReadOptions:
@@ -130,12 +272,7 @@ class ReadOptions:
         return cls(**read)
 
 
-def _read_start(start: Any) -> Start | Offsets:
-    return start if isinstance(start, Offsets) else _read_choice(Start, start, "or offsets")
-
-
-def _read_end(end: Any) -> End | Mapping[VBucketId, Seqno] | None:
-    return end if end is None or isinstance(end, Mapping) else _read_choice(End, end, "a mapping of seqnos, or None")
+READ_OPTIONS = options_of(ReadOptions)
 
 
 def _read_choice(kind: type[StrEnum], value: Any, others: str = "") -> Any:
@@ -150,8 +287,10 @@ def _read_names(names: Iterable[str | int] | str) -> tuple[Any, ...]:
 
 
 _READ_AS: dict[str, Callable[[Any], Any]] = {
-    "start": _read_start,
-    "end": _read_end,
+    "start": lambda value: value if isinstance(value, Offsets) else _read_choice(Start, value, "or offsets"),
+    "end": lambda value: (
+        value if isinstance(value, Mapping | None) else _read_choice(End, value, "a mapping of seqnos, or None")
+    ),
     "snapshots": lambda value: _read_choice(Snapshots, value),
     "priority": lambda value: None if value is None else _read_choice(Priority, value, "or None"),
     "scopes": _read_names,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.delivery import Delivery
+from headwater.client.delivery import Delivery, PersistenceGate, PersistenceHold
 from headwater.client.links import (
     SCOUT,
     Command,
@@ -34,12 +34,10 @@ from headwater.client.links import (
     active_address,
 )
 from headwater.client.metrics import ReaderMetrics
-from headwater.client.persistence_gate import PersistenceGate, PersistenceHold
 from headwater.client.pieces import OpenSpool, Piece
 from headwater.client.read_options import ReadOptions, Snapshots
 from headwater.client.retries import Backoff, Tolerance, is_final
-from headwater.client.stream_opening import AfterEnd, Outcomes, StreamOpening, VBucketWaits, after_end, refusal
-from headwater.client.vbucket_stream import StreamItem, VBucketStream
+from headwater.client.vbucket_stream import AFTER_END, AfterEnd, StreamItem, StreamTerms, VBucketStream, refusal
 from headwater.errors import (
     AccessDenied,
     BucketReplaced,
@@ -73,11 +71,11 @@ REFUSALS_MAX = 3
 class GivingUp:
     """When a read fails: at once for what can't get better by waiting, and for the rest after a while."""
 
-    def __init__(self, after_s: float | None, *, pool: LinkPool, waits: VBucketWaits) -> None:
+    def __init__(self, after_s: float | None, *, pool: LinkPool, streams: Mapping[VBucketId, VBucketStream]) -> None:
         """With None the read waits for ever."""
         self._after_s = after_s
         self._pool = pool
-        self._waits = waits
+        self._streams = streams
         self._tolerance = Tolerance(within_s=after_s)
 
     def is_hopeless(self, slot: PooledLink, error: HeadwaterError, cluster_map: ClusterMap, now_s: float) -> bool:
@@ -86,7 +84,7 @@ class GivingUp:
             breaks_protocol = isinstance(error, RemoteProtocolError)
             return is_final(error) or (breaks_protocol and self._tolerance.ends_with(slot.address, now_s))
         # A node that has just left the cluster may refuse us, and the others know better: their map comes soon.
-        is_insisting = self._pool.failures_in_a_row(slot.address) >= REFUSALS_MAX
+        is_insisting = self._pool.failures(slot.address).count >= REFUSALS_MAX
         return is_final(error) and is_insisting and slot.address in cluster_map.nodes
 
     def overdue(self, cluster_map: ClusterMap, gate: PersistenceGate | None, now_s: float) -> HeadwaterError | None:
@@ -95,22 +93,23 @@ class GivingUp:
             return None
         if gate is not None and (stalled := gate.stalled(now_s, after_s=self._after_s)) is not None:
             return ConnectionFailed(
-                f"vbucket {stalled} has not been persisted by all copies for {self._after_s:g} seconds: "
+                f"vbucket {stalled} has not been persisted by all replicas for {self._after_s:g} seconds: "
                 f"{gate.why_held(stalled)}",
-                hint="Look at the nodes that are named; where replicas are missing, set missing_replicas_hold to False",
+                hint="Check these nodes; if replicas are missing, set missing_replicas_hold to False",
             )
-        overdue = self._waits.overdue(now_s, after_s=self._after_s)
+        waits = ((vbucket, stream.wait) for vbucket, stream in self._streams.items() if stream.wait is not None)
+        overdue = next(((vbucket, wait) for vbucket, wait in waits if now_s - wait.since_s > self._after_s), None)
         if overdue is None:
             return None
-        vbucket, last = overdue
+        vbucket, last = overdue[0], overdue[1].last
         address = active_address(cluster_map, vbucket)
         # A node that can't be connected to is the newest of what stands in the way: a connection ends its failures.
-        last = (None if address is None else self._pool.last_failure(address)) or last
+        last = (None if address is None else self._pool.failures(address).last) or last
         silence = "no node has it" if address is None else f"{address} has not answered"
         why = silence if last is None else last.reason
         plain = ConnectionFailed(
-            f"vbucket {vbucket} has been out of reach for {self._after_s:g} seconds: {why}",
-            hint="Look whether its node is up, or raise give_up_after_s",
+            f"vbucket {vbucket} has been unreachable for {self._after_s:g} seconds: {why}",
+            hint="Check that its node is up, or raise give_up_after_s",
         )
         # The kind of what stands in the way, and what to do about that, are worth more than ours.
         return plain if last is None else last.reworded(plain.reason)
@@ -152,37 +151,25 @@ class Reader:
         self._map = MapWatch(cluster_map, seeds=seeds, now_s=now_s)
         self._options = options
         self._environment = environment
-        self._backoff = Backoff(
-            delay_s_min=options.reconnect_delay_s_min,
-            delay_s_max=options.reconnect_delay_s_max,
-            random=environment.random,
-        )
+        self._backoff = Backoff.of(options, environment.random)
         self._pool = LinkPool(new_link=environment.new_link, backoff=self._backoff)
         self._delivery = Delivery(
             release=self._release, held_bytes_max=options.held_bytes_max, open_spool=environment.open_spool
         )
-        self._whole_snapshots = options.snapshots is Snapshots.COMPLETE
-        self._is_filtered = stream_value is not None and stream_value.is_filtered
+        self._terms = StreamTerms(
+            metrics=self.metrics,
+            end=options.end,
+            whole_snapshots=options.snapshots is Snapshots.COMPLETE,
+            needs_history_behind_end=options.needs_history_behind_end,
+            flags=stream_flags,
+            value=stream_value,
+        )
         self._hold: PersistenceHold | None = None
         if options.mitigate_rollbacks:
             gate = PersistenceGate(cluster_map, missing_replicas_hold=options.missing_replicas_hold)
-            self._hold = PersistenceHold(gate, self._delivery, whole_snapshots=self._whole_snapshots)
+            self._hold = PersistenceHold(gate, self._delivery, whole_snapshots=self._terms.whole_snapshots)
         self._streams: dict[VBucketId, VBucketStream] = {}
-        self._waits = VBucketWaits(self._backoff)
-        self._opening = StreamOpening(
-            options,
-            flags=stream_flags,
-            value=stream_value,
-            waits=self._waits,
-            metrics=self.metrics,
-            outcomes=Outcomes(
-                started=self._set_offset,
-                delivered=self._deliver,
-                refused=self._on_refused,
-                dropped=self._drop_stream,
-            ),
-        )
-        self._giving_up = GivingUp(options.give_up_after_s, pool=self._pool, waits=self._waits)
+        self._giving_up = GivingUp(options.give_up_after_s, pool=self._pool, streams=self._streams)
         self._poll_due_s = now_s + options.poll_interval_s
         self.follow(offsets, from_now=from_now, now_s=now_s)
 
@@ -191,18 +178,11 @@ class Reader:
     def follow(self, offsets: Mapping[VBucketId, StreamOffset], *, from_now: bool = False, now_s: float) -> None:
         """Read these vbuckets, too."""
         for vbucket, offset in offsets.items():
+            boundaries = self._options.boundaries.get(vbucket, ())
             self._streams[vbucket] = VBucketStream(
-                vbucket,
-                offset,
-                whole_snapshots=self._whole_snapshots,
-                is_filtered=self._is_filtered,
-                needs_history_behind_end=self._options.needs_history_behind_end,
-                boundaries=self._options.boundaries.get(vbucket, ()),
+                vbucket, offset, self._terms, boundaries=boundaries, from_now=from_now, now_s=now_s
             )
-            self._waits.begin(vbucket, now_s=now_s)
-            if from_now:
-                self._opening.start_from_now(vbucket)
-            else:
+            if not from_now:
                 self._set_offset(vbucket, offset)
 
     def _set_offset(self, vbucket: VBucketId, offset: StreamOffset) -> None:
@@ -240,7 +220,7 @@ class Reader:
     @property
     def has_offsets(self) -> bool:
         """Whether `offsets` has every vbucket, and a server has accepted those that start at "now"."""
-        return self._opening.has_offsets
+        return all(stream.now_seqno is None for stream in self._streams.values())
 
     @property
     def offsets(self) -> dict[VBucketId, StreamOffset]:
@@ -310,7 +290,7 @@ class Reader:
         self._drop_link(slot, error, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Time goes on. To be called a few times a second, and after everything that may have made a vbucket wait."""
+        """Do what is due. Call it a few times a second, and after everything that may have made a vbucket wait."""
         for slot in list(self._pool.slots.values()):
             if slot.link is not None:
                 try:
@@ -330,10 +310,8 @@ class Reader:
     # --- asking for streams ---------------------------------------------------------------------------------------
 
     def _ask_due(self, now_s: float) -> None:
-        asked: dict[int, list[VBucketStream]] = {}
-        for vbucket in self._waits.due(now_s):
-            stream = self._streams[vbucket]
-            if not stream.is_idle:
+        for vbucket, stream in self._streams.items():
+            if not stream.is_due(now_s):
                 continue
             address = active_address(self.cluster_map, vbucket)
             if address is None:
@@ -341,31 +319,35 @@ class Reader:
                 continue
             slot = self._pool.get(address, vbucket % self._options.connections_per_node, now_s=now_s)
             if slot is not None:
-                asked.setdefault(slot.id, []).append(stream)
-            elif now_s < self._pool.retry_at_s(address):
+                stream.open(slot)
+            elif now_s < self._pool.failures(address).retry_at_s:
                 self._map.want()
-        for slot_id, streams in asked.items():
-            self._opening.ask(self._pool.slots[slot_id], streams)
+
+    def _streams_on(self, slot: PooledLink) -> list[VBucketStream]:
+        """Everything that is lost with this connection."""
+        return [stream for stream in self._streams.values() if stream.slot is slot]
 
     def _on_high_seqnos(self, slot: PooledLink, request: Request, answer: Response, now_s: float) -> None:
-        streams = list(slot.surveyed.get(request.opaque, []))
+        if slot.survey_opaque == request.opaque:
+            slot.survey_opaque = None
+        highs: dict[VBucketId, Seqno] | None = None
         if isinstance(answer, GetAllVbSeqnosResponse):
             highs = {entry.vbucket: entry.seqno for entry in answer.seqnos}
             self.metrics.set_high_seqnos({vbucket: high for vbucket, high in highs.items() if vbucket in self._streams})
-            self._opening.on_high_seqnos(slot, streams, highs, now_s)
-            if not streams and self._options.end is not None:
-                self._check_ends(slot, highs)
-        else:
-            error = refusal(answer, "the high seqnos can't be read")
-            for stream in streams:
+        asked = [stream for stream in self._streams_on(slot) if stream.survey == request.opaque]
+        for stream in asked:
+            try:
+                if highs is None:
+                    raise refusal(answer, "the high seqnos can't be read")
+                stream.on_high_seqno(highs.get(stream.vbucket))
+            except StatusError as error:
                 self._on_refused(stream, error, now_s)
-        # Not before: an error on the way ends the link, and then all of them have to wait.
-        slot.surveyed.pop(request.opaque, None)
+        if highs is not None and not asked and self._options.end is not None:
+            self._check_ends(slot, highs)
 
     def _check_ends(self, slot: PooledLink, highs: dict[VBucketId, Seqno]) -> None:
         """A failover may have left open streams with an end that their new history does not have."""
-        assert slot.link is not None
-        for stream in list(slot.link.streams.values()):
+        for stream in self._streams_on(slot):
             high = highs.get(stream.vbucket)
             # One that is being asked for may have to roll back first, and the caller has to get that rollback.
             if high is not None and stream.is_accepted:
@@ -420,8 +402,6 @@ class Reader:
         if isinstance(message, SnapshotMarker):
             self.metrics.on_snapshot(stream.vbucket, message.end_seqno)
         if isinstance(message, StreamEnd):
-            assert slot.link is not None
-            del slot.link.streams[message.opaque]
             self._on_stream_end(stream, message, now_s)
 
     def _deliver(self, stream: VBucketStream, items: list[StreamItem]) -> None:
@@ -435,7 +415,7 @@ class Reader:
     def _on_stream_end(self, stream: VBucketStream, message: StreamEnd, now_s: float) -> None:
         self.metrics.on_stream_end(message.reason)
         self._drop_stream(stream)
-        after = after_end(message.reason)
+        after = AFTER_END.get(message.reason, AfterEnd.ASK_LATER)
         if after is AfterEnd.FINISHED and stream.is_done_with(message.reason):
             self._finish(stream.vbucket)
         elif after is AfterEnd.FAIL:
@@ -445,17 +425,18 @@ class Reader:
         else:
             if after is AfterEnd.FIND_AND_ASK:
                 self._map.want()
-            self._waits.retry(stream.vbucket, None, now_s=now_s, at_once=after is AfterEnd.ASK_AT_ONCE)
+            stream.retry(None, now_s=now_s, backoff=None if after is AfterEnd.ASK_AT_ONCE else self._backoff)
 
     # --- answers --------------------------------------------------------------------------------------------------
 
     def _on_answer(self, slot: PooledLink, event: RequestAnswered[VBucketStream], now_s: float) -> None:
         request, answer = event.request, event.answer
         match request:
-            case StreamRequest():
-                self._opening.on_stream_answer(slot, request, event.stream, answer, now_s)
-            case GetFailoverLog():
-                self._opening.on_failover_log(slot, request, event.stream, answer, now_s)
+            case StreamRequest() | GetFailoverLog():
+                # Without a stream it was closed while it was being asked for. It is closed: the server takes requests
+                # in order.
+                if event.stream is not None:
+                    self._on_opening_answer(event.stream, request, answer, now_s)
             case GetAllVbSeqnos():
                 self._on_high_seqnos(slot, request, answer, now_s)
             case ObserveSeqno():
@@ -465,6 +446,16 @@ class Reader:
                     self._on_map(self._environment.decode_map(answer.value, slot.address), now_s)
             case CloseStream():
                 pass  # A stream that had ended by itself can't be closed any more: that is fine, too.
+
+    def _on_opening_answer(self, stream: VBucketStream, request: Request, answer: Response, now_s: float) -> None:
+        try:
+            items = stream.on_answer(request, answer)
+        except StatusError as error:
+            self._on_refused(stream, error, now_s)
+            return
+        if stream.now_seqno is not None:
+            self._set_offset(stream.vbucket, stream.offset)
+        self._deliver(stream, items)
 
     # --- rollback mitigation --------------------------------------------------------------------------------------
 
@@ -496,14 +487,14 @@ class Reader:
         if self._hold is not None:
             self._hold.gate.on_cluster_map(new)
         self.metrics.on_config_update()
-        for vbucket in self._streams:
-            if active_address(new, vbucket) != active_address(old, vbucket):
-                self._waits.hurry(vbucket, now_s=now_s)
+        for vbucket, stream in self._streams.items():
+            address = active_address(new, vbucket)
+            if stream.slot is not None and address != stream.slot.address:
+                self._close_stream(stream)
+                stream.retry(None, now_s=now_s, backoff=None)
+            elif address != active_address(old, vbucket):
+                stream.hurry(now_s)
         for slot in list(self._pool.slots.values()):
-            for stream in slot.all_streams:
-                if active_address(new, stream.vbucket) != slot.address:
-                    self._close_stream(stream)
-                    self._waits.retry(stream.vbucket, None, now_s=now_s, at_once=True)
             if slot.lane != SCOUT and slot.address not in new.nodes:
                 self._pool.close(slot)
 
@@ -522,26 +513,16 @@ class Reader:
         if self._hold is not None and slot.lane == 0:
             self._hold.gate.on_disconnected(slot.address)
         self.metrics.on_disconnect(error)
-        for stream in slot.all_streams:
-            self._opening.drop(stream.vbucket)
+        for stream in self._streams_on(slot):
             self._drop_stream(stream)
-            self._waits.retry(stream.vbucket, error, now_s=now_s, at_once=True)
+            stream.retry(error, now_s=now_s, backoff=None)
         self._map.want()
         if self._giving_up.is_hopeless(slot, error, self.cluster_map, now_s):
             self.failure = error
 
     def _close_stream(self, stream: VBucketStream) -> None:
-        """Close a stream on its link, without waiting for the answer."""
-        for slot in self._pool.slots.values():
-            if slot.link is not None:
-                for opaque in [opaque for opaque, other in slot.link.streams.items() if other is stream]:
-                    del slot.link.streams[opaque]
-                    slot.link.send_request(CloseStream(vbucket=stream.vbucket))
-            for asked in slot.surveyed.values():
-                if stream in asked:
-                    asked.remove(stream)
-        self._opening.drop(stream.vbucket)
-        self._drop_stream(stream)
+        self._delivery.drop(stream.close())
+        self._delivery.note_held(stream)
 
     def _drop_stream(self, stream: VBucketStream) -> None:
         """What the stream holds will be asked for again."""
@@ -551,18 +532,17 @@ class Reader:
     def _finish(self, vbucket: VBucketId) -> None:
         """Nothing more is read of this vbucket."""
         del self._streams[vbucket]
-        self._waits.end(vbucket)
-        self._opening.close(vbucket)
         self.metrics.on_closed(vbucket)
 
     def _on_refused(self, stream: VBucketStream, error: StatusError, now_s: float) -> None:
         """A request for this vbucket was refused: retry where that may help."""
+        self._drop_stream(stream)
         if not error.retriable:
             self.failure = error
             return
         if error.stale_topology:
             self._map.want()
-        self._waits.retry(stream.vbucket, error, now_s=now_s, at_once=False)
+        stream.retry(error, now_s=now_s, backoff=self._backoff)
 
     # --- flow control ---------------------------------------------------------------------------------------------
 
@@ -572,7 +552,7 @@ class Reader:
             slot.link.release(window_bytes)
 
     def _release_held(self) -> None:
-        """Where the caller has nothing to take, let servers go on that wait for room: see `delivery`."""
+        """Where the caller has nothing to take, let servers send that wait for room: see `delivery`."""
         if self._delivery.is_empty:
             for slot in self._pool.ready:
                 if slot.link is not None and slot.link.is_pressed:

@@ -9,23 +9,27 @@ data, in one transaction, and starts from them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from html import escape
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
 from headwater.client.asyncio_edge import AsyncioEdge
 from headwater.client.batches import build_batch, change_schema, raw_schema, with_text_keys
+from headwater.client.bootstrap import BucketView
 from headwater.client.changes import Change, Rollback, changes_of
-from headwater.client.checkpoints.file import CheckpointStore
+from headwater.client.checkpoints import CheckpointStore
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.offsets import Offsets
 from headwater.client.pieces import Piece
 from headwater.client.read_options import End, ReadOptions
+from headwater.client.settings import ClientSettings
 from headwater.errors import LocalProtocolError
-from headwater.phrases import counted
+from headwater.phrases import counted, escaped_bytes
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
@@ -122,11 +126,11 @@ class Batches:
     def end_now(self) -> None:
         """Give a read without an end one: what a library reads into a table has to come to an end.
 
-        One that has started without an end goes on for ever, and is refused.
+        One that has started without an end never ends, and is refused.
         """
         if self._options.end is None and self._started is not None:
             raise LocalProtocolError(
-                "the read has started, and has no end", hint='Make one with end="now", or take its batches one by one'
+                "the read has started, and has no end", hint='Create one with end="now", or iterate over its batches'
             )
         if self._options.end is None:
             self._options = replace(self._options, end=End.NOW)
@@ -134,7 +138,7 @@ class Batches:
     def _running(self) -> ReadStart:
         if self._started is None:
             raise LocalProtocolError(
-                "the read has not started yet", hint="Call start(), or ask for its first batch or change first"
+                "the read has not started yet", hint="Call start(), or request the first batch or change"
             )
         return self._started
 
@@ -192,7 +196,7 @@ class Batches:
     async def _start_once(self) -> ReadStart | None:
         """Begin to read, once. None if the read was closed meanwhile.
 
-        A caller that stops waiting for it may call again: it goes on, however short the waits are.
+        A caller that stops waiting for it may call again: the start continues, however short the waits are.
         """
         if self._started is None and not self._is_closed:
             if self._starting is None or self._starting.done():
@@ -262,17 +266,51 @@ class Batches:
             await self._checkpoint.close()
 
 
-class BatchWalk:
-    """Goes through a batch change by change, and knows the offsets at each step."""
+class HasOffsets(Protocol):
+    """The batches that changes are taken from, with asyncio or without."""
 
-    def __init__(self) -> None:
+    @property
+    def offsets(self) -> Offsets: ...
+
+    @property
+    def finished(self) -> Offsets: ...
+
+    @property
+    def metrics(self) -> ReaderMetrics: ...
+
+    def summary(self) -> str: ...
+
+
+B = TypeVar("B", bound=HasOffsets)
+
+
+class ChangeWalk(Generic[B]):
+    """Goes through batches change by change, and knows the offsets at each step."""
+
+    def __init__(self, batches: B) -> None:
+        self._batches = batches
         self._left: Iterator[Change] = iter(())
         self._before: Offsets | None = None
         """Before the batch; None between batches."""
         self._last: dict[VBucketId, Change] = {}
         """The last change of each vbucket that was gone past."""
 
-    def next_change(self) -> Change | None:
+    @property
+    def offsets(self) -> Offsets:
+        """Behind the last change that was returned."""
+        if self._before is None:
+            return self._batches.offsets
+        return self._before.updated({vbucket: _offset_after(change) for vbucket, change in self._last.items()})
+
+    @property
+    def metrics(self) -> ReaderMetrics:
+        """What the read has counted so far."""
+        return self._batches.metrics
+
+    def __repr__(self) -> str:
+        return f"<Changes of {self._batches.summary()}>"
+
+    def _next_change(self) -> Change | None:
         """None where the batch is done."""
         change = next(self._left, None)
         if change is None:
@@ -282,50 +320,28 @@ class BatchWalk:
             self._last[change.vbucket] = change
         return change
 
-    def enter(self, batch: pa.RecordBatch, *, before: Offsets) -> None:
-        self._before = before
+    def _enter(self, batch: pa.RecordBatch) -> None:
+        self._before = self._batches.finished
         self._left = changes_of(batch)
 
-    def offsets(self, *, behind: Offsets) -> Offsets:
-        """`behind` is where the whole batch ends."""
-        if self._before is None:
-            return behind
-        return self._before.updated({vbucket: _offset_after(change) for vbucket, change in self._last.items()})
 
-
-class Changes:
+class Changes(ChangeWalk[Batches]):
     """Typed changes, one after the other."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-        self._walk = BatchWalk()
-
-    @property
-    def offsets(self) -> Offsets:
-        """Behind the last change that was returned."""
-        return self._walk.offsets(behind=self._batches.offsets)
-
-    @property
-    def metrics(self) -> ReaderMetrics:
-        return self._batches.metrics
 
     async def start(self) -> None:
         """Return when every vbucket has its offset. See `Batches.start`."""
         await self._batches.start()
 
-    def __repr__(self) -> str:
-        return f"<Changes of {self._batches.summary()}>"
-
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Change:
-        while (change := self._walk.next_change()) is None:
-            batch = await self._batches.__anext__()
-            self._walk.enter(batch, before=self._batches.finished)
+        while (change := self._next_change()) is None:
+            self._enter(await self._batches.__anext__())
         return change
 
     async def aclose(self) -> None:
+        """Save what is finished, and close everything."""
         await self._batches.aclose()
 
 
@@ -338,3 +354,118 @@ def _offset_after(change: Change) -> StreamOffset:
         snapshot_start=Seqno(change.snapshot_start),
         snapshot_end=Seqno(change.snapshot_end),
     )
+
+
+# --- at a prompt and in a notebook ------------------------------------------------------------------------------------
+#
+# A representation says what is known and asks no server. All that comes from a server or a user is escaped before it
+# becomes HTML, and a password is never part of it.
+
+COLLECTIONS_SHOWN_MAX = 20
+ROWS_SHOWN_MAX = 10
+VALUE_BYTES_SHOWN_MAX = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientView:
+    """What is shown of a client."""
+
+    settings: ClientSettings
+    bucket: BucketView | None
+    """None before the client has connected."""
+    is_closed: bool
+    reads: tuple[str, ...]
+    """What is read, and how far each read is."""
+
+    def text(self) -> str:
+        reads = "".join(f"; reads {read}" for read in self.reads)
+        return f"<Client of {self.settings.bucket} at {self._hosts}{self._user}, {self._state}{reads}>"
+
+    def html(self) -> str:
+        rows = [("bucket", self.settings.bucket), ("at", f"{self._hosts}{self._user}"), ("state", self._state)]
+        if self.bucket is not None:
+            rows.append(("collections", self._collections(self.bucket)))
+        rows.extend(("reads", read) for read in self.reads)
+        return _table((), rows)
+
+    @property
+    def _hosts(self) -> str:
+        return ", ".join(map(str, self.settings.addresses))
+
+    @property
+    def _user(self) -> str:
+        credentials = self.settings.credentials
+        return "" if credentials is None else f" as {credentials.user}"
+
+    @property
+    def _state(self) -> str:
+        if self.is_closed:
+            return "closed"
+        if self.bucket is None:
+            return "not connected yet"
+        nodes = counted(len(self.bucket.cluster_map.nodes), "node")
+        collections = counted(sum(1 for _ in self.bucket.manifest.collections()), "collection")
+        return f"{counted(self.bucket.cluster_map.vbuckets, 'vbucket')} on {nodes}, {collections}"
+
+    def _collections(self, bucket: BucketView) -> str:
+        names = [f"{scope.name}.{collection.name}" for scope, collection in bucket.manifest.collections()]
+        more = len(names) - COLLECTIONS_SHOWN_MAX
+        return ", ".join(names[:COLLECTIONS_SHOWN_MAX]) + (f" and {more:,} more" if more > 0 else "")
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+_SHOWN = ("changed_at", "op", "scope", "collection", "key", "value", "vbucket", "seqno")
+
+
+def show_batches_in_notebooks() -> None:
+    """Let a notebook show batches of changes as tables. Where there is none, or it has its own way, nothing is done.
+
+    Batches are of Arrow's own class, which can't be given a `_repr_html_`.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    formatter = getattr(shell, "display_formatter", None)
+    if formatter is not None and formatter.formatters["text/html"].for_type(pa.RecordBatch) is None:
+        formatter.formatters["text/html"].for_type(pa.RecordBatch, batch_html)
+
+
+def batch_html(batch: pa.RecordBatch) -> str | None:
+    """The first rows of a batch; None for a batch of something else than changes, which is shown as text.
+
+    Every vbucket sends the events of collections and scopes, a thousand times the same: they are counted.
+    """
+    if not {*_SHOWN} <= {*batch.schema.names}:
+        return None
+    # It takes long to import, and most programs show no batch.
+    import pyarrow.compute as pc
+
+    is_event = pc.match_substring_regex(batch.column("op").cast(pa.string()), "^(collection|scope)_")
+    changes = batch.select(_SHOWN).filter(pc.invert(is_event))
+    rows = [[_cell(name, row[name]) for name in _SHOWN] for row in changes.slice(0, ROWS_SHOWN_MAX).to_pylist()]
+    shown = f", the first {len(rows)} of them shown" if changes.num_rows > len(rows) else ""
+    events = counted(batch.num_rows - changes.num_rows, "event")
+    return f"{_table(_SHOWN, rows)}<p>{counted(changes.num_rows, 'change')}{shown}; {events} of collections.</p>"
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name == "changed_at":
+        return str(value.strftime("%Y-%m-%d %H:%M:%S"))
+    if isinstance(value, bytes):
+        shown = escaped_bytes(value[:VALUE_BYTES_SHOWN_MAX])
+        return f"{shown} … ({len(value):,} bytes)" if len(value) > VALUE_BYTES_SHOWN_MAX else shown
+    return str(value)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Without a head, the first cell of each row is its name."""
+    first = "td" if head else "th"
+    body = "".join(f"<tr>{_tag(first, row[0])}{''.join(_tag('td', cell) for cell in row[1:])}</tr>" for row in rows)
+    names = f"<thead><tr>{''.join(_tag('th', name) for name in head)}</tr></thead>" if head else ""
+    return f"<table>{names}<tbody>{body}</tbody></table>"
+
+
+def _tag(name: str, text: str) -> str:
+    return f'<{name} style="text-align: left">{escape(text)}</{name}>'

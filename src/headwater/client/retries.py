@@ -9,10 +9,13 @@ nothing here sleeps or connects.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 from headwater.client.connection_string import Address
+from headwater.client.read_options import ReadOptions
 from headwater.errors import (
     AuthenticationFailed,
     HeadwaterError,
@@ -42,7 +45,7 @@ class HostFailures:
     def verdict(self) -> HeadwaterError:
         """The error for all of them: of the class that says most, and with what each of them has said."""
         if not self._failures:
-            raise LocalProtocolError("no host has failed, and none was named", hint="Name at least one")
+            raise LocalProtocolError("no host was named", hint="Name at least one")
         worst = min((error for _, error in self._failures), key=_rank)
         verdict = worst.reworded(self._reason())
         verdict.__cause__ = worst
@@ -90,6 +93,11 @@ class Backoff:
     random: Callable[[], float]
     """A number from 0 up to 1."""
 
+    @classmethod
+    def of(cls, options: ReadOptions, random: Callable[[], float]) -> Self:
+        """The delays between the connections of a read."""
+        return cls(delay_s_min=options.reconnect_delay_s_min, delay_s_max=options.reconnect_delay_s_max, random=random)
+
     def delay_s(self, failures: int) -> float:
         """The delay after that many failures in a row."""
         doublings = min(max(failures - 1, 0), _DOUBLINGS_MAX)
@@ -97,8 +105,24 @@ class Backoff:
         return whole_s * (0.5 + self.random() / 2)
 
 
+class Attempts:
+    """Attempts at one thing, as patient as a read is with its connections: how long to wait after each failure."""
+
+    def __init__(self, options: ReadOptions, *, random: Callable[[], float], now_s: float) -> None:
+        self._backoff = Backoff.of(options, random)
+        self._give_up_s = math.inf if options.give_up_after_s is None else now_s + options.give_up_after_s
+        self._failures = 0
+
+    def delay_s_after(self, error: HeadwaterError, now_s: float) -> float:
+        """The delay before the next attempt. Raises the error if there is to be none."""
+        self._failures += 1
+        if is_final(error) or now_s > self._give_up_s:
+            raise error
+        return self._backoff.delay_s(self._failures)
+
+
 class Tolerance:
-    """A node that breaks the protocol once may do better next time. One that goes on with it will not."""
+    """A node that breaks the protocol once may do better next time. One that keeps doing it will not."""
 
     def __init__(self, *, within_s: float | None) -> None:
         """None is for ever patient."""

@@ -16,14 +16,14 @@ from headwater._version import __version__
 from headwater.client.cluster_map import ClusterMap, Network
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString
 from headwater.client.kv_connection import FEATURES, Login, Timeouts
-from headwater.client.options import check_keywords, names_keywords
 from headwater.errors import InvalidConnectionString, InvalidInput, NotSupported
+from headwater.options import check_keywords, option, options_of, suggest_keywords
 from headwater.protocol.features import Feature
 from headwater.protocol.sasl import USER_CHARS_MAX, Credentials, Mechanism
 from headwater.protocol.status import Status
 
 
-@names_keywords
+@suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
     """Whom to trust, and who we are."""
@@ -42,12 +42,9 @@ class TlsSettings:
     def __post_init__(self) -> None:
         if self.certificate_file is None and (self.key_file is not None or self.key_password is not None):
             raise InvalidInput(
-                "there is a key, but no client certificate that it belongs to", hint="Give certificate_file, too"
+                "a key was given without a client certificate",
+                hint="Give --tls-cert (TlsSettings.certificate_file in Python)",
             )
-
-    @property
-    def has_certificate(self) -> bool:
-        return self.certificate_file is not None
 
     def context(self) -> ssl.SSLContext:
         """A context for connections by these settings, or `InvalidInput` where their files can't be used."""
@@ -76,13 +73,17 @@ class TlsSettings:
             ) from error
 
 
+USER_VARIABLE = "HEADWATER_USER"
+PASSWORD_VARIABLE = "HEADWATER_PASSWORD"
+KEY_PASSWORD_VARIABLE = "HEADWATER_TLS_KEY_PASSWORD"
+
 AGENT = f"headwater/{__version__}"
 AGENT_CHARS_MAX = 200
 """What a server keeps of it is less."""
 
 
 class ConnectKeywords(TypedDict, total=False):
-    """What `connect` takes beside the URL. `options.TO_CONNECT` describes it."""
+    """What `connect` takes beside the URL. `ConnectOptions` describes them."""
 
     user: str | None
     password: str | None
@@ -92,6 +93,112 @@ class ConnectKeywords(TypedDict, total=False):
     agent: str
     features: tuple[Feature, ...]
     timeouts: Timeouts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectOptions:
+    """The options to connect. Python has TLS as one object, Spark and the command line have an option for each part."""
+
+    user: str | None = option(
+        "The user to log in as.",
+        default_words="that of the URL; in Spark and on the command line also `HEADWATER_USER`",
+        spark=True,
+        spark_also=("username",),
+        commands=("*",),
+        metavar="NAME",
+        variable=USER_VARIABLE,
+    )
+    password: str | None = option(
+        "The password of the user.",
+        secret=True,
+        default_words="none; in Spark and on the command line `HEADWATER_PASSWORD`",
+        spark=True,
+        spark_note="Spark hides it.",
+        commands=("*",),
+        cli_note="By default, the command prompts for it. Others on the machine can see an option.",
+        metavar="PASSWORD",
+        variable=PASSWORD_VARIABLE,
+    )
+    password_file: Path | None = option(
+        "A file with the password, on the machine that plans the query.", python=False, spark=True
+    )
+    tls: TlsSettings | None = option(
+        "The certificates to trust and to present. Elsewhere, the options `tls_…` set them.",
+        default_words="trusts the system's, with a URL that has TLS",
+    )
+    tls_ca: Path | None = option(
+        "A PEM file with the certificates to trust.",
+        default_words="the system's",
+        python=False,
+        spark=True,
+        spark_note="The executors need all TLS files, too.",
+        commands=("*",),
+    )
+    tls_cert: Path | None = option(
+        "A PEM file with a client certificate for the log-in.", python=False, spark=True, commands=("*",)
+    )
+    tls_key: Path | None = option(
+        "A PEM file with the key of the client certificate.",
+        default_words="that in the certificate's file",
+        python=False,
+        spark=True,
+        commands=("*",),
+    )
+    tls_key_password: str | None = option(
+        "The password of the key, if it is encrypted.",
+        secret=True,
+        python=False,
+        spark=True,
+        spark_note="Spark hides it.",
+        commands=("*",),
+        metavar="PASSWORD",
+        variable=KEY_PASSWORD_VARIABLE,
+    )
+    tls_skip_verify: bool = option(
+        "Accept any server certificate. For tests only: it does not protect against man-in-the-middle attacks.",
+        False,
+        python=False,
+        spark=True,
+        commands=("*",),
+    )
+    mechanism: Mechanism | str | None = option(
+        "How to log in: `SCRAM-SHA512`, `SCRAM-SHA256`, `SCRAM-SHA1`, or `PLAIN`, which may send the password in "
+        "clear text.",
+        default_words="the strongest that the server offers",
+        spark=True,
+    )
+    network: Network | str | None = option(
+        "Which addresses of the nodes to use: `auto`, `default` or `external`.",
+        default_words="that of the URL, or `auto`",
+        spark=True,
+    )
+    agent: str = option(
+        "The name of this client in the server's log.", AGENT, default_words="`headwater/` and the version"
+    )
+    features: tuple[Feature, ...] = option(
+        "The features to offer in HELLO.", FEATURES, default_words="all that the client uses"
+    )
+    timeouts: Timeouts | None = option(
+        "How long to wait for a connection and for an answer.",
+        default_words="`Timeouts(connect_s=5.0, answer_s=30.0)`",
+    )
+
+    @property
+    def tls_settings(self) -> TlsSettings | None:
+        """What the options say about TLS, or None if they say nothing."""
+        settings = TlsSettings(
+            ca_file=self.tls_ca,
+            skip_verify=self.tls_skip_verify,
+            certificate_file=self.tls_cert,
+            key_file=self.tls_key,
+            # The variable of the environment may be set for other commands.
+            key_password=None if self.tls_cert is None else self.tls_key_password,
+        )
+        return None if settings == TlsSettings() else settings
+
+
+CONNECT_OPTIONS = options_of(ConnectOptions)
+CONNECT_KEYWORDS = tuple(one for one in CONNECT_OPTIONS.values() if one.python)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +214,10 @@ class ClientSettings:
     tls: TlsSettings | None = None
     """None for a connection without TLS."""
     mechanism: Mechanism | None = None
-    """How to log in; None for the strongest that the server offers and that does not reveal the password."""
     network: Network = Network.AUTO
-    """By which of their addresses nodes are reached."""
     features: tuple[Feature, ...] = FEATURES
-    """What is offered in HELLO."""
     agent: str = AGENT
-    """What the server's log calls this client."""
     timeouts: Timeouts = Timeouts()
-    """To connect, and to wait for an answer."""
     bucket_was_seen: bool = False
     """The bucket was there before: a server without it has just started, and is asked again (`BucketNotReady`)."""
 
@@ -159,12 +261,16 @@ class ClientSettings:
             raise InvalidConnectionString("the connection string names no bucket", hint="Write couchbase://host/bucket")
         if tls is not None and not where.tls:
             raise InvalidInput(
-                "there are TLS options, but no TLS", hint="Write couchbases:// for a connection with TLS"
+                "TLS options were given, but the connection does not use TLS",
+                hint="Write couchbases:// for a connection with TLS",
             )
-        _check_agent(agent)
+        if not 0 < len(agent) <= AGENT_CHARS_MAX or not agent.isprintable() or not agent.isascii():
+            raise InvalidInput(
+                f"{agent!r} can't be the agent's name", hint=f"Use 1 to {AGENT_CHARS_MAX} printable ASCII characters"
+            )
         timeouts = timeouts or Timeouts()
         if min(timeouts.connect_s, timeouts.answer_s) <= 0:
-            raise InvalidInput("a timeout is not above 0", hint="Give it in seconds")
+            raise InvalidInput("a timeout must be above 0", hint="Give it in seconds")
         return cls(
             where=where,
             bucket=where.bucket,
@@ -235,18 +341,20 @@ class ClientSettings:
 def _credentials(user: str | None, password: str | None) -> Credentials | None:
     if user is None:
         if password is not None:
-            raise InvalidInput("there is a password, but no user", hint="Give the user, too, or a client certificate")
+            raise InvalidInput(
+                "a password was given without a user", hint="Give the user, too, or a client certificate"
+            )
         return None
     if not user or not password:
         raise InvalidInput(
             "the user or the password is missing",
-            hint="Give both, or neither of them where a client certificate is the log-in",
+            hint="Give both, or neither if a client certificate is the log-in",
         )
     if len(user) > USER_CHARS_MAX or "\0" in user + password or not _is_utf8(user + password):
         # Neither is repeated: the fault may be that the two were mixed up.
         raise InvalidInput(
-            "the user or the password is not possible",
-            hint=f"A user has up to {USER_CHARS_MAX} characters, both can be written in UTF-8 and have no NUL in them",
+            "the user or the password is invalid",
+            hint=f"A user has up to {USER_CHARS_MAX} characters, and both are valid UTF-8 without NUL",
         )
     return Credentials(user, password)
 
@@ -274,10 +382,3 @@ def _network(name: str | None, where: ConnectionString) -> Network:
     if name not in tuple(Network):
         raise InvalidConnectionString(f"there is no network {name!r}", hint=f"Use one of {', '.join(Network)}")
     return Network(name)
-
-
-def _check_agent(agent: str) -> None:
-    if not 0 < len(agent) <= AGENT_CHARS_MAX or not agent.isprintable() or not agent.isascii():
-        raise InvalidInput(
-            f"{agent!r} can't be the agent's name", hint=f"Use 1 to {AGENT_CHARS_MAX} printable ASCII characters"
-        )

@@ -234,7 +234,7 @@ class AsyncSurveyor:
         return NotMyVBucket(
             Status.NOT_MY_VBUCKET,
             f"there is no active node for {counted(len(vbuckets), 'vbucket')}, vbucket {min(vbuckets)} among them",
-            hint="Wait for the failover or the rebalance to end, and look whether all nodes are up",
+            hint="Wait for the failover or the rebalance to end, and check that all nodes are up",
         )
 
     async def _connection(self, address: Address) -> AsyncKvConnection:
@@ -269,14 +269,11 @@ async def _high_seqnos(connection: AsyncKvConnection) -> dict[VBucketId, Seqno]:
 async def _failover_logs(connection: AsyncKvConnection, vbuckets: list[VBucketId]) -> dict[VBucketId, FailoverLog]:
     """The logs of those that the node has."""
     logs: dict[VBucketId, FailoverLog] = {}
-    for vbucket, answer in zip(vbuckets, connection.send(map(_log_request, vbuckets)), strict=True):
+    requests = [GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets]
+    for vbucket, answer in zip(vbuckets, connection.send(requests), strict=True):
         frame = (await answer)[-1].frame
         if frame.specific not in (Status.SUCCESS, Status.NOT_MY_VBUCKET):
             raise status_error(frame.specific, f"the failover log of vbucket {vbucket} can't be read")
         if frame.specific == Status.SUCCESS:
             logs[vbucket] = FailoverLog.of(decode_failover_log(frame.value))
     return logs
-
-
-def _log_request(vbucket: VBucketId) -> GetFailoverLog:
-    return GetFailoverLog(vbucket=vbucket)

@@ -1,6 +1,6 @@
 """Threads beside event loops: a loop for callers that have none, and a thread for the little that blocks.
 
-`LoopThread` is behind the blocking client and `blocking_bucket`. A loop in it goes on while the caller is busy: noops
+`LoopThread` is behind the blocking client and `blocking_bucket`. Its loop keeps running while the caller is busy: noops
 are answered and bytes received, up to the flow-control window, however long the caller takes with a batch. Nothing here
 may keep the program from ending.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from headwater.errors import LocalProtocolError
@@ -39,14 +39,18 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = _new_loop()
         # A program that forgets to close the client must still be able to end.
-        self._thread = threading.Thread(target=_run_and_close, args=(self._loop,), name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it in the loop and wait for what it returns or raises. Interrupted, it is cancelled, and waited for."""
         if self.is_closed:
             work.close()
-            raise LocalProtocolError("the client is closed", hint="Make a new one, and read before it is closed")
+            raise LocalProtocolError("the client is closed", hint="Create a new client, and read before you close it")
         call = _Call(self._loop, work)
         try:
             # In here, too: the interrupt may come as soon as the loop knows of the call.
@@ -83,11 +87,6 @@ class LoopThread:
 
         with suppress(RuntimeError):  # it is closed already
             asyncio.run_coroutine_threadsafe(end(), self._loop)
-
-
-def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
 
 
 class _Call(Generic[T]):
@@ -138,26 +137,14 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     The threads of `asyncio.to_thread` are waited for when the program ends. One that asks a silent DNS server would
     hold the end up for as long as it may ask. So what only asks, and writes nothing, is done here.
     """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            report = partial(_succeed, outcome, work())
+            outcome.set_result(work())
         except BaseException as error:
-            report = partial(_fail, outcome, error)
-        with suppress(RuntimeError):  # the loop is closed, and the result is not wanted
-            loop.call_soon_threadsafe(report)
+            outcome.set_exception(error)
 
     threading.Thread(target=run, name="headwater-asking", daemon=True).start()
-    return await outcome
-
-
-def _succeed(outcome: asyncio.Future[T], result: T) -> None:
-    if not outcome.done():
-        outcome.set_result(result)
-
-
-def _fail(outcome: asyncio.Future[T], error: BaseException) -> None:
-    if not outcome.done():
-        outcome.set_exception(error)
+    return await asyncio.wrap_future(outcome)

@@ -1,26 +1,54 @@
-"""One vbucket as a reader follows it, sans-IO: its offset, what it still holds, and how it comes through a rollback.
+"""One vbucket as a reader follows it, sans-IO: its offset, what it still holds, and its conversation with the nodes.
 
 The stream outlives its connections: the reader opens it on one link after the other. It keeps three offsets apart:
 
-* `offset`: up to here everything was delivered. A stream that breaks goes on from here.
+* `offset`: up to here everything was delivered. A stream that breaks resumes from here.
 * `asked`: the offset of the last stream request. It is `offset`, or below it until a rollback is accepted.
 * the tracker's offset: up to here changes were received. What lies between is held until its snapshot is complete.
 
 The saved vbuuid stays in the request until the server has judged it; only when the server accepts it, the newest one
-takes its place. Nothing here sends a byte: the caller sends what `request` returns and reports what was answered.
+takes its place. What a node is asked until the stream is open, and in which order:
+
+    high seqnos ─→ stream request ─→ accepted
+                                  ─→ refused
+                                  ─→ a rollback is demanded ─→ failover log ─→ high seqnos ─→ stream request …
+    high seqnos ─→ failover log ─→ stream request …                         (for a start at "now")
+
+High seqnos are asked for only where the stream starts at "now", or has an end: after a failover the new history may be
+shorter than the end that was wanted, and the stream would wait for ever. One answer has those of all vbuckets of a
+node, so streams that need them while a request for them is unanswered wait for that answer: a server takes requests in
+order, and whatever we know by now was so before it counted.
+
+A start at "now" holds when a server has accepted it. Until then nothing of the vbucket was delivered and no caller
+relies on its offset, so whatever goes wrong the conversation starts again from the high seqno.
+
+The reader is the only caller: it passes in the answers, delivers the items that come out, and decides about retries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
 
+from headwater.client.metrics import ReaderMetrics
 from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece, SpooledRun
-from headwater.errors import NoConsistentCut, SnapshotViolation, UnexpectedMessage
+from headwater.client.read_options import End
+from headwater.client.retries import Backoff
+from headwater.errors import (
+    CheckpointAhead,
+    HeadwaterError,
+    NoConsistentCut,
+    SnapshotViolation,
+    StatusError,
+    UnexpectedMessage,
+    status_error,
+)
 from headwater.protocol.consumer import StreamRun
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.messages import Request
+from headwater.protocol.messages import ErrorResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import (
     Deletion,
     Expiration,
@@ -30,7 +58,16 @@ from headwater.protocol.messages.dcp_changes import (
     SnapshotMarker,
     SystemEvent,
 )
-from headwater.protocol.messages.dcp_streams import StreamEnd, StreamEndReason, StreamFlags, StreamRequest
+from headwater.protocol.messages.dcp_streams import (
+    CloseStream,
+    GetFailoverLog,
+    GetFailoverLogResponse,
+    StreamEnd,
+    StreamEndReason,
+    StreamFlags,
+    StreamRequest,
+    StreamRequestResponse,
+)
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import ConsumedStream, StreamOffset
 from headwater.protocol.states import (
@@ -39,13 +76,17 @@ from headwater.protocol.states import (
     RollbackDone,
     SnapshotCompleted,
     StreamAccepted,
-    StreamRefused,
 )
+from headwater.protocol.status import Status
+from headwater.protocol.stream_requests import StreamRequestValue
 from headwater.protocol.system_events import decode_event
+
+if TYPE_CHECKING:
+    from headwater.client.links import DcpLink, PooledLink
 
 # --- rollbacks ----------------------------------------------------------------------------------------------------
 #
-# After a rollback: from which offset can a consumer go on, so that nothing of the new branch is missed?
+# After a rollback: from which offset can a consumer resume, so that nothing of the new branch is missed?
 #
 # The server names the last seqno that both histories share (kv_engine, docs/dcp/documentation/rollback.md), but a
 # consumer can't go back to just any seqno. A snapshot holds the newest version of each key only: if it was read from 0
@@ -132,21 +173,44 @@ class StreamItem:
     """The link that it came on, until its bytes are released to the server; 0 then."""
 
 
+@dataclass(slots=True)
+class Wait:
+    """A vbucket waits from when it is first wanted, or its stream is lost, until a server has accepted it."""
+
+    since_s: float
+    due_s: float
+    """When to ask for it. Infinity once it is asked for: not before the node has answered, or its link is lost."""
+    failures: int = 0
+    last: HeadwaterError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTerms:
+    """What all streams of a read have in common."""
+
+    metrics: ReaderMetrics
+    end: End | Mapping[VBucketId, Seqno] | None = None
+    whole_snapshots: bool = True
+    needs_history_behind_end: bool = False
+    flags: StreamFlags = StreamFlags(0)
+    value: StreamRequestValue | None = None
+    """What each stream is asked for with; None on servers without collections."""
+
+
 class VBucketStream(ConsumedStream):
-    """The stream of one vbucket, over all its connections."""
+    """The stream of one vbucket, over all its connections, and the conversation that opens it."""
 
     def __init__(
         self,
         vbucket: VBucketId,
         offset: StreamOffset,
+        terms: StreamTerms,
         *,
-        whole_snapshots: bool,
-        is_filtered: bool = False,
-        needs_history_behind_end: bool = False,
         boundaries: Iterable[Seqno] = (),
+        from_now: bool = False,
+        now_s: float,
     ) -> None:
-        """`boundaries` are seqnos below the offset at which the consumer held complete snapshots, rising. A stream that
-        `is_filtered` has some collections only."""
+        """`boundaries` are seqnos below the offset at which the consumer held complete snapshots, rising."""
         super().__init__(offset)
         self.vbucket = vbucket
         self.offset = offset
@@ -157,10 +221,20 @@ class VBucketStream(ConsumedStream):
         """Of a snapshot that is not complete."""
         self.held_bytes = 0
         """What of it is in memory."""
+        self.wait: Wait | None = Wait(now_s, now_s)
+        """None once a server has accepted it."""
+        self.slot: PooledLink | None = None
+        """The connection that it is asked for or sent on."""
+        self.survey: int | None = None
+        """The opaque of the request for high seqnos that it waits for."""
+        self.now_seqno = Seqno(0) if from_now else None
+        """If it starts at "now" and no server has accepted that yet: its high seqno, or 0 until that is known."""
+        self._opaque = 0
+        """What comes on its connection under this opaque is its own; 0 for none."""
+        self._demanded: Seqno | None = None
+        """A rollback that waits for the server's failover log."""
         self._boundaries = Boundaries(offset, boundaries)
-        self._whole_snapshots = whole_snapshots
-        self._is_filtered = is_filtered
-        self._needs_history_behind_end = needs_history_behind_end
+        self._terms = terms
 
     @property
     def received_seqno(self) -> Seqno:
@@ -179,36 +253,94 @@ class VBucketStream(ConsumedStream):
     def is_idle(self) -> bool:
         return self.state in (ConsumerStream.IDLE, ConsumerStream.ENDED)
 
-    # --- asking ---------------------------------------------------------------------------------------------------
+    # --- waiting --------------------------------------------------------------------------------------------------
 
-    def start_from(self, offset: StreamOffset) -> None:
-        """The offset to start from was not known when the stream was made."""
-        self.offset = self.asked = offset
-        self._boundaries = Boundaries(offset)
-        self.restart(offset)
+    def is_due(self, now_s: float) -> bool:
+        return self.wait is not None and self.wait.due_s <= now_s and self.is_idle
 
-    def request(self, *, flags: StreamFlags, value: bytes, opaque: int = 0) -> StreamRequest:
+    def retry(self, error: HeadwaterError | None, *, now_s: float, backoff: Backoff | None) -> None:
+        """It was refused, or its stream is lost: ask again after a delay that grows, or at once without a backoff."""
+        wait = self.wait = self.wait or Wait(now_s, now_s)
+        wait.last = error or wait.last
+        wait.failures += backoff is not None
+        wait.due_s = now_s if backoff is None else now_s + backoff.delay_s(wait.failures)
+
+    def hurry(self, now_s: float) -> None:
+        """The cluster map has changed for it: stop waiting, unless it is asked for already."""
+        if self.wait is not None and self.wait.due_s != math.inf:
+            self.wait.due_s = min(self.wait.due_s, now_s)
+
+    # --- opening --------------------------------------------------------------------------------------------------
+
+    def open(self, slot: PooledLink) -> None:
+        """Ask for the stream on this connection, after the high seqnos where they are needed."""
+        assert self.wait is not None
+        self.slot, self.wait.due_s = slot, math.inf
+        if self._terms.end is not None or self.now_seqno is not None:
+            self.survey = slot.survey()
+        else:
+            self._send(self.request())
+
+    def on_high_seqno(self, high: Seqno | None) -> None:
+        """The survey is answered; with None the node does not have the vbucket, which raises `NotMyVBucket`."""
+        self.survey = None
+        if high is None:
+            reason = f"the node that should have vbucket {self.vbucket} does not have it"
+            raise status_error(Status.NOT_MY_VBUCKET, reason)
+        end = self._terms.end
+        if end is not None:
+            wanted = high if isinstance(end, End) else end[self.vbucket]
+            self.end_seqno = min(self.end_seqno, wanted, high)
+        if self.now_seqno is None:
+            self._send(self.request())
+        else:
+            self.now_seqno = high
+            self._send(GetFailoverLog(vbucket=self.vbucket))
+
+    def on_answer(self, request: Request, answer: Response) -> list[StreamItem]:
+        """Continue with what a node has answered. Returns the first items of a stream that is open.
+
+        Raises a `StatusError` for a refusal.
+        """
+        if isinstance(answer, StreamRequestResponse):
+            if answer.rollback_seqno is None:
+                return self.on_accepted(FailoverLog.of(answer.failover_log))
+            self._on_rollback_demanded(answer.rollback_seqno)
+        elif isinstance(answer, GetFailoverLogResponse):
+            self._on_failover_log(FailoverLog.of(answer.failover_log))
+        elif isinstance(request, GetFailoverLog):
+            raise refusal(answer, "the failover log can't be read")
+        else:
+            raise refusal(answer, f"the stream of vbucket {self.vbucket} was refused")
+        return []
+
+    def request(self) -> StreamRequest:
         """Ask for what comes after `asked`."""
         if self.state is ConsumerStream.ENDED:
             self.state = ConsumerStream.IDLE
         self.move(StreamRequest)
+        terms, asked = self._terms, self.asked
+        value = b""
+        if terms.value is not None:
+            value = replace(terms.value, purge_seqno=asked.purge_seqno or None).encode()
+        terms.metrics.on_stream_request()
         return StreamRequest(
-            opaque=opaque,
             vbucket=self.vbucket,
-            flags=flags,
-            start_seqno=self.asked.seqno,
+            flags=terms.flags,
+            start_seqno=asked.seqno,
             # A start beyond the end is refused before the branch is judged, and the judgement is what we need. And a
             # snapshot that we hold a part of is read to its end.
-            end_seqno=max(self.end_seqno, self.asked.snapshot_end),
-            vbuuid=self.asked.vbuuid,
-            snapshot_start_seqno=self.asked.snapshot_start,
-            snapshot_end_seqno=self.asked.snapshot_end,
+            end_seqno=max(self.end_seqno, asked.snapshot_end),
+            vbuuid=asked.vbuuid,
+            snapshot_start_seqno=asked.snapshot_start,
+            snapshot_end_seqno=asked.snapshot_end,
             value=value,
         )
 
     def on_accepted(self, failover_log: FailoverLog) -> list[StreamItem]:
-        """The server goes on from `asked`: if that is below the offset, what lies between is rolled back."""
+        """The server continues from `asked`: if that is below the offset, what lies between is rolled back."""
         self.move(StreamAccepted)
+        self.wait = self.now_seqno = None
         before, self.failover_log = self.offset, failover_log
         self.offset = self.asked = replace(self.asked, vbuuid=failover_log.newest.vbuuid)
         self.restart(self.offset)
@@ -223,27 +355,52 @@ class VBucketStream(ConsumedStream):
             old_vbuuid=before.vbuuid,
             new_vbuuid=self.offset.vbuuid,
         )
+        self._terms.metrics.on_rollback(rollback)
         return [StreamItem(vbucket=self.vbucket, piece=rollback, offset=self.offset)]
 
-    def on_rollback_demanded(self) -> None:
-        """The server's failover log is needed next: `on_server_log`."""
+    def _on_rollback_demanded(self, demanded: Seqno) -> None:
+        if self.now_seqno is not None:
+            reason = f"vbucket {self.vbucket} was rolled back while its end was looked for"
+            raise status_error(Status.ETMPFAIL, reason)
         self.move(RollbackDemanded)
         if self.asked == StreamOffset():
             raise UnexpectedMessage("a rollback is demanded of a consumer that has nothing")
+        self._demanded = demanded
+        self._send(GetFailoverLog(vbucket=self.vbucket))
 
-    def on_server_log(self, server_log: FailoverLog, *, demanded: Seqno) -> None:
-        """Choose the offset to ask from next."""
+    def _on_failover_log(self, log: FailoverLog) -> None:
+        """Ask for the stream: from the end of this history if it starts at "now", or after its rollback."""
+        demanded, self._demanded = self._demanded, None
+        if demanded is None:
+            assert self.now_seqno is not None
+            self.offset = self.asked = StreamOffset.whole(log.newest.vbuuid, self.now_seqno)
+            self._boundaries = Boundaries(self.offset)
+            self.restart(self.offset)
+            self._send(self.request())
+            return
+        # On its newest branch a server has every seqno: a consumer that has more got it elsewhere.
+        if self.failover_log is None and demanded and self.asked.vbuuid == log.newest.vbuuid:
+            raise CheckpointAhead(vbucket=self.vbucket, seqno=self.asked.seqno, high_seqno=demanded)
         self.move(RollbackDone)
         self.asked = resume_point(
             self.asked,
             demanded=demanded,
-            server_log=server_log,
+            server_log=log,
             own_log=self.failover_log,
             boundaries=self._boundaries.seqnos,
         )
+        assert self.slot is not None
+        self.open(self.slot)
 
-    def on_refused(self) -> None:
-        self.move(StreamRefused)
+    @property
+    def _link(self) -> DcpLink:
+        assert self.slot is not None
+        assert self.slot.link is not None
+        return self.slot.link
+
+    def _send(self, request: Request) -> None:
+        self._link.streams.pop(self._opaque, None)
+        self._opaque = self._link.send_request(request, stream=self)
 
     # --- following ------------------------------------------------------------------------------------------------
 
@@ -264,12 +421,13 @@ class VBucketStream(ConsumedStream):
     def on_message(self, message: Request) -> list[StreamItem]:
         """Any message of the stream but its changes. The caller acts on a stream end."""
         if isinstance(message, SnapshotMarker):
-            items = self._end_hidden_snapshot(message) if self._is_filtered and self.tracker.is_open else []
+            is_filtered = self._terms.value is not None and self._terms.value.is_filtered
+            items = self._end_hidden_snapshot(message) if is_filtered and self.tracker.is_open else []
             goes_beyond = message.end_seqno > self.end_seqno and SnapshotFlags.HISTORY not in message.flags
-            if self._needs_history_behind_end and goes_beyond:
+            if self._terms.needs_history_behind_end and goes_beyond:
                 raise NoConsistentCut(
                     f"the server no longer has all versions of vbucket {self.vbucket} around seqno {self.end_seqno}",
-                    hint="Have it keep its history for longer than a batch takes",
+                    hint="Increase its history retention beyond the time that a batch takes",
                 )
             self.begin_snapshot(message)
             return items
@@ -305,8 +463,18 @@ class VBucketStream(ConsumedStream):
         is_last = reason == StreamEndReason.FILTER_EMPTY or (reason == StreamEndReason.OK and has_end)
         return is_last or (self.tracker.is_complete and self.received_seqno >= self.end_seqno)
 
+    def close(self) -> list[StreamItem]:
+        """Close it on its connection, without waiting for the answer. Returns what `drop` does."""
+        if self.slot is not None and self._opaque in self._link.streams:
+            self._link.send_request(CloseStream(vbucket=self.vbucket))
+        return self.drop()
+
     def drop(self) -> list[StreamItem]:
-        """The connection or the stream is lost, or closed. What is held is returned: it will be asked for again."""
+        """The connection or the stream is lost, or refused. What is held is returned: it will be asked for again."""
+        if self.slot is not None:
+            self._link.streams.pop(self._opaque, None)
+        self.slot = self.survey = self._demanded = None
+        self._opaque = 0
         if self.state is not ConsumerStream.IDLE:
             self.state = ConsumerStream.ENDED
         self.restart(self.offset)
@@ -319,7 +487,7 @@ class VBucketStream(ConsumedStream):
         self.held.append(StreamItem(vbucket=self.vbucket, piece=piece, offset=offset, data_bytes=data_bytes, link=link))
         if self.tracker.is_complete:
             self._boundaries.add(offset.seqno)
-        elif self._whole_snapshots:
+        elif self._terms.whole_snapshots:
             return []
         self.offset = self.asked = offset
         return self._take_held()
@@ -353,3 +521,41 @@ class VBucketStream(ConsumedStream):
         held, self.held = self.held, []
         self.held_bytes = 0
         return held
+
+
+def refusal(answer: Response, what: str) -> StatusError:
+    """The error for an answer, with the context that the server has given."""
+    context = answer.context if isinstance(answer, ErrorResponse) and answer.status != Status.NOT_MY_VBUCKET else ""
+    return status_error(answer.status, f"{what}: {context or answer.status.name}")
+
+
+# --- stream ends --------------------------------------------------------------------------------------------------
+
+
+class AfterEnd(Enum):
+    """What a reader does when a stream ends."""
+
+    FINISHED = auto()
+    """Nothing more will come. (A stream that ended before its last seqno is asked for again.)"""
+    ASK_AT_ONCE = auto()
+    ASK_LATER = auto()
+    """Also for reasons that are not in the table."""
+    FIND_AND_ASK = auto()
+    """The vbucket may be elsewhere: read the cluster map, then ask."""
+    FAIL = auto()
+
+
+# The reasons are those of kv_engine, docs/dcp/documentation/commands/stream-end.md.
+AFTER_END: dict[StreamEndReason, AfterEnd] = {
+    StreamEndReason.OK: AfterEnd.FINISHED,
+    StreamEndReason.CLOSED: AfterEnd.ASK_LATER,
+    StreamEndReason.STATE_CHANGED: AfterEnd.FIND_AND_ASK,
+    StreamEndReason.DISCONNECTED: AfterEnd.FIND_AND_ASK,
+    StreamEndReason.TOO_SLOW: AfterEnd.ASK_AT_ONCE,
+    StreamEndReason.BACKFILL_FAILED: AfterEnd.ASK_LATER,
+    # Asked again, the server says to which seqno.
+    StreamEndReason.ROLLBACK: AfterEnd.ASK_AT_ONCE,
+    # The collections that were asked for are gone: that is the end of their changes.
+    StreamEndReason.FILTER_EMPTY: AfterEnd.FINISHED,
+    StreamEndReason.LOST_PRIVILEGES: AfterEnd.FAIL,
+}

@@ -18,9 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.client.changes import Deletion, Expiration, Mutation, changes_of
-from headwater.protocol.kernels.decode import binary_column
-from headwater.protocol.kernels.json_check import is_json
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     Bools,
     Bytes,
     Column,
@@ -37,6 +35,8 @@ from headwater.protocol.kernels.memory import (
     u8,
     u64,
 )
+from headwater.protocol.kernels.decode import binary_column
+from headwater.protocol.kernels.json_check import is_json
 
 NUMBER, NAME, TIME, KEY, VALUE = range(5)
 """Kinds of fields. A name is one of few texts, given as JSON already; a time is in microseconds since 1970."""

@@ -2,15 +2,15 @@
 
 Texts are put together as columns, with no Python object per document. A line has the form that `json_lines` describes,
 which `headwater load` reads again; without keys it is the document itself. What a format can't hold is left out,
-counted by reason, and never lost in silence. `cli.export` reads the bucket into a `spool`, and writes its documents
-with this.
+counted by reason, and never lost in silence. `cli.export` puts every batch of a read into a `DocumentSpool`, and at the
+end takes the live documents of each collection out. A read can't say earlier which documents it leaves: a rollback or
+the end of a collection makes rows void that came long before.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import io
 import json
 import os
 import re
@@ -20,29 +20,242 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.json as pj
+import pyarrow.ipc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from headwater.client.offsets import VBUCKETS_MAX
 from headwater.durable_files import sync_folder
 from headwater.errors import InvalidInput, StoreFull
-from headwater.lake.column_ddl import COLUMNS_MAX, ColumnDef, is_column_name
-from headwater.lake.json_fields import JsonKind, find_fields, integers
+from headwater.lake.column_values import COLUMNS_MAX, ColumnDef, is_column_name, values_by_name
+from headwater.lake.json_fields import JsonKind, list_fields
 from headwater.lake.layout import split_texts
 from headwater.lake.typed_columns import Misfits, TypedColumns
 from headwater.phrases import counted, escaped_bytes
 from headwater.protocol.kernels.decode import binary_column
 from headwater.transfer.change_lines import AS_JSON, judge_values
-from headwater.transfer.json_lines import EXPIRY_MEMBER, FLAGS_MEMBER, IN_BASE64, KEY_MEMBER, MEMBERS, VALUE_MEMBER
+from headwater.transfer.json_lines import (
+    EXPIRY_MEMBER,
+    FLAGS_MEMBER,
+    IN_BASE64,
+    KEY_MEMBER,
+    MEMBERS,
+    VALUE_MEMBER,
+    text_bytes,
+)
 from headwater.transfer.set_frames import JSON_FLAGS
-from headwater.transfer.table_json import JSON_TEXT, joined, quoted, text_bytes
+from headwater.transfer.tables import JSON_TEXT, joined, quoted
+
+_Marks = NDArray[np.bool_]
+_Numbers = NDArray[np.int64]
+
+_DOCUMENT_OPS = ("mutation", "deletion", "expiration")
+_VOIDING_OPS = ("rollback", "collection_created", "collection_dropped")
+_NO_SNAPSHOT = np.uint64(2**64 - 1)
+_LATER = ["identity", "vbucket", "seqno", "collection_id", "position"]
+_KEPT = ("vbucket", "seqno", "collection_id", "key", "value", "datatype", "flags", "expiry")
+POSITION = "position"
+
+
+class DocumentSpool:
+    """Takes batches in, and gives back the live documents of each collection. `folder` is the caller's to remove."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._survivors = Survivors()
+        self._writers: dict[tuple[str, str], pa.RecordBatchFileWriter] = {}
+
+    @property
+    def rows(self) -> int:
+        """How many rows were added, of all kinds."""
+        return self._survivors.positions
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        are_mutations, positions = self._survivors.note(batch)
+        if not are_mutations.any():
+            return
+        for name, marks in _by_collection(batch, are_mutations):
+            rows = batch.select(_KEPT).append_column(POSITION, pa.array(positions))
+            try:
+                self._writer(name, rows.schema).write_batch(rows if marks.all() else rows.filter(pa.array(marks)))
+            except OSError as error:
+                raise StoreFull(
+                    f"{self._folder} can't take the documents: {error.strerror or error}",
+                    hint="Export to a disk with more space: an export temporarily needs space for two copies of the "
+                    "documents",
+                ) from error
+
+    def collections(self) -> list[tuple[str, str]]:
+        """Scopes and collections that have had a document, in order. No more can be added then."""
+        for writer in self._writers.values():
+            writer.close()
+        return sorted(self._writers)
+
+    def documents(self, name: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+        """The live documents of a collection, with `key`, `value`, `datatype`, `flags` and `expiry`."""
+        with pa.memory_map(str(self._path(name))) as file:
+            reader = pa.ipc.open_file(file)
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                alive = self._survivors.alive(batch, batch.column(POSITION).to_numpy())
+                if alive.any():
+                    yield batch if alive.all() else batch.filter(pa.array(alive))
+
+    def _writer(self, name: tuple[str, str], schema: pa.Schema) -> pa.RecordBatchFileWriter:
+        if name not in self._writers:
+            self._writers[name] = pa.ipc.new_file(str(self._path(name)), schema)
+        return self._writers[name]
+
+    def _path(self, name: tuple[str, str]) -> Path:
+        return self._folder / f"{name[0]}.{name[1]}.arrow"
+
+
+def _by_collection(batch: pa.RecordBatch, wanted: np.ndarray) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
+    """The collections of a batch, and which of the wanted rows are in each."""
+    ids = batch.column("collection_id").fill_null(0).to_numpy()
+    for collection_id in np.unique(ids[wanted]):
+        marks = wanted & (ids == collection_id)
+        row = int(np.flatnonzero(marks)[0])
+        scope, collection = (batch.column(name)[row].as_py() for name in ("scope", "collection"))
+        # A collection that is gone has no name, and nothing of it is alive.
+        if scope is not None and collection is not None:
+            yield (scope, collection), marks
+
+
+# --- which rows of a read still hold at its end -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Void:
+    """Rows of a vbucket before a position do not hold: those of a collection, or else those above a seqno."""
+
+    before: int
+    vbucket: int
+    seqno: int
+    collection_id: int | None
+
+
+@dataclass(slots=True)
+class Survivors:
+    """Takes every batch in order by `note`, and says by `alive` which rows hold, when all have come. Rows are numbered.
+
+    Inside a snapshot a key comes once. So a row can be void for three causes only, all of which come behind it: a row
+    of the same key in a later snapshot of its vbucket, a rollback of the vbucket, or an event that dropped its
+    collection or created it again. Only those are kept in memory; a bucket at rest has a single snapshot a vbucket, and
+    none of them.
+    """
+
+    positions: int = 0
+    """Of rows that have been noted."""
+    _voids: list[_Void] = field(default_factory=list)
+    _later: list[pa.Table] = field(default_factory=list)
+    _first_start: NDArray[np.uint64] = field(default_factory=lambda: np.full(VBUCKETS_MAX, _NO_SNAPSHOT))
+    _first_end: NDArray[np.uint64] = field(default_factory=lambda: np.full(VBUCKETS_MAX, _NO_SNAPSHOT))
+    _superseded: tuple[pa.Array, _Numbers] | None = None
+    _has_later: _Marks = field(default_factory=lambda: np.zeros(VBUCKETS_MAX, dtype=np.bool_))
+
+    def note(self, batch: pa.RecordBatch) -> tuple[_Marks, _Numbers]:
+        """Gives which rows of a batch are mutations, and the positions of all rows."""
+        positions = np.arange(self.positions, self.positions + batch.num_rows)
+        self.positions += batch.num_rows
+        ops = batch.column("op")
+        is_op = {op: _is(ops, op) for op in ops.dictionary.to_pylist()}
+        nowhere = np.zeros(batch.num_rows, dtype=np.bool_)
+        for row in np.flatnonzero(np.logical_or.reduce([is_op.get(op, nowhere) for op in _VOIDING_OPS])):
+            self._note_void(_void(batch, int(row), int(positions[row])))
+        are_documents = np.logical_or.reduce([is_op.get(op, nowhere) for op in _DOCUMENT_OPS])
+        self._note_later(batch, are_documents, positions)
+        return is_op.get("mutation", nowhere), positions
+
+    def _note_void(self, void: _Void) -> None:
+        if void.collection_id is None:
+            # What was dropped on the branch that is dead has not been dropped.
+            self._voids = [
+                other
+                for other in self._voids
+                if other.vbucket != void.vbucket or other.collection_id is None or other.seqno <= void.seqno
+            ]
+        self._voids.append(void)
+
+    def _note_later(self, batch: pa.RecordBatch, are_documents: _Marks, positions: _Numbers) -> None:
+        vbuckets = batch.column("vbucket").to_numpy()
+        starts = batch.column("snapshot_start").to_numpy()
+        ends = batch.column("snapshot_end").to_numpy()
+        rows = np.flatnonzero(are_documents)
+        seen, first_rows = np.unique(vbuckets[rows], return_index=True)
+        new = self._first_end[seen] == _NO_SNAPSHOT
+        self._first_start[seen[new]] = starts[rows[first_rows[new]]]
+        self._first_end[seen[new]] = ends[rows[first_rows[new]]]
+        is_later = are_documents & ((starts != self._first_start[vbuckets]) | (ends != self._first_end[vbuckets]))
+        if is_later.any():
+            self._has_later[vbuckets[is_later]] = True
+            kept = pa.table([_identities(batch), *_keys_of_voids(batch), pa.array(positions)], names=_LATER)
+            self._later.append(kept.filter(pa.array(is_later)))
+
+    def alive(self, batch: pa.RecordBatch, positions: _Numbers) -> _Marks:
+        """Which of some mutations hold."""
+        marks = ~self._void_marks(batch, positions)
+        doubtful = marks & self._has_later[batch.column("vbucket").to_numpy()]
+        if doubtful.any():
+            keys, last = self._last_positions()
+            found = pc.index_in(_identities(batch), value_set=keys)
+            codes = pc.fill_null(found, -1).to_numpy()
+            marks &= (codes < 0) | (last[codes] <= positions)
+        return marks
+
+    def _last_positions(self) -> tuple[pa.Array, _Numbers]:
+        """The keys that came again and hold, and where they came last."""
+        if self._superseded is None:
+            later = pa.concat_tables(self._later)
+            holds = ~self._void_marks(later, later.column("position").to_numpy())
+            last = later.filter(pa.array(holds)).group_by("identity").aggregate([("position", "max")])
+            keys = last.column("identity").combine_chunks()
+            self._superseded = keys, np.append(last.column("position_max").to_numpy(), -1)
+        return self._superseded
+
+    def _void_marks(self, rows: pa.RecordBatch | pa.Table, positions: _Numbers) -> _Marks:
+        marks = np.zeros(rows.num_rows, dtype=np.bool_)
+        if not self._voids:
+            return marks
+        vbuckets, seqnos, ids = (rows.column(name).to_numpy() for name in ("vbucket", "seqno", "collection_id"))
+        for void in self._voids:
+            hit = (positions < void.before) & (vbuckets == void.vbucket)
+            if void.collection_id is None:
+                hit &= seqnos > void.seqno
+            else:
+                hit &= ids == void.collection_id
+            marks |= hit
+        return marks
+
+
+def _is(ops: pa.DictionaryArray, op: str) -> _Marks:
+    marks: _Marks = ops.indices.to_numpy() == ops.dictionary.to_pylist().index(op)
+    return marks
+
+
+def _void(batch: pa.RecordBatch, row: int, position: int) -> _Void:
+    vbucket, seqno, collection_id = (batch.column(name)[row].as_py() for name in ("vbucket", "seqno", "collection_id"))
+    is_rollback = batch.column("op")[row].as_py() == "rollback"
+    return _Void(before=position, vbucket=vbucket, seqno=seqno, collection_id=None if is_rollback else collection_id)
+
+
+def _keys_of_voids(batch: pa.RecordBatch) -> list[pa.Array]:
+    return [batch.column("vbucket"), batch.column("seqno"), batch.column("collection_id").fill_null(0)]
+
+
+def _identities(batch: pa.RecordBatch) -> pa.Array:
+    """The identity of each document: the collection's id, and the key."""
+    ids = batch.column("collection_id").fill_null(0).cast(pa.string()).cast(pa.binary())
+    return pc.binary_join_element_wise(ids, batch.column("key").fill_null(b""), pa.scalar(b":", pa.binary()))
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 _TEXT = pa.large_string()
@@ -73,13 +286,11 @@ class OutputFiles:
             self._work = Path(tempfile.mkdtemp(prefix=".headwater-export-", dir=self._target))
         except OSError as error:
             raise InvalidInput(
-                f"{self._target} can't be written to: {error.strerror}", hint="Check the path and the rights"
+                f"{self._target} can't be written to: {error.strerror}", hint="Check the path and its permissions"
             ) from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
 
@@ -115,7 +326,7 @@ class OutputFiles:
 
     def _check(self, place: Path) -> None:
         if place.exists() and not self._overwrite:
-            raise InvalidInput(f"{place} is there already", hint="Give another place, or --overwrite")
+            raise InvalidInput(f"{place} already exists", hint="Give another file or directory, or --overwrite")
 
 
 # --- what a format can't hold -----------------------------------------------------------------------------------------
@@ -305,21 +516,17 @@ class ColumnScan:
     _too_large: set[str] = field(default_factory=set)
 
     def note(self, documents: pa.Array) -> None:
-        """`documents` are JSON, as text without nulls."""
-        for name in _names(documents):
-            self._kinds.setdefault(name, set())
-        names = list(self._kinds)
-        found = find_fields(documents, names)
-        for number, name in enumerate(names):
-            self._kinds[name].update(JsonKind(int(kind)) for kind in np.unique(found.kinds[number]))
-            if JsonKind.INTEGER in self._kinds[name]:
-                wanted = found.kinds[number] == JsonKind.INTEGER
-                _, good = integers(found.data, found.starts[number], found.ends[number], wanted)
-                if (wanted & ~good).any():
-                    self._too_large.add(name)
+        """`documents` are JSON objects, as text without nulls."""
+        members = list_fields(documents)
+        by_name = values_by_name(members.names, members.values, names_max=len(members.names))
+        for name, values in by_name.items():
+            self._kinds.setdefault(name, set()).update(map(JsonKind, np.unique(values.kinds).tolist()))
+            _, fits = values.integers()
+            if (values.is_one_of(JsonKind.INTEGER) & ~fits).any():
+                self._too_large.add(name)
 
     def columns(self, *, taken: str) -> TypedColumns | None:
-        """None where there are no fields. `taken` is the name of a column that is there already."""
+        """None where there are no fields. `taken` is the name of a column that already exists."""
         found = [ColumnDef(name, self._type(name)) for name in self._usable(taken)]
         return TypedColumns(tuple(found)) if found else None
 
@@ -360,33 +567,10 @@ def scan_columns(batches: Iterable[pa.RecordBatch]) -> ColumnScan:
     for batch in batches:
         good = pa.array(are_json(batch))
         texts = batch.column("value").filter(good).cast(_TEXT)
-        texts = texts.filter(pc.match_substring_regex(texts, r"^\s*\{"))
+        texts = texts.filter(pc.match_substring_regex(texts, _OBJECT))
         if len(texts):
             found.note(texts)
     return found
-
-
-def _names(documents: pa.Array) -> list[str]:
-    """The names of all fields. Arrow's reader finds them, unless a field is of several kinds."""
-    lines = pc.binary_join_element_wise(
-        pc.replace_substring_regex(documents, "[\r\n]", " "),
-        pa.scalar("\n", documents.type),
-        pa.scalar("", documents.type),
-    )
-    text = bytes(_bytes_of(lines.cast(_TEXT)))
-    try:
-        table = pj.read_json(io.BytesIO(text), pj.ReadOptions(use_threads=False, block_size=len(text) + 1))
-        return list(table.schema.names)
-    except pa.ArrowInvalid:
-        return list(dict.fromkeys(name for line in documents.to_pylist() for name in _names_in(line)))
-
-
-def _names_in(line: str) -> list[str]:
-    try:
-        document = json.loads(line)
-    except (ValueError, RecursionError):
-        return []
-    return list(document) if isinstance(document, dict) else []
 
 
 class TableFile:
@@ -423,7 +607,7 @@ class TableFile:
             batch = self._only(batch, are_texts, "the key is not UTF-8")
         batch = self._only(batch, pa.array(are_json(batch)), "it is not JSON")
         texts = batch.column("value").cast(pa.string())
-        is_object = pc.match_substring_regex(texts, r"^\s*\{")
+        is_object = pc.match_substring_regex(texts, _OBJECT)
         batch, texts = self._only(batch, is_object, "it is JSON, but no object"), texts.filter(is_object)
         columns: dict[str, Any] = {}
         if self._columns is not None:

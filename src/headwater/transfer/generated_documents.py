@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from headwater.errors import InvalidKeyTemplate
-from headwater.protocol.kernels.memory import Bytes, Column, Int64s, ReadOnlyBytes, UInt64, copy_bytes, i64, kernel, u64
+from headwater.kernels.memory import Bytes, Column, Int64s, ReadOnlyBytes, UInt64, copy_bytes, i64, kernel, u64
 from headwater.transfer.key_template import KeyField, KeyTemplate, Number, write_number
 from headwater.transfer.set_frames import Documents
 
@@ -58,9 +58,7 @@ class GeneratedDocuments:
     def __init__(self, count: int, template: KeyTemplate, *, value_bytes: int = VALUE_BYTES, seed: int = 0) -> None:
         others = [name for name in template.fields if name != "id"]
         if others:
-            raise InvalidKeyTemplate(
-                f"generated documents can't be named by their field {others[0]!r}", hint="Use {#} or {id}"
-            )
+            raise InvalidKeyTemplate(f"generated documents have no field {others[0]!r}", hint="Use {#} or {id}")
         # The id of a generated document is its number, so there is no need to look for it.
         self._template = KeyTemplate(
             tuple(Number() if isinstance(piece, KeyField) else piece for piece in template.pieces)

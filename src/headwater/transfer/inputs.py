@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     FileSource = JsonLines | TableDocuments | ExportedDocuments
 
 KEY_TEMPLATE = "doc::{#}"
-"""Of files that are no exports, by default."""
+"""The default for files that are not exports."""
 
 _PARQUET_MAGIC = b"PAR1"
 _TAB = "\t"
 _LOOK_BYTES = 256
-"""So much of a file shows whether it is an export, unless there is much white space in it."""
+"""This much of a file, beside white space, shows whether it is an export."""
 
 
 class FileFormat(StrEnum):
-    """Of a file with documents."""
+    """The format of a file with documents."""
 
     JSONL = "jsonl"
     CSV = "csv"
@@ -101,7 +101,7 @@ def _rows(
             delimiter = _TAB if _ending(file) == ".tsv" else ","
         return CsvRows(file, delimiter=delimiter, texts=texts, maybe_exported=maybe_exported)
     if not file.seekable():
-        raise InvalidInput("Parquet can't be read from a pipe", hint="Give the file itself: it ends in its index")
+        raise InvalidInput("Parquet can't be read from a pipe", hint="Give the file itself: the index is at its end")
     return ParquetRows(file, maybe_exported=maybe_exported)
 
 
@@ -192,7 +192,7 @@ def files_in(folder: Path, format_: FileFormat | None) -> dict[str, Path]:
 
 
 def opened(files: dict[str, Path]) -> Iterator[LoadedFile]:
-    """One at a time."""
+    """Open the files, one at a time."""
     for collection, path in files.items():
         with path.open("rb") as file:
             yield LoadedFile(file, (collection,), path)

@@ -17,12 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import InvalidDocument
+from headwater.kernels.memory import Bytes, Column, Int64s, ReadOnlyBytes, ReadOnlyInt64s, i64, kernel, kernel_part
 from headwater.protocol.kernels.json_check import is_json
-from headwater.protocol.kernels.memory import Bytes, Column, Int64s, ReadOnlyBytes, i64, kernel, kernel_part
 from headwater.protocol.numbers import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from headwater.transfer.key_template import KeyTemplate
 from headwater.transfer.set_frames import JSON_FLAGS, Documents, KeptDocuments
-from headwater.transfer.table_json import text_bytes
 
 CHUNK_BYTES = 512 * 1024
 BATCH_DOCUMENTS_MAX = 4096
@@ -92,14 +91,14 @@ class JsonLines:
         if len(newlines) and newlines[0] > VALUE_BYTES_MAX:
             return self._too_long(self._lines + 1)
         return InvalidDocument(
-            f"line {self._lines + 1} is not JSON", hint="Write one document a line, in UTF-8, and nothing else on it"
+            f"line {self._lines + 1} is not JSON", hint="Write one document per line, in UTF-8, and nothing else"
         )
 
     @staticmethod
     def _too_long(line: int) -> InvalidDocument:
         return InvalidDocument(
             f"line {line} is longer than {VALUE_BYTES_MAX} bytes",
-            hint="Split the document; if the file is one large array, write its elements one a line (`jq -c '.[]'`)",
+            hint="Split the document; if the file is one large array, write one element per line (`jq -c '.[]'`)",
         )
 
 
@@ -363,3 +362,10 @@ def _member(values: Bytes, start: int, end: int, *, is_base64: bool) -> bytes | 
 def _lengths(heads: pa.StructArray, name: str) -> Column:
     lengths: Column = pc.binary_length(heads.field(name)).to_numpy(zero_copy_only=False).astype(np.int64)
     return lengths
+
+
+def text_bytes(texts: pa.Array) -> tuple[ReadOnlyBytes, ReadOnlyInt64s]:
+    """The bytes of large texts as they lie in memory, and where each of them begins; the last number is their end."""
+    _, offsets, data = texts.buffers()
+    edges = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return np.frombuffer(b"" if data is None else data, dtype=np.uint8), edges

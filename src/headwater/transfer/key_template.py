@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headwater.errors import InvalidDocument, InvalidKeyTemplate
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     Bytes,
     Column,
     Int64Rows,
@@ -29,6 +29,7 @@ from headwater.protocol.kernels.memory import (
     kernel_part,
     read_only,
 )
+from headwater.lake.json_fields import JsonKind, JsonValues, find_members
 from headwater.protocol.numbers import KEY_BYTES_MAX
 
 TEMPLATE_CHARS_MAX = 1024
@@ -195,8 +196,6 @@ def write_number(target: Bytes, at: int, number: int) -> int:
 
 # --- fields -----------------------------------------------------------------------------------------------------------
 
-_FOUND, _MISSING, _ASK_JSON = range(3)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
@@ -211,31 +210,32 @@ class _Found:
 
 
 def _find_fields(fields: tuple[str, ...], text: Bytes, starts: Column, ends: Column, numbers: Column) -> _Found:
-    found_starts = np.zeros((len(fields), len(starts)), dtype=np.int64)
-    found_ends = np.zeros((len(fields), len(starts)), dtype=np.int64)
-    spelled = bytearray()
     count = len(starts)
+    if not fields:
+        nowhere = np.zeros((0, count), dtype=np.int64)
+        return _Found(text=text, starts=nowhere, ends=nowhere, count=count)
+    documents = JsonValues(read_only(text), np.full(count, JsonKind.OBJECT, dtype=np.uint8), starts, ends)
+    found = find_members(documents, fields)
+    spelled = bytearray()
     problem: InvalidDocument | None = None
     for row, field in enumerate(fields):
-        name = np.frombuffer(field.encode(), dtype=np.uint8)
-        states = np.zeros(count, dtype=np.uint8)
-        _find_field(read_only(text), starts, ends, name, found_starts[row], found_ends[row], states)
-        for item in np.flatnonzero(states):
+        is_plain = found.values(row).is_one_of(JsonKind.STRING, JsonKind.INTEGER)
+        for item in np.flatnonzero(~is_plain[:count]):
             try:
                 value = _field_by_json(text[starts[item] : ends[item]].tobytes(), field, numbers[item])
             except InvalidDocument as error:
                 count, problem = int(item), error
                 break
-            found_starts[row, item] = len(text) + len(spelled)
+            found.starts[row, item] = len(text) + len(spelled)
             spelled += value
-            found_ends[row, item] = len(text) + len(spelled)
+            found.ends[row, item] = len(text) + len(spelled)
     if spelled:
         text = np.concatenate((text, np.frombuffer(bytes(spelled), dtype=np.uint8)))
-    return _Found(text=text, starts=found_starts, ends=found_ends, count=count, problem=problem)
+    return _Found(text=text, starts=found.starts, ends=found.ends, count=count, problem=problem)
 
 
 def _field_by_json(document: bytes, field: str, number: int) -> bytes:
-    """A field that the kernel could not make out: there are escapes in it, or there is something wrong."""
+    """A field that is written with escapes, or is not there as it should be."""
     hint = f"Every document needs a field {field!r} that is a string or a whole number; or use another key template"
     try:
         value: Any = json.loads(document)
@@ -250,91 +250,3 @@ def _field_by_json(document: bytes, field: str, number: int) -> bytes:
         return str(value).encode()
     except UnicodeEncodeError as error:
         raise _document_error(number, f"the field {field!r} is not valid Unicode", hint=hint) from error
-
-
-@kernel
-def _find_field(
-    text: ReadOnlyBytes,
-    starts: Int64s,
-    ends: Int64s,
-    name: ReadOnlyBytes,
-    found_starts: Int64s,
-    found_ends: Int64s,
-    states: Bytes,
-) -> None:
-    for item in range(len(states)):
-        state, start, end = _field_in(text, starts[item], ends[item], name)
-        states[item] = state
-        found_starts[item] = start
-        found_ends[item] = end
-
-
-@kernel_part
-def _field_in(text: Bytes, at: int, end: int, name: Bytes) -> tuple[int, int, int]:
-    """Where a field's value is in a document that is known to be JSON. A name that comes twice counts the last time."""
-    state, start, stop = 1, i64(0), i64(0)
-    depth = 0
-    is_key = False
-    while at < end:
-        byte = text[at]
-        if byte == 0x22:
-            quote_end, escaped = _string_in(text, at)
-            if is_key and depth == 1:
-                if escaped:
-                    return 2, i64(0), i64(0)
-                if _equals(text, at + 1, quote_end - 1, name):
-                    state, start, stop = _value_in(text, quote_end, end)
-                is_key = False
-            at = quote_end
-            continue
-        if byte == 0x7B or byte == 0x5B:
-            depth += 1
-            is_key = byte == 0x7B
-        elif byte == 0x7D or byte == 0x5D:
-            depth -= 1
-        elif byte == 0x2C:
-            is_key = True
-        at += 1
-    return state, start, stop
-
-
-@kernel_part
-def _string_in(text: Bytes, at: int) -> tuple[int, bool]:
-    """Behind the string that starts at `at`, and whether there are escapes in it."""
-    escaped = False
-    at += 1
-    while text[at] != 0x22:
-        if text[at] == 0x5C:
-            escaped = True
-            at += 1
-        at += 1
-    return at + 1, escaped
-
-
-@kernel_part
-def _equals(text: Bytes, start: int, end: int, name: Bytes) -> bool:
-    if end - start != len(name):
-        return False
-    same = 0
-    while same < len(name) and text[start + same] == name[same]:
-        same += 1
-    return same == len(name)
-
-
-@kernel_part
-def _value_in(text: Bytes, at: int, end: int) -> tuple[int, int, int]:
-    """The value behind a name, if it is a string without escapes or a whole number."""
-    while text[at] == 0x3A or text[at] == 0x20 or text[at] == 0x09 or text[at] == 0x0D:
-        at += 1
-    if text[at] == 0x22:
-        quote_end, escaped = _string_in(text, at)
-        return (2 if escaped else 0), i64(at + 1), i64(quote_end - 1)
-    start = at
-    if text[at] == 0x2D:
-        at += 1
-    digits = at
-    while at < end and 0x30 <= text[at] <= 0x39:
-        at += 1
-    # A point or an exponent would make it another kind of number.
-    is_whole = at > digits and not (text[at] == 0x2E or text[at] == 0x65 or text[at] == 0x45)
-    return (0 if is_whole else 2), i64(start), i64(at)

@@ -18,7 +18,6 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
@@ -34,11 +33,12 @@ from headwater.errors import (
     StatusError,
     UnexpectedMessage,
 )
+from headwater.kernels.machine_code import compile_kernels
+from headwater.kernels.memory import Column
 from headwater.protocol.exchange import ANSWER_TIMEOUT_S
-from headwater.protocol.kernels.machine_code import compile_kernels
-from headwater.protocol.kernels.memory import Column
+from headwater.protocol.frames import decode_collection_id
 from headwater.protocol.messages import key_text, refused
-from headwater.protocol.numbers import CollectionId, VBucketId, decode_collection_id
+from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.status import Status
 from headwater.transfer.set_frames import (
     Answers,
@@ -373,16 +373,12 @@ class KvLoader:
             if not ready:
                 return
             for key, _ in ready:
-                self._listen_to(key.data)
-
-    def _listen_to(self, wire: _Wire) -> None:
-        try:
-            wire.receive()
-        except StatusError:
-            # Another document that was refused: the first is what is raised.
-            return
-        except HeadwaterError:
-            self._selector.unregister(wire.sock)
+                try:
+                    key.data.receive()
+                except StatusError:
+                    pass  # Another document that was refused: the first is what is raised.
+                except HeadwaterError:
+                    self._selector.unregister(key.data.sock)
 
     def close(self) -> None:
         for wire in self._wires:
@@ -392,9 +388,7 @@ class KvLoader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- documents to wires -------------------------------------------------------------------------------------------
@@ -456,7 +450,7 @@ class KvLoader:
         if newest.vbuckets != self._map.vbuckets:
             raise NotMyVBucket(
                 Status.NOT_MY_VBUCKET,
-                "the bucket was deleted and created again while it was loaded",
+                "the bucket was deleted and created again during the load",
                 hint="Load it again",
             )
         self._map = max(self._map, newest, key=lambda known: known.version)
@@ -541,7 +535,7 @@ class _Wire:
                 raise broken(self.address, error) from error
             if not data:
                 raise ConnectionFailed(
-                    f"{self.address} closed the connection before it had answered everything",
+                    f"{self.address} closed the connection before it answered everything",
                     hint="Look at the server's log",
                 )
             self.lane.receive_data(data)

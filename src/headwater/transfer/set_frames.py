@@ -13,8 +13,7 @@ from enum import IntEnum
 import numpy as np
 
 from headwater.errors import BadMagic, FrameTooLarge, LengthMismatch, RemoteProtocolError, UnexpectedMessage
-from headwater.protocol.cluster_config import VBUCKETS_MAX
-from headwater.protocol.kernels.memory import (
+from headwater.kernels.memory import (
     ByteRows,
     Bytes,
     Column,
@@ -35,7 +34,9 @@ from headwater.protocol.kernels.memory import (
     u16,
     u32,
 )
-from headwater.protocol.numbers import LEB128_BYTES_MAX, CollectionId, encode_collection_id
+from headwater.protocol.cluster_config import VBUCKETS_MAX
+from headwater.protocol.frames import encode_collection_id
+from headwater.protocol.numbers import LEB128_BYTES_MAX, CollectionId
 
 # --- the vbuckets of many keys ----------------------------------------------------------------------------------------
 #

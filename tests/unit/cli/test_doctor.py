@@ -12,10 +12,8 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from headwater.cli import doctor as command
-from headwater.cli import doctor_checks as checks
-from headwater.cli.doctor import examine
-from headwater.cli.doctor_checks import Asked, Check, Found, State
+from headwater.cli import doctor as checks
+from headwater.cli.doctor import Asked, Check, Found, State, examine
 from support.cases import each
 
 NOTHING = Asked(storage_options={})
@@ -64,15 +62,12 @@ def test_a_part_that_is_not_installed_is_skipped_with_what_depends_on_it(install
     # What another extra, or another program, has brought does not count.
     del installed["lmdb"], installed["pyspark"]
     assert checks.check_libraries(NOTHING).state is State.OK
-    for check in (
-        checks.check_node_libraries,
-        checks.check_spark_libraries,
-        checks.check_java,
-        checks.check_workers,
-        checks.check_ports,
-        checks.check_data_folder,
-    ):
-        assert check(NOTHING).state is State.SKIPPED
+    needy = [check for check in checks.CHECKS if check.extra is not None]
+    assert len(needy) == 5
+    found = examine(NOTHING, tuple(needy))
+    assert {one.state for one in found.values()} == {State.SKIPPED}
+    for look in (checks.check_node_libraries, checks.check_spark_libraries):
+        assert look(NOTHING).state is State.SKIPPED
 
 
 def test_sources_that_were_not_installed_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +171,12 @@ def test_every_check_comes_after_what_it_depends_on() -> None:
 @each(("state", "exit_code"), [(State.WARNING, 0), (State.UNKNOWN, 0), (State.FAILED, 1)])
 def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, state: State, exit_code: int) -> None:
     found = {"lake": Found(state, "\x1b[31m it is [bold]odd[/]", "Do something")}
-    monkeypatch.setattr(command, "examine", lambda asked: found)
-    result = CliRunner().invoke(command.doctor, ["--json"])
+    monkeypatch.setattr(checks, "examine", lambda asked: found)
+    result = CliRunner().invoke(checks.doctor, ["--json"])
     row = {"check": "lake", "state": state, "found": found["lake"].says, "do": "Do something"}
     assert json.loads(result.stdout) == {"ok": exit_code == 0, "checks": [row]}
     assert result.exit_code == exit_code
-    result = CliRunner().invoke(command.doctor, [])
+    result = CliRunner().invoke(checks.doctor, [])
     assert result.exit_code == exit_code
     assert "?[31m it is [bold]odd[/]" in result.stdout, "a terminal obeys nothing of it"
     assert "lake: Do something" in result.stdout.splitlines()

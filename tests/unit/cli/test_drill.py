@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from headwater.cli import main
-from headwater.cli import management as api
 from headwater.cli.management import Answer
+from support.commands import answering
 
 DONE = {"vbucket": 12, "rolled_back_to": 100, "vbuuid": 77, "high_seqno_before": 120}
 ARGUMENTS = ["drill", "rollback", "http://127.0.0.1:1/default", "--user", "ann", "--password", "pencil"]
@@ -37,15 +36,9 @@ ARGUMENTS = ["drill", "rollback", "http://127.0.0.1:1/default", "--user", "ann",
     ],
 )
 def test_what_is_said(monkeypatch: pytest.MonkeyPatch, answer: Answer, words: str) -> None:
-    asked: list[Any] = []
-
-    def ask(management: api.Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
-        asked.append((method, path, form))
-        return answer
-
-    monkeypatch.setattr(api.Management, "ask", ask)
+    asked = answering(monkeypatch, lambda *_: answer)
     result = CliRunner().invoke(main, [*ARGUMENTS, "--vbucket", "12", "--to", "100"])
-    assert asked == [("POST", ("headwater", "buckets", "default", "vbuckets", "12", "rollback"), {"to": "100"})]
+    assert asked == [("POST", "/headwater/buckets/default/vbuckets/12/rollback", {"to": "100"})]
     assert result.output.startswith(words)
     assert len(result.output.splitlines()) == 1
     assert result.exit_code == (1 if words.startswith("Error") else 0)
@@ -62,16 +55,10 @@ def test_what_is_said(monkeypatch: pytest.MonkeyPatch, answer: Answer, words: st
     ],
 )
 def test_replicas(monkeypatch: pytest.MonkeyPatch, command: str, answer: Answer, words: str) -> None:
-    asked: list[Any] = []
-
-    def ask(management: api.Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
-        asked.append((method, path, form))
-        return answer
-
-    monkeypatch.setattr(api.Management, "ask", ask)
+    asked = answering(monkeypatch, lambda *_: answer)
     arguments = ["drill", f"{command}-replicas", *ARGUMENTS[2:]]
     result = CliRunner().invoke(main, arguments)
-    assert asked == [("POST", ("headwater", "buckets", "default", "replicas", command), None)]
+    assert asked == [("POST", f"/headwater/buckets/default/replicas/{command}", None)]
     assert result.output.startswith(words)
     assert result.exit_code == (1 if words.startswith("Error") else 0)
     if result.exit_code == 0:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli import interruptions as module
-from headwater.cli.interruptions import Interrupted, Interruptions
+from headwater.cli import output as module
+from headwater.cli.output import Ended, Interruptions, exit_code_after
 
 WAIT_S = 30.0
 """For what comes at once."""
@@ -27,28 +27,28 @@ def interruptions() -> Iterator[Interruptions]:
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_where_it_is_allowed(interruptions: Interruptions, number: signal.Signals, exit_code: int) -> None:
-    with pytest.raises(Interrupted), interruptions.allowed():
+    with pytest.raises(Ended) as raised, interruptions.allowed():
         signal.raise_signal(number)
-    assert interruptions.exit_code == exit_code
+    assert exit_code_after(raised.value) == exit_code
 
 
 def test_a_signal_that_comes_too_early_waits(interruptions: Interruptions) -> None:
     signal.raise_signal(signal.SIGINT)
-    with pytest.raises(Interrupted), interruptions.allowed():
+    with pytest.raises(Ended), interruptions.allowed():
         pytest.fail("it has come")
 
 
 def test_a_second_signal_does_not_wait(interruptions: Interruptions) -> None:
     signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(Interrupted):
+    with pytest.raises(Ended) as raised:
         signal.raise_signal(signal.SIGINT)
-    assert interruptions.exit_code == 143, "the first one counts"
+    assert exit_code_after(raised.value) == 143, "the first one counts"
 
 
 def test_the_wait_has_an_end(interruptions: Interruptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.01)
     signal.raise_signal(signal.SIGINT)
-    with pytest.raises(Interrupted):
+    with pytest.raises(Ended):
         threading.Event().wait(WAIT_S)
 
 
@@ -100,9 +100,9 @@ def test_once_heeded_nothing_is_hurried_unless_told(
     interruptions: Interruptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.01)
-    with pytest.raises(Interrupted), interruptions.allowed():
+    with pytest.raises(Ended), interruptions.allowed():
         signal.raise_signal(signal.SIGTERM)
     threading.Event().wait(0.05)
     interruptions.hurry()
-    with pytest.raises(Interrupted):
+    with pytest.raises(Ended):
         threading.Event().wait(WAIT_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from headwater.cli import main
-from headwater.protocol.kernels.machine_code import are_compiled, code_folder
+from headwater.kernels.machine_code import are_compiled, code_folder
 
 
 def test_the_folder_has_the_machine_code_of_all_parts() -> None:

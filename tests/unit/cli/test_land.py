@@ -6,9 +6,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -20,13 +19,13 @@ import headwater.spark
 from headwater.cli import land as land_module
 from headwater.cli.land import METRICS, LandingMetrics, _run, _View, land, status_line
 from headwater.cli.options import parse_time
+from headwater.cli.output import ending_signals_raised
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
 from headwater.lake.lake import LakeSettings
 from headwater.lake.set_aside import SetAside
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
-from headwater.spark.landing_loop import LandedBatch, LandingStatus
-from support.lake_model import HOTEL, SmallLake, with_columns
+from headwater.landing.loop import LandedBatch, LandingStatus
 
 LAKE: Any = object()
 STATUS = LandingStatus(
@@ -95,17 +94,14 @@ class Landing:
 
 
 @pytest.fixture(autouse=True)
-def _same_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(land_module, "POLL_S", 0)
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
 
 
 def run(query: Query, *, as_json: bool = False) -> int:
     landing: Any = Landing(query)
-    return _run(landing, LAKE, None, _View(as_json=as_json, quiet=True), None)
+    with ending_signals_raised():
+        return _run(landing, LAKE, None, _View(as_json=as_json, quiet=True), None)
 
 
 def test_a_landing_that_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +121,7 @@ def test_an_interruption(number: int, exit_code: int, capsys: pytest.CaptureFixt
     query = Query([batch()], on_look=lambda: os.kill(os.getpid(), number))
     code = run(query)
     assert (code, query.is_stopped) == (exit_code, True)
-    assert capsys.readouterr().err == "Stopped. The same command goes on from here.\n"
+    assert capsys.readouterr().err == "Stopped. The same command resumes from here.\n"
 
 
 def test_a_line_of_json_for_each_batch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,15 +173,12 @@ def test_the_line_says_what_is_known() -> None:
 # --- options ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "read"), [("500ms", 0.5), ("5s", 5.0), ("1h", 3600.0)])
-def test_times(text: str, read: float) -> None:
-    assert parse_time(click.Context(land), land.params[0], text) == read
-
-
-@pytest.mark.parametrize("text", ["5", "s", "5 s", "-1s", "1d", ""])
-def test_times_that_are_none(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="write 500ms, 5s, 1m or 1h"):
-        parse_time(click.Context(land), land.params[0], text)
+def test_times() -> None:
+    for text, read in (("500ms", 0.5), ("5s", 5.0), ("1h", 3600.0)):
+        assert parse_time(click.Context(land), land.params[0], text) == read
+    for text in ("5", "s", "5 s", "-1s", "1d", ""):
+        with pytest.raises(click.BadParameter, match="write 500ms, 5s, 1m or 1h"):
+            parse_time(click.Context(land), land.params[0], text)
 
 
 @pytest.fixture
@@ -205,7 +198,6 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[LakeSettings]:
     ("arguments", "columns", "infer"),
     [
         ((), {}, True),
-        (("--infer",), {}, True),
         (("--no-columns", "--columns", "a.b=n INT"), {"a.b": TypedColumns.from_ddl("n INT")}, False),
         (("--columns", "infer", "--columns", "a.b=none"), {"*": ColumnMode.INFER, "a.b": ColumnMode.NONE}, True),
     ],
@@ -215,17 +207,6 @@ def test_columns(
 ) -> None:
     CliRunner().invoke(land, ["couchbase://localhost/b", "--into", "lake", *arguments])
     assert (prepared[0].columns, prepared[0].infer) == (columns, infer)
-
-
-def test_infer_says_which_tables_it_does_not_change(tmp_path: Path) -> None:
-    fixed = SmallLake(tmp_path / "fixed", settings=with_columns(LakeSettings(), {"inventory.hotel": "n INT"}))
-    for small in (fixed, SmallLake(tmp_path / "inferred")):
-        small.write(0, "a", collection=HOTEL)
-        small.write(0, "b")
-        small.land()
-        said = land_module._what_infer_does(small.lake)
-        assert ("Give --columns 'inventory.hotel=infer'" in said) == (small is fixed)
-        assert ("can be left out" in said) == (small is not fixed)
 
 
 @pytest.mark.parametrize("at", ["0.0.0.0:8080", "[::]:8080", "lake.example.org:8080"])
@@ -258,7 +239,7 @@ def test_columns_that_documents_are_clustered_by(prepared: list[LakeSettings]) -
     ],
 )
 def test_columns_from_python(monkeypatch: pytest.MonkeyPatch, columns: Any, read: dict[str, Any]) -> None:
-    monkeypatch.setattr(land_module.Landing, "start", lambda landing, spark, **_: landing)
+    monkeypatch.setattr(land_module.Landing, "start", lambda landing, runner, **_: landing)
     landing: Any = headwater.spark.land(
         cast("Any", None), "couchbase://localhost/b", "lake", columns=columns, cluster_by={"a.b": "seqno"}
     )
@@ -282,10 +263,7 @@ def test_a_port_for_metrics_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 # A landing's numbers, as Prometheus gets them.
 
 
-SCRAPED_STATUS = LandingStatus(
-    is_active=True, doing="waiting", batch=11, rows=1200, rollbacks=3, documents=900, tables=2, lag_seqnos=17,
-    lag_s=2.5, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=1.1, failures=0,
-)  # fmt: skip
+SCRAPED_STATUS = replace(STATUS, batch=11, rollbacks=3, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=1.1)
 
 
 def lines(status: LandingStatus | None) -> dict[str, float]:
@@ -310,6 +288,7 @@ def test_the_numbers_are_those_of_the_status() -> None:
         "headwater_land_last_merge_seconds": 1.1,
         "headwater_land_failures": 0,
         "headwater_land_tables_set_aside": 0,
+        "headwater_land_merges_slow": 0,
     }
     assert len(METRICS) == len(fields(LandingStatus)) - 3, "all of it but the words"
 
@@ -318,5 +297,5 @@ def test_what_is_not_known_is_left_out() -> None:
     shown = lines(
         replace(SCRAPED_STATUS, rows=None, lag_seqnos=None, lag_s=None, documents_age_s=None, last_merge_s=None)
     )
-    assert not {name for name in shown if "lag" in name or "age" in name or "merge" in name or "rows" in name}
+    assert not {name for name in shown if "lag" in name or "age" in name or "last_merge" in name or "rows" in name}
     assert lines(None) == {}

@@ -199,7 +199,7 @@ def test_one_sentence(text: str, sentence: str) -> None:
 
 def test_a_name_and_no_file() -> None:
     assert refused("localhost/shop") == (
-        "'localhost/shop' is no URL, and there is no headwater.toml with a pipeline of that name. "
+        "'localhost/shop' is not a URL, and there is no headwater.toml with a pipeline of that name. "
         "Write couchbase://host/bucket, or name the file with --config"
     )
 

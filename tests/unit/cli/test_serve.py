@@ -12,7 +12,6 @@ from headwater.cli.serve import default_data_folder
 def test_the_folder_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     usual = home / ".local" / "share" / "headwater" / "data"
     assert default_data_folder() == usual
@@ -20,9 +19,4 @@ def test_the_folder_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert default_data_folder() == usual, "the specification has it ignored"
     named = tmp_path / "named"
     monkeypatch.setenv("XDG_DATA_HOME", str(named))
-    assert default_data_folder() == named / "headwater" / "data"
-    earlier = home / ".config" / "headwater" / "data"
-    earlier.mkdir(parents=True)
-    assert default_data_folder() == earlier, "what exists is found"
-    (named / "headwater" / "data").mkdir(parents=True)
     assert default_data_folder() == named / "headwater" / "data"

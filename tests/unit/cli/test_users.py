@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from headwater.cli import main
 from headwater.cli import users as users_module
 from headwater.cli.management import Answer, Management
-from support.commands import printed, sentence
+from support.commands import Asked, answering, printed, sentence
 
 URL = "http://127.0.0.1:1"
 LOGIN = ("--user", "ann", "--password", "pencil")
@@ -27,13 +27,11 @@ KIM = {
         {"role": "admin", "origins": [{"type": "user"}]},
     ],
 }
-Asked = list[tuple[str, str, Any]]
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What a Couchbase cluster of two nodes has been asked for. It has one user, kim."""
-    asked: Asked = []
     answers = {
         ("GET", "/pools"): Answer(200, {"implementationVersion": "7.6.0-2176-enterprise"}),
         ("GET", "/settings/rbac/users/local"): Answer(200, [KIM]),
@@ -42,13 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         ("PUT", "/settings/rbac/users/local/kim"): Answer(200, ""),
         ("PUT", "/settings/rbac/users/local/new"): Answer(200, ""),
     }
-
-    def ask(management: Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
-        asked.append((method, "/" + "/".join(path), form))
-        return answers.get(asked[-1][:2], Answer(404, "Unknown user."))
-
-    monkeypatch.setattr(Management, "ask", ask)
-    return asked
+    return answering(monkeypatch, lambda _, *asked: answers.get(asked, Answer(404, "Unknown user.")))
 
 
 def run(*arguments: str, env: dict[str, str] | None = None, stdin: str = "") -> Result:
@@ -93,7 +85,7 @@ def test_add(asked: Asked) -> None:
     assert asked[-1][2] == {"roles": "", "groups": "lake", "password": "violets", "name": ""}
     assert run("add", URL, "new", "--new-password", "violets").exit_code == 2
     sentence = failed("add", URL, "kim", "--role", "admin", "--new-password", "violets")
-    assert sentence == "user 'kim' exists already. Change it with `headwater users change`"
+    assert sentence == "user 'kim' already exists. Change it with `headwater users change`"
 
 
 def test_change_leaves_what_is_not_given(asked: Asked) -> None:
@@ -107,19 +99,16 @@ def test_change_leaves_what_is_not_given(asked: Asked) -> None:
     }
     done("change", URL, "kim", "--display-name", "")
     assert asked[-1][2]["name"] == ""
-    assert failed("change", URL, "new", "--role", "admin") == "there is no user 'new'. Look at `headwater users list`"
+    assert failed("change", URL, "new", "--role", "admin") == "there is no user 'new'. See `headwater users list`"
 
 
 def test_a_user_in_a_group_keeps_its_own_roles_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     by_group = {"role": "data_writer", "bucket_name": "beer", "origins": [{"type": "group", "name": "lake"}]}
     kim = {**KIM, "roles": [*KIM["roles"], by_group], "groups": ["lake"]}
-    asked: Asked = []
-
-    def ask(management: Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
-        asked.append((method, path[-1], form))
-        return Answer(200, [kim] if path[-1] == "local" else kim if method == "GET" else "")
-
-    monkeypatch.setattr(Management, "ask", ask)
+    asked = answering(
+        monkeypatch,
+        lambda _, method, path: Answer(200, [kim] if path.endswith("local") else kim if method == "GET" else ""),
+    )
     assert done("list", URL, "--this-node-only").splitlines()[1].endswith("query_select[beer:s:c]  lake")
     done("change", URL, "kim", "--display-name", "K")
     assert asked[-1][2] == {"roles": "admin,data_reader[beer],query_select[beer:s:c]", "name": "K", "groups": "lake"}
@@ -129,25 +118,22 @@ def test_a_user_in_a_group_keeps_its_own_roles_apart(monkeypatch: pytest.MonkeyP
 
 def test_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     lake = {"id": "lake", "description": "Who reads", "roles": [{"role": "data_reader", "bucket_name": "*"}]}
-    asked: Asked = []
-
-    def ask(management: Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
-        asked.append((method, "/".join(path), form))
-        return Answer(404, "Unknown group.") if path[-1] == "none" else Answer(200, [lake] if method == "GET" else "")
-
-    monkeypatch.setattr(Management, "ask", ask)
+    none, found, stored = Answer(404, "Unknown group."), Answer(200, [lake]), Answer(200, "")
+    asked = answering(
+        monkeypatch, lambda _, method, path: none if path.endswith("none") else found if method == "GET" else stored
+    )
     assert done("list-groups", URL) == "GROUP  DESCRIPTION  ROLES\nlake   Who reads    data_reader[*]\n"
     assert done("put-group", URL, "lake", "--role", "data_reader[*]", "--description", "Who reads") == "stored lake\n"
     form = {"roles": "data_reader[*]", "description": "Who reads"}
-    assert asked[-1] == ("PUT", "settings/rbac/groups/lake", form)
+    assert asked[-1] == ("PUT", "/settings/rbac/groups/lake", form)
     assert json.loads(done("remove-group", URL, "lake", "--json")) == {"group": "lake", "not_on": {}}
-    assert failed("remove-group", URL, "none") == "there is no group 'none'. Look at `headwater users list-groups`"
+    assert failed("remove-group", URL, "none") == "there is no group 'none'. See `headwater users list-groups`"
 
 
 def test_remove(asked: Asked) -> None:
     assert done("remove", URL, "kim") == "removed kim\n"
     assert asked[-1][:2] == ("DELETE", "/settings/rbac/users/local/kim")
-    assert failed("remove", URL, "new") == "there is no user 'new'. Look at `headwater users list`"
+    assert failed("remove", URL, "new") == "there is no user 'new'. See `headwater users list`"
 
 
 @pytest.mark.parametrize("command", [("add", URL, "new", "--role", "admin"), ("change", URL, "kim")])
@@ -166,10 +152,10 @@ def test_where_a_password_comes_from(asked: Asked, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (FORBIDDEN, "the user may not manage users. Log in as one with the role admin"),
+        (FORBIDDEN, "the user may not manage users. Log in as a user with the role admin"),
         (Answer(401, ""), "the user name or the password is wrong. Check --user and --password"),
-        (Answer(200, "fine"), "the answer is no list of users"),
-        (Answer(200, [{"id": "kim"}]), "the answer is no list of users"),
+        (Answer(200, "fine"), "the answer is not a list of users"),
+        (Answer(200, [{"id": "kim"}]), "the answer is not a list of users"),
         (Answer(400, {"errors": {"_": "no \x1b[31m", "roles": "bad"}}), "no ?[31m; roles: bad"),
     ],
 )
@@ -208,7 +194,7 @@ def test_nodes_that_can_not_be_asked_are_named(monkeypatch: pytest.MonkeyPatch) 
     result = run("list", URL)
     assert (result.exit_code, result.stdout.splitlines()[1].split()[-3:]) == (1, ["1", "of", "2"])
     assert result.stderr == (
-        "Error: can't be asked: 127.0.0.1:1: the user may not manage users. Log in as one with the role admin\n"
+        "Error: can't be asked: 127.0.0.1:1: the user may not manage users. Log in as a user with the role admin\n"
     )
 
 
@@ -232,13 +218,13 @@ def _cluster(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], answer: Ca
     """Nodes of ours with this config. Returns which of them will have been asked about users."""
     asked: list[str] = []
 
-    def ask(management: Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
-        if path == ("pools",):
+    def say(management: Management, method: str, path: str) -> Answer:
+        if path == "/pools":
             return Answer(200, {"implementationVersion": "7.6.0-0000-headwater-0.1.0"})
-        if path in (("pools", "default", "nodeServices"), ("pools", "default", "b", "beer")):
+        if path in ("/pools/default/nodeServices", "/pools/default/b/beer"):
             return Answer(200, config)
         asked.append(str(management.address))
         return answer(asked[-1])
 
-    monkeypatch.setattr(Management, "ask", ask)
+    answering(monkeypatch, say)
     return asked

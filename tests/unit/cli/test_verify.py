@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,3 +203,9 @@ def test_the_table_is_whole_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Verification(collections=(CollectionVerdict(name=name, landed=10**9, pending=0, differing=0),))
     assert name in run(monkeypatch, found).output
     assert "1,000,000,000" in run(monkeypatch, found).output
+
+
+def test_no_spark_is_loaded_unless_it_is_asked_for() -> None:
+    """Loading it takes as long as comparing a million documents."""
+    program = "import sys, headwater.cli.verify; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

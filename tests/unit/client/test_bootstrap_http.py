@@ -241,11 +241,11 @@ def test_a_host_that_is_down() -> None:
         (saying(b""), ConnectionClosed),
         (saying(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"), ConnectionClosed),
         (saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"), ConnectionClosed),
-        (saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{"), ConnectionClosed),
+        (saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{"), WrongProtocol),
         (saying(b"\x81\x1f" + bytes(22)), WrongProtocol),
         (saying(b"SSH-2.0-OpenSSH_9.2\r\n"), WrongProtocol),
         (saying(b"HTTP/1.1 abc OK\r\n\r\n"), WrongProtocol),
-        (saying(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000), WrongProtocol),
+        (saying(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 10_000), WrongProtocol),
         (saying(b"HTTP/1.1 200 " + b"O" * 100_000), WrongProtocol),
         (saying(b"\x15\x03\x01\x00\x02\x02\x46"), TlsFailed),
     ],
@@ -270,7 +270,7 @@ def test_a_server_that_hangs_up_is_asked_whether_it_has_tls(tmp_path: Path) -> N
     with serving(talk) as address:
         error = failure(address)
     assert type(error) is TlsFailed
-    assert f"{address} speaks TLS, and this connection does not" in error.reason
+    assert f"{address} uses TLS, and this connection does not" in error.reason
 
 
 def test_an_answer_that_drips_has_its_time_and_no_more() -> None:

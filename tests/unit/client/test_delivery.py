@@ -8,16 +8,18 @@ from typing import BinaryIO
 import pytest
 
 from headwater.client.delivery import Delivery
-from headwater.client.pieces import ChangeRun
-from headwater.client.vbucket_stream import VBucketStream
+from headwater.client.metrics import ReaderMetrics
+from headwater.client.pieces import ChangeRun, Spool
+from headwater.client.vbucket_stream import StreamTerms, VBucketStream
+from headwater.errors import StoreFull
 from headwater.protocol.consumer import StreamRun
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.messages.dcp_changes import SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_streams import StreamFlags
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
 LINK = 7
+TERMS = StreamTerms(metrics=ReaderMetrics("reader", "bucket"))
 
 
 class World:
@@ -35,8 +37,8 @@ class World:
         return self.files[-1]
 
     def stream(self, vbucket: int = 0) -> VBucketStream:
-        stream = VBucketStream(VBucketId(vbucket), StreamOffset(), whole_snapshots=True)
-        stream.request(flags=StreamFlags(0), value=b"")
+        stream = VBucketStream(VBucketId(vbucket), StreamOffset(), TERMS, now_s=0.0)
+        stream.request()
         stream.on_accepted(FailoverLog.start(Vbuuid(1)))
         return stream
 
@@ -137,3 +139,40 @@ def test_closing_leaves_no_file_open() -> None:
     world.delivery.close()
     assert len(world.files) == 1
     assert all(file.closed for file in world.files)
+
+
+# --- runs on disk ---------------------------------------------------------------------------------------------------
+
+
+def run(data: bytes) -> ChangeRun:
+    return ChangeRun(
+        vbucket=VBucketId(1), vbuuid=Vbuuid(2), snapshot_start=Seqno(3), snapshot_end=Seqno(4), rows=1, data=data
+    )
+
+
+def test_runs_come_back_as_they_were_and_the_file_goes_with_the_last() -> None:
+    file = io.BytesIO()
+    spool = Spool(lambda: file)
+    spooled = [spool.put(run(data)) for data in (b"one", b"", b"three")]
+    assert [item.load() for item in spooled[:2]] == [run(b"one"), run(b"")]
+    assert not file.closed
+    spooled[2].drop()
+    assert file.closed
+    assert spool.is_closed
+
+
+class FullDisk(io.BytesIO):
+    def write(self, data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_says_what_to_do() -> None:
+    with pytest.raises(StoreFull, match="No space left on device") as caught:
+        Spool(FullDisk).put(run(b"data"))
+    assert "TMPDIR" in str(caught.value)
+
+    def no_folder() -> io.BytesIO:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    with pytest.raises(StoreFull, match="No usable temporary directory"):
+        Spool(no_folder)

@@ -13,8 +13,8 @@ import headwater
 from headwater.client.bootstrap import BucketView
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.display import ClientView, batch_html, show_batches_in_notebooks
 from headwater.client.offsets import Offsets
+from headwater.client.reading import ClientView, batch_html, show_batches_in_notebooks
 from headwater.client.settings import ClientSettings
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Seqno, VBucketId

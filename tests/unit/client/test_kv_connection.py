@@ -13,13 +13,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from headwater.client.bootstrap import connect_any
 from headwater.client.connection_string import Address
-from headwater.client.kv_connection import KvConnection, Timeouts, is_loopback
+from headwater.client.kv_asyncio import AsyncKvConnection
+from headwater.client.kv_connection import KvConnection, Login, Timeouts, is_loopback
 from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.errors import (
     AuthenticationFailed,
@@ -40,8 +41,14 @@ from headwater.errors import (
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import Request, decode_message
 from headwater.protocol.messages.documents import Get
-from headwater.protocol.messages.session import ClustermapChangeNotification, GetClusterConfig, Noop, SaslAuth
-from headwater.protocol.sasl import Mechanism
+from headwater.protocol.messages.session import (
+    ClustermapChangeNotification,
+    GetClusterConfig,
+    HelloResponse,
+    Noop,
+    SaslAuth,
+)
+from headwater.protocol.sasl import Credentials, Mechanism
 from headwater.protocol.status import Status
 from support.cases import each
 from support.fake_servers import (
@@ -49,6 +56,7 @@ from support.fake_servers import (
     PASSWORD,
     USER,
     Peer,
+    Talk,
     answering,
     down,
     dripping,
@@ -177,6 +185,7 @@ def replying(reply: Callable[[Request], bytes]) -> Callable[[socket.socket], Non
         (lambda request: ok(Noop(opaque=8)).encode(), UnexpectedMessage, "NOOP, where"),
         (lambda request: ok(request).encode()[:20], ConnectionClosed, "has closed the connection"),
         (lambda request: b"nonsense", BadMagic, "not a magic byte"),
+        (lambda request: refused(request, Status.NOT_MY_VBUCKET).encode(), NotMyVBucket, "refused Noop"),
     ],
 )
 def test_answers_that_are_none(reply: Callable[[Request], bytes], kind: type[HeadwaterError], reason: str) -> None:
@@ -185,12 +194,6 @@ def test_answers_that_are_none(reply: Callable[[Request], bytes], kind: type[Hea
             connection.request(Noop(opaque=7))
         assert type(raised.value) is kind
         assert reason in raised.value.reason
-
-
-def test_a_refusal_is_the_error_of_its_status() -> None:
-    refuse = replying(lambda request: refused(request, Status.NOT_MY_VBUCKET).encode())
-    with serving(refuse) as address, connect(address) as connection, pytest.raises(NotMyVBucket):
-        connection.request(Noop())
 
 
 def test_an_answer_that_does_not_come() -> None:
@@ -229,25 +232,27 @@ def test_answers_before_the_end_are_handed_out() -> None:
         asyncio.run(ask(address))
 
 
-def test_a_wrong_password() -> None:
-    with serving(answering(Peer)) as address:
-        error = failure(address, password="wrong")
-    assert type(error) is AuthenticationFailed
-    assert "the user or the password is wrong" in error.reason
-
-
-def test_an_unknown_bucket() -> None:
-    with serving(answering(Peer)) as address:
-        error = failure(address, "travle")
-    assert type(error) is UnknownBucket
-    assert "there is no bucket 'travle'" in error.reason
-
-
-def test_a_host_that_is_down() -> None:
-    address = down()
-    error = failure(address)
-    assert type(error) is HostUnreachable
-    assert error.reason == f"{address} can't be reached: Connection refused"
+@each(
+    ("talk", "options", "kind", "reason", "hint"),
+    [
+        (answering(Peer), {"password": "wrong"}, AuthenticationFailed, "the user or the password is wrong", ""),
+        (answering(Peer), {"bucket": "travle"}, UnknownBucket, "there is no bucket 'travle'", ""),
+        (silent, {"timeouts": QUICK}, NoAnswer, "{address} has not answered for 0.2 seconds", ""),
+        # The handshake as a whole has its time.
+        (dripping(b"\x81" + bytes(1000), every_s=0.02), {"timeouts": QUICK}, NoAnswer, "has not answered", ""),
+        (hanging_up, {}, ConnectionClosed, "when Hello was to be answered", "TLS on both ends or on neither"),
+        (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), {}, WrongProtocol, "answers with HTTP", "?bootstrap=http"),
+        (None, {}, HostUnreachable, "{address} can't be reached: Connection refused", ""),
+    ],
+)
+def test_servers_that_will_not_do(
+    talk: Talk | None, options: dict[str, Any], kind: type[HeadwaterError], reason: str, hint: str
+) -> None:
+    with nullcontext(down()) if talk is None else serving(talk) as address:
+        error = failure(address, **options)
+    assert type(error) is kind
+    assert reason.format(address=address) in error.reason
+    assert hint in error.hint
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 63 + "." + "b" * 63])
@@ -261,28 +266,6 @@ def test_a_name_that_no_host_can_have(host: str) -> None:
     login = settings(Address("h", 1)).login()
     with pytest.raises(HostUnreachable):
         KvConnection.open(Address(host, 11210), login)
-
-
-def test_a_server_that_is_silent() -> None:
-    with serving(silent) as address:
-        error = failure(address, timeouts=QUICK)
-    assert type(error) is NoAnswer
-    assert error.reason == f"{address} has not answered for 0.2 seconds"
-    assert error.retriable
-
-
-def test_a_server_that_says_a_byte_now_and_then() -> None:
-    """The handshake as a whole has its time."""
-    with serving(dripping(b"\x81" + bytes(1000), every_s=0.02)) as address:
-        assert type(failure(address, timeouts=QUICK)) is NoAnswer
-
-
-def test_a_server_that_hangs_up() -> None:
-    with serving(hanging_up) as address:
-        error = failure(address)
-    assert type(error) is ConnectionClosed
-    assert "closed the connection when Hello was to be answered" in error.reason
-    assert "TLS on both ends or on neither" in error.hint
 
 
 def resetting(sock: socket.socket) -> None:
@@ -317,14 +300,6 @@ def test_no_socket_is_left_open_if_the_end_comes_before_tls(monkeypatch: pytest.
     gc.collect()
 
 
-def test_a_web_server() -> None:
-    with serving(saying(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")) as address:
-        error = failure(address)
-    assert type(error) is WrongProtocol
-    assert "answers in HTTP" in error.reason
-    assert "?bootstrap=http" in error.hint
-
-
 @each("seed", range(20))
 def test_random_bytes(seed: int) -> None:
     with serving(saying(random.Random(seed).randbytes(4096))) as address:
@@ -346,37 +321,26 @@ def server_context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
 
 def test_tls(certificate: tuple[Path, Path]) -> None:
     with serving(answering(Peer), tls=server_context(certificate)) as address:
-        with connect(address, tls=TlsSettings(ca_file=certificate[0])) as connection:
-            assert connection.outcome.cluster_config == CONFIG
-        with connect(address, tls=TlsSettings(skip_verify=True)) as connection:
-            assert connection.outcome.cluster_config == CONFIG
+        for tls in (TlsSettings(ca_file=certificate[0]), TlsSettings(skip_verify=True)):
+            with connect(address, tls=tls) as connection:
+                assert connection.outcome.cluster_config == CONFIG
+        # The same host by a name that is not in its certificate.
+        other = failure(Address("127.1", address.port), tls=TlsSettings(ca_file=certificate[0]))
         error = failure(address, tls=TlsSettings())
-    assert type(error) is TlsFailed
+    assert type(error) is type(other) is TlsFailed
+    assert "mismatch" in other.reason
     assert f"the certificate of {address} is not trusted" in error.reason
     assert "--tls-ca" in error.hint
     assert not error.retriable
 
 
-def test_a_certificate_of_another_host(certificate: tuple[Path, Path]) -> None:
-    """The same host by a name that is not in its certificate."""
-    with serving(answering(Peer), tls=server_context(certificate)) as address:
-        error = failure(Address("127.1", address.port), tls=TlsSettings(ca_file=certificate[0]))
-    assert type(error) is TlsFailed
-    assert "mismatch" in error.reason
-
-
-@pytest.mark.parametrize("talk", [hanging_up, saying(b"what?"), saying(b"HTTP/1.1 400 Bad Request\r\n\r\n")])
-def test_tls_to_a_port_without_it(talk: Callable[[socket.socket], None]) -> None:
+@pytest.mark.parametrize("talk", [hanging_up, silent, saying(b"what?"), saying(b"HTTP/1.1 400 Bad Request\r\n\r\n")])
+def test_tls_to_a_port_without_it(talk: Talk) -> None:
     with serving(talk) as address:
-        error = failure(address, tls=TlsSettings())
-    assert type(error) is (TlsBroken if talk is hanging_up else TlsFailed)
+        error = failure(address, tls=TlsSettings(), timeouts=QUICK)
+    assert type(error) is (TlsBroken if talk in (hanging_up, silent) else TlsFailed)
     assert f"{address} does not speak TLS" in error.reason
     assert "couchbase:// without TLS" in error.hint
-
-
-def test_tls_to_a_silent_port() -> None:
-    with serving(silent) as address:
-        assert type(failure(address, tls=TlsSettings(), timeouts=QUICK)) is TlsBroken
 
 
 @pytest.mark.parametrize("says_why", [False, True], ids=["closes", "alerts"])
@@ -393,7 +357,7 @@ def test_no_tls_to_a_port_with_it(certificate: tuple[Path, Path], says_why: bool
     with serving(talk) as address:
         error = failure(address)
     assert type(error) is TlsFailed
-    assert "speaks TLS" in error.reason
+    assert "uses TLS" in error.reason
     assert "couchbases://" in error.hint
 
 
@@ -436,14 +400,8 @@ def test_a_client_certificate_is_the_login(
         with_password = failure(address, tls=tls)
     assert shown[0] == ssl.PEM_cert_to_DER_cert(client_certificate[0].read_text())
     assert [type(request).__name__ for request in peers[0].seen] == ["Hello", "SelectBucket", "GetClusterConfig"]
-    assert "leave the user and the password out" in with_password.hint
-
-
-def test_a_password_and_a_certificate(
-    strict_context: ssl.SSLContext, certificate: tuple[Path, Path], client_certificate: tuple[Path, Path]
-) -> None:
-    """A server may want a certificate of everybody, and know the users by their passwords."""
-    tls = TlsSettings(ca_file=certificate[0], certificate_file=client_certificate[0], key_file=client_certificate[1])
+    assert "omit the user and the password" in with_password.hint
+    # A server may also want a certificate of everybody, and know the users by their passwords.
     with serving(answering(Peer), tls=strict_context) as address, connect(address, tls=tls) as connection:
         assert connection.outcome.mechanism is Mechanism.SCRAM_SHA512
 
@@ -478,10 +436,38 @@ def test_what_stays_on_this_machine(peer: str, expected: bool) -> None:
         def getpeername(self) -> tuple[str, int]:
             return peer, 1
 
-    with _Sock() as sock:
+    with _Sock() as sock, socket.socket() as never_connected:
         assert is_loopback(sock) is expected
+        assert not is_loopback(never_connected)
 
 
-def test_a_socket_that_is_not_connected_any_more() -> None:
-    with socket.socket() as sock:
-        assert not is_loopback(sock)
+# --- the event loop alone -----------------------------------------------------------------------------------------
+
+
+class Seen(AsyncKvConnection):
+    """Can be had before it is open."""
+
+    made: ClassVar[list[Seen]] = []
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.made.append(self)
+
+
+def test_an_answer_to_one_that_is_just_being_cancelled() -> None:
+    """Between a cancellation and what it does there is a turn of the loop, in which data may come."""
+
+    async def story() -> None:
+        with serving(silent) as address:
+            opening = asyncio.create_task(
+                Seen.open(address, Login(credentials=Credentials(USER, PASSWORD), bucket=None))
+            )
+            while not Seen.made or not Seen.made[0].is_usable:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            opening.cancel()
+            Seen.made[0].data_received(HelloResponse().encode())
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+
+    asyncio.run(story())

@@ -1,36 +1,29 @@
-"""The table of options, and the places that are made from it."""
+"""The options, and the places that are made from their definitions."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import headwater.spark
-from headwater.cli.lazy_command import load_command
-from headwater.client.options import (
-    LANDING_KEYWORDS,
-    OPTIONS,
-    SPARK_OPTIONS,
-    TO_CONNECT,
-    TO_READ,
-    Kind,
-    check_keywords,
-    parse_bytes,
-    write_bytes,
-)
-from headwater.client.read_options import ReadKeywords, ReadOptions
-from headwater.client.settings import ConnectKeywords
-from headwater.spark.source_options import FrameKeywords, SourceKeywords
+from headwater.cli import load_command
+from headwater.client.offsets import Offsets
+from headwater.client.read_options import NAME_BYTES_MAX, READ_OPTIONS, End, ReadKeywords, ReadOptions, Snapshots, Start
+from headwater.client.settings import CONNECT_KEYWORDS, CONNECT_OPTIONS, ConnectKeywords
+from headwater.errors import InvalidInput
+from headwater.landing.source_options import SOURCE_OPTIONS, FrameKeywords, SourceKeywords
+from headwater.node.options import NodeOptions, ServerLimits
+from headwater.options import Kind, check_keywords, options_of, parse_bytes, write_bytes
 from support.cases import each
 
 URL = "couchbase://127.0.0.1/travel"
 COMMANDS = ("tail", "land", "export", "verify", "load")
+OPTIONS = CONNECT_OPTIONS | READ_OPTIONS | SOURCE_OPTIONS
 
 
 def test_an_option_has_one_name_in_three_spellings() -> None:
@@ -42,31 +35,21 @@ def test_an_option_has_one_name_in_three_spellings() -> None:
 
 
 def test_every_option_is_described_by_a_sentence() -> None:
-    for option in OPTIONS.values():
+    for option in (*OPTIONS.values(), *options_of(NodeOptions).values(), *options_of(ServerLimits).values()):
         assert re.fullmatch(r"(`|[A-Z]).*\.", option.help), option.name
 
 
-def test_keywords_and_checked_options_are_those_of_the_table() -> None:
-    names = [option.name for option in TO_READ]
-    assert list(ReadKeywords.__annotations__) == names
-    assert [field.name for field in fields(ReadOptions)] == names
-    assert list(ConnectKeywords.__annotations__) == [option.name for option in TO_CONNECT if option.python]
-
-
-def test_defaults_are_those_of_the_table() -> None:
-    made = ReadOptions()
-    for option in TO_READ:
-        if option.name != "boundaries":
-            assert getattr(made, option.name) == option.default, option.name
+def test_typed_keywords_are_those_that_are_defined() -> None:
+    assert list(ReadKeywords.__annotations__) == list(READ_OPTIONS)
+    assert list(ConnectKeywords.__annotations__) == [option.name for option in CONNECT_KEYWORDS]
 
 
 def test_a_landing_takes_the_options_of_the_source() -> None:
     """But the URL, which is an argument of its own, and those that tables can't have."""
     apart = {"end", "value", "no_value", "mode", "columns", "where"}
-    of_source = {option.name for option in SPARK_OPTIONS} - {"url"}
+    of_source = SOURCE_OPTIONS.keys() - {"url"}
     assert SourceKeywords.__annotations__.keys() - {"tls"} == of_source - apart
     assert FrameKeywords.__annotations__.keys() - {"tls"} == of_source
-    assert SourceKeywords.__annotations__.keys() == {option.name for option in LANDING_KEYWORDS}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -78,9 +61,7 @@ def test_a_command_has_the_options_that_the_table_says(command: str) -> None:
 
 
 def test_spellings_are_not_used_twice() -> None:
-    spelled = [
-        name.lower() for option in SPARK_OPTIONS for name in (option.in_spark, *option.spark_old, *option.spark_also)
-    ]
+    spelled = [name.lower() for one in SOURCE_OPTIONS.values() for name in (one.in_spark, *one.spark_also)]
     assert len(set(spelled)) == len(spelled)
 
 
@@ -189,3 +170,58 @@ def test_whatever_users_make_names_the_keyword_that_was_meant(call: Callable[[],
 def test_what_users_call_names_the_keyword_that_was_meant(call: Callable[..., Any], sentence: str) -> None:
     with pytest.raises(TypeError, match=rf"^{sentence}\(\) got .* 'pasword'\. Did you mean password\?$"):
         call(user="me", pasword="secret")
+
+
+# --- what can be asked of a read --------------------------------------------------------------------------------------
+
+
+def test_choices_are_written_as_strings() -> None:
+    options = ReadOptions.make(start="now", end="now", snapshots="as-they-come", collections="a.b", vbuckets=[1, 2])
+    assert options.start is Start.NOW
+    assert options.end is End.NOW
+    assert options.snapshots is Snapshots.AS_THEY_COME
+    assert options.collections == ("a.b",)
+    assert options.vbuckets == {1, 2}
+
+
+def test_offsets_and_ends_are_taken_as_they_are() -> None:
+    offsets = Offsets("uuid", {})
+    options = ReadOptions.make(start=offsets, end={3: 7}, scopes=("a", "b"), collections=[8])
+    assert (options.start, options.end, options.scopes, options.collections) == (offsets, {3: 7}, ("a", "b"), (8,))
+
+
+@each(
+    "wrong",
+    [
+        {"start": "yesterday"},
+        {"end": "never"},
+        {"snapshots": "some"},
+        {"buffer_bytes": 0},
+        {"noop_interval_s": 0},
+        {"connections_per_node": 65},
+        {"give_up_after_s": -1},
+        {"reconnect_delay_s_min": 20.0, "reconnect_delay_s_max": 10.0},
+        {"name": ""},
+        {"name": "é" * NAME_BYTES_MAX},
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_to_do(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        ReadOptions.make(**wrong)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("buffer_byts", "buffer_bytes"), ("bufferBytes", "buffer_bytes"), ("chekpoint", "checkpoint")],
+)
+def test_a_misspelt_keyword_is_an_error_that_names_the_right_one(misspelt: str, meant: str) -> None:
+    keywords: Any = {misspelt: 1}
+    with pytest.raises(TypeError, match=rf"^changes\(\) got an .* '{misspelt}'\. Did you mean {meant}\?$"):
+        ReadOptions.make("changes", **keywords)
+
+
+def test_a_keyword_like_no_other_lists_them_all() -> None:
+    keywords: Any = {"zzz": 1}
+    with pytest.raises(TypeError, match=r"It takes batch_bytes, .* xattrs"):
+        ReadOptions.make(**keywords)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Container, Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from headwater.client import delivery
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.persistence_gate import REFUSED_PAUSE_S_MAX, Copies, PersistenceGate, persisted_on_branch
+from headwater.client.delivery import REFUSED_PAUSE_S_MAX, Delivery, PersistenceGate, PersistenceHold
+from headwater.client.pieces import ChangeRun, Piece, RollbackPiece
+from headwater.client.vbucket_stream import StreamItem
 from headwater.errors import AccessDenied, KeyNotFound, NotMyVBucket, StatusError, TemporaryFailure, UnexpectedMessage
 from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
 from support.cases import each
 
@@ -34,8 +39,21 @@ def cluster_map(*rows: Sequence[int], revision: int = 1, nodes: tuple[Address, .
     )
 
 
-def gate_over(*row: int, interval_s: float = 1.0, **options: Any) -> PersistenceGate:
-    return PersistenceGate(cluster_map(row), interval_s=interval_s, **options)
+@pytest.fixture(autouse=True)
+def a_second_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "INTERVAL_S", 1.0)
+
+
+def gate_over(*row: int, **options: Any) -> PersistenceGate:
+    return PersistenceGate(cluster_map(row), **options)
+
+
+def waiting_gate(*row: int) -> PersistenceGate:
+    """Seqno 10 waits, and all copies were asked at second 0."""
+    gate = gate_over(*row)
+    gate.wants(VB, OLD, Seqno(10))
+    asked(gate, 0)
+    return gate
 
 
 def observed(
@@ -71,85 +89,28 @@ def refuse(gate: PersistenceGate, node: Address, error: StatusError) -> None:
 UNKNOWN_BRANCH = KeyNotFound(Status.KEY_ENOENT)
 
 
-def test_nothing_is_released_before_anything_is_known() -> None:
-    gate = gate_over(0)
-    assert gate.released_seqno(VB) == 0
-    gate.wants(VB, OLD, Seqno(7))
-    assert gate.released_seqno(VB) == 0
-    assert gate.waiting == [VB]
-
-
-def test_without_replicas_the_active_node_decides() -> None:
-    gate = gate_over(2)
-    gate.wants(VB, OLD, Seqno(7))
-    assert asked(gate, 0) == [C]
-    assert answer(gate, C, 5)
-    assert gate.released_seqno(VB) == 5
-    assert gate.waiting == [VB]
-    assert asked(gate, 1) == [C]
-    assert answer(gate, C, 7)
-    assert gate.released_seqno(VB) == 7
-    assert gate.waiting == []
-
-
-def test_all_copies_must_have_persisted_it() -> None:
-    gate = gate_over(0, 1, 2)
-    gate.wants(VB, OLD, Seqno(100))
-    assert asked(gate, 0) == [A, B, C]
-    assert not answer(gate, A, 100)
-    assert not answer(gate, C, 90)
-    assert gate.released_seqno(VB) == 0
-    assert answer(gate, B, 95)
-    assert gate.released_seqno(VB) == 90
-
-
-@pytest.mark.parametrize(
-    ("active", "replicas", "by_all", "by_majority"),
-    [
-        (9, (), 9, 9),
-        (9, (4,), 4, 4),
-        (9, (4, 7), 4, 7),
-        (3, (4, 7), 3, 3),
-        (9, (4, 7, 5), 4, 5),
-        (9, (4, 7, 5, 1), 1, 5),
-    ],
-)
-def test_a_majority_has_the_active_node_among_it(
-    active: int, replicas: tuple[int, ...], by_all: int, by_majority: int
-) -> None:
-    for copies, expected in ((Copies.ALL, by_all), (Copies.MAJORITY, by_majority)):
-        gate = gate_over(*range(len(replicas) + 1), copies=copies)
-        gate.wants(VB, OLD, Seqno(9))
-        asked(gate, 0)
-        for node, persisted in zip(NODES, (active, *replicas), strict=False):
-            answer(gate, node, persisted)
-        assert gate.released_seqno(VB) == expected
-
-
 @each(
-    ("row", "copies", "holds", "released"),
+    ("row", "persisted", "holds", "released"),
     [
-        ((0, -1), Copies.ALL, True, 0),
-        ((0, -1), Copies.ALL, False, 9),
-        ((0, -1, -1), Copies.ALL, False, 9),
-        ((0, 1, -1), Copies.ALL, True, 0),
-        ((0, 1, -1), Copies.ALL, False, 9),
-        ((0, -1), Copies.MAJORITY, True, 0),
-        ((0, -1), Copies.MAJORITY, False, 9),
-        ((0, 1, -1), Copies.MAJORITY, True, 9),
-        ((-1, 1), Copies.ALL, True, 0),
-        ((-1, 1), Copies.ALL, False, 0),
-        ((-1, 1, 2), Copies.MAJORITY, False, 0),
-        ((-1,), Copies.ALL, False, 0),
+        ((0,), (9,), True, 9),
+        ((0, 1, 2), (9, 4, 7), True, 4),
+        ((0, 1, 2), (3, 4, 7), True, 3),
+        # A missing replica holds if it is meant to, and a missing active node always does.
+        ((0, -1), (9,), True, 0),
+        ((0, -1), (9,), False, 9),
+        ((0, 1, -1), (9, 9), True, 0),
+        ((0, 1, -1), (9, 9), False, 9),
+        ((-1, 1), (0, 9), True, 0),
+        ((-1, 1), (0, 9), False, 0),
     ],
 )
-def test_replicas_that_are_missing_hold_if_they_are_meant_to_and_a_missing_active_node_always_does(
-    row: tuple[int, ...], copies: Copies, holds: bool, released: int
+def test_a_change_is_released_when_all_copies_have_persisted_it(
+    row: tuple[int, ...], persisted: tuple[int, ...], holds: bool, released: int
 ) -> None:
-    gate = gate_over(*row, copies=copies, missing_replicas_hold=holds)
+    gate = gate_over(*row, missing_replicas_hold=holds)
     gate.wants(VB, OLD, Seqno(9))
     for node in asked(gate, 0):
-        answer(gate, node, 9)
+        answer(gate, node, persisted[NODES.index(node)])
     assert gate.released_seqno(VB) == released
 
 
@@ -181,22 +142,11 @@ def test_a_vbucket_that_the_map_does_not_have_is_held() -> None:
     ],
 )
 def test_only_the_shared_part_of_a_branch_counts(reported: ObserveSeqnoResponse, counts: int) -> None:
-    assert persisted_on_branch(OLD, reported) == counts
     gate = gate_over(0)
     gate.wants(VB, OLD, Seqno(130))
     asked(gate, 0)
     gate.on_observed(A, request_for(), reported)
     assert gate.released_seqno(VB) == counts
-
-
-def test_changes_of_a_branch_that_did_not_happen_stay_held_when_all_copies_agree_on_the_new_one() -> None:
-    gate = gate_over(0, 1)
-    gate.wants(VB, OLD, Seqno(120))
-    asked(gate, 0)
-    for node in (A, B):
-        answer(gate, node, 500, vbuuid=NEW, old=OLD, last=100)
-    assert gate.released_seqno(VB) == 100
-    assert gate.waiting == [VB]
 
 
 def test_the_branch_that_was_read_is_the_one_that_is_asked_for() -> None:
@@ -210,42 +160,9 @@ def test_the_branch_that_was_read_is_the_one_that_is_asked_for() -> None:
     assert gate.requests_due(1, ALL_REACHABLE) == [(node, ObserveSeqno(vbucket=VB, vbuuid=NEW)) for node in (A, B)]
 
 
-def test_an_answer_about_the_branch_before_does_not_count_for_the_new_one() -> None:
-    gate = gate_over(0)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
-    gate.wants(VB, NEW, Seqno(11))
-    # A is not asked twice at a time, so its next answer is the old one.
-    assert asked(gate, 1) == []
-    assert not answer(gate, A, 50)
-    assert gate.released_seqno(VB) == 0
-    assert asked(gate, 2) == [A]
-    assert gate.on_observed(A, request_for(NEW), observed(11, vbuuid=NEW))
-    assert gate.released_seqno(VB) == 11
-
-
-def test_after_a_rollback_nothing_is_known_and_nothing_waits() -> None:
-    gate = gate_over(0, 1)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
-    answer(gate, A, 10)
-    gate.on_rollback(VB)
-    assert gate.released_seqno(VB) == 0
-    assert gate.waiting == []
-    assert asked(gate, 5) == []
-    # Even where the branch is the same, what B was asked before the rollback says nothing about what came after it.
-    gate.wants(VB, OLD, Seqno(10))
-    assert asked(gate, 6) == [A]
-    assert not answer(gate, B, 10)
-    assert not answer(gate, A, 10)
-    assert asked(gate, 7) == [B]
-    assert answer(gate, B, 10)
-
-
 def test_only_vbuckets_that_wait_are_asked_about() -> None:
-    gate = PersistenceGate(cluster_map((0,), (1,), (2,)), interval_s=1)
+    gate = PersistenceGate(cluster_map((0,), (1,), (2,)))
     assert gate.requests_due(0, ALL_REACHABLE) == []
-    assert gate.next_due_s is None
     gate.wants(VBucketId(1), OLD, Seqno(3))
     assert gate.requests_due(0, ALL_REACHABLE) == [(B, ObserveSeqno(vbucket=VBucketId(1), vbuuid=OLD))]
     gate.on_observed(B, request_for(vbucket=1), observed(3, vbucket=1))
@@ -255,9 +172,7 @@ def test_only_vbuckets_that_wait_are_asked_about() -> None:
 
 
 def test_copies_that_have_told_enough_are_not_asked_again() -> None:
-    gate = gate_over(0, 1)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
+    gate = waiting_gate(0, 1)
     answer(gate, A, 10)
     answer(gate, B, 9)
     assert gate.nodes_waited_for == {B}
@@ -273,7 +188,6 @@ def test_a_copy_is_asked_once_an_interval_and_not_while_an_answer_is_due() -> No
     assert asked(gate, 5) == [A, B]
     answer(gate, A, 1)
     gate.wants(VB, OLD, Seqno(20))
-    assert gate.next_due_s == 6
     assert asked(gate, 5.9) == []
     assert asked(gate, 6) == [A]
     answer(gate, A, 20)
@@ -283,8 +197,9 @@ def test_a_copy_is_asked_once_an_interval_and_not_while_an_answer_is_due() -> No
     assert asked(gate, 7) == [A, B]
 
 
-def test_what_is_asked_at_once_is_bounded_and_nobody_is_forgotten() -> None:
-    gate = PersistenceGate(cluster_map(*[(0, 1)] * 10), interval_s=1, requests_at_once_max=6)
+def test_what_is_asked_at_once_is_bounded_and_nobody_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "REQUESTS_AT_ONCE_MAX", 6)
+    gate = PersistenceGate(cluster_map(*[(0, 1)] * 10))
     for vbucket in range(10):
         gate.wants(VBucketId(vbucket), OLD, Seqno(1))
     seen: list[int] = []
@@ -308,9 +223,7 @@ def test_nodes_out_of_reach_are_not_asked_and_hold() -> None:
 
 
 def test_a_vbucket_keeps_its_pace_when_it_was_forgotten_in_between() -> None:
-    gate = gate_over(0)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
+    gate = waiting_gate(0)
     answer(gate, A, 1)
     gate.on_rollback(VB)
     gate.wants(VB, OLD, Seqno(5))
@@ -321,30 +234,28 @@ def test_a_vbucket_keeps_its_pace_when_it_was_forgotten_in_between() -> None:
     assert asked(gate, 1.5) == [A]
 
 
-def test_a_newer_answer_counts_even_where_it_is_lower() -> None:
-    gate = gate_over(0, 1)
+def test_after_a_rollback_nothing_is_known_and_nothing_waits() -> None:
+    gate = waiting_gate(0, 1)
+    answer(gate, A, 10)
+    gate.on_rollback(VB)
+    assert gate.released_seqno(VB) == 0
+    assert asked(gate, 5) == []
+    # Even where the branch is the same, what B was asked before the rollback says nothing about what came after it.
     gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
-    answer(gate, A, 7)
-    answer(gate, B, 9)
-    assert gate.released_seqno(VB) == 7
-    asked(gate, 1)
-    answer(gate, B, 5)
+    assert asked(gate, 6) == [A]
+    assert not answer(gate, B, 10)
     assert not answer(gate, A, 10)
-    # What was released may be gone to the caller, so it stays.
-    assert gate.released_seqno(VB) == 7
+    assert asked(gate, 7) == [B]
+    assert answer(gate, B, 10)
 
 
 def test_only_what_was_wanted_is_released() -> None:
-    gate = gate_over(0, 1)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
+    gate = waiting_gate(0, 1)
     answer(gate, A, 50)
     answer(gate, B, 40)
     assert gate.released_seqno(VB) == 10
     gate.wants(VB, OLD, Seqno(30))
     assert gate.released_seqno(VB) == 30
-    assert gate.waiting == []
     gate.on_disconnected(B)
     gate.wants(VB, OLD, Seqno(35))
     assert gate.released_seqno(VB) == 30
@@ -354,15 +265,15 @@ def test_only_what_was_wanted_is_released() -> None:
 def test_an_answer_that_nobody_waits_for_is_let_pass() -> None:
     gate = gate_over(0)
     assert not answer(gate, A, 10)
+    refuse(gate, A, UNKNOWN_BRANCH)
     gate.wants(VB, OLD, Seqno(10))
     assert not answer(gate, A, 10)
     assert gate.released_seqno(VB) == 0
+    assert asked(gate, 0) == [A]
 
 
 def test_an_answer_about_another_vbucket_is_an_error() -> None:
-    gate = gate_over(0)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
+    gate = waiting_gate(0)
     with pytest.raises(UnexpectedMessage, match="vbucket 3, when 0 was asked"):
         gate.on_observed(A, request_for(), observed(10, vbucket=3))
     assert gate.released_seqno(VB) == 0
@@ -372,9 +283,7 @@ def test_an_answer_about_another_vbucket_is_an_error() -> None:
     "error", [UNKNOWN_BRANCH, TemporaryFailure(Status.ETMPFAIL), NotMyVBucket(Status.NOT_MY_VBUCKET)]
 )
 def test_a_refusal_holds_and_is_asked_again_after_longer_and_longer(error: StatusError) -> None:
-    gate = gate_over(0, 1)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
+    gate = waiting_gate(0, 1)
     answer(gate, A, 8)
     answer(gate, B, 8)
     assert gate.released_seqno(VB) == 8
@@ -402,95 +311,10 @@ def test_a_refusal_holds_and_is_asked_again_after_longer_and_longer(error: Statu
     assert asked(gate, 103) == [B]
 
 
-def test_what_a_node_said_before_it_refused_does_not_count() -> None:
-    gate = gate_over(0, 1)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
-    answer(gate, A, 3)
-    answer(gate, B, 5)
-    asked(gate, 1)
-    refuse(gate, B, UNKNOWN_BRANCH)
-    assert not answer(gate, A, 10)
-    assert gate.released_seqno(VB) == 3
-
-
 def test_a_refusal_that_does_not_pass_is_raised() -> None:
-    gate = gate_over(0)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
+    gate = waiting_gate(0)
     with pytest.raises(AccessDenied):
         refuse(gate, A, AccessDenied(Status.EACCESS))
-
-
-def test_a_refusal_that_nobody_waits_for_is_let_pass() -> None:
-    gate = gate_over(0)
-    refuse(gate, A, UNKNOWN_BRANCH)
-    gate.wants(VB, OLD, Seqno(10))
-    assert asked(gate, 0) == [A]
-
-
-def test_a_node_that_was_away_has_to_tell_again() -> None:
-    gate = gate_over(0, 1)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
-    answer(gate, B, 10)
-    gate.on_disconnected(B)
-    assert not answer(gate, A, 10)
-    assert asked(gate, 1) == [B]
-    gate.on_disconnected(B)
-    assert not answer(gate, B, 10)
-    assert asked(gate, 2) == [B]
-    assert answer(gate, B, 9)
-    assert gate.released_seqno(VB) == 9
-
-
-def test_a_new_map_makes_all_answers_void() -> None:
-    gate = gate_over(0, 1)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
-    answer(gate, A, 10)
-    gate.on_cluster_map(cluster_map((0, 1), revision=2))
-    # B answers what it was asked under the old map, and is asked again; so is A, though it had said enough.
-    assert not answer(gate, B, 10)
-    assert asked(gate, 1) == [A, B]
-    assert not answer(gate, A, 10)
-    assert answer(gate, B, 10)
-
-
-def test_the_same_map_again_changes_nothing() -> None:
-    gate = gate_over(0, 1)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
-    answer(gate, A, 10)
-    gate.on_cluster_map(cluster_map((0, 1)))
-    assert answer(gate, B, 10)
-
-
-def test_the_copies_of_the_new_map_decide() -> None:
-    gate = gate_over(0, 1)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
-    # Node 0 of this map is another one than before.
-    gate.on_cluster_map(cluster_map((1, 0), revision=2, nodes=(C, A)))
-    assert not answer(gate, A, 10)
-    assert asked(gate, 1) == [A, C]
-    assert not answer(gate, B, 10)
-    assert not answer(gate, C, 10)
-    assert answer(gate, A, 7)
-    assert gate.released_seqno(VB) == 7
-
-
-def test_what_was_released_under_the_map_before_stays_released_and_no_more() -> None:
-    gate = gate_over(0)
-    gate.wants(VB, OLD, Seqno(10))
-    asked(gate, 0)
-    assert answer(gate, A, 20)
-    gate.on_cluster_map(cluster_map((0, 1), revision=2))
-    assert gate.released_seqno(VB) == 10
-    assert asked(gate, 5) == []
-    gate.wants(VB, OLD, Seqno(15))
-    assert gate.released_seqno(VB) == 10
-    assert asked(gate, 6) == [A, B]
 
 
 def test_it_says_what_a_vbucket_waits_for() -> None:
@@ -532,9 +356,94 @@ def test_it_finds_what_gets_no_further() -> None:
     answer(gate, B, 12)
     asked(gate, 122)
     answer(gate, A, 12)
-    assert gate.waiting == []
     assert gate.stalled(1000, after_s=10) is None
     # The time that nothing has waited does not count.
     gate.wants(VB, OLD, Seqno(13))
     asked(gate, 1000)
     assert gate.stalled(1005, after_s=10) is None
+
+
+# --- what waits for the gate --------------------------------------------------------------------------------------
+
+
+def change(seqno: int, end: int | None = None, branch: Vbuuid = OLD) -> StreamItem:
+    end_seqno = Seqno(seqno if end is None else end)
+    offset = StreamOffset(vbuuid=branch, seqno=Seqno(seqno), snapshot_start=Seqno(0), snapshot_end=end_seqno)
+    piece = ChangeRun(
+        vbucket=VB, vbuuid=branch, snapshot_start=Seqno(0), snapshot_end=end_seqno, rows=1, data=b"%d" % seqno
+    )
+    return StreamItem(vbucket=VB, piece=piece, offset=offset)
+
+
+def rollback(seqno: int, from_seqno: int) -> StreamItem:
+    kept = Seqno(seqno)
+    piece = RollbackPiece(vbucket=VB, seqno=kept, from_seqno=Seqno(from_seqno), old_vbuuid=OLD, new_vbuuid=NEW)
+    return StreamItem(vbucket=VB, piece=piece, offset=StreamOffset.whole(NEW, kept))
+
+
+class World:
+    def __init__(self, *, whole_snapshots: bool = False) -> None:
+        self.delivery = Delivery(release=lambda link, count: None, held_bytes_max=1 << 20, open_spool=io.BytesIO)
+        self.delivery.offsets[VB] = StreamOffset()
+        self.hold = PersistenceHold(gate_over(0), self.delivery, whole_snapshots=whole_snapshots)
+        self.now_s = 0.0
+
+    def persisted(self, seqno: int, branch: Vbuuid = OLD) -> None:
+        """The node answers everything that it is asked now."""
+        self.now_s += 1
+        for address, request in self.hold.gate.requests_due(self.now_s, {A}):
+            self.hold.on_answer(address, request, observed(seqno, vbuuid=branch), None)
+
+    def taken(self) -> list[int | str]:
+        return [_shown(piece) for piece in self.delivery.take(1 << 20).pieces]
+
+
+def _shown(piece: Piece) -> int | str:
+    if isinstance(piece, RollbackPiece):
+        return f"back to {piece.seqno}"
+    assert isinstance(piece, ChangeRun)
+    return int(bytes(piece.data))
+
+
+def test_nothing_goes_before_it_is_persisted() -> None:
+    world = World()
+    world.hold.put([change(1), change(2), change(3)])
+    assert world.taken() == []
+    assert not world.hold.is_empty
+    world.persisted(2)
+    assert world.taken() == [1, 2]
+    world.persisted(3)
+    assert world.taken() == [3]
+    assert world.hold.is_empty
+
+
+def test_a_snapshot_that_is_to_come_whole_goes_as_a_whole() -> None:
+    world = World(whole_snapshots=True)
+    world.hold.put([change(1, end=3), change(2, end=3), change(3, end=3)])
+    world.persisted(2)
+    assert world.taken() == []
+    world.persisted(3)
+    assert world.taken() == [1, 2, 3]
+
+
+def test_what_nobody_has_seen_is_rolled_back_in_silence_and_the_rest_waits_on() -> None:
+    world = World()
+    world.hold.put([change(1), change(2), rollback(1, 2)])
+    assert world.taken() == []
+    world.persisted(1)
+    assert world.taken() == [1]
+    world.hold.put([change(2, branch=NEW)])
+    assert world.taken() == []
+    world.persisted(2, NEW)
+    assert world.taken() == [2]
+    world.hold.put([rollback(1, 2)])
+    assert world.taken() == ["back to 1"], "it was handed out"
+
+
+@pytest.mark.parametrize("whole_snapshots", [False, True])
+def test_a_vbucket_that_is_left_leaves_nothing(whole_snapshots: bool) -> None:
+    world = World(whole_snapshots=whole_snapshots)
+    world.hold.put([change(1)])
+    world.hold.close_vbucket(VB)
+    assert world.hold.is_empty
+    assert world.hold.gate.nodes_waited_for == set()

@@ -48,6 +48,8 @@ def verdict(*errors: HeadwaterError) -> HeadwaterError:
 
 
 def test_one_host_is_told_as_it_is_with_its_address() -> None:
+    with pytest.raises(LocalProtocolError, match="no host was named"):
+        verdict()
     reported = verdict(DOWN)
     assert type(reported) is HostUnreachable
     assert str(reported) == "a:11210: it can't be reached. Start it"
@@ -101,11 +103,6 @@ def test_what_is_the_same_everywhere_ends_the_search(error: HeadwaterError) -> N
     assert raised.value.__cause__ is error
 
 
-def test_no_host_at_all() -> None:
-    with pytest.raises(LocalProtocolError, match="none was named"):
-        HostFailures().verdict()
-
-
 # Whether and when to try again.
 
 
@@ -119,9 +116,7 @@ def delays(random: float) -> list[float]:
 
 def test_delays_double_up_to_a_bound() -> None:
     assert delays(0.0) == [0.5, 0.5, 1.0, 2.0, 2.5, 2.5]
-
-
-def test_no_two_clients_wait_for_the_same_time() -> None:
+    # No two clients wait for the same time.
     assert all(late > early for early, late in zip(delays(0.0), delays(0.9), strict=True))
     assert max(delays(0.999999)) <= 5.0
 

@@ -2,31 +2,104 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, cast
+
 import pytest
 
+from headwater.client.metrics import ReaderMetrics
 from headwater.client.pieces import ChangeRun, RollbackPiece
-from headwater.client.vbucket_stream import BOUNDARIES_MAX, Boundaries, StreamItem, VBucketStream, resume_point
-from headwater.errors import NoConsistentCut, SnapshotViolation, UnexpectedMessage
+from headwater.client.retries import Backoff
+from headwater.client.vbucket_stream import (
+    AFTER_END,
+    BOUNDARIES_MAX,
+    Boundaries,
+    StreamItem,
+    StreamTerms,
+    VBucketStream,
+    resume_point,
+)
+from headwater.errors import (
+    CheckpointAhead,
+    ConnectionFailed,
+    NoConsistentCut,
+    NotMyVBucket,
+    SnapshotViolation,
+    TemporaryFailure,
+    UnexpectedMessage,
+)
 from headwater.protocol.consumer import StreamRun
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
+from headwater.protocol.messages import ErrorResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import Mutation, SeqnoAdvanced, SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_streams import StreamEnd, StreamEndReason, StreamFlags, StreamRequest
+from headwater.protocol.messages.dcp_streams import (
+    CloseStream,
+    GetFailoverLogResponse,
+    StreamEnd,
+    StreamEndReason,
+    StreamRequest,
+    StreamRequestResponse,
+)
 from headwater.protocol.numbers import SEQNO_MAX, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
+from headwater.protocol.status import Status
+from headwater.protocol.stream_requests import StreamRequestValue
+from support.cases import each
 
 OLD = FailoverLog.start(Vbuuid(1))
 
 
-def new(*, whole: bool = True, offset: StreamOffset | None = None) -> VBucketStream:
-    return VBucketStream(VBucketId(4), offset or StreamOffset(), whole_snapshots=whole)
+TERMS = StreamTerms(metrics=ReaderMetrics("reader", "bucket"))
+AS_THEY_COME = replace(TERMS, whole_snapshots=False)
+FILTERED = replace(TERMS, value=StreamRequestValue(collections=(CollectionId(8),)))
+CUT = ConnectionFailed("cut")
+BACKOFF = Backoff(delay_s_min=1.0, delay_s_max=8.0, random=lambda: 0.0)
 
 
-def ask(stream: VBucketStream) -> StreamRequest:
-    return stream.request(flags=StreamFlags(0), value=b"")
+def new(terms: StreamTerms = TERMS, offset: StreamOffset = StreamOffset(), **options: Any) -> VBucketStream:  # noqa: B008
+    return VBucketStream(VBucketId(4), offset, terms, now_s=0.0, **options)
 
 
-def accepted(**options: bool) -> VBucketStream:
-    stream = new(**options)
+class Slot:
+    """A connection that keeps what is asked."""
+
+    def __init__(self) -> None:
+        self.link = self
+        self.streams: dict[int, VBucketStream] = {}
+        self.asked: list[Request] = []
+
+    def send_request(self, request: Request, stream: VBucketStream | None = None) -> int:
+        self.asked.append(request)
+        if stream is not None:
+            self.streams[len(self.asked)] = stream
+        return len(self.asked)
+
+    def survey(self) -> int:
+        return 77
+
+
+def ask(stream: VBucketStream, *answers: Response) -> StreamRequest:
+    """Open the stream, let a node answer, and return what it was asked last."""
+    slot: Any = Slot()
+    stream.retry(None, now_s=0.0, backoff=None)
+    stream.open(slot)
+    for answer in answers:
+        stream.on_answer(slot.asked[-1], answer)
+    assert len(slot.streams) == 1
+    assert isinstance(slot.asked[-1], StreamRequest)
+    return slot.asked[-1]
+
+
+def demand(seqno: int) -> StreamRequestResponse:
+    return StreamRequestResponse(status=Status.ROLLBACK, rollback_seqno=Seqno(seqno))
+
+
+def history(log: FailoverLog) -> GetFailoverLogResponse:
+    return GetFailoverLogResponse(failover_log=log.entries)
+
+
+def accepted(terms: StreamTerms = TERMS) -> VBucketStream:
+    stream = new(terms)
     ask(stream)
     stream.on_accepted(OLD)
     return stream
@@ -60,7 +133,7 @@ def test_a_snapshot_is_passed_on_when_it_is_complete() -> None:
 
 
 def test_or_as_it_comes() -> None:
-    stream = accepted(whole=False)
+    stream = accepted(AS_THEY_COME)
     stream.on_message(marker(0, 5))
     assert seqnos(stream.on_run(run(1, 3), 1)) == [3]
     assert stream.offset == StreamOffset(
@@ -77,9 +150,7 @@ def test_seqnos_that_are_hidden_complete_a_snapshot_with_nothing_to_see() -> Non
 
 
 def test_a_filtered_snapshot_whose_end_is_left_out_ends_with_the_next_marker() -> None:
-    stream = VBucketStream(VBucketId(4), StreamOffset(), whole_snapshots=True, is_filtered=True)
-    ask(stream)
-    stream.on_accepted(OLD)
+    stream = accepted(FILTERED)
     stream.on_message(marker(0, 5))
     stream.on_run(run(1, 3), 1)
     assert seqnos(stream.on_message(marker(6, 9))) == [3, 5]
@@ -107,10 +178,9 @@ def test_a_rollback_goes_back_to_a_complete_snapshot_and_is_told_when_it_is_acce
     read(stream, 10, 20, 30)
     stream.drop()
     assert ask(stream).vbuuid == 1, "the saved branch, until the server has judged it"
-    stream.on_rollback_demanded()
+    stream.drop()
     server = OLD.branch(Vbuuid(2), at_seqno=Seqno(25))
-    stream.on_server_log(server, demanded=Seqno(25))
-    assert ask(stream).start_seqno == 20
+    assert ask(stream, demand(25), history(server)).start_seqno == 20
     (passed,) = stream.on_accepted(server)
     assert passed.piece == RollbackPiece(
         vbucket=VBucketId(4), seqno=Seqno(20), from_seqno=Seqno(30), old_vbuuid=Vbuuid(1), new_vbuuid=Vbuuid(2)
@@ -132,10 +202,67 @@ def test_a_branch_with_a_new_name_moves_the_place_and_nothing_else() -> None:
 
 
 def test_a_rollback_that_is_demanded_of_one_who_has_nothing() -> None:
-    stream = new()
-    ask(stream)
     with pytest.raises(UnexpectedMessage):
-        stream.on_rollback_demanded()
+        ask(new(), demand(0))
+
+
+def test_what_a_node_refuses_is_raised_and_the_stream_is_asked_for_again_later() -> None:
+    stream = new()
+    with pytest.raises(TemporaryFailure, match="the stream of vbucket 4 was refused: ETMPFAIL"):
+        ask(stream, ErrorResponse(opcode=StreamRequest.opcode, status=Status.ETMPFAIL))
+    stream.drop()
+    assert stream.slot is None
+    with pytest.raises(NotMyVBucket, match="the node that should have vbucket 4 does not have it"):
+        stream.on_high_seqno(None)
+    from_now = new(from_now=True)
+    from_now.open(cast(Any, Slot()))
+    with pytest.raises(TemporaryFailure, match="rolled back while its end was looked for"):
+        from_now.on_answer(StreamRequest(), demand(3))
+
+
+def test_a_stream_that_is_closed_before_it_is_open_is_closed_on_its_connection() -> None:
+    slot: Any = Slot()
+    stream = new()
+    stream.open(slot)
+    stream.close()
+    assert [type(request) for request in slot.asked] == [StreamRequest, CloseStream]
+    assert slot.streams == {}
+
+
+def test_a_checkpoint_that_is_ahead_of_the_newest_branch() -> None:
+    stream = new(offset=StreamOffset.whole(Vbuuid(1), Seqno(30)))
+    with pytest.raises(CheckpointAhead):
+        ask(stream, demand(25), history(OLD))
+
+
+# --- waiting ------------------------------------------------------------------------------------------------------
+
+
+def test_one_that_is_asked_for_is_not_due_whatever_is_heard_of_it() -> None:
+    stream = new()
+    assert stream.is_due(0.0)
+    ask(stream)
+    stream.hurry(1.0)
+    assert not stream.is_due(1e9)
+
+
+def test_the_delay_grows_with_refusals_and_not_with_what_is_to_be_tried_at_once() -> None:
+    stream = new()
+    stream.retry(CUT, now_s=0.0, backoff=None)
+    assert stream.is_due(0.0)
+    for due_s in (0.5, 1.0, 2.0):
+        stream.retry(CUT, now_s=0.0, backoff=BACKOFF)
+        assert not stream.is_due(due_s - 0.01)
+        assert stream.is_due(due_s)
+    stream.hurry(0.1)
+    assert stream.is_due(0.1)
+
+
+# --- ends ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_known_reason_has_its_row() -> None:
+    assert set(AFTER_END) == set(StreamEndReason)
 
 
 @pytest.mark.parametrize(
@@ -162,14 +289,14 @@ def test_what_is_held_is_passed_on_at_the_end_of_all_and_only_then(
     assert stream.offset.is_complete
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_snapshot_that_broke_off_is_asked_for_to_its_end(whole: bool) -> None:
-    stream = accepted(whole=whole)
+@pytest.mark.parametrize(("terms", "end"), [(TERMS, 3), (AS_THEY_COME, 10)])
+def test_a_snapshot_that_broke_off_is_asked_for_to_its_end(terms: StreamTerms, end: int) -> None:
+    stream = accepted(terms)
     stream.end_seqno = Seqno(3)
     stream.on_message(marker(0, 10))
     stream.on_run(run(1, 5), 1)
     stream.drop()
-    assert ask(stream).end_seqno == (3 if whole else 10)
+    assert ask(stream).end_seqno == end
 
 
 def test_a_stream_that_has_nothing_to_send_ends_at_the_end_that_was_asked_for() -> None:
@@ -180,13 +307,11 @@ def test_a_stream_that_has_nothing_to_send_ends_at_the_end_that_was_asked_for() 
 
 
 def test_a_rollback_goes_back_to_a_boundary_from_before_the_start() -> None:
-    start = StreamOffset(vbuuid=Vbuuid(1), seqno=Seqno(30), snapshot_start=Seqno(30), snapshot_end=Seqno(30))
+    start = StreamOffset.whole(Vbuuid(1), Seqno(30))
     for demanded, kept in ((25, 20), (20, 20), (5, 0)):
-        stream = VBucketStream(VBucketId(0), start, whole_snapshots=True, boundaries=(Seqno(10), Seqno(20)))
-        ask(stream)
-        stream.on_rollback_demanded()
-        stream.on_server_log(OLD, demanded=Seqno(demanded))
-        assert stream.asked.seqno == kept
+        stream = new(offset=start, boundaries=(Seqno(10), Seqno(20)))
+        server = OLD.branch(Vbuuid(2), at_seqno=Seqno(demanded))
+        assert ask(stream, demand(demanded), history(server)).start_seqno == kept
 
 
 def test_a_start_beyond_the_end_is_judged_all_the_same() -> None:
@@ -199,7 +324,7 @@ def test_a_start_beyond_the_end_is_judged_all_the_same() -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(6, 6), (3, 3), (5, 9)])
 def test_seqnos_that_do_not_belong_there(first: int, last: int) -> None:
-    stream = accepted(whole=False)
+    stream = accepted(AS_THEY_COME)
     stream.on_message(marker(0, 5))
     stream.on_run(run(1, 3), 1)
     with pytest.raises(SnapshotViolation):
@@ -207,12 +332,11 @@ def test_seqnos_that_do_not_belong_there(first: int, last: int) -> None:
 
 
 def test_a_change_before_the_answer_or_outside_a_snapshot() -> None:
-    stream = new()
-    ask(stream)
-    with pytest.raises(UnexpectedMessage):
-        stream.on_run(run(1, 1), 1)
-    with pytest.raises(UnexpectedMessage):
-        accepted().on_run(run(1, 1), 1)
+    asked = new()
+    ask(asked)
+    for stream in (asked, accepted()):
+        with pytest.raises(UnexpectedMessage):
+            stream.on_run(run(1, 1), 1)
 
 
 def test_a_change_whose_extras_are_cut_off() -> None:
@@ -274,39 +398,38 @@ def resumed(
 SERVER = log((NEW, 55), (OLD_BRANCH, 0))
 
 
-def test_the_last_complete_snapshot_before_the_demanded_seqno() -> None:
-    assert resumed(at(OLD_BRANCH, 100), 55, SERVER, [0, 30, 50, 80, 100]) == at(OLD_BRANCH, 50)
+OWN_60, OWN_30 = log((OLD_BRANCH, 60), (OLDEST, 0)), log((OLD_BRANCH, 30), (OLDEST, 0))
+PARTED_45 = log((NEW, 45), (OLDEST, 0))
 
 
-def test_a_boundary_that_is_the_demanded_seqno_itself() -> None:
-    assert resumed(at(OLD_BRANCH, 100), 55, SERVER, [0, 55, 100]) == at(OLD_BRANCH, 55)
-
-
-def test_without_a_boundary_everything_is_read_again() -> None:
-    """The demanded seqno lies inside a snapshot: versions before it were never seen."""
-    assert resumed(at(OLD_BRANCH, 100), 55, SERVER, [0, 100]) == StreamOffset()
-
-
-def test_a_demand_to_start_anew_is_obeyed_though_boundaries_are_known() -> None:
-    """Deletions have been purged: what is held can't be trusted at any seqno."""
-    assert resumed(at(NEW, 100), 0, SERVER, [0, 30, 100]) == StreamOffset()
-
-
-def test_a_branch_that_the_server_does_not_know_is_traced_back_to_one_that_both_know() -> None:
-    own = log((OLD_BRANCH, 60), (OLDEST, 0))
-    server = log((NEW, 45), (OLDEST, 0))
-    assert resumed(at(OLD_BRANCH, 100), 0, server, [0, 20, 40, 70, 100], own) == at(OLDEST, 40)
-
-
-def test_our_own_branch_may_have_parted_first() -> None:
-    own = log((OLD_BRANCH, 30), (OLDEST, 0))
-    server = log((NEW, 45), (OLDEST, 0))
-    assert resumed(at(OLD_BRANCH, 100), 0, server, [0, 20, 40, 100], own) == at(OLDEST, 20)
-
-
-@pytest.mark.parametrize("own", [None, log((OLD_BRANCH, 0)), log((OLD_BRANCH, 7), (OTHER, 0))])
-def test_with_nothing_in_common_everything_is_read_again(own: FailoverLog | None) -> None:
-    assert resumed(at(OLD_BRANCH, 100), 0, log((NEW, 0)), [0, 50, 100], own) == StreamOffset()
+@each(
+    ("asked", "demanded", "server", "boundaries", "own", "point"),
+    [
+        # The last complete snapshot before the demanded seqno, or a boundary that is this seqno itself.
+        (at(OLD_BRANCH, 100), 55, SERVER, [0, 30, 50, 80, 100], None, at(OLD_BRANCH, 50)),
+        (at(OLD_BRANCH, 100), 55, SERVER, [0, 55, 100], None, at(OLD_BRANCH, 55)),
+        # The demanded seqno lies inside a snapshot: versions before it were never seen.
+        (at(OLD_BRANCH, 100), 55, SERVER, [0, 100], None, StreamOffset()),
+        # Deletions have been purged: what is held can't be trusted at any seqno.
+        (at(NEW, 100), 0, SERVER, [0, 30, 100], None, StreamOffset()),
+        # A branch that the server does not know is traced back to one that both know, which either may have left first.
+        (at(OLD_BRANCH, 100), 0, PARTED_45, [0, 20, 40, 70, 100], OWN_60, at(OLDEST, 40)),
+        (at(OLD_BRANCH, 100), 0, PARTED_45, [0, 20, 40, 100], OWN_30, at(OLDEST, 20)),
+        # Nothing in common.
+        (at(OLD_BRANCH, 100), 0, log((NEW, 0)), [0, 50, 100], None, StreamOffset()),
+        (at(OLD_BRANCH, 100), 0, log((NEW, 0)), [0, 50, 100], log((OLD_BRANCH, 0)), StreamOffset()),
+        (at(OLD_BRANCH, 100), 0, log((NEW, 0)), [0, 50, 100], log((OLD_BRANCH, 7), (OTHER, 0)), StreamOffset()),
+    ],
+)
+def test_the_point_to_resume_from(
+    asked: StreamOffset,
+    demanded: int,
+    server: FailoverLog,
+    boundaries: list[int],
+    own: FailoverLog | None,
+    point: StreamOffset,
+) -> None:
+    assert resumed(asked, demanded, server, boundaries, own) == point
 
 
 def test_asking_again_always_comes_to_an_end() -> None:
@@ -350,10 +473,8 @@ def test_what_was_rolled_back_is_no_boundary() -> None:
 def test_a_snapshot_beyond_the_end_must_have_all_versions() -> None:
     """In one that has not, the only version that is sent of a document may lie behind the end."""
     for flags, end in ((SnapshotFlags.DISK, 5), (SnapshotFlags.HISTORY, 9), (SnapshotFlags.DISK, 6)):
-        stream = VBucketStream(VBucketId(4), StreamOffset(), whole_snapshots=False, needs_history_behind_end=True)
+        stream = accepted(replace(AS_THEY_COME, needs_history_behind_end=True))
         stream.end_seqno = Seqno(5)
-        ask(stream)
-        stream.on_accepted(OLD)
         begins = SnapshotMarker(start_seqno=Seqno(0), end_seqno=Seqno(end), flags=flags)
         if end == 6:
             with pytest.raises(NoConsistentCut, match="vbucket 4 around seqno 5"):

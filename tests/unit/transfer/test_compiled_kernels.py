@@ -7,11 +7,12 @@ from io import BytesIO
 import numpy as np
 import pytest
 
+from headwater.cli.kernels import PARTS
 from headwater.client.batches import build_batch
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.pieces import ChangeRun
+from headwater.kernels.machine_code import compile_kernels
 from headwater.protocol.kernels.frame_runs import cut_runs
-from headwater.protocol.kernels.machine_code import compile_kernels
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
@@ -47,7 +48,7 @@ def a_run(*bodies: dict[str, object]) -> ChangeRun:
 @pytest.mark.parametrize("bodies", [(PLAIN,), (PLAIN, PACKED, PLAIN)], ids=["plain", "compressed"])
 @pytest.mark.parametrize("collections", [True, False])
 def test_reading(bodies: tuple[dict[str, object], ...], collections: bool) -> None:
-    compile_kernels("headwater.protocol", "headwater.client", "headwater.transfer")
+    compile_kernels(*PARTS["client"])
     before = loaded_kernels()
     everything = CollectionFilter(collections=frozenset({DEFAULT_COLLECTION}))
     for only in (everything, None):
@@ -59,7 +60,7 @@ def test_reading(bodies: tuple[dict[str, object], ...], collections: bool) -> No
 
 
 def test_loading() -> None:
-    compile_kernels("headwater.protocol", "headwater.client", "headwater.transfer")
+    compile_kernels(*PARTS["client"])
     before = loaded_kernels()
     lines = JsonLines(BytesIO(b'{"id":1}\n{"id":"\\u00e9"}\n'), KeyTemplate.parse("k::{id}::{#}"))
     for documents in (lines, GeneratedDocuments(3, KeyTemplate.parse("k::{#}"))):

@@ -20,7 +20,7 @@ from headwater.protocol.messages import ErrorResponse, decode_message
 from headwater.protocol.messages.documents import Set, StoreResponse
 from headwater.protocol.status import Status
 from headwater.transfer.loader import RETRY_PAUSE_S, RETRY_PAUSE_S_MAX, RETRY_S_MAX, WriteLane, retry_pause_s
-from headwater.transfer.set_frames import Documents, SetFrames, encode_sets
+from headwater.transfer.set_frames import Documents, SetFrames, encode_sets, vbuckets_of
 
 
 def sets(*keys: str, collections: bool = True) -> SetFrames:
@@ -223,3 +223,9 @@ def test_nonsense(data: bytes, error: type[Exception]) -> None:
 def test_an_answer_to_nothing() -> None:
     with pytest.raises(UnexpectedMessage, match="not sent"):
         lane_at(0).receive_data(answers(0, OK))
+
+
+@pytest.mark.parametrize("vbuckets", [0, 0x10001])
+def test_an_impossible_number_of_vbuckets(vbuckets: int) -> None:
+    with pytest.raises(ValueError, match="vbuckets"):
+        vbuckets_of(np.empty(0, dtype=np.uint8), np.empty(0, dtype=np.int64), vbuckets)

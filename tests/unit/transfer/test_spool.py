@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.transfer.spool import DocumentSpool
+from headwater.transfer.export_files import DocumentSpool
 from support.commands import batch_of, document, event, rollback
 
 COLLECTIONS = {8: "orders", 9: "users"}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidInput
-from headwater.transfer.table_json import objects, objects_of
+from headwater.transfer.tables import objects, objects_of
 from support.cases import each
 
 

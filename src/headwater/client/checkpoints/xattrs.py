@@ -31,10 +31,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from headwater.client.bucket_kv import BucketKv, KvPort
-from headwater.client.checkpoints.file import damaged, read_offsets
+from headwater.client.checkpoints import damaged, read_offsets
 from headwater.client.cluster_map import ClusterMap, vbucket_of
 from headwater.client.offsets import Offsets
-from headwater.client.options import names_keywords
 from headwater.client.settings import ClientSettings
 from headwater.errors import (
     CheckpointError,
@@ -48,6 +47,7 @@ from headwater.errors import (
     StatusError,
     UnknownBucket,
 )
+from headwater.options import suggest_keywords
 from headwater.protocol.messages import Request, Response
 from headwater.protocol.messages.subdocument import DocFlags, PathFlags, SubdocDictUpsert, SubdocGet, SubdocResponse
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
@@ -86,7 +86,7 @@ def checkpoint_key(group: str, vbucket: VBucketId, vbuckets: int) -> bytes:
     number = min((lowest[value ^ difference] for value in range(vbucket, _HASHES, vbuckets)), default=_NUMBERS)
     if number == _NUMBERS:
         raise CheckpointFailed(
-            f"there is no key for the checkpoint of vbucket {vbucket} of {vbuckets}", hint="Keep it in a file"
+            f"there is no key for the checkpoint of vbucket {vbucket} of {vbuckets}", hint="Use a file instead"
         )
     key = beginning + _ending(number)
     assert vbucket_of(key, vbuckets) == vbucket
@@ -132,7 +132,7 @@ class _Stored:
     """The vbuuid and the seqno of the save itself, where it was our own."""
 
     def covers(self, offset: StreamOffset) -> bool:
-        """Whether one can just as well go on from what is stored: nothing but our own save lies between."""
+        """Whether a reader can just as well resume from what is stored: nothing but our own save lies between."""
         if offset == self.offset:
             return True
         return offset.seqno == self.offset.seqno + 1 and self.saved_as == (offset.vbuuid, offset.seqno)
@@ -153,7 +153,7 @@ class _Location:
     keys: tuple[bytes, ...]
 
 
-@names_keywords
+@suggest_keywords
 class XattrCheckpoint:
     """Keeps offsets in documents of the bucket that is read.
 
@@ -165,7 +165,7 @@ class XattrCheckpoint:
     A save is whole for each vbucket, not for all of them together: if it fails, each has its old offset or its new one.
 
     A failover that takes changes back takes back, with them, the checkpoints that were saved after them. The reader
-    then goes on from an older one, and is not made to undo what it made of those changes. If that matters, read
+    then resumes from an older one, and gets no rollback for what it made of those changes. If that matters, read
     with `mitigate_rollbacks=True`, or keep the offsets elsewhere.
     """
 
@@ -173,7 +173,7 @@ class XattrCheckpoint:
         """`kv` are the settings of a client, `client.settings`, or something else that carries requests."""
         if not group.isprintable() or {" ", ":"} & {*group} or not 0 < len(group.encode()) <= GROUP_BYTES_MAX:
             raise InvalidInput(
-                f"{group[:GROUP_BYTES_MAX]!r} is no name for a group",
+                f"{group[:GROUP_BYTES_MAX]!r} is not a valid name for a group",
                 hint=f"Use 1 to {GROUP_BYTES_MAX} bytes without spaces and colons",
             )
         self.group = group
@@ -227,13 +227,20 @@ class XattrCheckpoint:
                 collection_id = await self._kv.collection_id(self._collection)
             except HeadwaterError as error:
                 raise self._failed("reached", error) from error
-            keys = await asyncio.to_thread(_all_keys, self.group, cluster_map.vbuckets)
+            keys = await asyncio.to_thread(self._keys, cluster_map.vbuckets)
             self._location = _Location(cluster_map=cluster_map, collection_id=collection_id, keys=keys)
         return self._location
 
+    def _keys(self, vbuckets: int) -> tuple[bytes, ...]:
+        return tuple(checkpoint_key(self.group, VBucketId(vbucket), vbuckets) for vbucket in range(vbuckets))
+
     async def _look_at(self, location: _Location, vbuckets: Sequence[VBucketId]) -> dict[VBucketId, _Stored]:
         """The documents of some vbuckets, as they are now."""
-        _check_vbuckets(location, vbuckets)
+        if unknown := [vbucket for vbucket in vbuckets if not 0 <= vbucket < len(location.keys)]:
+            raise InvalidOffsets(
+                f"there is no vbucket {unknown[0]}: the bucket has {len(location.keys)}",
+                hint="Check that the offsets belong to this bucket",
+            )
         requests = [
             SubdocGet(
                 vbucket=vbucket,
@@ -303,7 +310,7 @@ class XattrCheckpoint:
         )
 
     async def _check_changed(self, location: _Location, vbuckets: Sequence[VBucketId]) -> None:
-        """Look again at documents that are not what they were, and go on unless another reader has saved them.
+        """Read changed documents again, and continue unless another reader has saved them.
 
         It may have been our own write, whose answer was lost. Or the document was deleted, or changed in another part.
         """
@@ -333,20 +340,7 @@ class XattrCheckpoint:
     def _in_use(self, vbucket: VBucketId) -> CheckpointInUse:
         return CheckpointInUse(
             f"another reader has saved vbucket {vbucket} of group {self.group!r}",
-            hint="Stop it, give this one a group of its own, or load the checkpoint again and go on from there",
-        )
-
-
-def _all_keys(group: str, vbuckets: int) -> tuple[bytes, ...]:
-    return tuple(checkpoint_key(group, VBucketId(vbucket), vbuckets) for vbucket in range(vbuckets))
-
-
-def _check_vbuckets(location: _Location, vbuckets: Sequence[VBucketId]) -> None:
-    unknown = [vbucket for vbucket in vbuckets if not 0 <= vbucket < len(location.keys)]
-    if unknown:
-        raise InvalidOffsets(
-            f"there is no vbucket {unknown[0]}: the bucket has {len(location.keys)}",
-            hint="Check that the offsets are of this bucket",
+            hint="Stop it, give this one its own group, or load the checkpoint again and resume from there",
         )
 
 

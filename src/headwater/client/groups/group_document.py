@@ -26,7 +26,7 @@ from typing import Any
 
 from headwater.client.bucket_kv import BucketKv, KvPort
 from headwater.client.cluster_map import vbucket_of
-from headwater.client.groups.membership import GroupBucket, StoredDocument
+from headwater.client.groups import GroupBucket, StoredDocument
 from headwater.client.kv_connection import Timeouts
 from headwater.client.settings import ClientSettings
 from headwater.errors import GroupDocumentInvalid, UnknownBucket, UnknownCollection, UnknownScope
@@ -59,7 +59,7 @@ class Seat:
     heartbeat: int
     """Counts up. That it has changed is all that others can see of the member."""
     lease_s: float
-    """How long the member may go on after its last heartbeat, by its own word."""
+    """How long the member may read after its last heartbeat, as it says itself."""
     is_replaced: bool = False
     """A newer process has joined by the same member id: this seat is to have no vbuckets any more."""
 
@@ -121,7 +121,16 @@ class GroupDocument:
         members = {
             "format": FORMAT,
             "first_generation": self.first_generation,
-            "seats": [_encode_seat(seat) for seat in self.seats],
+            "seats": [
+                {
+                    "id": seat.id,
+                    "member": seat.member_id,
+                    "heartbeat": seat.heartbeat,
+                    "lease_s": seat.lease_s,
+                    "replaced": seat.is_replaced,
+                }
+                for seat in self.seats
+            ],
             "owners": [index[owner] for owner in self.owners],
             "targets": [index[target] for target in self.targets],
             "generations": self.takings,
@@ -149,16 +158,6 @@ class GroupDocument:
             targets=tuple(by_index[target] for target in targets),
             takings=tuple(takings),
         )
-
-
-def _encode_seat(seat: Seat) -> dict[str, Any]:
-    return {
-        "id": seat.id,
-        "member": seat.member_id,
-        "heartbeat": seat.heartbeat,
-        "lease_s": seat.lease_s,
-        "replaced": seat.is_replaced,
-    }
 
 
 def _invalid(reason: str, *, hint: str = _HINT) -> GroupDocumentInvalid:

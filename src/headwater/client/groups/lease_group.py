@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from headwater.client.groups import Assignment, DocumentPort, GroupBucket
 from headwater.client.groups.group_document import KEY_PREFIX, NAME_CHARS_MAX, GroupDocument
 from headwater.client.groups.lease_member import INTERVAL_S, LEASE_S, MARGIN_S, LeaseMember, LeaseTerms, MemberState
-from headwater.client.groups.membership import Assignment, DocumentPort, GroupBucket
-from headwater.client.options import names_keywords
 from headwater.client.retries import Backoff, is_final
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError, MemberReplaced
+from headwater.options import suggest_keywords
 from headwater.protocol.numbers import KEY_BYTES_MAX, VBucketId
 
 GIVE_UP_AFTER_S = 300.0
@@ -32,11 +32,11 @@ _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def lease_clock_s() -> float:
-    """The clock that leases are counted by. Where the system has one that goes on while it sleeps, it is that one."""
+    """The clock that leases are counted by: the one that runs while the system sleeps, if there is one."""
     return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
-@names_keywords
+@suggest_keywords
 class LeaseGroup:
     """A member of the group `name`: `LeaseGroup("invoices", "worker-1")`. It is good for one read.
 
@@ -98,7 +98,7 @@ class LeaseGroup:
     async def start(self, bucket: GroupBucket) -> Assignment:
         """Join. What is in the way of the first heartbeat is raised at once."""
         if self._member is not None:
-            raise LocalProtocolError("the membership was started before", hint="Make a new one for another read")
+            raise LocalProtocolError("the membership was started before", hint="Create a new one for each read")
         self._member = LeaseMember(
             member_id=self.member_id,
             vbuckets=bucket.vbuckets,
@@ -123,7 +123,7 @@ class LeaseGroup:
 
     async def assignment_changed(self, known: Assignment) -> Assignment:
         if known.is_last:
-            raise LocalProtocolError("the membership has ended", hint="Stop at the assignment that says it is the last")
+            raise LocalProtocolError("the membership has ended", hint="Stop at the last assignment")
         while (current := self.current()).number <= known.number:
             if self._failure is not None:
                 raise self._failure
@@ -213,7 +213,7 @@ class LeaseGroup:
             if member.was_replaced:
                 raise MemberReplaced(
                     f"another process has joined the group {self.name!r} as member {self.member_id!r}",
-                    hint="Give every process a member id of its own, or none",
+                    hint="Give every process its own member id, or none",
                 )
         except Exception as error:
             self._fail(error)
@@ -252,6 +252,6 @@ class LeaseGroup:
 def _checked(what: str, name: str) -> str:
     if not (0 < len(name) <= NAME_CHARS_MAX and name.isprintable()):
         raise InvalidInput(
-            f"{name!r} is no name for a {what}", hint=f"Use 1 to {NAME_CHARS_MAX} characters that can be printed"
+            f"{name!r} is not a valid name for a {what}", hint=f"Use 1 to {NAME_CHARS_MAX} printable characters"
         )
     return name

@@ -65,8 +65,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
+from headwater.client.groups import Assignment
 from headwater.client.groups.group_document import LEASE_S_MAX, SEATS_MAX, GroupDocument, Seat
-from headwater.client.groups.membership import Assignment
 from headwater.errors import GroupDocumentInvalid, GroupFull, InvalidInput
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.states import Table, transition
@@ -382,7 +382,7 @@ class LeaseMember:
         if document.vbuckets != self._vbuckets:
             raise GroupDocumentInvalid(
                 f"the group's document is for {document.vbuckets} vbuckets, and the bucket has {self._vbuckets}",
-                hint="Delete the document if the bucket was created again; else give the group another name",
+                hint="Delete the document if the bucket was created again; otherwise give the group another name",
             )
         self._look(document, now_s)
         if self.state is MemberState.ENDED:
@@ -502,7 +502,7 @@ class LeaseMember:
             self._full_since_s = now_s
         longest_s = max(seat.lease_s for seat in document.seats) + self.terms.margin_s + self.terms.interval_s
         if now_s - self._full_since_s >= longest_s:
-            raise GroupFull(f"the group has {SEATS_MAX} members, and all are alive", hint="End some members")
+            raise GroupFull(f"the group has {SEATS_MAX} members, and all are alive", hint="Stop some members")
 
     def _planned(self, document: GroupDocument) -> GroupDocument:
         members = [seat.id for seat in document.seats if not seat.is_replaced]

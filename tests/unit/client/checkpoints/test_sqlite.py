@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.client.checkpoints import sqlite as sqlite_module
-from headwater.client.checkpoints.file import CheckpointStore
-from headwater.client.checkpoints.sqlite import NAME_CHARS_MAX, SqliteCheckpoint
+from headwater.client import checkpoints
+from headwater.client.checkpoints import NAME_CHARS_MAX, CheckpointStore, SqliteCheckpoint
 from headwater.errors import CheckpointFailed, CheckpointInUse, InvalidInput
 from support.checkpoint_samples import offsets_at, run
 
@@ -51,12 +50,11 @@ def count(connection: sqlite3.Connection) -> int:
     return found
 
 
-def test_nothing_was_saved_yet(path: Path) -> None:
-    assert saved(path) is None
-
-
 def test_what_was_saved_last_is_loaded(path: Path) -> None:
     store = SqliteCheckpoint(str(path), name="orders")
+    assert run(store.load()) is None
+    assert store._connection is not None
+    assert store._connection.execute("PRAGMA synchronous").fetchone() == (3,), "commits are on the disk"
     for seqno in (5, 9, 3):
         run(store.save(offsets_at(seqno)))
         assert run(store.load()) == offsets_at(seqno)
@@ -75,32 +73,18 @@ def test_names_are_apart(path: Path) -> None:
     assert saved(path, "ONE") is None
 
 
-def test_the_row_is_the_text_of_the_offsets(path: Path) -> None:
-    save(path, 7)
-    with closing(sqlite3.connect(path)) as connection:
-        rows = connection.execute("SELECT name, revision, offsets FROM headwater_checkpoints").fetchall()
-    assert rows == [("orders", 1, offsets_at(7).to_json())]
-
-
-@pytest.mark.parametrize("name", ["", "x" * (NAME_CHARS_MAX + 1), "a\0b", "\ud800"])
-def test_names_that_are_none(path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("", "orders"),
+        (":memory:", "orders"),
+        *(("a.db", n) for n in ("", "x" * (NAME_CHARS_MAX + 1), "a\0b", "\ud800")),
+    ],
+)
+def test_what_keeps_nothing_and_names_that_are_none(path: str, name: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         SqliteCheckpoint(path, name=name)
     assert raised.value.hint
-
-
-@pytest.mark.parametrize("path", ["", ":memory:"])
-def test_memory_keeps_nothing(path: str) -> None:
-    with pytest.raises(InvalidInput):
-        SqliteCheckpoint(path, name="orders")
-
-
-def test_commits_are_on_the_disk(path: Path) -> None:
-    store = SqliteCheckpoint(path, name="orders")
-    run(store.load())
-    assert store._connection is not None
-    assert store._connection.execute("PRAGMA synchronous").fetchone() == (3,)
-    run(store.close())
 
 
 def test_data_and_offsets_are_committed_together(path: Path, caller: sqlite3.Connection) -> None:
@@ -130,19 +114,13 @@ def test_data_and_offsets_are_rolled_back_together(path: Path, caller: sqlite3.C
     assert count(caller) == 3
 
 
-def test_it_can_be_the_first_of_the_transaction(path: Path, caller: sqlite3.Connection) -> None:
-    store = SqliteCheckpoint(path, name="orders")
-    store.save_in(caller, offsets_at(7))
-    assert caller.in_transaction
-    caller.rollback()
-    assert saved(path) is None
-
-
 def test_the_caller_can_load_by_its_connection_too(path: Path, caller: sqlite3.Connection) -> None:
     store = SqliteCheckpoint(path, name="orders")
     assert store.load_from(caller) is None
-    with caller:
-        store.save_in(caller, offsets_at(7))
+    store.save_in(caller, offsets_at(7))
+    assert caller.in_transaction, "it was the first of it"
+    assert saved(path) is None
+    caller.commit()
     assert store.load_from(caller) == offsets_at(7)
     assert not caller.in_transaction
 
@@ -192,7 +170,7 @@ def test_the_caller_may_have_forms_of_its_own(
 def test_every_statement_for_itself_is_no_transaction(path: Path, caller: sqlite3.Connection) -> None:
     caller.isolation_level = None
     store = SqliteCheckpoint(path, name="orders")
-    with pytest.raises(CheckpointFailed, match="no transaction") as raised:
+    with pytest.raises(CheckpointFailed, match="no open transaction") as raised:
         store.save_in(caller, offsets_at(7))
     assert "BEGIN" in raised.value.hint
     assert saved(path) is None
@@ -214,13 +192,10 @@ def test_a_connection_to_another_database_is_refused(path: Path, tmp_path: Path)
             with pytest.raises(CheckpointFailed):
                 store.load_from(connection)
     assert saved(path) == offsets_at(3)
-
-
-def test_a_connection_by_another_name_of_the_same_database(path: Path, tmp_path: Path) -> None:
-    link = tmp_path / "link.db"
+    link = tmp_path / "link.db"  # another name of the same one
     link.symlink_to(path)
     with closing(sqlite3.connect(link)) as connection, connection:
-        SqliteCheckpoint(path, name="orders").save_in(connection, offsets_at(7))
+        store.save_in(connection, offsets_at(7))
     assert saved(path) == offsets_at(7)
 
 
@@ -247,9 +222,12 @@ def test_the_second_to_save_is_refused_and_its_data_with_it(path: Path, caller: 
 def test_a_reader_that_another_has_taken_over_from_is_refused(path: Path, is_first_ever: bool) -> None:
     if not is_first_ever:
         save(path, 5)
-    old, new = SqliteCheckpoint(path, name="orders"), SqliteCheckpoint(path, name="orders")
+    old, new, late = (SqliteCheckpoint(path, name="orders") for _ in range(3))
     run(old.load())
+    run(late.load())
     run(old.save(offsets_at(6)))
+    with pytest.raises(CheckpointInUse):
+        run(late.save(offsets_at(6)))  # what the owner has saved since would be read twice
     assert run(new.load()) == offsets_at(6)
     run(new.save(offsets_at(7)))
     with pytest.raises(CheckpointInUse):
@@ -259,19 +237,7 @@ def test_a_reader_that_another_has_taken_over_from_is_refused(path: Path, is_fir
     run(old.save(offsets_at(8)))
     with pytest.raises(CheckpointInUse):
         run(new.save(offsets_at(9)))
-    for store in (old, new):
-        run(store.close())
-
-
-def test_one_that_was_looked_at_before_a_save_of_its_owner_is_not_taken_over(path: Path) -> None:
-    """What the owner has saved since would be read twice."""
-    owner, late = SqliteCheckpoint(path, name="orders"), SqliteCheckpoint(path, name="orders")
-    run(owner.save(offsets_at(5)))
-    assert run(late.load()) == offsets_at(5)
-    run(owner.save(offsets_at(6)))
-    with pytest.raises(CheckpointInUse):
-        run(late.save(offsets_at(6)))
-    for store in (owner, late):
+    for store in (old, new, late):
         run(store.close())
 
 
@@ -279,7 +245,7 @@ def test_a_writer_that_stays_is_waited_for_and_then_told_of(
     path: Path, caller: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(path, 5)
-    monkeypatch.setattr(sqlite_module, "BUSY_S_MAX", 0.05)
+    monkeypatch.setattr(checkpoints, "BUSY_S_MAX", 0.05)
     store = SqliteCheckpoint(path, name="orders")
     caller.execute("BEGIN IMMEDIATE")
     assert run(store.load()) == offsets_at(5)
@@ -342,20 +308,17 @@ def test_a_connection_that_only_reads(path: Path) -> None:
         with pytest.raises(CheckpointFailed, match="readonly") as raised:
             store.save_in(connection, offsets_at(6))
         assert "may write" in raised.value.hint
+    with pytest.raises(CheckpointFailed, match="closed"):
+        store.save_in(connection, offsets_at(6))
     assert saved(path) == offsets_at(5)
 
 
-def test_a_connection_that_is_closed(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.close()
-    with pytest.raises(CheckpointFailed, match="closed"):
-        SqliteCheckpoint(path, name="orders").save_in(connection, offsets_at(6))
-
-
 def test_the_database_of_the_caller_is_left_in_peace(path: Path, caller: sqlite3.Connection) -> None:
-    """Its journal mode and its tables are its own."""
+    """Its journal mode and its tables are its own. The row has the text of the offsets."""
     save(path, 5)
     assert caller.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     tables = caller.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1").fetchall()
     assert tables == [("headwater_checkpoints",), ("orders",)]
     assert sorted(os.listdir(path.parent)) == ["orders.db"]
+    rows = caller.execute("SELECT name, revision, offsets FROM headwater_checkpoints").fetchall()
+    assert rows == [("orders", 1, offsets_at(5).to_json())]

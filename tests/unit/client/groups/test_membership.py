@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
-from headwater.client.groups.membership import (
+from headwater.client.groups import (
     GENERATION,
     Assignment,
     AssignmentChange,
     GroupBucket,
     StaticMember,
-    assignments,
-    joined,
     vbuckets_of_member,
 )
 from headwater.errors import InvalidInput, LocalProtocolError
 from headwater.protocol.numbers import VBucketId
+from support.cases import each
+from support.group_fakes import joined
 
 
 def no_document(key: bytes, collection: str | None) -> NoReturn:
@@ -87,19 +87,6 @@ def test_an_assignment_lasts_until_the_member_is_stopped() -> None:
         assert assignment.number > first.number
 
 
-def test_assignments_end_with_the_last() -> None:
-    async def scenario() -> list[frozenset[VBucketId]]:
-        member = StaticMember(1, of=5)
-        await member.start(bucket())
-        seen = []
-        async for assignment in assignments(member):
-            seen.append(assignment.vbuckets)
-            await member.stop()
-        return seen
-
-    assert asyncio.run(scenario()) == [{0, 5}, frozenset()]
-
-
 def test_what_is_asked_too_early_or_too_late_is_refused() -> None:
     async def scenario() -> None:
         member = StaticMember(1, of=5)
@@ -116,54 +103,37 @@ def test_what_is_asked_too_early_or_too_late_is_refused() -> None:
     assert repr(StaticMember(2, of=5)) == "StaticMember(2, of=5)"
 
 
-# What a reader has to do when its assignment changes.
-
-
 def vbuckets(*numbers: int) -> frozenset[VBucketId]:
     return frozenset(map(VBucketId, numbers))
 
 
-def assignment(reading: dict[int, int], to_release: dict[int, int] | None = None, *, number: int = 1) -> Assignment:
+def assignment(reading: dict[int, int], to_release: dict[int, int] | None = None) -> Assignment:
     """By generations."""
     leaving = to_release or {}
     generations = {VBucketId(vbucket): generation for vbucket, generation in {**reading, **leaving}.items()}
-    return Assignment(
-        number=number, vbuckets=vbuckets(*reading), to_release=vbuckets(*leaving), generations=generations
+    return Assignment(number=1, vbuckets=vbuckets(*reading), to_release=vbuckets(*leaving), generations=generations)
+
+
+@each(
+    ("older", "newer", "begin", "hand_over", "drop"),
+    [
+        # What is new begins, and what stays goes on.
+        (({1: 7, 2: 3},), ({1: 7, 2: 3, 3: 1},), {3}, (), ()),
+        (({1: 7, 2: 3},), ({1: 7, 2: 3},), (), (), ()),
+        # What moves away is handed over, and gone then: `drop` does no harm to what the reader has stopped before.
+        (({1: 7, 2: 3},), ({1: 7}, {2: 3}), (), {2}, ()),
+        (({1: 7}, {2: 3}), ({1: 7},), (), (), {2}),
+        # What is lost is dropped, and what was another's in between begins again.
+        (({1: 7}, {2: 3}), ({},), (), (), {1, 2}),
+        (({1: 7},), ({1: 9},), {1}, (), {1}),
+        # What came and goes between two looks has only to be released.
+        (({},), ({}, {1: 9}), (), {1}, ()),
+        (({1: 7},), ({}, {1: 9}), (), {1}, {1}),
+    ],
+)
+def test_what_a_reader_has_to_do_when_its_assignment_changes(
+    older: Any, newer: Any, begin: set[int], hand_over: set[int], drop: set[int]
+) -> None:
+    assert assignment(*newer).since(assignment(*older)) == AssignmentChange(
+        begin=vbuckets(*begin), hand_over=vbuckets(*hand_over), drop=vbuckets(*drop)
     )
-
-
-def change(
-    begin: frozenset[VBucketId], hand_over: frozenset[VBucketId], drop: frozenset[VBucketId]
-) -> AssignmentChange:
-    return AssignmentChange(begin=begin, hand_over=hand_over, drop=drop)
-
-
-NONE = vbuckets()
-
-
-def test_what_is_new_begins_and_what_stays_goes_on() -> None:
-    older = assignment({1: 7, 2: 3})
-    assert assignment({1: 7, 2: 3, 3: 1}).since(older) == change(vbuckets(3), NONE, NONE)
-    assert older.since(older) == change(NONE, NONE, NONE)
-
-
-def test_what_moves_away_is_handed_over() -> None:
-    assert assignment({1: 7}, {2: 3}).since(assignment({1: 7, 2: 3})) == change(NONE, vbuckets(2), NONE)
-
-
-def test_what_was_handed_over_is_gone() -> None:
-    """It is in `drop`, where it does no harm: the reader has stopped it before."""
-    assert assignment({1: 7}).since(assignment({1: 7}, {2: 3})) == change(NONE, NONE, vbuckets(2))
-
-
-def test_what_is_lost_is_dropped() -> None:
-    assert assignment({}).since(assignment({1: 7}, {2: 3})) == change(NONE, NONE, vbuckets(1, 2))
-
-
-def test_what_was_anothers_in_between_begins_anew() -> None:
-    assert assignment({1: 9}).since(assignment({1: 7})) == change(vbuckets(1), NONE, vbuckets(1))
-
-
-def test_what_came_and_goes_between_two_looks_has_only_to_be_released() -> None:
-    assert assignment({}, {1: 9}).since(assignment({})) == change(NONE, vbuckets(1), NONE)
-    assert assignment({}, {1: 9}).since(assignment({1: 7})) == change(NONE, vbuckets(1), vbuckets(1))

@@ -1,19 +1,21 @@
-"""The parts of a frame: what the annotated print and the JSON print are both made of.
+"""What `headwater decode` shows of a captured frame: its parts, with their offsets and what they mean.
 
-`frames` makes views of frames from these, `printing` prints them. The password of SASL PLAIN never gets into a part.
+`view_dcp_frame` and `view_upr_frame` make a `FrameView` of a frame, of DCP, of the key-value protocol around it or of
+the UPR draft, and `decode` prints it. A malformed frame is shown as far as its layout is known, and never raises. The
+password of SASL PLAIN never gets into a view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import IntFlag
 from typing import Any
 
-from headwater.errors import MalformedFrameInfo
+from headwater.errors import MalformedFrameInfo, RemoteProtocolError, UnknownOpcode
 from headwater.protocol.capture import CapturedFrame
-from headwater.protocol.features import Opcode
+from headwater.protocol.features import Magic, Opcode, OpenIntEnum, ServerOpcode
 from headwater.protocol.frames import (
     HEADER_BYTES,
     Frame,
@@ -26,7 +28,7 @@ from headwater.protocol.frames import (
     decode_stream_id,
     encode_frame_infos,
 )
-from headwater.protocol.messages import Message
+from headwater.protocol.messages import REQUESTS, RESPONSES, SERVER_REQUESTS, Message, decode_message
 from headwater.protocol.messages.base import NO_FIELDS, Layout
 from headwater.protocol.messages.dcp_changes import MARKER_V2_VALUES, SnapshotMarker, SystemEvent
 from headwater.protocol.messages.dcp_streams import (
@@ -35,9 +37,17 @@ from headwater.protocol.messages.dcp_streams import (
     GetFailoverLogResponse,
     StreamRequestResponse,
 )
-from headwater.protocol.numbers import RELATIVE_EXPIRY_S_MAX, SEQNO_MAX, OpenIntEnum
+from headwater.protocol.numbers import RELATIVE_EXPIRY_S_MAX, SEQNO_MAX
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import PACKED_VALUES, decode_event
+from headwater.protocol.upr import (
+    UprFailoverLogResponse,
+    UprOpcode,
+    UprPacket,
+    UprRollback,
+    UprStreamEnd,
+    decode_packet,
+)
 from headwater.protocol.values import Datatype, decode_xattrs, decompress
 
 # --- numbers ------------------------------------------------------------------------------------------------------
@@ -218,64 +228,33 @@ def layout_parts(layout: Layout, data: bytes, offset: int) -> Iterator[Part]:
         yield Part(name="...", text=f"{repeats - ITEMS_SHOWN_MAX} more of these")
 
 
-def numbers_of(parts: Iterable[Part]) -> dict[str, int | str]:
-    return {part.name: part.text if part.number is None else int(part.number) for part in parts}
-
-
 # --- the header, in the names that the specification's drawings use ----------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeaderWords:
-    """What the header's fields are called where protocols differ, and what their numbers mean."""
+def header_parts(
+    frame: Frame, opcode: str, *, byte_5: tuple[str, str], bytes_6_7: tuple[str, str], opaque: tuple[str, str]
+) -> tuple[Part, ...]:
+    """The fields of the header. Some have a name and a meaning that differ by protocol."""
 
-    opcode_meaning: str
-    byte_5: str
-    byte_5_meaning: str
-    bytes_6_7: str
-    bytes_6_7_meaning: str
-    opaque: str
-    opaque_meaning: str = ""
+    def part(offset: int, width_bytes: int, number: int, name: str, meaning: str | None = None) -> Part:
+        shown = _decimal(number) if meaning is None else meaning
+        return Part(name=name, offset=offset, width_bytes=width_bytes, number=number, meaning=shown)
 
-
-def dcp_words(frame: Frame) -> HeaderWords:
-    return HeaderWords(
-        opcode_meaning=frame.opcode_name,
-        byte_5="Data type",
-        byte_5_meaning=flag_names(Datatype(frame.datatype)),
-        bytes_6_7="Vbucket" if frame.magic.is_request else "Status",
-        bytes_6_7_meaning=_decimal(frame.specific) if frame.magic.is_request else Status(frame.specific).name,
-        opaque="Opaque",
-    )
-
-
-def header_parts(frame: Frame, words: HeaderWords) -> tuple[Part, ...]:
-    return (
-        _part("Magic", 0, 1, frame.magic, frame.magic.name),
-        _part("Opcode", 1, 1, frame.opcode, words.opcode_meaning),
-        *_length_parts(frame),
-        _part("Extra length", 4, 1, len(frame.extras)),
-        _part(words.byte_5, 5, 1, frame.datatype, words.byte_5_meaning),
-        _part(words.bytes_6_7, 6, 2, frame.specific, words.bytes_6_7_meaning),
-        _part("Total body", 8, 4, frame.body_bytes, _decimal(frame.body_bytes)),
-        _part(words.opaque, 12, 4, frame.opaque, words.opaque_meaning),
-        _part("CAS", 16, 8, frame.cas, _decimal(frame.cas)),
-    )
-
-
-def _length_parts(frame: Frame) -> tuple[Part, ...]:
-    key_bytes = len(frame.key)
     if frame.magic.is_flexible:
-        framing_bytes = len(frame.framing_extras)
-        return (
-            _part("Framing length", 2, 1, framing_bytes, _decimal(framing_bytes)),
-            _part("Key length", 3, 1, key_bytes, _decimal(key_bytes)),
-        )
-    return (_part("Key length", 2, 2, key_bytes, _decimal(key_bytes)),)
-
-
-def _part(name: str, offset: int, width_bytes: int, number: int, meaning: str = "") -> Part:
-    return Part(name=name, offset=offset, width_bytes=width_bytes, number=number, meaning=meaning)
+        lengths = [part(2, 1, len(frame.framing_extras), "Framing length"), part(3, 1, len(frame.key), "Key length")]
+    else:
+        lengths = [part(2, 2, len(frame.key), "Key length")]
+    return (
+        part(0, 1, frame.magic, "Magic", frame.magic.name),
+        part(1, 1, frame.opcode, "Opcode", opcode),
+        *lengths,
+        part(4, 1, len(frame.extras), "Extra length", ""),
+        part(5, 1, frame.datatype, *byte_5),
+        part(6, 2, frame.specific, *bytes_6_7),
+        part(8, 4, frame.body_bytes, "Total body"),
+        part(12, 4, frame.opaque, *opaque),
+        part(16, 8, frame.cas, "CAS"),
+    )
 
 
 def _decimal(number: int) -> str:
@@ -293,40 +272,34 @@ def frame_info_parts(frame: Frame) -> tuple[Part, ...]:
     try:
         infos = decode_frame_infos(section)
     except MalformedFrameInfo:
-        return (_info_part("frame infos", HEADER_BYTES, section, ""),)
+        return (_hex_part("frame infos", HEADER_BYTES, section),)
     parts = []
     at = HEADER_BYTES
     for info in infos:
         encoded = encode_frame_infos((info,))
         name = (RequestInfo if frame.magic.is_request else ResponseInfo)(info.id).name
-        parts.append(_info_part(name, at, encoded, _meaning(info, is_request=frame.magic.is_request)))
+        parts.append(_hex_part(name, at, encoded, _info_meaning(info, is_request=frame.magic.is_request)))
         at += len(encoded)
     return tuple(parts)
 
 
-def _info_part(name: str, offset: int, data: bytes, meaning: str) -> Part:
+def _hex_part(name: str, offset: int, data: bytes, meaning: str = "") -> Part:
     return Part(name=name, offset=offset, width_bytes=len(data), text=f"0x{data.hex()}", meaning=meaning)
 
 
-def _meaning(info: FrameInfo, *, is_request: bool) -> str:
+def _info_meaning(info: FrameInfo, *, is_request: bool) -> str:
     try:
-        return _request_meaning(info) if is_request else _response_meaning(info)
+        if not is_request:
+            is_duration = info.id == ResponseInfo.SERVER_DURATION
+            duration_us = decode_server_duration((info,)) if is_duration else None
+            return "" if duration_us is None else f"{duration_us:.0f} us"
+        if info.id == RequestInfo.STREAM_ID:
+            return f"sid {decode_stream_id((info,))}"
+        if info.id == RequestInfo.DURABILITY and (durability := decode_durability((info,))) is not None:
+            level, timeout_ms = durability
+            return level.name if timeout_ms is None else f"{level.name} within {timeout_ms} ms"
     except MalformedFrameInfo as error:
         return error.reason
-
-
-def _request_meaning(info: FrameInfo) -> str:
-    if info.id == RequestInfo.STREAM_ID:
-        return f"sid {decode_stream_id((info,))}"
-    if info.id == RequestInfo.DURABILITY and (durability := decode_durability((info,))) is not None:
-        level, timeout_ms = durability
-        return level.name if timeout_ms is None else f"{level.name} within {timeout_ms} ms"
-    return ""
-
-
-def _response_meaning(info: FrameInfo) -> str:
-    if info.id == ResponseInfo.SERVER_DURATION and (duration_us := decode_server_duration((info,))) is not None:
-        return f"{duration_us:.0f} us"
     return ""
 
 
@@ -347,10 +320,13 @@ def read_value(frame: Frame, message: Message | None, extras: Layout, *, bytes_m
     if is_secret(frame):
         return ValueView(is_secret=True)
     if isinstance(message, SystemEvent):
-        return _structured(frame, _event_layout(message), _event_fields(message), bytes_max)
+        event = decode_event(message)
+        members = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "name"}
+        layout = PACKED_VALUES.get((message.event, message.version), NO_FIELDS)
+        return _structured(frame, layout, members, bytes_max)
     if message is None or "value" in {field.name for field in fields(message)}:
         return _document(frame)
-    return _structured(frame, _value_layout(frame, message), _value_fields(message, extras), bytes_max)
+    return _structured(frame, _value_layout(message), _value_fields(message, extras), bytes_max)
 
 
 def is_secret(frame: Frame) -> bool:
@@ -375,14 +351,6 @@ def _document(frame: Frame) -> ValueView:
     return ValueView(document=document, inflated_bytes=inflated_bytes, xattrs=xattrs)
 
 
-def document_json(document: bytes, *, bytes_max: int) -> dict[str, Any]:
-    """The document as JSON members: text where it is text, hex where not, and whether that is all of it."""
-    shown = shorten(document, bytes_max)
-    text = as_text(shown)
-    members: dict[str, Any] = {"value_hex": shown.hex()} if text is None else {"value": text}
-    return members if len(shown) == len(document) else {**members, "value_truncated": True}
-
-
 # --- structures ---------------------------------------------------------------------------------------------------
 
 
@@ -397,7 +365,7 @@ def _structured(frame: Frame, layout: Layout, members: dict[str, Any], bytes_max
     )
 
 
-def _value_layout(frame: Frame, message: Message) -> Layout:
+def _value_layout(message: Message) -> Layout:
     if isinstance(message, StreamRequestResponse):
         return FAILOVER_ENTRY if message.rollback_seqno is None else ROLLBACK_VALUE
     if isinstance(message, GetFailoverLogResponse):
@@ -416,15 +384,6 @@ def _value_fields(message: Message, extras: Layout) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(message, name)) not in (None, ())}
 
 
-def _event_layout(message: SystemEvent) -> Layout:
-    return PACKED_VALUES.get((message.event, message.version), NO_FIELDS)
-
-
-def _event_fields(message: SystemEvent) -> dict[str, Any]:
-    event = decode_event(message)
-    return {field.name: getattr(event, field.name) for field in fields(event) if field.name != "name"}
-
-
 def _parts_in_words(members: dict[str, Any], bytes_max: int) -> list[Part]:
     parts: list[Part] = []
     for name, value in members.items():
@@ -436,3 +395,128 @@ def _parts_in_words(members: dict[str, Any], bytes_max: int) -> list[Part]:
         else:
             parts.append(Part(name=name, text=in_words(value, bytes_max)))
     return parts
+
+
+# --- views of frames --------------------------------------------------------------------------------------------------
+
+
+def view_dcp_frame(captured: CapturedFrame, *, value_bytes_max: int) -> FrameView:
+    """The frame with all its fields named. A malformed message is shown as far as its layout is known."""
+    frame = captured.frame
+    message, error = _decode(captured)
+    layout = _extras_layout(frame, message)
+    try:
+        value = read_value(frame, message, layout, bytes_max=value_bytes_max)
+    except RemoteProtocolError as value_error:
+        value = ValueView(document=frame.value)
+        error = error or value_error.reason
+    datatype, status, is_request = Datatype(frame.datatype), Status(frame.specific), frame.magic.is_request
+    return FrameView(
+        captured=captured,
+        opcode=frame.opcode_name,
+        title=f"{frame.opcode_name} {'command' if is_request else 'response'}",
+        header=header_parts(
+            frame,
+            frame.opcode_name,
+            byte_5=("Data type", flag_names(datatype)),
+            bytes_6_7=("Vbucket", _decimal(frame.specific)) if is_request else ("Status", status.name),
+            opaque=("Opaque", ""),
+        ),
+        datatype_names=tuple(flag_names(datatype).split(" | ")) if datatype else (),
+        frame_infos=frame_info_parts(frame),
+        extras=_extras_parts(frame, layout),
+        key=getattr(message, "key", frame.key) or b"",
+        collection_id=getattr(message, "collection_id", None),
+        value=value,
+        more={"vbucket": frame.specific} if is_request else {"status": status.name, "status_number": frame.specific},
+        error=error,
+    )
+
+
+def _decode(captured: CapturedFrame) -> tuple[Message | None, str]:
+    """The frame's message, and what is wrong with it. A named opcode that has no message here is no fault."""
+    frame = captured.frame
+    if frame.magic is Magic.SERVER_RESPONSE:
+        return None, ""
+    try:
+        return decode_message(frame, captured.negotiated), ""
+    except UnknownOpcode as error:
+        names = ServerOpcode if frame.magic is Magic.SERVER_REQUEST else Opcode
+        return None, "" if names(frame.opcode).is_known else error.reason
+    except RemoteProtocolError as error:
+        return None, error.reason
+
+
+def _extras_layout(frame: Frame, message: Message | None) -> Layout:
+    """The layout of the extras: the message's, or where it is malformed the one that its opcode and length fit."""
+    cls = type(message) if message is not None else _message_class(frame)
+    layouts = () if cls is None else cls.layouts
+    return next((layout for layout in layouts if layout.size_bytes == len(frame.extras)), NO_FIELDS)
+
+
+def _message_class(frame: Frame) -> type[Message] | None:
+    if frame.magic is Magic.SERVER_REQUEST:
+        return SERVER_REQUESTS.get(frame.opcode)
+    if frame.magic is Magic.SERVER_RESPONSE:
+        return None
+    if frame.magic.is_request:
+        return REQUESTS.get(frame.opcode)
+    response = RESPONSES.get(frame.opcode)
+    return response if response is not None and frame.specific in response.statuses else None
+
+
+def _extras_parts(frame: Frame, layout: Layout) -> tuple[Part, ...]:
+    offset = HEADER_BYTES + len(frame.framing_extras)
+    if layout.size_bytes or not frame.extras:
+        return tuple(layout_parts(layout, frame.extras, offset))
+    return (_hex_part("extras", offset, frame.extras),)
+
+
+# --- the UPR draft: the same frames, and other names for nearly everything ---------------------------------------
+
+
+_OPCODE_NAMES = {int(opcode): opcode.name for opcode in UprOpcode}
+
+
+def view_upr_frame(captured: CapturedFrame, *, value_bytes_max: int) -> FrameView:
+    frame = captured.frame
+    packet: UprPacket | None = None
+    error = ""
+    try:
+        packet = decode_packet(frame)
+    except RemoteProtocolError as fault:
+        error = fault.reason
+    opcode = _OPCODE_NAMES.get(frame.opcode, f"UNKNOWN_0x{frame.opcode:02x}")
+    name = packet.draft_name if packet is not None else ""
+    return FrameView(
+        captured=captured,
+        opcode=opcode,
+        title=f"UPR {name or opcode}",
+        header=header_parts(
+            frame,
+            f"UPR {opcode}",
+            byte_5=("Request type", packet.reason.name if isinstance(packet, UprStreamEnd) else name),
+            bytes_6_7=("Vbucket", _decimal(frame.specific)),
+            opaque=("Request ID", str(frame.opaque)),
+        ),
+        extras=_extras_parts(frame, NO_FIELDS if packet is None else packet.layout()),
+        key_name="Group ID" if packet is not None and packet.key_field == "group_id" else "Key",
+        key=frame.key,
+        value=_upr_value(frame, packet, value_bytes_max),
+        more={"packet": name, "vbucket": frame.specific, "request_type": frame.datatype},
+        error=error,
+    )
+
+
+def _upr_value(frame: Frame, packet: UprPacket | None, bytes_max: int) -> ValueView:
+    members: dict[str, Any]
+    if isinstance(packet, UprFailoverLogResponse):
+        members = {"failover_log": packet.failover_log}
+    elif isinstance(packet, UprRollback):
+        members = {"rollback_seqno": packet.rollback_seqno}
+    else:
+        return ValueView(document=frame.value)
+    return ValueView(
+        fields={name: as_json(value, bytes_max) for name, value in members.items()},
+        parts=tuple(layout_parts(packet.value_layout, frame.value, value_offset(frame))),
+    )
