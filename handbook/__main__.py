@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from handbook.pages import filled, pages
+from handbook.size import lower_limits
 
 for page in pages():
     old = page.read_text(encoding="utf-8")
@@ -10,3 +11,4 @@ for page in pages():
     if new != old:
         page.write_text(new, encoding="utf-8")
         print(f"written: {page}")
+lower_limits()

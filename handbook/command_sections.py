@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import click
 
 from handbook.markdown import table
-from headwater.cli import COMMANDS
-from headwater.cli.lazy_command import load_command
+from headwater.cli import COMMANDS, load_command
 from headwater.cli.options import CONNECTION_OPTIONS
 
 _OWN_HELP = "--help"

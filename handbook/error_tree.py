@@ -9,7 +9,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from handbook.markdown import code, sentence, table
+from handbook.markdown import code, table
 from headwater import errors
 
 SOURCE = Path(errors.__file__).parent
@@ -56,12 +56,12 @@ def statuses_of(kind: type[errors.StatusError]) -> str:
 
 
 _OPERATORS_FIRST = (
-    "another process holds the data in ",
+    "another process uses the data in ",
     "the data has format ",
-    "no room is left for the data in ",
+    "the disk is full: no space for the data in ",
     "the data in … is damaged",
     "listening on … without TLS ",
-    "the UPR port has no log-in",
+    "the UPR port has no authentication",
     "another program listens on port ",
     "can't listen on port ",
 )
@@ -127,12 +127,3 @@ def _text(node: ast.expr) -> str | None:
         parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
         return re.sub(r"…+", "…", "".join(str(part) for part in parts))
     return None
-
-
-def first_sentences() -> dict[str, str]:
-    """What every class says about itself."""
-    return {
-        name: sentence(kind.__doc__)
-        for name, kind in vars(errors).items()
-        if isinstance(kind, type) and issubclass(kind, errors.HeadwaterError)
-    }

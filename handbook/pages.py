@@ -6,80 +6,48 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from handbook.command_sections import (
-    command_list,
-    command_sections,
-    connection_options,
-    limit_options,
-    management_sections,
-    retention_options,
-)
-from handbook.drawings import (
-    connection_diagram,
-    consumer_diagram,
-    end_reasons,
-    failover_drawing,
-    producer_diagram,
-    rollback_drawing,
-    snapshot_drawing,
-)
-from handbook.error_tree import error_tree, message_sections, operators_messages, status_table
-from handbook.metric_tables import (
-    client_metrics_table,
-    landing_metrics_table,
-    log_events_table,
-    log_fields_table,
-    node_metrics_table,
-    reader_numbers_table,
-)
-from handbook.option_tables import (
-    client_settings_table,
-    old_spellings_table,
-    read_options_table,
-    source_options_table,
-)
-from handbook.protocol_tables import commands_table, controls_table, features_list, message_tables
-from handbook.sizing import nodes_table, sizing_formulas, sizing_table, speed_sentence
+from handbook import command_sections, drawings, error_tree, sizing, tables, walks
 
 ROOT = Path(__file__).parents[1]
 _PLACE = re.compile(r"(?P<open><!-- made: (?P<name>[a-z ]+) -->\n).*?(?P<close><!-- /made -->)", re.DOTALL)
 
 MADE: dict[str, Callable[[], str]] = {
-    "commands": command_sections,
-    "command list": command_list,
-    "management commands": management_sections,
-    "connection options": connection_options,
-    "retention options": retention_options,
-    "limit options": limit_options,
-    "connection states": connection_diagram,
-    "consumer stream": consumer_diagram,
-    "producer stream": producer_diagram,
-    "stream ends": end_reasons,
-    "snapshot drawing": snapshot_drawing,
-    "failover drawing": failover_drawing,
-    "rollback drawing": rollback_drawing,
-    "errors": error_tree,
-    "status errors": status_table,
-    "error messages": message_sections,
-    "operators messages": operators_messages,
-    "dcp messages": message_tables,
-    "reader numbers": reader_numbers_table,
-    "client metrics": client_metrics_table,
-    "node metrics": node_metrics_table,
-    "landing metrics": landing_metrics_table,
-    "served commands": commands_table,
-    "served controls": controls_table,
-    "served features": features_list,
-    "client settings": client_settings_table,
-    "read options": read_options_table,
-    "source options": source_options_table,
-    "old spellings": old_spellings_table,
-    "log fields": log_fields_table,
-    "log events": log_events_table,
-    "sizing": sizing_table,
-    "sizing formulas": sizing_formulas,
-    "nodes on one machine": nodes_table,
-    "speed": speed_sentence,
+    "commands": command_sections.command_sections,
+    "command list": command_sections.command_list,
+    "management commands": command_sections.management_sections,
+    "connection options": command_sections.connection_options,
+    "retention options": command_sections.retention_options,
+    "limit options": command_sections.limit_options,
+    "connection states": drawings.connection_diagram,
+    "consumer stream": drawings.consumer_diagram,
+    "producer stream": drawings.producer_diagram,
+    "stream ends": drawings.end_reasons,
+    "snapshot drawing": drawings.snapshot_drawing,
+    "failover drawing": drawings.failover_drawing,
+    "rollback drawing": drawings.rollback_drawing,
+    "errors": error_tree.error_tree,
+    "status errors": error_tree.status_table,
+    "error messages": error_tree.message_sections,
+    "operators messages": error_tree.operators_messages,
+    "dcp messages": tables.message_tables,
+    "reader numbers": tables.reader_numbers_table,
+    "client metrics": tables.client_metrics_table,
+    "node metrics": tables.node_metrics_table,
+    "landing metrics": tables.landing_metrics_table,
+    "served commands": tables.commands_table,
+    "served controls": tables.controls_table,
+    "served features": tables.features_list,
+    "client settings": tables.client_settings_table,
+    "read options": tables.read_options_table,
+    "source options": tables.source_options_table,
+    "log fields": tables.log_fields_table,
+    "log events": tables.log_events_table,
+    "sizing": sizing.sizing_table,
+    "sizing formulas": sizing.sizing_formulas,
+    "nodes on one machine": sizing.nodes_table,
+    "speed": sizing.speed_sentence,
+    "walk of a set": walks.set_walk,
+    "walk of a rollback": walks.rollback_walk,
 }
 
 
