@@ -40,13 +40,13 @@ KILLS: dict[str, Kill] = {
 CLUSTER_KILLS = {**KILLS, "executor": lambda land, node, dice: land.kill_executor(dice.randrange(2))}
 GOES_ON = ("Python worker", "node", "executor")
 """What does not end the landing."""
+MODES = ["--copy-on-write", "--merge-on-read"]
 
 
-def run_chaos(folder: Path, kills: list[str], *, master: str, between_s: float, seed: int = SEED) -> None:
+def run_chaos(folder: Path, kills: list[str], mode: str, *, master: str, between_s: float, seed: int = SEED) -> None:
     dice = random.Random(seed)
     with SparkNode(folder / "data") as node:
         bucket = SourceBucket(node)
-        mode = "--merge-on-read" if len(kills) > 1 else "--copy-on-write"
         with LandProcess(bucket, folder / "lake", master, mode) as land:
             with LiveWriter(bucket, seed, disaster=0.001) as writer:
                 checker = LiveChecker(land.folder, writer)
@@ -86,23 +86,25 @@ def run_chaos(folder: Path, kills: list[str], *, master: str, between_s: float, 
 
 def test_some_seconds_of_chaos(tmp_path: Path) -> None:
     """A landing that has to go on by itself. (One that is started again is in the soaks, and in other files.)"""
-    run_chaos(tmp_path, ["node"], master="local[2]", between_s=3)
+    run_chaos(tmp_path, ["node"], "--merge-on-read", master="local[2]", between_s=3)
 
 
 @pytest.mark.soak
-def test_a_minute_of_chaos(tmp_path: Path) -> None:
-    run_chaos(tmp_path, ["Python worker", "node", "driver"], master="local[2]", between_s=6)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_minute_of_chaos(tmp_path: Path, mode: str) -> None:
+    run_chaos(tmp_path, ["Python worker", "node", "driver"], mode, master="local[2]", between_s=6)
 
 
 @pytest.mark.soak
 def test_half_an_hour_of_chaos(tmp_path: Path) -> None:
     kills = [*CLUSTER_KILLS] * 4
     random.Random(SEED).shuffle(kills)
-    run_chaos(tmp_path, kills, master=CLUSTER, between_s=SOAK_S / len(kills))
+    run_chaos(tmp_path, kills, "--merge-on-read", master=CLUSTER, between_s=SOAK_S / len(kills))
 
 
 @pytest.mark.soak
-def test_ten_minutes_of_hot_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_ten_minutes_of_hot_writes(tmp_path: Path, mode: str) -> None:
     """5,000 sets a second on 500 of 100,000 documents: every live document is in `documents`, and none is older than
     two batches. The last is so if the table is as of one of the last two batches, and holds what it says. `verify`
     finds nothing wrong meanwhile, and counts what is pending."""
@@ -110,7 +112,7 @@ def test_ten_minutes_of_hot_writes(tmp_path: Path) -> None:
         bucket = SourceBucket(node)
         with (
             HotLoad(bucket, documents=100_000, hot=500, per_s=5_000) as load,
-            LandProcess(bucket, tmp_path / "lake", "local[2]", every="5s") as land,
+            LandProcess(bucket, tmp_path / "lake", "local[2]", mode, every="5s") as land,
         ):
             checker = LiveChecker(land.folder, load)
             land.wait_for_batches(2)
