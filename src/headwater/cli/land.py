@@ -197,7 +197,7 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
     show_default=True,
     help="The share of time that merging into `documents` may take, as long as no change waits longer than --fresh.",
 )
-@cli_option(SOURCE_OPTIONS["where"], default="")
+@cli_option(SOURCE_OPTIONS["where"], default=None, show_default=False)
 @cli_option(SOURCE_OPTIONS["system"])
 @cli_option(SOURCE_OPTIONS["max_rows_per_trigger"])
 @cli_option(SOURCE_OPTIONS["min_partitions"], default=4)
@@ -322,6 +322,8 @@ def land(
       headwater land couchbase://localhost/default --into lake --runner local
       headwater land couchbase://localhost/shop --into lake \\
         --columns 'shop.orders=total DOUBLE, at TIMESTAMP'
+      headwater land couchbase://localhost/default --into lake \\
+        --where "type = 'order' AND total > 10"
       headwater land shop --once
     """
     if log_format is not None:

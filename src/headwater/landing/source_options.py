@@ -244,7 +244,7 @@ class SourceOptions:
         spark_note="Separate names with commas. A `schema` with these columns does the same.",
     )
     where: Conditions = option(
-        "Only documents that meet a condition of SQL, such as `type = 'order' AND total > 10`.",
+        "Read only documents that meet a condition of SQL, such as `type = 'order' AND total > 10`.",
         Conditions(),
         default_words="all",
         python=False,
