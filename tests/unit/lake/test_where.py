@@ -58,6 +58,13 @@ def test_conditions_are_equal_if_they_say_the_same() -> None:
     assert Where.parse("n = 1") != Where.parse("n = 2")
 
 
+def test_what_is_no_json_object_has_no_fields() -> None:
+    values = [b'{"n":1}', b'{"n":1', b'{"n":1} ,', b'[{"n":1}]', b'{"n":1,"x":"\xff"}', None]
+    rows = pa.table({"value": pa.array(values, pa.binary()), "datatype": pa.array([1] * len(values), pa.uint8())})
+    assert Where.parse("n = 1").met(rows).tolist() == [True] + [False] * 5
+    assert Where.parse("n IS MISSING").met(rows).tolist() == [False] + [True] * 5
+
+
 def test_columns_of_a_change() -> None:
     rows = pa.table(
         {
