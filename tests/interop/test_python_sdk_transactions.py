@@ -7,7 +7,9 @@ else.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,10 @@ from couchbase.options import (
 )
 from couchbase.transactions import AttemptContext
 from couchbase.transcoder import RawBinaryTranscoder
+from deltalake import DeltaTable
+
+import headwater.landing
+from support.node_process import PASSWORD, USER, NodeProcess
 
 Logic = Callable[[AttemptContext], Any]
 
@@ -172,6 +178,49 @@ def test_two_transactions_on_one_document(
         assert content(documents, key) == {"n": 10}
         run(add(1))
     assert content(documents, key) == {"n": 11}
+
+
+def test_their_records_are_not_landed(cluster: Cluster, sdk_node: NodeProcess, tmp_path: Path) -> None:
+    """Documents are landed as transactions leave them, staged ones as they were before; `verify` finds all equal, while
+    the SDK goes on writing records of its own."""
+    documents = cluster.bucket("other").default_collection()
+    for name in ("replaced", "removed", "staged"):
+        documents.upsert(name, {"n": 1})
+
+    def logic(ctx: AttemptContext) -> None:
+        ctx.insert(documents, "inserted", {"n": 2})
+        ctx.replace(ctx.get(documents, "replaced"), {"n": 2})
+        ctx.remove(ctx.get(documents, "removed"))
+
+    url, login = f"{sdk_node.url}/other", {"user": USER, "password": PASSWORD}
+
+    def land(name: str, **options: Any) -> dict[str, Any]:
+        """What `n` is, by key."""
+        headwater.landing.land(url, str(tmp_path / name), xattrs=True, **options, **login).awaitTermination()
+        found = headwater.landing.verify(url, str(tmp_path / name), **login)
+        assert found.is_equal, found.sentence
+        assert found.pending == 0 or options
+        rows = DeltaTable(tmp_path / name / "documents" / "_default._default").to_pyarrow_table().to_pylist()
+        return {row["key"]: json.loads(row["document"] or "{}").get("n") for row in rows}
+
+    cluster.transactions.run(logic)
+    committed = {"inserted": 2, "replaced": 2, "staged": 1}
+    assert land("lake") == committed
+    changes = DeltaTable(tmp_path / "lake" / "changes").to_pyarrow_table(columns=["key"]).column("key").to_pylist()
+    assert changes
+    assert not [key for key in changes if key is not None and key.startswith("_txn:")]
+    everything = land("everything", system=True)
+    assert any(key.startswith("_txn:atr-") for key in everything)
+    assert "_txn:client-record" in everything
+    assert everything.items() >= committed.items()
+
+    def staging(ctx: AttemptContext) -> None:
+        ctx.insert(documents, "new", {"n": 3})
+        ctx.replace(ctx.get(documents, "staged"), {"n": 3})
+        assert land("lake") == committed
+
+    cluster.transactions.run(staging)
+    assert land("lake") == {**committed, "new": 3, "staged": 3}
 
 
 def test_a_plain_write_between_read_and_write(run: Callable[[Logic], Any], documents: Collection, key: str) -> None:

@@ -73,6 +73,21 @@ def test_personal_data_is_masked_in_all_tables(bucket: SourceBucket, tmp_path: P
             attempt()
 
 
+def test_a_condition_is_on_what_the_bucket_has(bucket: SourceBucket, tmp_path: Path) -> None:
+    """Not on what the transform makes of it, which sees what is landed alone."""
+    where = "mail LIKE 'jane@%'"
+    landing = Landing(
+        source={**bucket.options, "where": where}, into=str(tmp_path), groups=GROUPS, transform=Transform.of(mask)
+    )
+    bucket.put_each({b"a": b'{"mail":"jane@example.com"}', b"b": b'{"mail":"john@example.com"}', b"c": b"{}"})
+    bucket.put([b"c"], b'{"mail":"jane@example.com"}')
+    landing.start(RunHere(), lake=landing.prepare()).awaitTermination()
+    documents = {row["key"]: row["document"] for row in table_rows(tmp_path / "documents" / "_default._default")}
+    assert documents == dict.fromkeys("ac", '{"mail":"***@example.com"}')
+    assert {row["key"] for row in table_rows(tmp_path / "changes") if row["op"] == "unmatched"} >= {"b"}
+    assert compare(bucket.settings, str(tmp_path), transform=Transform.of(mask)).is_equal
+
+
 def test_executors_need_not_have_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "masks.py").write_text(MASK)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -163,8 +163,16 @@ class LiveWriter(Working):
     def _put(self, key: bytes) -> None:
         self.written += 1
         self.diary.begin(key)
-        self._bucket.put([key], b'{"n":%d}' % self.written)
-        self.diary.note(key, self.written)
+        value = self.document(self.written)
+        self._bucket.put([key], value)
+        self.diary.note(key, self.version(value))
+
+    def document(self, number: int) -> bytes:
+        return b'{"n":%d}' % number
+
+    def version(self, value: bytes | None) -> int | None:
+        """Of a document that has to be in the tables."""
+        return None if value is None else json.loads(value)["n"]
 
     def _remove(self, key: bytes) -> None:
         self.diary.begin(key)
@@ -190,8 +198,33 @@ class LiveWriter(Working):
     def _look_up(self, keys: list[bytes]) -> None:
         self.diary.forget(keys)
         for key in keys:
-            value = self._bucket.get(key)
-            self.diary.note(key, None if value is None else json.loads(value)["n"])
+            self.diary.note(key, self.version(self._bucket.get(key)))
+
+
+class TurningWriter(LiveWriter):
+    """Writes documents that a landing wants and does not want, in turn by chance."""
+
+    WHERE = "kind.name = 'order' AND n > 100"
+
+    def __init__(self, bucket: SourceBucket, seed: int = 0, *, failovers: float) -> None:
+        self._chance = failovers
+        super().__init__(bucket, seed, hot=0, cold=60)
+
+    def _write(self) -> None:
+        chance = self._dice.random()
+        if chance < self._chance:
+            self._fail_over()
+        elif chance < 0.1:
+            self._remove(self._dice.choice(self.cold))
+        else:
+            self._put(self._dice.choice(self.cold))
+
+    def document(self, number: int) -> bytes:
+        return json.dumps({"kind": {"name": self._dice.choice(["order", "user", None])}, "n": number}).encode()
+
+    def version(self, value: bytes | None) -> int | None:
+        found = {} if value is None else json.loads(value)
+        return found["n"] if found and found["kind"]["name"] == "order" and found["n"] > 100 else None
 
 
 @dataclass
@@ -240,8 +273,8 @@ class LiveChecker:
         folded = _folded(DeltaTable(self.folder / "changes"))
         for collection, keys in ((DEFAULT, [*self.writer.hot, *self.writer.cold]), (CHAOS, self.writer.cold)):
             if collection in bucket.ids:
-                values = {key: bucket.get(key, of=collection) for key in keys}
-                expected = {key: json.loads(value)["n"] for key, value in values.items() if value is not None}
+                versions = {key: self.writer.version(bucket.get(key, of=collection)) for key in keys}
+                expected = {key: version for key, version in versions.items() if version is not None}
                 path = self.folder / "documents" / collection
                 assert (documents if collection == DEFAULT else _documents(DeltaTable(path))) == expected
                 assert folded[collection] == expected
@@ -280,7 +313,7 @@ def _folded(table: DeltaTable) -> dict[str, dict[bytes, int]]:
             held.clear()
         elif row["op"] == "mutation":
             held[row["key"].encode()] = row
-        elif row["op"] in ("deletion", "expiration"):
+        elif row["op"] in ("deletion", "expiration", "unmatched"):
             held.pop(row["key"].encode(), None)
     found: dict[str, dict[bytes, int]] = {DEFAULT: {}, CHAOS: {}}
     for held in live.values():

@@ -197,6 +197,8 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
     show_default=True,
     help="The share of time that merging into `documents` may take, as long as no change waits longer than --fresh.",
 )
+@cli_option(SOURCE_OPTIONS["where"], default=None, show_default=False)
+@cli_option(SOURCE_OPTIONS["system"])
 @cli_option(SOURCE_OPTIONS["max_rows_per_trigger"])
 @cli_option(SOURCE_OPTIONS["min_partitions"], default=4)
 @click.option(
@@ -320,6 +322,8 @@ def land(
       headwater land couchbase://localhost/default --into lake --runner local
       headwater land couchbase://localhost/shop --into lake \\
         --columns 'shop.orders=total DOUBLE, at TIMESTAMP'
+      headwater land couchbase://localhost/default --into lake \\
+        --where "type = 'order' AND total > 10"
       headwater land shop --once
     """
     if log_format is not None:
@@ -383,7 +387,7 @@ def _source_options(url: str, settings: ClientSettings, options: dict[str, Any])
     if settings.credentials is not None:
         keywords |= {"user": settings.credentials.user, "password": settings.credentials.password}
     keywords["tls"] = settings.tls
-    for name in ("collections", "scopes", "xattrs", "max_rows_per_trigger"):
+    for name in ("collections", "scopes", "xattrs", "max_rows_per_trigger", "where", "system"):
         keywords[name] = options[name] or None
     return source_texts(url, keywords)
 

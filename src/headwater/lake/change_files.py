@@ -24,11 +24,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.client.batches import OPS
 from headwater.errors import LakeOutOfStep
 from headwater.kernels.memory import Column
 from headwater.lake.data_files import ROW_GROUP_ROWS, DataFile, FileReader, FileWriter, numbers, read_files
-from headwater.lake.layout import CHANGE_RANGES, NAME_COLUMNS, NAME_TYPE, LakeFacts, changes_schema, to_change_columns
+from headwater.lake.layout import (
+    CHANGE_RANGES,
+    DOCUMENT_OPS,
+    NAME_COLUMNS,
+    NAME_TYPE,
+    LakeFacts,
+    changes_schema,
+    to_change_columns,
+)
 from headwater.lake.location import Location
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
@@ -216,7 +223,7 @@ class _Run:
         report.rows += rows.num_rows
         ops, ids = rows.column("op").combine_chunks(), numbers(rows, "collection_id")
         groups = self._writer.facts.group_of(numbers(rows, "vbucket").astype(np.int64))
-        is_document = _is_one_of(ops, set(OPS[:3]))
+        is_document = _is_one_of(ops, set(DOCUMENT_OPS))
         assert not (is_document & (ids < 0)).any(), "a document is in a collection"
         for id_, group, count in _counts(ids, groups, is_document):
             report.document_rows[id_, group] += count

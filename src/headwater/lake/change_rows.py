@@ -18,16 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.client.batches import OPS
 from headwater.kernels.memory import Column
 from headwater.lake.change_files import Rollbacks, add_rollback
 from headwater.lake.data_files import DataFile, FileReader, filtered, numbers
 from headwater.lake.key_index import KeyIndex, KeyPlaces, Marks, key_spaces, raw_keys_of
-from headwater.lake.layout import NARROW
+from headwater.lake.layout import LANDED_OPS, NARROW
 from headwater.lake.location import Location
 
-MUTATION, DELETION, EXPIRATION, ROLLBACK, COLLECTION_CREATED, COLLECTION_DROPPED = range(6)
-assert OPS[:6] == ("mutation", "deletion", "expiration", "rollback", "collection_created", "collection_dropped")
+MUTATION, DELETION, EXPIRATION, UNMATCHED, ROLLBACK, COLLECTION_CREATED, COLLECTION_DROPPED = range(7)
+assert LANDED_OPS[:4] == ("mutation", "deletion", "expiration", "unmatched")
+assert LANDED_OPS[4:7] == ("rollback", "collection_created", "collection_dropped")
 
 _SORTED_KEYS_MAX = 100_000
 """More keys than this that have changed are in every part of a table."""
@@ -94,7 +94,7 @@ class ChangeRows:
         self.batches = numbers(narrow, "batch")
         self.void: Marks = np.asarray(narrow.column("void").to_numpy())
         ops = narrow.column("op").combine_chunks()
-        codes = np.array([OPS.index(name) for name in ops.dictionary.to_pylist()], dtype=np.int8)
+        codes = np.array([LANDED_OPS.index(name) for name in ops.dictionary.to_pylist()], dtype=np.int8)
         self.ops: NDArray[np.int8] = codes[ops.indices.to_numpy()]
 
     @classmethod
@@ -247,7 +247,7 @@ class Fold:
         marks = marks & ~rows.void
         events = marks & ((rows.ops == COLLECTION_CREATED) | (rows.ops == COLLECTION_DROPPED))
         self._barriers.add(vbuckets=rows.vbuckets[events], ids=rows.ids[events], seqnos=rows.seqnos[events])
-        documents = marks & (rows.ops <= EXPIRATION) & np.isin(rows.ids, self._wanted_ids)
+        documents = marks & (rows.ops <= UNMATCHED) & np.isin(rows.ids, self._wanted_ids)
         if documents.any():
             self._parts.append((rows, documents))
 

@@ -285,7 +285,7 @@ def _integers(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
 
 
 def _numbers(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
-    found, good = _cast(values.texts(values.is_one_of(*NUMBERS))[0], type_)
+    found, good = cast_texts(values.texts(values.is_one_of(*NUMBERS))[0], type_)
     if pa.types.is_floating(type_):
         good &= np.asarray(pc.fill_null(pc.is_finite(found), False))
         is_integer = values.kinds == JsonKind.INTEGER
@@ -298,16 +298,16 @@ def _numbers(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
 def _times(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
     texts, _ = _strings(values, values.is_one_of(*STRINGS))
     if pa.types.is_date(type_):
-        return _cast(texts, type_)
+        return cast_texts(texts, type_)
     nothing = pa.scalar(None, texts.type)
     has_zone = pc.match_substring_regex(texts, r"(?:[Zz]|[+-]\d\d:?(?:\d\d)?)$")
     is_zoned = pc.and_(pc.fill_null(has_zone, False), pc.fill_null(pc.match_substring(texts, ":"), False))
-    zoned, good_zoned = _cast(pc.if_else(is_zoned, texts, nothing), type_)
-    plain, good_plain = _cast(pc.if_else(is_zoned, nothing, texts), pa.timestamp("us"))
+    zoned, good_zoned = cast_texts(pc.if_else(is_zoned, texts, nothing), type_)
+    plain, good_plain = cast_texts(pc.if_else(is_zoned, nothing, texts), pa.timestamp("us"))
     return pc.if_else(is_zoned, zoned, plain.cast(pa.int64()).cast(type_)), good_zoned | good_plain
 
 
-def _cast(texts: pa.Array, type_: pa.DataType) -> tuple[pa.Array, Marks]:
+def cast_texts(texts: pa.Array, type_: pa.DataType) -> tuple[pa.Array, Marks]:
     """Convert texts all at once. Where that fails, what is bad is found by halves: few that look good are.
 
     Gives the values, null where they can't be converted, and a mark on those that were.

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from headwater.lake.change_rows import (
     COLLECTION_CREATED,
     COLLECTION_DROPPED,
-    EXPIRATION,
     MUTATION,
+    UNMATCHED,
     ChangeRows,
     first_after,
     rolled_back,
@@ -170,7 +170,7 @@ class _Merge:
         """The events that end collections, and the collections in their vbuckets that they end."""
         self._is_any_touched = bool(rolled) or any(marks.any() for _, marks in events)
         """Versions may end whose keys have not changed."""
-        self._parts = [(rows, marks & (rows.ops <= EXPIRATION)) for rows, marks in parts]
+        self._parts = [(rows, marks & (rows.ops <= UNMATCHED)) for rows, marks in parts]
         self._index_changes()
 
     def _writer(self, is_current: bool) -> RollingWriter:

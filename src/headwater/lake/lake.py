@@ -44,10 +44,12 @@ from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Plann
 from headwater.lake.layout import (
     CHANGE_RANGES,
     EVERY_COLLECTION,
+    FORMAT_VERSION,
     GROUP,
     GROUPS_MIN,
     GROUPS_TRANSACTION,
     GROWN_FORMAT,
+    SMALL_GROUPS_FORMAT,
     LakeFacts,
     TableKind,
     changes_schema,
@@ -185,6 +187,7 @@ class Lake:
             groups=min(groups, vbuckets),
             xattrs=xattrs,
             transform=transform,
+            format=FORMAT_VERSION if selection is not None and selection.leaves_rows_out else SMALL_GROUPS_FORMAT,
         )
         DeltaLog.create(
             location.join(TableKind.CHANGES),
@@ -519,7 +522,7 @@ def landed_selection(lake: Lake) -> Selection | None:
     path = f"{OWN_FOLDER}/{_SELECTION}"
     try:
         held = json.loads(lake.location.read(path))
-        return Selection.of(held["scopes"], held["collections"])
+        return Selection.of_note(held)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:

@@ -23,14 +23,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headwater.client.batches import OPS
 from headwater.client.changes import split_keys
 from headwater.errors import LakeDamaged, LakeTooNew
 from headwater.protocol.values import Datatype
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Of the tables. In format 1 every commit has the whole state; since format 2 most have what is different from that of
 an earlier commit (`delta_log`), which earlier versions would pass over. Since format 4 small tables have fewer groups
-than the lake. A lake keeps the format that it was made with, but for the next."""
+than the lake. A lake keeps the format that it was made with, but for `GROWN_FORMAT`."""
+SMALL_GROUPS_FORMAT = 4
+"""Of lakes that hold every row of what they select. Format 5 is of those that leave rows out (`chosen_rows`): earlier
+versions would land these."""
 GROWN_FORMAT = 3
 """Of earlier lakes whose tables have been cut into more groups than they were made with: earlier versions would look
 for rows in the groups of before."""
@@ -69,7 +73,7 @@ class LakeFacts:
     in the same group, so every group is merged by itself. Where that number is doubled, each is cut in two."""
     xattrs: bool = False
     """The tables have a column for extended attributes."""
-    format: int = FORMAT_VERSION
+    format: int = SMALL_GROUPS_FORMAT
     transform: str | None = None
     """The name of the function that all changes went through (`transform`)."""
 
@@ -97,7 +101,7 @@ class LakeFacts:
     def groups_of_table(self, documents: int, *, least: int = 1) -> int:
         """How many groups a table of so many documents should have that has `least` by now: a multiple of that, and a
         divisor of the lake's number, so that a group of one is always a number of groups of the other."""
-        if self.format >= FORMAT_VERSION:
+        if self.format >= SMALL_GROUPS_FORMAT:
             for groups in range(least, self.groups, least):
                 if self.groups % groups == 0 and documents <= groups * SMALL_GROUP_DOCUMENTS:
                     return groups
@@ -247,6 +251,12 @@ CHANGE_RANGES = (*_RANGES, "collection_id", "batch", "landed_at")
 DOCUMENT_RANGES = _RANGES
 HISTORY_RANGES = (*_RANGES, "valid_from", "valid_to", "valid_to_seqno")
 """The columns whose least and highest value the log has for each file, so that files can be passed over unread."""
+UNMATCHED_OP = "unmatched"
+"""A document was written that does not meet the condition of the landing (`chosen_rows`)."""
+DOCUMENT_OPS = (*OPS[:3], UNMATCHED_OP)
+"""Changes of documents. All but the first leave none."""
+LANDED_OPS = (*DOCUMENT_OPS, *OPS[3:])
+"""The values of `op` in `changes`."""
 NAME_COLUMNS = ("op", "scope", "collection")
 NAME_TYPE = pa.dictionary(pa.int32(), pa.string())
 """Few different values: in memory they are numbers of a dictionary."""

@@ -29,6 +29,7 @@ from headwater.client.read_options import End, ReadOptions
 from headwater.client.settings import ClientSettings
 from headwater.errors import LakeOutOfStep, LakeTaken
 from headwater.lake.change_files import ChangeReport, ChangeWriter
+from headwater.lake.chosen_rows import ChosenRows
 from headwater.lake.collection_tables import CollectionTables
 from headwater.lake.commits import begin_batch, commit_merges, merge
 from headwater.lake.data_files import DataFile, FileReader, FileWriter, filtered, numbers
@@ -275,7 +276,7 @@ def read_from_bucket(settings: ClientSettings, transform: Transform | None = Non
         )
         with Client(settings) as client:
             batches = client.read(options)
-            report = writer.write(batches if transform is None else map(transform.function(), batches))
+            report = writer.write(map(ChosenRows.of(selection, transform).function(), batches))
             for vbucket, at in batches.offsets.offsets.items():
                 if not at.is_complete:
                     raise LakeOutOfStep(

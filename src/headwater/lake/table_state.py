@@ -35,14 +35,35 @@ class LandedTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What of a bucket is landed: everything, or these scopes and collections."""
+    """What of a bucket is landed: everything, or these scopes and collections; and what of them (`chosen_rows`)."""
 
     scopes: tuple[str, ...] = ()
     collections: tuple[str, ...] = ()
+    system: bool = True
+    """With the records of the system. Earlier versions had no choice."""
+    where: str = ""
+    """The condition that documents meet, or nothing."""
 
     @classmethod
-    def of(cls, scopes: Iterable[str], collections: Iterable[object]) -> Self:
-        return cls(scopes=tuple(sorted(scopes)), collections=tuple(sorted(map(str, collections))))
+    def of(cls, scopes: Iterable[str], collections: Iterable[object], *, system: bool = True, where: str = "") -> Self:
+        return cls(
+            scopes=tuple(sorted(scopes)), collections=tuple(sorted(map(str, collections))), system=system, where=where
+        )
+
+    @classmethod
+    def of_note(cls, note: Mapping[str, Any]) -> Self:
+        """From the members that a commit has."""
+        return cls.of(note["scopes"], note["collections"], system=note.get("system", True), where=note.get("where", ""))
+
+    @property
+    def is_of_all(self) -> bool:
+        """No scope and no collection is named."""
+        return not self.scopes and not self.collections
+
+    @property
+    def leaves_rows_out(self) -> bool:
+        """Not all of the named collections is landed."""
+        return not self.system or bool(self.where)
 
     def __str__(self) -> str:
         parts = [
@@ -50,7 +71,9 @@ class Selection:
             for what, names in (("scopes", self.scopes), ("collections", self.collections))
             if names
         ]
-        return " and ".join(parts) or "all collections"
+        named = " and ".join(parts) or "all collections"
+        named += "" if self.system else ", without records of the system"
+        return f"{named}, where {self.where}" if self.where else named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +150,7 @@ class TableState:
             rollbacks=None if rollbacks is None else _int_keys(rollbacks),
             undone=members.get("undone"),
             totals=None if totals is None else LandedTotals(**totals),
-            selection=None if selection is None else Selection.of(selection["scopes"], selection["collections"]),
+            selection=None if selection is None else Selection.of_note(selection),
             tidied_s=members.get("tidied_s", 0.0),
             writer=members.get("writer", ""),
         )

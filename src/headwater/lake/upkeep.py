@@ -28,8 +28,8 @@ from headwater.lake.change_files import row_groups, sort_rows
 from headwater.lake.change_rows import (
     COLLECTION_CREATED,
     COLLECTION_DROPPED,
-    EXPIRATION,
     MUTATION,
+    UNMATCHED,
     Barriers,
     ChangeRows,
     WantedChanges,
@@ -392,8 +392,8 @@ class TrimTask:
         barriers = Barriers(np.unique(ids).tolist(), vbuckets)
         is_end = (ops == COLLECTION_CREATED) | (ops == COLLECTION_DROPPED)
         barriers.add(vbuckets=homes[is_end], ids=ids[is_end], seqnos=seqnos[is_end])
-        is_change = ops <= EXPIRATION
-        keys = [rows.keys(marks & (rows.ops <= EXPIRATION)) for rows, marks in zip(parts, old, strict=True)]
+        is_change = ops <= UNMATCHED
+        keys = [rows.keys(marks & (rows.ops <= UNMATCHED)) for rows, marks in zip(parts, old, strict=True)]
         index = KeyIndex(pa.concat_arrays(keys), seqnos[is_change], key_spaces(homes, ids)[is_change])
         kept = _highest(homes, seqnos)
         is_document = index.newest & (ops[is_change] == MUTATION)

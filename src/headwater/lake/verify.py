@@ -32,6 +32,7 @@ from headwater.client.read_options import End, ReadOptions, Snapshots
 from headwater.client.settings import ClientSettings
 from headwater.client.survey import VBucketStatus
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
+from headwater.lake.chosen_rows import ChosenRows
 from headwater.lake.collection_tables import CollectionTables, MergedTable
 from headwater.lake.data_files import DataFile
 from headwater.lake.lake import Lake, Runner, landed_selection, run_here
@@ -271,8 +272,9 @@ class _Driver:
         landed: Selection,
         transform: Transform | None,
     ) -> None:
-        self._settings, self._lake, self._transform = settings, lake, transform
-        self._selection = landed if asked == Selection() else asked
+        self._settings, self._lake = settings, lake
+        self._chosen = ChosenRows.of(landed, transform)
+        self._selection = landed if asked.is_of_all else asked
         # What has a table was there, and may have been dropped since.
         self._known = Selection(
             scopes=(*landed.scopes, *(name.partition(".")[0] for name in lake.tables)),
@@ -293,11 +295,11 @@ class _Driver:
                     lambda vbucket, offset: _is_rolled_back(offset, statuses[vbucket]),
                     live_ids=live_ids,
                     failover_logs={vbucket: status.failover_log for vbucket, status in statuses.items()},
-                    is_selection=self._selection != Selection(),
+                    is_selection=not self._selection.is_of_all,
                 ),
                 settings=self._settings,
                 left=left,
-                transform=self._transform,
+                chosen=self._chosen,
                 is_last=is_last,
             )
             for group in groups
@@ -305,7 +307,7 @@ class _Driver:
 
     def _chosen_tables(self, manifest: Manifest, left: Selection | None) -> list[CollectionTables]:
         tables = [table for _, table in sorted(self._lake.tables.items())]
-        if self._selection == Selection():
+        if self._selection.is_of_all:
             return tables
         names = CollectionNames(manifest)
         chosen = left or Selection()
@@ -393,7 +395,7 @@ def _rollback_pending(label: str, vbucket: VBucketId, offset: StreamOffset, stat
 
 def what_is_left(manifest: Manifest, selection: Selection, known: Selection) -> Selection | None:
     """What the bucket still has of a selection; None for nothing. What was never there raises."""
-    if selection == Selection():
+    if selection.is_of_all:
         return selection
     now = CollectionNames(manifest)
 
@@ -412,7 +414,7 @@ def what_is_left(manifest: Manifest, selection: Selection, known: Selection) -> 
             name for name in selection.collections if is_there(now.find_collection, name, known.collections)
         ),
     )
-    return None if left == Selection() else left
+    return None if left.is_of_all else left
 
 
 class LakeChecks:
@@ -638,7 +640,7 @@ class VerifyTask:
     settings: ClientSettings
     left: Selection | None
     """What of the bucket is read; None for nothing, where all that was landed has been dropped."""
-    transform: Transform | None = None
+    chosen: ChosenRows
     is_last: bool = False
     """It is not tried again."""
 
@@ -673,8 +675,7 @@ class VerifyTask:
             return
         options = self._options(vbuckets=vbuckets, end=End.NOW, xattrs=self.check.facts.xattrs)
         with Client(self.settings) as client:
-            batches: Iterable[pa.RecordBatch] = client.read(options)
-            for batch in batches if self.transform is None else map(self.transform.function(), batches):
+            for batch in map(self.chosen.function(), client.read(options)):
                 reading.add(batch)
 
     def _options(self, **options: Any) -> ReadOptions:

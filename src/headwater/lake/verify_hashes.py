@@ -26,7 +26,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.client.batches import OPS
 from headwater.client.changes import split_keys
 from headwater.kernels.memory import (
     Bools,
@@ -47,7 +46,7 @@ from headwater.kernels.memory import (
 )
 from headwater.kernels.siphash import sip_end, sip_start, sip_word
 from headwater.lake.change_rows import DELETION, EXPIRATION
-from headwater.lake.layout import raw_keys
+from headwater.lake.layout import LANDED_OPS, raw_keys
 from headwater.protocol.values import Datatype
 
 Hashes = NDArray[np.uint64]
@@ -81,7 +80,7 @@ class HashedRows:
     """Of collections; -1 where a row belongs to none."""
     seqnos: NDArray[np.int64] = per_row(np.int64)
     ops: NDArray[np.int8] = per_row(np.int8)
-    """Numbers in `OPS`. A row of a table of documents is a mutation."""
+    """Numbers in `LANDED_OPS`. A row of a table of documents is a mutation."""
     vbuuids: NDArray[np.int64] = per_row(np.int64)
     """With no part in the hashes: the bucket says the branch that it is on now."""
     times_us: NDArray[np.int64] = per_row(np.int64)
@@ -152,11 +151,11 @@ def hash_texts(column: pa.Array | pa.ChunkedArray) -> Hashes:
 
 
 def op_codes(rows: pa.Table | pa.RecordBatch) -> NDArray[np.int8]:
-    """The operations as numbers in `OPS`."""
+    """The operations as numbers in `LANDED_OPS`."""
     ops = _array(rows, "op")
     if not pa.types.is_dictionary(ops.type):
         ops = ops.dictionary_encode()
-    known = {name: number for number, name in enumerate(OPS)}
+    known = {name: number for number, name in enumerate(LANDED_OPS)}
     codes = np.array([known.get(name, UNKNOWN_OP) for name in ops.dictionary.to_pylist()] or [UNKNOWN_OP], np.int8)
     found: NDArray[np.int8] = codes[pc.fill_null(ops.indices, 0).to_numpy()]
     return found

@@ -28,7 +28,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headwater.kernels.memory import Column
-from headwater.lake.change_rows import COLLECTION_CREATED, COLLECTION_DROPPED, EXPIRATION, MUTATION, ROLLBACK, Barriers
+from headwater.lake.change_rows import COLLECTION_CREATED, COLLECTION_DROPPED, MUTATION, ROLLBACK, UNMATCHED, Barriers
 from headwater.lake.data_files import differing
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.verify_hashes import (
@@ -112,7 +112,7 @@ class BucketReading:
     def finish(self) -> tuple[HashedRows, Barriers]:
         """All changes of documents, and the ends of collections. Releases what was read."""
         rows, self._parts = HashedRows.joined(self._parts), []
-        return rows.of((rows.ops >= MUTATION) & (rows.ops <= EXPIRATION)), ends_of(rows, self.vbuckets)
+        return rows.of((rows.ops >= MUTATION) & (rows.ops <= UNMATCHED)), ends_of(rows, self.vbuckets)
 
 
 def by_id(ids: Numbers) -> list[tuple[int, Any]]:

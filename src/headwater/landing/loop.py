@@ -35,6 +35,7 @@ from headwater.errors import (
     QueryFailed,
     SparkEnded,
 )
+from headwater.lake.chosen_rows import ChosenRows
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, first_documents, merge
 from headwater.lake.dead_files import (
     DEAD_BYTES_DEFAULT,
@@ -51,7 +52,6 @@ from headwater.lake.iceberg import IcebergChanges, IcebergDocuments, IcebergSett
 from headwater.lake.lake import Lake
 from headwater.lake.location import lake_error
 from headwater.lake.set_aside import SHOWN_MAX, SetAside, set_aside_error
-from headwater.lake.transform import Transform
 from headwater.lake.upkeep import grow_groups, join_changes, switch_modes, trim_changes
 from headwater.landing.bucket_watch import BucketWatch, Cut
 from headwater.landing.freshness import Freshness, LandingLag, MergeClock
@@ -190,7 +190,7 @@ class LandingLoop:
         fresh: Freshness,
         upkeep: Upkeep,
         iceberg: IcebergSettings | None,
-        transform: Transform | None,
+        chosen: ChosenRows,
         grows: bool,
         is_consistent: bool = False,
         on_landed: Callable[[LandedBatch], None],
@@ -206,7 +206,7 @@ class LandingLoop:
         self._dead_files = DeadFiles(DeadBytes.parse(upkeep.dead_bytes), keep_hours=upkeep.files_hours)
         self._file_bytes: tuple[int | None, int | None] = None, None
         """Live and dead, as of the last turn."""
-        self._transform = transform
+        self._chosen = chosen
         self._grows = grows
         self._is_consistent = is_consistent
         self._is_at_cut = False
@@ -494,7 +494,7 @@ class LandingLoop:
                 options=self._options,
                 bucket=bucket,
                 ranges=share,
-                transform=self._transform,
+                chosen=self._chosen,
                 first=first,
                 is_cut=cut is not None,
                 writer=replace(batch.writer, held_seqnos={it.vbucket: held.get(it.vbucket, -1) for it in share}),

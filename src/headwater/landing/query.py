@@ -25,6 +25,7 @@ from typing import Any
 from headwater.client.blocking_bucket import Surveyor, bootstrap, look_at_bucket
 from headwater.client.collection_names import CollectionNames
 from headwater.errors import HeadwaterError, InvalidInput, LakeError, LakeFull, LakeGone, LakeUnreachable
+from headwater.lake.chosen_rows import ChosenRows
 from headwater.lake.iceberg import IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake, LakeSettings, landed_selection
 from headwater.lake.lake_look import LANDING_EVERY_S, LandingNote, html_facts, keep_landing
@@ -36,7 +37,7 @@ from headwater.lake.transform import Transform
 from headwater.landing.bucket_watch import BucketWatch, SeenCollection
 from headwater.landing.freshness import Freshness
 from headwater.landing.loop import LandedBatch, LandingLoop, LandingStatus, Upkeep
-from headwater.landing.source_options import Mode, SourceOptions, ValueForm
+from headwater.landing.source_options import Conditions, Mode, SourceOptions, ValueForm
 from headwater.landing.tasks import JobRunner
 from headwater.log_fields import LogEvent, fields
 from headwater.options import parse_interval_s
@@ -80,10 +81,12 @@ class Landing:
         it makes anything."""
         options = SourceOptions.make(self.source)
         scopes, collections = options.read.scopes, options.read.collections
-        if options.columns or options.where or options.mode is not Mode.CHANGES:
+        if options.columns or options.mode is not Mode.CHANGES:
+            raise InvalidInput("tables hold whole changes", hint="Omit the options columns and mode")
+        if "op" in options.where.columns:
             raise InvalidInput(
-                "tables hold whole changes, and all of a collection",
-                hint="Omit the options columns, where and mode",
+                "the condition of a landing is on documents, and op says what a change is",
+                hint="Leave op out of where: removals are always landed",
             )
         if options.value_form is not ValueForm.BINARY or options.read.no_value:
             raise InvalidInput(
@@ -125,7 +128,7 @@ class Landing:
             groups=self.groups or groups_for(_documents(options)),
             xattrs=options.read.xattrs,
             transform=transform,
-            selection=Selection.of(scopes, collections),
+            selection=Selection.of(scopes, collections, system=options.system, where=options.where.text),
             settings=self.lake,
         )
 
@@ -145,6 +148,8 @@ class Landing:
         lake = lake or self.prepare()
         options = SourceOptions.make(self.source)
         options = replace(options, seen=(*options.seen, *_seen_collections(lake, options)))
+        # `ChosenRows` leaves out what the lake is landed without.
+        options = replace(options, where=Conditions(), system=True)
         if self.consistent:
             options = replace(options, read=replace(options.read, history=True))
         query = LandingQuery(self, options, runner, lake, every_s=every_s, on_batch=on_batch)
@@ -164,10 +169,24 @@ def _check_same_options(lake: Lake, options: SourceOptions, groups: int | None) 
         had = "with" if lake.facts.xattrs else "without"
         raise InvalidInput(f"the tables in {where} were made {had} extended attributes", hint="Use xattrs as before")
     before = landed_selection(lake)
-    if before is not None and before != Selection.of(options.read.scopes, options.read.collections):
+    now = Selection.of(options.read.scopes, options.read.collections)
+    if before is not None and (before.scopes, before.collections) != (now.scopes, now.collections):
         raise InvalidInput(
             f"the tables in {where} were landed with {before}",
             hint="Use the same setting, or land into another directory",
+        )
+    before = before or Selection()
+    if options.system and not before.system:
+        # What was landed with them goes on with them.
+        raise InvalidInput(
+            f"the tables in {where} were landed without the records of the system",
+            hint="Omit system, or land into another directory",
+        )
+    if Conditions.parse(before.where) != options.where:
+        had = f"where {before.where}" if before.where else "without a condition"
+        raise InvalidInput(
+            f"the tables in {where} were landed {had}",
+            hint="Use the same where, or land into another directory: what was left out once is never landed later",
         )
 
 
@@ -243,7 +262,7 @@ class LandingQuery:
             fresh=landing.fresh,
             upkeep=landing.upkeep,
             iceberg=landing.iceberg,
-            transform=landing.transform,
+            chosen=ChosenRows.of(landed_selection(lake) or Selection(), landing.transform),
             grows=landing.groups is None,
             is_consistent=landing.consistent,
             on_landed=self._on_landed,

@@ -9,7 +9,6 @@ environment (`HEADWATER_PASSWORD`). It must never stand in a `repr` or in an err
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -35,10 +34,9 @@ from headwater.protocol.numbers import VBucketId
 
 if TYPE_CHECKING:
     from headwater.client.bootstrap import BucketView
+    from headwater.lake.where import Condition
     from headwater.landing.bucket_watch import SeenCollection
 
-TEXT_CHARS_MAX = 65_536
-"""Of the option `where`."""
 _VBUCKETS_MAX = 65_536
 """Their numbers have 16 bits."""
 TEXT_COLUMNS = ("op", "scope", "collection", "key")
@@ -55,24 +53,42 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 class Conditions:
     """Conditions on rows that `dcp` applies itself, so that other rows are not read, or not handed to Spark.
 
-    They are on five columns, and all of them must hold. `vbucket` and `key` choose the vbuckets that are read, `scope`
-    and `collection` what the server sends of them (in a read that is no stream), and the tasks filter by the rest. They
-    come from the option `where`, as a text, and from Spark, which hands the filters of a query to a source
-    (`pushFilters`).
+    All of them must hold. Those on five columns limit what is read: `vbucket` and `key` choose the vbuckets, `scope`
+    and `collection` what the server sends of them (in a read that is no stream). The tasks filter by all others. They
+    come from the option `where`, as a text (`headwater.lake.where`), and from Spark, which hands the filters of a query
+    to a source (`pushFilters`).
 
-    Each is kept as the values that a column may have. That is all that `=` and `IN` need, and vbuckets have so few
-    numbers that `<` and `BETWEEN` can be written like this, too. A column that is not named may have any. Null is none
-    of them.
+    Those that limit what is read are kept as the values that a column may have. That is all that `=` and `IN` need, and
+    vbuckets have so few numbers that `<` and `BETWEEN` can be written like this, too. A column that is not named may
+    have any. Null is none of them.
     """
 
     allowed: Mapping[str, frozenset[Any]] = field(default_factory=dict)
+    others: tuple[Condition, ...] = ()
+    text: str = field(default="", compare=False)
+    """Where they come from a text."""
 
     def __bool__(self) -> bool:
-        return bool(self.allowed)
+        return bool(self.allowed or self.others)
 
     def __and__(self, other: Conditions) -> Conditions:
         both = {name: self.allowed.get(name, values) & values for name, values in other.allowed.items()}
-        return Conditions({**self.allowed, **both})
+        return Conditions({**self.allowed, **both}, (*self.others, *other.others), self.text)
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of changes that they are on."""
+        from headwater.lake.where import operands_of
+
+        others = (it.column for one in self.others for it in operands_of(one) if it.column)
+        return frozenset((*self.allowed, *others))
+
+    @property
+    def need_values(self) -> bool:
+        """Whether they are on fields of documents."""
+        from headwater.lake.where import operands_of
+
+        return any(it.path for one in self.others for it in operands_of(one))
 
     @classmethod
     def one(cls, column: str, operator: str, values: Collection[Any]) -> Conditions | None:
@@ -90,22 +106,18 @@ class Conditions:
 
     @classmethod
     def parse(cls, text: str) -> Conditions:
-        """Conditions as SQL writes them, with `AND` between them; `ValueError` for anything else."""
-        conditions = cls()
-        at, end = 0, len(text.rstrip())
-        if end > TEXT_CHARS_MAX:
-            raise ValueError(text)
-        while at < end:
-            match = _CONDITION.match(text, at, end)
-            found = None if match is None else _of_match(match)
-            if match is None or found is None:
-                raise ValueError(text)
-            conditions &= found
-            at = match.end()
-            # Behind an AND there must be another condition.
-            if (match["more"] is not None) == (at >= end):
-                raise ValueError(text)
-        return conditions
+        """Conditions as SQL writes them, or none for an empty text; `InvalidInput` for what can't be judged here."""
+        from headwater.lake.where import Comparison, OneOf, Where
+
+        found = cls(text=text.strip())
+        for one in Where.parse(text).conditions if found.text else ():
+            limiting = None
+            if isinstance(one, Comparison):
+                limiting = cls.one(one.operand.column, one.operator, [one.literal])
+            elif isinstance(one, OneOf):
+                limiting = cls.one(one.operand.column, "IN", one.literals)
+            found &= cls(others=(one,)) if limiting is None else limiting
+        return found
 
     # --- what is read -------------------------------------------------------------------------------------------------
 
@@ -158,36 +170,6 @@ def _is_whole(value: object) -> bool:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
-
-
-# --- as a text --------------------------------------------------------------------------------------------------------
-
-# What Spark may take in two ways, by its settings, is taken in none: escapes and doubled quotes in a text.
-_LITERAL = r"(?:'[^'\\]*'(?!')|-?[0-9]{1,9}\b)"
-_CONDITION = re.compile(
-    rf"""\s*(?P<column>[a-z]+)\s*(?:
-        (?P<operator>=|<=|>=|<|>)\s*(?P<value>{_LITERAL})
-        | \bIN\s*\(\s*(?P<values>{_LITERAL}(?:\s*,\s*{_LITERAL})*)\s*\)
-        | \bBETWEEN\s+(?P<least>{_LITERAL})\s+AND\s+(?P<most>{_LITERAL})
-    )(?P<more>\s+AND\b)?\s*""",
-    re.IGNORECASE | re.VERBOSE,
-)
-_LITERALS = re.compile(_LITERAL)
-
-
-def _of_match(match: re.Match[str]) -> Conditions | None:
-    column = match["column"].lower()
-    if match["least"] is not None:
-        above = Conditions.one(column, ">=", _literals(match["least"]))
-        below = Conditions.one(column, "<=", _literals(match["most"]))
-        return None if above is None or below is None else above & below
-    if match["values"] is not None:
-        return Conditions.one(column, "IN", _literals(match["values"]))
-    return Conditions.one(column, match["operator"], _literals(match["value"]))
-
-
-def _literals(text: str) -> list[str | int]:
-    return [found[1:-1] if found.startswith("'") else int(found) for found in _LITERALS.findall(text)]
 
 
 # --- the options ------------------------------------------------------------------------------------------------------
@@ -262,12 +244,22 @@ class SourceOptions:
         spark_note="Separate names with commas. A `schema` with these columns does the same.",
     )
     where: Conditions = option(
-        "Read only matching rows: conditions on `vbucket`, `key`, `scope`, `collection` and `op`; see below.",
+        "Read only documents that meet a condition of SQL, such as `type = 'order' AND total > 10`.",
         Conditions(),
         default_words="all",
         python=False,
         spark=True,
-        spark_note="A stream always includes rollbacks.",
+        spark_note="It may be on the columns of a change as well; see below. A stream always includes rollbacks.",
+        commands=("land",),
+        metavar="CONDITION",
+    )
+    system: bool = option(
+        "Include the records of the system: the scope `_system`, and documents of transactions, whose keys begin with "
+        "`_txn:`.",
+        False,
+        python=False,
+        spark=True,
+        commands=("land",),
     )
     rows_per_trigger_max: int | None = option(
         "Approximate number of rows per micro-batch: it reads whole vbuckets, in turn.",
@@ -320,6 +312,7 @@ class SourceOptions:
             mode=take("mode"),
             columns=take("columns"),
             where=take("where"),
+            system=take("system"),
             seen=take("seen_collections"),
         )
 
@@ -427,6 +420,11 @@ def _read_options(take: _Taker) -> ReadOptions:
         given["xattrs"] = "xattrs" in columns
         # A server that leaves the values out leaves their datatypes out as well.
         given["no_value"] |= columns.isdisjoint(("value", "value_bytes", "datatype", "xattrs"))
+    where = take("where")
+    if where.need_values and take("no_value"):
+        raise InvalidInput("a condition on fields of documents needs their values", hint="Omit noValue")
+    if where.need_values or "datatype" in where.columns:
+        given["no_value"] = False
     # A task reads up to a seqno that was planned, and a snapshot may go on behind it.
     return ReadOptions.make(**given, snapshots=Snapshots.AS_THEY_COME)
 
@@ -438,7 +436,7 @@ def _check_documents(take: _Taker) -> None:
                 f"the option {SOURCE_OPTIONS[name].in_spark} is for changes, and mode is documents",
                 hint="Omit it: the documents are read as they are now",
             )
-    if "op" in take("where").allowed:
+    if "op" in take("where").columns:
         raise InvalidInput("a condition on op is for changes, and mode is documents", hint="Leave it out")
 
 
@@ -461,17 +459,6 @@ def _parse_end(text: str) -> Offsets | None:
     return None if text.lower() in ("now", "latest") else Offsets.from_json(text)
 
 
-def _parse_where(text: str) -> Conditions:
-    try:
-        return Conditions.parse(text)
-    except ValueError:
-        raise InvalidInput(
-            f"{text!r} is not a valid value for the option where",
-            hint="Write conditions on vbucket, key, scope, collection and op, such as op = 'mutation' AND key IN"
-            " ('a', 'b'), with AND between them; Spark's own where() takes all others",
-        ) from None
-
-
 def _parse_seen(text: str) -> tuple[SeenCollection, ...]:
     # It needs Arrow, which takes long to import, and `headwater.spark` is imported for its names alone.
     from headwater.landing.bucket_watch import SeenCollection
@@ -484,7 +471,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "end": _parse_end,
     "mode": lambda text: Mode(text.lower()),
     "value": lambda text: ValueForm(text.lower()),
-    "where": _parse_where,
+    "where": Conditions.parse,
     "seen_collections": _parse_seen,
 }
 """Of the options whose values are more than numbers and texts."""
@@ -522,6 +509,8 @@ class SourceKeywords(TypedDict, total=False):
     max_bytes_per_trigger: int
     min_partitions: int
     seen_collections: Iterable[str] | str
+    where: str
+    system: bool
 
 
 class FrameKeywords(SourceKeywords, total=False):
@@ -532,7 +521,6 @@ class FrameKeywords(SourceKeywords, total=False):
     value: Literal["binary", "string", "variant"]
     no_value: bool
     columns: Iterable[str] | str
-    where: str
 
 
 FRAME_KEYWORDS = tuple((CONNECT_OPTIONS | SOURCE_OPTIONS)[name] for name in FrameKeywords.__annotations__)

@@ -41,9 +41,10 @@ from headwater.client.offsets import Offsets
 from headwater.client.settings import ClientSettings
 from headwater.errors import NoConsistentCut, QueryFailed, ReadRolledBack, UnknownCollection, UnknownScope
 from headwater.lake.change_files import ChangeReport, ChangeWriter
+from headwater.lake.chosen_rows import ChosenRows, without_system
 from headwater.lake.documents_merge import FirstDocuments, Merged
 from headwater.lake.lake import Task, TaskOutcome, remove_outputs, results, run_task
-from headwater.lake.transform import Transform
+from headwater.lake.where import met
 from headwater.landing.bucket_watch import Filtering, PlannedBucket
 from headwater.landing.planning import VBucketRange
 from headwater.landing.source_options import TEXT_COLUMNS, Conditions, SourceOptions, may_be_escaped
@@ -249,7 +250,7 @@ class ShareReading:
                     check_cancelled()
                     if self.fails_on_rollback:
                         _check_no_rollback(batch)
-                    kept = rows_meeting(_wanted(batch, bucket), self.options.where)
+                    kept = rows_chosen(_wanted(batch, bucket), self.options)
                     if self.is_cut:
                         kept = self._before_cut(kept)
                     if kept.num_rows:
@@ -287,11 +288,20 @@ def _wanted(batch: pa.RecordBatch, bucket: PlannedBucket) -> pa.RecordBatch:
     return batch.filter(keep)
 
 
+def rows_chosen(batch: pa.RecordBatch, options: SourceOptions) -> pa.RecordBatch:
+    """Without the rows of the system and those that do not meet conditions, as the options say."""
+    if not options.system:
+        batch = without_system(batch, scope=not options.read.scopes and not options.read.collections)
+    return rows_meeting(batch, options.where)
+
+
 def rows_meeting(batch: pa.RecordBatch, conditions: Conditions) -> pa.RecordBatch:
     """Without the rows that do not meet conditions. A stream needs its rollbacks, whatever else it is asked for."""
     marks = [
         _is_in(batch.column(name), conditions.allowed[name]) for name in TEXT_COLUMNS if name in conditions.allowed
     ]
+    if conditions.others:
+        marks.append(pa.array(met(conditions.others, batch)))
     if not marks:
         return batch
     is_rollback = pc.equal(batch.column("op").indices, _ROLLBACK)
@@ -331,14 +341,14 @@ class LandShare:
     bucket: PlannedBucket
     ranges: tuple[VBucketRange, ...]
     writer: ChangeWriter
-    transform: Transform | None = None
+    chosen: ChosenRows
     first: FirstDocuments | None = None
     is_cut: bool = False
     """Nothing behind the planned ends is landed."""
 
     def run(self) -> LandedShare:
         reading = ShareReading(options=self.options, bucket=self.bucket, ranges=self.ranges, is_cut=self.is_cut)
-        batches = reading if self.transform is None else map(self.transform.function(), reading)
+        batches = map(self.chosen.function(), reading)
         if self.first is None:
             report, documents = self.writer.write(batches), []
         else:

@@ -116,11 +116,13 @@ def read(
 
 
 def _is_for_source(where: str, *, is_of_documents: bool) -> bool:
+    """Whether the source can apply a condition. One on fields of documents that are columns of the frame is Spark's:
+    the columns have types of their own, such as times."""
     try:
         conditions = Conditions.parse(where)
-    except ValueError:
+    except InvalidInput:
         return False
-    return not is_of_documents or conditions.allowed.keys() <= {*DOCUMENT_COLUMNS}
+    return not is_of_documents or (conditions.columns <= {*DOCUMENT_COLUMNS} and not conditions.need_values)
 
 
 # --- documents --------------------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def documents(
         read_columns = [
             name for name in read_columns if name in looked_at or ("`" in where and not name.isidentifier())
         ]
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(InvalidInput):
         conditions = Conditions.parse(where)
     chosen = conditions.vbuckets(lake.facts.vbuckets)
     tasks = tuple(

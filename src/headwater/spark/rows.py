@@ -34,7 +34,7 @@ from headwater.lake.typed_columns import TypedColumns
 from headwater.landing.bucket_watch import PlannedBucket
 from headwater.landing.planning import VBucketRange
 from headwater.landing.source_options import DOCUMENT_COLUMNS, Conditions, SourceOptions, ValueForm
-from headwater.landing.tasks import ShareReading, rows_meeting
+from headwater.landing.tasks import ShareReading, rows_chosen, rows_meeting
 from headwater.protocol.values import Datatype
 from headwater.spark.variants import parse_variants
 from headwater.spark.versions import to_arrow_schema
@@ -72,7 +72,7 @@ def _sample(options: SourceOptions) -> pa.Array:
             texts: list[str] = []
             looked_at = 0
             for batch in batches:
-                rows = pa.table(rows_meeting(batch, options.where))
+                rows = pa.table(rows_chosen(batch, options))
                 texts += [text for text in _texts(rows).to_pylist() if text is not None]
                 looked_at += batch.num_rows
                 if len(texts) >= SAMPLE_DOCUMENTS or looked_at >= SAMPLE_CHANGES_MAX:
@@ -115,9 +115,10 @@ class DocumentRows:
     def read(self, ranges: Sequence[VBucketRange], bucket: PlannedBucket) -> Iterator[pa.RecordBatch]:
         # A condition must not hide what ends a document, so it is looked at last.
         options = replace(self._options, where=Conditions())
+        held = [*_HELD, *(name for name in sorted(self._options.where.columns) if name not in _HELD)]
         for part in _parts(ranges):
             reading = ShareReading(options=options, bucket=bucket, ranges=part, fails_on_rollback=True)
-            batches = [batch.select(_HELD) for batch in reading]
+            batches = [batch.select(held) for batch in reading]
             if batches:
                 for batch in live_documents(pa.Table.from_batches(batches)).to_batches():
                     yield self._convert(rows_meeting(batch, self._options.where))

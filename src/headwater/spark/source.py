@@ -179,7 +179,8 @@ class DcpDataSource(DataSource):
             from headwater.spark.rows import typed_columns_of
 
             typed_columns_of(schema)
-            read = replace(self._checked.read, no_value={*schema.names} <= {*DOCUMENT_COLUMNS} - {"document"})
+            needs_values = self._checked.where.need_values or not {*schema.names} <= {*DOCUMENT_COLUMNS} - {"document"}
+            read = replace(self._checked.read, no_value=not needs_values)
             return replace(self._checked, columns=tuple(schema.names), read=read)
         if schema == self.schema():
             return self._checked

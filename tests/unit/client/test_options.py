@@ -46,7 +46,7 @@ def test_typed_keywords_are_those_that_are_defined() -> None:
 
 def test_a_landing_takes_the_options_of_the_source() -> None:
     """But the URL, which is an argument of its own, and those that tables can't have."""
-    apart = {"end", "value", "no_value", "mode", "columns", "where"}
+    apart = {"end", "value", "no_value", "mode", "columns"}
     of_source = SOURCE_OPTIONS.keys() - {"url"}
     assert SourceKeywords.__annotations__.keys() - {"tls"} == of_source - apart
     assert FrameKeywords.__annotations__.keys() - {"tls"} == of_source

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from headwater.client.settings import TlsSettings
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.landing.source_options import (
     PASSWORD_FILE_BYTES_MAX,
-    TEXT_CHARS_MAX,
     Conditions,
     SourceOptions,
     ValueForm,
@@ -170,7 +168,8 @@ def test_the_password_is_never_shown() -> None:
         ({"startingOffsets": '{"offsets": []}'}, "offsets"),
         ({"endingOffsets": '{"offsets": []}'}, "offsets"),
         ({"noopIntervalS": "0"}, "noop_interval_s is 0"),
-        ({"where": "seqno > 5"}, "'seqno > 5' is not a valid value for the option where. Write conditions on vbucket"),
+        ({"where": "seqno +"}, "'seqno +' is no condition of SQL. Possible are comparisons of a field or a column"),
+        ({"where": "n > 5", "noValue": "true"}, "a condition on fields of documents needs their values"),
         ({"columns": "kye"}, "no column 'kye' with these options. Did you mean key?"),
         ({"columns": "key,op,key"}, "'key' is requested twice"),
         ({"columns": "value_bytes"}, "no column 'value_bytes'"),
@@ -296,32 +295,22 @@ def test_texts(text: str, allowed: dict[str, set[Any]]) -> None:
 
 
 @each(
-    "text",
+    ("text", "columns", "need_values"),
     [
-        "op = 'mutation' OR vbucket = 1",
-        "NOT op = 'mutation'",
-        "op <> 'mutation'",
-        "op = 'mutation' AND",
-        "AND op = 'mutation'",
-        "op = 'mutation' vbucket = 1",
-        "op = 'mutation'ANDkey = 'a'",
-        "(op = 'mutation')",
-        "seqno = 5",
-        "key = 5",
-        "vbucket = '5'",
-        "vbucket = 5.5",
-        "key = 'it''s'",
-        r"key = 'a\nb'",
-        'key = "a"',
-        "key > 'a'",
-        "key IN ()",
-        "CASE WHEN op = 'a' AND key = 'b' THEN 1 END = 1",
-        "key = 'a'" + " " * TEXT_CHARS_MAX + "AND op = 'b'",
+        ("op = 'mutation' OR vbucket = 1", {"op", "vbucket"}, False),
+        ("NOT op = 'mutation'", {"op"}, False),
+        ("vbucket = 5.5", {"vbucket"}, False),
+        ("key > 'a'", {"key"}, False),
+        ("n = 5 OR (document.key LIKE 'a%' AND address.city IS MISSING)", set(), True),
     ],
 )
-def test_what_is_left_to_spark(text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(text)):
-        Conditions.parse(text)
+def test_what_does_not_limit_the_read_is_left_to_the_tasks(text: str, columns: set[str], need_values: bool) -> None:
+    both = Conditions.parse(f"op = 'mutation' AND {text}" if " OR " not in text else f"op = 'mutation' AND ({text})")
+    assert both.allowed == {"op": {"mutation"}}
+    assert len(both.others) == 1
+    assert (both.columns, both.need_values) == ({"op", *columns}, need_values)
+    options = SourceOptions.make({"url": "couchbase://127.0.0.1/b", "where": text, "columns": "key"}, {})
+    assert options.read.no_value is not need_values
 
 
 @each(

@@ -1,0 +1,92 @@
+"""Which changes of a bucket get into a lake, and as what. A landing, `verify` and `repair` read through this alone, so
+they agree.
+
+* Records of the system are left out, unless the selection has them: the scope `_system`, where servers keep what is
+  theirs, and what transactions of the SDKs keep of themselves in documents whose keys begin with `_txn:` (active
+  transaction records, client records). Their rows are dropped, removals and events too, and offsets go on over them. A
+  selection that names `_system` has it.
+* With a condition (`where`), a write of a document that does not meet it stays as a row with the operation `unmatched`,
+  without value and extended attributes. It ends the version before it, as a removal would. So `changes` still says of
+  every key what came when, and a rollback brings back what was there before. Removals and events stay as they are.
+* What is left goes through the transform, if there is one.
+
+The server can't leave these rows out: a filter of a stream names collections that are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.lake.layout import UNMATCHED_OP
+from headwater.lake.table_state import Selection
+from headwater.lake.transform import Transform
+from headwater.lake.where import Where
+
+SYSTEM_SCOPE = "_system"
+TRANSACTION_PREFIX = b"_txn:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRows:
+    """What is done to each batch of the client; it travels to the tasks."""
+
+    without_system: bool = False
+    without_system_scope: bool = False
+    where: Where | None = None
+    transform: Transform | None = None
+
+    @classmethod
+    def of(cls, selection: Selection, transform: Transform | None = None) -> Self:
+        return cls(
+            without_system=not selection.system,
+            without_system_scope=not selection.system and selection.is_of_all,
+            where=Where.parse(selection.where) if selection.where else None,
+            transform=transform,
+        )
+
+    def function(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """A function from a batch to a batch, for one task."""
+        transform = None if self.transform is None else self.transform.function()
+
+        def choose(batch: pa.RecordBatch) -> pa.RecordBatch:
+            if self.without_system:
+                batch = without_system(batch, scope=self.without_system_scope)
+            if self.where is not None:
+                batch = _unmatched(batch, self.where)
+            return batch if transform is None else transform(batch)
+
+        return choose
+
+
+def without_system(batch: pa.RecordBatch, *, scope: bool) -> pa.RecordBatch:
+    """Leave out the records of transactions, and with `scope` those of the system's scope."""
+    marks = pc.fill_null(pc.starts_with(batch.column("key"), pattern=TRANSACTION_PREFIX), False)
+    scopes = batch.column("scope")
+    if scope and SYSTEM_SCOPE in (names := scopes.dictionary.to_pylist()):
+        marks = pc.or_(marks, pc.fill_null(pc.equal(scopes.indices, names.index(SYSTEM_SCOPE)), False))
+    return batch.filter(pc.invert(marks)) if pc.any(marks, min_count=0).as_py() else batch
+
+
+def _unmatched(batch: pa.RecordBatch, where: Where) -> pa.RecordBatch:
+    """Mark the writes of documents that do not meet a condition, and take out what they have written."""
+    ops = batch.column("op")
+    names = ops.dictionary.to_pylist()
+    codes = np.asarray(ops.indices.to_numpy())
+    wrong = np.array([name == "mutation" for name in names])[codes] & ~where.met(batch)
+    if not wrong.any():
+        return batch
+    codes = np.where(wrong, len(names), codes).astype(np.int8)
+    kept = pa.array(np.arange(batch.num_rows), mask=wrong)
+    changed = {
+        "op": pa.DictionaryArray.from_arrays(pa.array(codes), pa.array([*names, UNMATCHED_OP])),
+        "datatype": pc.if_else(pa.array(wrong), pa.scalar(0, batch.schema.field("datatype").type), batch["datatype"]),
+        **{name: batch.column(name).take(kept) for name in ("value", "xattrs") if name in batch.schema.names},
+    }
+    columns = [changed.get(name, batch.column(name)) for name in batch.schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
