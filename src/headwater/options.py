@@ -73,6 +73,8 @@ class Option:
     """The commands that have it; `*` for all that connect."""
     cli_name: str | None = None
     """Where the command line has its own word. An option that can be repeated is in the singular."""
+    cli_also: tuple[str, ...] = ()
+    """Further names there."""
     cli_note: str = ""
     metavar: str | None = None
     variable: str | None = None
@@ -182,14 +184,14 @@ def write_bytes(size: int) -> str:
 
 
 _INTERVAL = re.compile(
-    r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)(?:(?P<short>ms|s|m|h)| +(?P<long>millisecond|second|minute|hour|day)s?)"
+    r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)(?:(?P<short>ms|s|m|h|d)| +(?P<long>millisecond|second|minute|hour|day)s?)"
 )
-_SHORT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SHORT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LONG_S = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
 
 
 def parse_interval_s(text: str) -> float:
-    """The seconds of a time, as commands write it ("500ms", "5s", "1m", "1h") or as Spark writes triggers ("500
+    """The seconds of a time, as commands write it ("500ms", "5s", "1m", "1h", "7d") or as Spark writes triggers ("500
     milliseconds", "5 seconds", "1 minute")."""
     match = _INTERVAL.fullmatch(text.strip())
     if match is None:

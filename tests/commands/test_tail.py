@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +18,7 @@ from support.commands import VBUCKETS, TailedBucket, documents, json_lines, plac
 from support.node_process import NodeProcess
 
 COUNT = 3000
-BUCKETS = ("full", "shown", "named", "kept", "rolled", "young", "attributed")
+BUCKETS = ("full", "shown", "named", "kept", "rolled", "young", "attributed", "timed")
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +194,24 @@ def test_attributed_documents(bucket: TailedBucket) -> None:
     assert found == {"fox": ({"legs": 4}, {"found": {"by": "ann"}}), "goose": ({"legs": 4}, None)}
     assert not any("xattrs" in line for line in bucket.lines())
     assert all(line["value"] == {"legs": 4} for line in bucket.lines())
+
+
+def test_timed_start(bucket: TailedBucket, tmp_path: Path) -> None:
+    """Each vbucket starts at its first change since then, and a run that sees none can be resumed as well."""
+    bucket.fill(200)
+    bucket.delete("doc::1")
+    time.sleep(0.01)
+    at = datetime.now(UTC)
+    offsets = tmp_path / "offsets"
+    assert bucket.keys("--start-at", at.isoformat(), "--offsets-file", str(offsets)) == []
+    assert len(Offsets.from_json(offsets.read_text()).offsets) == VBUCKETS
+    bucket.write("doc::7", "new")
+    bucket.delete("doc::8")
+    for start in (at.isoformat(), f"{at.timestamp():.6f}", str(offsets)):
+        lines = bucket.lines("--start-at", start)
+        assert sorted((line["key"], line["op"]) for line in lines) == [
+            ("doc::7", "mutation"),
+            ("doc::8", "deletion"),
+            ("new", "mutation"),
+        ]
+    assert len(bucket.keys("--from", "-1h")) == 201

@@ -6,6 +6,8 @@ import gc
 import os
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,3 +245,25 @@ def test_another_session_of_the_context_can_be_used_after_more_was_compiled(
     (tmp_path / "another.o").write_bytes(b"compiled")
     monkeypatch.setattr(executors, "code_folder", lambda: tmp_path)
     ship_kernels(spark.newSession())
+
+
+def test_a_batch_and_a_stream_start_at_a_time(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
+    """The time is for the first start alone: a query that goes on has its offsets."""
+    bucket.put_each(DOCUMENTS)
+    time.sleep(0.01)
+    at = datetime.now(UTC).isoformat()
+    bucket.put([b"since"], b"1")
+    bucket.delete([b"number"])
+    since = [("number", "deletion"), ("since", "mutation")]
+    assert sorted((row.key, row.op) for row in load(spark, bucket, startAt=at).collect()) == since
+
+    def stream(start: str) -> list[tuple[str, str]]:
+        frame = spark.readStream.format("dcp").options(**bucket.options, startAt=start).load()
+        kept = frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        kept.trigger(availableNow=True).start(str(tmp_path / "rows")).awaitTermination()
+        return sorted((row.key, row.op) for row in spark.read.parquet(str(tmp_path / "rows")).collect())
+
+    assert stream(at) == since
+    bucket.put([b"later"], b"2")
+    time.sleep(0.01)
+    assert stream("-1ms") == [("later", "mutation"), *since]

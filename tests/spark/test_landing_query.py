@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -283,6 +284,19 @@ def test_starting_now_holds_from_the_first_commit_on(pipeline: SimulatedLanding)
     pipeline.options = {}
     pipeline.land()
     assert [row["key"] for row in table_rows(pipeline.folder / "documents" / DEFAULT)] == ["c"]
+
+
+def test_starting_at_a_time_holds_too(pipeline: SimulatedLanding) -> None:
+    time.sleep(0.01)
+    pipeline.options = {"startAt": datetime.now(UTC).isoformat()}
+    pipeline.bucket.put([b"c"], b"{}")
+    for key in (b"d", b"e"):
+        pipeline.land()
+        pipeline.options = {"startAt": "-1ms"}
+        pipeline.bucket.put([key], b"{}")
+        time.sleep(0.01)
+    pipeline.land()
+    assert {row["key"] for row in table_rows(pipeline.folder / "documents" / DEFAULT)} == {"c", "d", "e"}
 
 
 # --- A landing in this process: the same tables, and nothing of Spark is loaded ---------------------------------------

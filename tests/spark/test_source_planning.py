@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,33 @@ def test_starting_now(bucket: SourceBucket) -> None:
         assert restarted.initial() == start
         assert restarted.read(restarted.initial(), now) == []
         assert keys_of(restarted.read(now, restarted.latest(now))) == names(bucket, "b", 2)
+
+
+def test_starting_at_a_time(bucket: SourceBucket) -> None:
+    """A stream has an empty first batch, and its end, which Spark keeps, is where the time was found."""
+    put(bucket, "a", 3)
+    with DrivenStream(bucket) as stream:
+        before = stream.latest(stream.initial())
+    time.sleep(0.01)
+    at = datetime.now(UTC).isoformat()
+    put(bucket, "b", 2)
+    bucket.delete(bucket.keys("a", 1, vbucket=VBUCKET))
+    since = [*names(bucket, "b", 2), *names(bucket, "a", 1)]
+    assert keys_of(read_batch(bucket, startAt=at)) == since
+    assert read_batch(bucket, startAt=at, endingOffsets=before) == []
+    assert keys_of(read_batch(bucket, startingOffsets="-1h", where="op = 'deletion'")) == since[2:]
+    with DrivenStream(bucket, startAt=at) as stream:
+        start = stream.initial()
+        found = stream.latest(start)
+        assert seqnos(found) == {vbucket: 3 if vbucket == VBUCKET else 0 for vbucket in range(4)}
+        assert stream.read(start, found) == []
+        first = stream.latest(found)
+        assert keys_of(stream.read(found, first)) == since
+    with DrivenStream(bucket, startAt="-1ms") as restarted:
+        assert restarted.initial() == start
+        assert keys_of(restarted.read(found, first)) == since
+        put(bucket, "c", 1)
+        assert keys_of(restarted.read(first, restarted.latest(first))) == names(bucket, "c", 1)
 
 
 def test_starting_at_given_offsets(bucket: SourceBucket) -> None:

@@ -46,7 +46,7 @@ from headwater.protocol.messages.dcp_streams import (
 )
 from headwater.protocol.messages.session import GetClusterConfig, Hello, HelloResponse
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse, VBucketSeqno
-from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
+from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
 
@@ -60,6 +60,9 @@ class VBucket:
     history: list[tuple[bytes, bytes | None]]
     log: FailoverLog
     node: int
+    cas: dict[int, int] = field(default_factory=dict)
+    """By seqno, where that matters."""
+    purge_seqno: Seqno = Seqno(0)
 
     @property
     def high(self) -> Seqno:
@@ -235,7 +238,7 @@ class Connection:
             ),
             failover_log=vbucket.log,
             high_seqno=vbucket.high,
-            purge_seqno=Seqno(0),
+            purge_seqno=vbucket.purge_seqno,
         )
         if rollback is not None:
             return StreamRequestResponse(
@@ -288,6 +291,7 @@ class Connection:
         for seqno in sorted(newest.values()):
             key, value = vbucket.history[seqno - 1]
             parts = {"vbucket": stream.vbucket, "opaque": stream.opaque, "seqno": Seqno(seqno), "rev_seqno": 1}
+            parts["cas"] = Cas(vbucket.cas.get(seqno, 0))
             kind = Deletion if value is None else Mutation
             stream.pending.append(kind(**parts, key=key, value=value or b"", collection_id=CollectionId(0)).encode())
 

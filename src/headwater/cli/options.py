@@ -107,7 +107,7 @@ def cli_option(option: Option, **others: Any) -> Callable[[F], F]:
         settings["show_default"] = option.default_words
     if option.variable is not None:
         settings |= {"envvar": option.variable, "show_envvar": True}
-    return click.option(option.on_command_line, option.name, **settings | others)
+    return click.option(option.on_command_line, *option.cli_also, option.name, **settings | others)
 
 
 def _number_name(option: Option) -> str:

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -42,7 +43,7 @@ from headwater.cli.tail_formats import Encoder, EventsOnce, Format, KeyPattern, 
 from headwater.client.blocking_client import Batches, Client
 from headwater.client.checkpoints import FileCheckpoint
 from headwater.client.offsets import TEXT_CHARS_MAX, VBUCKETS_MAX, Offsets
-from headwater.client.read_options import End, ReadKeywords, ReadOptions, Start
+from headwater.client.read_options import START_TIMES, End, ReadKeywords, ReadOptions, Start, parse_start_time
 from headwater.durable_files import replace_file
 from headwater.errors import BucketReplaced, CheckpointError, HeadwaterError, InvalidInput, InvalidOffsets
 from headwater.phrases import counted, printable
@@ -196,7 +197,7 @@ class Tailer:
         self,
         *,
         client: Client,
-        start: Start | Offsets,
+        start: Start | Offsets | datetime,
         options: ReadKeywords,
         encoder: Encoder,
         wanted: WantedRows | None = None,
@@ -266,10 +267,13 @@ class Tailer:
                 kept = None if self._checkpoint is None else asyncio.run(self._checkpoint.load())
                 start = kept or self._start
                 stack.enter_context(self._client)
+                options = self._options.copy()
                 if start is Start.NOW:
                     start = self._now()
+                elif isinstance(start, datetime):
+                    options["start"] = start
+                    start = self._client.find_start(ReadOptions.make(**options))
             self._given = start if isinstance(start, Offsets) else Offsets(self._client.bucket_uuid)
-            options = self._options.copy()
             options["start"] = self._given
             self._reading = self._client.read(ReadOptions.make(**options))
             line = stack.enter_context(self._lag_line())
@@ -378,7 +382,7 @@ SHOWN_CHARS_MAX = 1000
 ARGUMENT_CHARS_MAX = 100_000
 """Less than what Linux takes as one argument, 128 KiB."""
 
-_HINT = "Use beginning, now, a file with offsets, or the offsets themselves as JSON"
+_HINT = f"Use beginning, now, {START_TIMES}, a file with offsets, or the offsets themselves as JSON"
 _NOT_REPEATED = frozenset({"start", "password", "tls_key_password", "limit"})
 """Options that the command to go on does not have: it has other offsets, and passwords are not shown."""
 
@@ -386,13 +390,13 @@ _NOT_REPEATED = frozenset({"start", "password", "tls_key_password", "limit"})
 # --- where to start -----------------------------------------------------------------------------------------------
 
 
-def read_start(text: str) -> Start | Offsets:
-    """`beginning`, `now`, offsets as JSON, or the path of a file that has them."""
+def read_start(text: str) -> Start | Offsets | datetime:
+    """`beginning`, `now`, a time, offsets as JSON, or the path of a file that has them."""
     if text in tuple(Start):
         return Start(text)
     if text.lstrip().startswith("{"):
         return Offsets.from_json(text)
-    return read_offsets(Path(text))
+    return parse_start_time(text) or read_offsets(Path(text))
 
 
 def read_offsets(path: Path) -> Offsets:
@@ -512,8 +516,10 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
 @read_options(
     "tail",
     start={
-        "metavar": "OFFSETS",
-        "help": "Where to start: beginning, now, a file with offsets, or offsets as JSON.",
+        "metavar": "TIME|OFFSETS",
+        "help": "Where to start: beginning, now, a time, a file with offsets, or offsets as JSON. A time is written as "
+        "ISO 8601 with a zone, as a date (UTC), as seconds since 1970, or as so long ago: -2h. Each vbucket then "
+        "starts at its first change at or after that time, by the clock of the CAS.",
     },
     end={
         "type": click.Choice(["now", "inf"]),
@@ -591,6 +597,7 @@ def tail(
       headwater tail couchbase://localhost/default
       headwater tail couchbase://localhost/default --to now --json | jq .key
       headwater tail couchbase://localhost/default --from now --key 'user::*'
+      headwater tail couchbase://localhost/default --start-at -2h
       headwater tail couchbase://localhost/default --checkpoint tail.json --json
     """
     format_ = _format(context, format_name, as_json=as_json)

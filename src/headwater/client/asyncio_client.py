@@ -13,6 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from headwater.client.asyncio_edge import AsyncioEdge
@@ -25,11 +26,13 @@ from headwater.client.groups import Assignment, GroupBucket, Membership
 from headwater.client.groups.group_document import group_bucket
 from headwater.client.links import SCOUT, DcpLink, DcpOpening, PooledLink
 from headwater.client.offsets import Offsets
+from headwater.client.pieces import Piece
 from headwater.client.read_options import READ_OPTIONS, ReadKeywords, ReadOptions, Start
 from headwater.client.reader import Reader, ReaderEnvironment
 from headwater.client.reading import Batches, Changes, ClientView, ReadStart, show_batches_in_notebooks
 from headwater.client.retries import Attempts
 from headwater.client.settings import CONNECT_KEYWORDS, ClientSettings, ConnectKeywords
+from headwater.client.start_search import StartSearch, search_options
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError
 from headwater.options import list_keywords
 from headwater.protocol.consumer import DcpControl
@@ -243,8 +246,29 @@ class Client(BucketReader[Batches, Changes]):
         return group_bucket(self.settings, vbuckets=bucket.cluster_map.vbuckets)
 
     async def _begin_from_checkpoint(self, options: ReadOptions, checkpoint: CheckpointStore | None) -> ReadStart:
-        saved = None if checkpoint is None else await checkpoint.load()
-        return await self._begin(options, saved or options.start)
+        start = (None if checkpoint is None else await checkpoint.load()) or options.start
+        if isinstance(start, datetime):
+            return replace(await self._begin(options, await self.find_start(options)), is_start_found=True)
+        return await self._begin(options, start)
+
+    async def find_start(self, options: ReadOptions) -> Offsets:
+        """The offsets before the first changes at or after the time that is the start of these options."""
+        assert isinstance(options.start, datetime)
+        started = await self._begin(search_options(options), Start.BEGINNING)
+        edge = started.edge
+        try:
+            search = StartSearch(options.start, edge.reader.offsets, collections=started.collections)
+            while not search.is_finished:
+                pieces: list[Piece] = []
+                while taken := edge.take_now():
+                    pieces += taken
+                if moves := search.step(pieces, edge.reader):
+                    edge.follow(moves)
+                elif not search.is_finished:
+                    await edge.wait()
+            return Offsets(started.bucket_uuid, search.found)
+        finally:
+            await edge.close()
 
     async def _begin(self, options: ReadOptions, start: Start | Offsets | dict[VBucketId, StreamOffset]) -> ReadStart:
         bucket = await self._look_with_retries(options)
@@ -296,7 +320,7 @@ class Client(BucketReader[Batches, Changes]):
                 for vbucket, offset in (start.offsets.items() if isinstance(start, Offsets) else ())
                 if vbucket not in offsets
             },
-            from_now=start is Start.NOW,
+            is_start_found=start is Start.NOW,
         )
 
     def _reader_environment(self, options: ReadOptions, network: Network) -> ReaderEnvironment:

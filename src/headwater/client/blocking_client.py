@@ -230,3 +230,7 @@ class Client(BucketReader[Batches, Changes]):
         thread = self._opened()
         batches = self._client.read(options, checkpoint=checkpoint, group=group, text_keys=text_keys)
         return Batches(batches, thread, self)
+
+    def find_start(self, options: ReadOptions) -> Offsets:
+        """The offsets before the first changes at or after the time that is the start of these options."""
+        return self._opened().run(self._client.find_start(options))

@@ -26,6 +26,8 @@ class ChangeRun:
     snapshot_end: Seqno
     rows: int
     data: bytes | memoryview
+    purge_seqno: Seqno = Seqno(0)
+    """Up to where deletions were purged, if that lies behind its first change and the server says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,16 @@ that these fields give them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal, TypedDict, Unpack
 
 from headwater.client.offsets import Offsets
 from headwater.errors import InvalidInput
-from headwater.options import MIB, check_keywords, option, options_of
+from headwater.options import MIB, check_keywords, option, options_of, parse_interval_s
 from headwater.protocol.numbers import CONNECTION_BUFFER_BYTES_MAX, CONNECTION_NAME_BYTES_MAX, Seqno, VBucketId
 
 NAME_BYTES_MAX = CONNECTION_NAME_BYTES_MAX - 64
@@ -27,6 +29,50 @@ class Start(StrEnum):
 
 class End(StrEnum):
     NOW = "now"
+
+
+START_TIMES = "a time such as 2026-11-18T10:00:00Z, 2026-11-18, 1795000000 or -2h"
+AHEAD_S_MAX = 60.0
+"""How far a time to start at may lie ahead of the clock here: that of a server may be a little faster."""
+
+_EPOCH_TIME = re.compile(r"(?P<seconds>[0-9]{9,10})(?:\.(?P<fraction>[0-9]{1,9}))?")
+_EPOCH_MILLISECONDS = re.compile(r"[0-9]{12,13}")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
+
+def parse_start_time(text: str) -> datetime | None:
+    """The time that a text names, to start a read at; None for a text that names none.
+
+    It is a date (midnight in UTC), a date and a time with a zone as ISO 8601 writes them, seconds since 1970, or
+    `-` and a span such as `2h` or `7d`, which is so long ago. Raises `InvalidInput` for a time without a zone, and for
+    one in the future.
+    """
+    text = text.strip()
+    try:
+        if text.startswith("-"):
+            return datetime.now(UTC) - timedelta(seconds=parse_interval_s(text[1:]))
+        if (match := _EPOCH_TIME.fullmatch(text)) is not None:
+            fraction = timedelta(microseconds=int((match["fraction"] or "0").ljust(6, "0")[:6]))
+            return checked_start_time(datetime.fromtimestamp(int(match["seconds"]), UTC) + fraction)
+        if _EPOCH_MILLISECONDS.fullmatch(text) is not None:
+            raise InvalidInput(f"{text} looks like milliseconds", hint="Write a time as seconds since 1970")
+        if _DATE.match(text) is None:
+            return None
+        at = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        return None
+    return checked_start_time(at.replace(tzinfo=UTC) if _DATE.fullmatch(text) is not None else at)
+
+
+def checked_start_time(at: datetime) -> datetime:
+    """A time to start a read at, in UTC; `InvalidInput` if it has no zone, or lies in the future."""
+    if at.tzinfo is None:
+        raise InvalidInput(f"the time {at.isoformat()} has no zone", hint="Add Z for UTC, or one such as +01:00")
+    if at > datetime.now(UTC) + timedelta(seconds=AHEAD_S_MAX):
+        raise InvalidInput(
+            f"the time {at.isoformat()} lies in the future", hint='Start at "now" to read what is written from now on'
+        )
+    return at.astimezone(UTC)
 
 
 class Snapshots(StrEnum):
@@ -51,7 +97,7 @@ class Priority(StrEnum):
 class ReadKeywords(TypedDict, total=False):
     """What `changes` and `batches` take: strings for choices, any iterable for sets. `ReadOptions` describes them."""
 
-    start: Start | Offsets | Literal["beginning", "now"]
+    start: Start | Offsets | datetime | str
     end: End | Mapping[VBucketId, Seqno] | Mapping[int, int] | Literal["now"] | None
     boundaries: Mapping[VBucketId, Sequence[Seqno]]
     collections: Iterable[str | int] | str | int
@@ -82,17 +128,20 @@ class ReadKeywords(TypedDict, total=False):
 class ReadOptions:
     """The options of one read, checked."""
 
-    start: Start | Offsets = option(
-        "Where the read starts: `beginning`, `now`, or offsets. `now` is the moment when the first change is "
-        "requested, or when `start()` of the read returns. Vbuckets that are missing in the given offsets are read "
-        "from their beginning.",
+    start: Start | Offsets | datetime = option(
+        "Where the read starts: `beginning`, `now`, a time, or offsets. `now` is the moment when the first change is "
+        "requested, or when `start()` of the read returns. With a time, each vbucket starts at its first change at or "
+        "after it, by the CAS: a `datetime`, or a text such as `2026-11-18T10:00:00Z`, `2026-11-18` (UTC), "
+        "`1795000000` (seconds) or `-2h`. Vbuckets that are missing in the given offsets are read from their "
+        "beginning.",
         Start.BEGINNING,
         spark=True,
-        spark_also=("streamFrom",),
+        spark_also=("streamFrom", "startAt"),
         spark_name="startingOffsets",
         spark_note="Offsets are JSON; Spark's `earliest` and `latest` work, too.",
         commands=("tail",),
         cli_name="--from",
+        cli_also=("--start-at",),
     )
     end: End | Mapping[VBucketId, Seqno] | None = option(
         "Where the read ends: `now`, or a mapping of vbuckets to seqnos; `None` means that it does not end. Vbuckets "
@@ -282,12 +331,22 @@ def _read_choice(kind: type[StrEnum], value: Any, others: str = "") -> Any:
     return kind(value)
 
 
+def _read_start(value: Any) -> Start | Offsets | datetime:
+    if isinstance(value, Offsets):
+        return value
+    at = parse_start_time(value) if isinstance(value, str) and value not in tuple(Start) else value
+    if isinstance(at, datetime):
+        return checked_start_time(at)
+    read: Start = _read_choice(Start, value, f"{START_TIMES}, or offsets")
+    return read
+
+
 def _read_names(names: Iterable[str | int] | str) -> tuple[Any, ...]:
     return (names,) if isinstance(names, str | int) else tuple(names)
 
 
 _READ_AS: dict[str, Callable[[Any], Any]] = {
-    "start": lambda value: value if isinstance(value, Offsets) else _read_choice(Start, value, "or offsets"),
+    "start": _read_start,
     "end": lambda value: (
         value if isinstance(value, Mapping | None) else _read_choice(End, value, "a mapping of seqnos, or None")
     ),

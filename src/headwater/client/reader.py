@@ -213,6 +213,11 @@ class Reader:
     def has_pieces(self) -> bool:
         return not self._delivery.is_empty
 
+    def end_seqno(self, vbucket: VBucketId) -> Seqno | None:
+        """Up to where a vbucket is read, as far as that is known; None where its read has come to an end."""
+        stream = self._streams.get(vbucket)
+        return None if stream is None else stream.end_seqno
+
     @property
     def is_finished(self) -> bool:
         return not self._streams and self._delivery.is_empty and (self._hold is None or self._hold.is_empty)

@@ -51,8 +51,8 @@ class ReadStart:
     bucket_uuid: str
     others: Mapping[VBucketId, StreamOffset]
     """The offsets of vbuckets that are not read, if they were given: they are kept with those that are."""
-    from_now: bool
-    """Whether it starts at "now", which is what the servers say it is."""
+    is_start_found: bool
+    """Whether it starts at "now" or at a time. Then the servers say where that is."""
 
     def all_offsets(self, offsets: Mapping[VBucketId, StreamOffset]) -> Offsets:
         return Offsets(self.bucket_uuid, {**self.others, **offsets})
@@ -218,8 +218,8 @@ class Batches:
     async def _enter(self, started: ReadStart) -> None:
         try:
             await started.edge.wait_for_offsets()
-            if started.from_now and started.edge.reader.has_offsets and self._checkpoint is not None:
-                # Or else a program that dies before its first change would start at another "now".
+            if started.is_start_found and started.edge.reader.has_offsets and self._checkpoint is not None:
+                # Or else a program that dies before its first change would start elsewhere.
                 await self._checkpoint.save(started.all_offsets(started.edge.reader.offsets))
         except BaseException:
             await started.edge.close()

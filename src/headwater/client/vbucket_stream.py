@@ -406,6 +406,7 @@ class VBucketStream(ConsumedStream):
 
     def on_run(self, run: StreamRun[Any], link: int) -> list[StreamItem]:
         self.move(Mutation)  # for deletions and expirations the table says the same
+        purge_seqno = self.tracker.offset.purge_seqno
         self.advance(first=Seqno(run.first_seqno), last=Seqno(run.last_seqno))
         offset = self.tracker.offset
         piece = ChangeRun(
@@ -415,6 +416,7 @@ class VBucketStream(ConsumedStream):
             snapshot_end=offset.snapshot_end,
             rows=run.rows,
             data=bytes(run.data),
+            purge_seqno=purge_seqno,
         )
         return self._deliver(piece, link=link, data_bytes=len(piece.data))
 

@@ -225,6 +225,20 @@ class BucketWatch:
         self._selection.on_survey({vbucket: status.high_seqno for vbucket, status in survey.items()})
         return survey
 
+    def find_start(self) -> Offsets:
+        """Where all that is read starts, by a time: see `headwater.client.start_search`."""
+        # A planner that starts anywhere else needs no kernels, and what they need takes long to import.
+        from headwater.client.blocking_client import Client
+
+        vbuckets = self.options.where.vbuckets(self.vbuckets)
+        wanted = None if vbuckets is None else frozenset(vbuckets)
+
+        def find() -> Offsets:
+            with Client(self.options.settings) as client:
+                return client.find_start(replace(self.options.read, start=self.options.start, vbuckets=wanted))
+
+        return self._with_retries(find)
+
     def cut(self, offsets: Offsets) -> Cut:
         """A survey of one moment: after all that was acknowledged before this call, and before all that comes after.
 

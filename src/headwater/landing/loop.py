@@ -474,6 +474,8 @@ class LandingLoop:
         if isinstance(self._options.start, Offsets):
             self._options.start.check_bucket(lake.facts.bucket_uuid)
             start = given_offsets(self._options.start)
+        elif isinstance(self._options.start, datetime):
+            start = self._watch.find_start()
         else:
             start = high_offsets(lake.facts.bucket_uuid, self._watch.survey())
         lake.commit_changes(TableCommit(state=replace(lake.state, offsets=start)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.offsets import Offsets
-from headwater.client.read_options import READ_OPTIONS, ReadOptions, Snapshots, Start
+from headwater.client.read_options import READ_OPTIONS, ReadOptions, Snapshots, Start, parse_start_time
 from headwater.client.settings import (
     CONNECT_OPTIONS,
     PASSWORD_VARIABLE,
@@ -218,7 +219,7 @@ class SourceOptions:
 
     settings: ClientSettings
     read: ReadOptions
-    start: Start | Offsets
+    start: Start | Offsets | datetime
     end: Offsets | None
     """Of a batch read; None for now."""
     mode: Mode = option(
@@ -449,10 +450,10 @@ _STARTS = {
 """As Spark's own sources have it, and Couchbase's connector."""
 
 
-def _parse_start(text: str) -> Start | Offsets:
+def _parse_start(text: str) -> Start | Offsets | datetime:
     if text.lstrip().startswith("{"):
         return Offsets.from_json(text)
-    return Start(_STARTS.get(text.lower(), text.lower()))
+    return parse_start_time(text) or Start(_STARTS.get(text.lower(), text.lower()))
 
 
 def _parse_end(text: str) -> Offsets | None:
@@ -493,7 +494,7 @@ class SourceKeywords(TypedDict, total=False):
     tls_skip_verify: bool
     mechanism: str
     network: str
-    start: Offsets | Literal["beginning", "now"]
+    start: Offsets | datetime | str
     scopes: Iterable[str] | str
     collections: Iterable[str] | str
     xattrs: bool

@@ -20,6 +20,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -231,6 +232,8 @@ class _DcpReader:
         """Where `startingOffsets` says, if that is not "now". Vbuckets that it does not name start at 0."""
         vbuckets = map(VBucketId, range(self._watch.vbuckets))
         offsets = Offsets(self._watch.bucket_uuid, dict.fromkeys(vbuckets, NOWHERE))
+        if isinstance(self._options.start, datetime):
+            return offsets.updated(self._watch.find_start().offsets)
         if isinstance(self._options.start, Offsets):
             self._check_offsets(self._options.start)
             return offsets.updated(given_offsets(self._options.start).offsets)
@@ -269,12 +272,19 @@ class DcpBatchReader(_DcpReader, DataSourceReader):
 
     @in_one_sentence()
     def partitions(self) -> Sequence[InputPartition]:
-        survey = self._watch.survey()
         is_from_now = self._options.start is Start.NOW
-        start = high_offsets(self._watch.bucket_uuid, survey) if is_from_now else self._beginning()
-        if self._options.end is not None:
-            self._check_offsets(self._options.end)
-        ranges = plan_read(start, self._options.end, survey) if self._watch.select_by(self._options.where) else []
+        start = None if is_from_now else self._beginning()
+        survey = self._watch.survey()
+        start = start or high_offsets(self._watch.bucket_uuid, survey)
+        end = self._options.end
+        if end is not None:
+            self._check_offsets(end)
+            if isinstance(self._options.start, datetime):
+                # Where the first change since then lies behind the end, there is nothing to read.
+                end = Offsets(
+                    end.bucket_uuid, {it: at for it, at in end.offsets.items() if at.seqno >= start[it].seqno}
+                )
+        ranges = plan_read(start, end, survey) if self._watch.select_by(self._options.where) else []
         shares, bucket = self._watch.shares(ranges, start)
         return [DcpPartition(share, bucket) for share in shares or [()]]
 
@@ -339,12 +349,12 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
 
     @in_one_sentence()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """No vbucket is named by a stream that starts now: its first batch is empty, and ends at "now".
+        """No vbucket is named by a stream that starts now, or at a time: its first batch is empty, and ends there.
 
         Spark does not keep this offset but asks again after a crash, when "now" would be later.
         """
-        is_from_now = self._options.start is Start.NOW
-        self._began = Offsets(self._watch.bucket_uuid) if is_from_now else self._beginning()
+        is_found = self._options.start is Start.NOW or isinstance(self._options.start, datetime)
+        self._began = Offsets(self._watch.bucket_uuid) if is_found else self._beginning()
         return _to_spark(self._began)
 
     @in_one_sentence()
@@ -358,6 +368,8 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
                 ends.updated({it: replace(at, snapshot_start=Seqno(0)) for it, at in ends.offsets.items()})
             )
         began.check_bucket(self._watch.bucket_uuid)
+        if not began.offsets and isinstance(self._options.start, datetime):
+            return _to_spark(self._watch.find_start())
         reached: dict[VBucketId, StreamOffset] = {}
         if self._reports is not None:
             if (rows := self._reports.rows()) is not None:

@@ -8,6 +8,7 @@ import shlex
 import stat
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ OFFSETS = offsets_of(3)
 def test_places_by_name() -> None:
     assert read_start("beginning") is Start.BEGINNING
     assert read_start("now") is Start.NOW
+    assert read_start("2026-01-02") == datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def test_offsets_as_text_and_in_a_file(tmp_path: Path) -> None:

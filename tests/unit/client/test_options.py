@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ import pytest
 import headwater.spark
 from headwater.cli import load_command
 from headwater.client.offsets import Offsets
-from headwater.client.read_options import NAME_BYTES_MAX, READ_OPTIONS, End, ReadKeywords, ReadOptions, Snapshots, Start
+from headwater.client.read_options import (
+    NAME_BYTES_MAX,
+    READ_OPTIONS,
+    End,
+    ReadKeywords,
+    ReadOptions,
+    Snapshots,
+    Start,
+    parse_start_time,
+)
 from headwater.client.settings import CONNECT_KEYWORDS, CONNECT_OPTIONS, ConnectKeywords
 from headwater.errors import InvalidInput
 from headwater.landing.source_options import SOURCE_OPTIONS, FrameKeywords, SourceKeywords
@@ -57,7 +67,7 @@ def test_a_command_has_the_options_that_the_table_says(command: str) -> None:
     found = {parameter.name: parameter.opts for parameter in load_command(command).params}
     for option in OPTIONS.values():
         if command in option.commands or "*" in option.commands:
-            assert found.get(option.name) == [option.on_command_line], option.name
+            assert found.get(option.name) == [option.on_command_line, *option.cli_also], option.name
 
 
 def test_spellings_are_not_used_twice() -> None:
@@ -182,6 +192,51 @@ def test_choices_are_written_as_strings() -> None:
     assert options.snapshots is Snapshots.AS_THEY_COME
     assert options.collections == ("a.b",)
     assert options.vbuckets == {1, 2}
+
+
+@each(
+    ("start", "expected"),
+    [
+        ("2026-01-02", datetime(2026, 1, 2, tzinfo=UTC)),
+        ("2026-01-02T03:04:05.678901Z", datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)),
+        ("2026-01-02 03:04+01:00", datetime(2026, 1, 2, 2, 4, tzinfo=UTC)),
+        ("1767322800.5", datetime(2026, 1, 2, 3, 0, 0, 500_000, tzinfo=UTC)),
+        (datetime(2026, 1, 2, 5, tzinfo=timezone(timedelta(hours=2))), datetime(2026, 1, 2, 3, tzinfo=UTC)),
+    ],
+)
+def test_reads_may_start_at_a_time(start: str | datetime, expected: datetime) -> None:
+    found = ReadOptions.make(start=start).start
+    assert found == expected
+    assert isinstance(found, datetime)
+    assert found.tzinfo is UTC
+    # As Spark's options carry it.
+    assert parse_start_time(READ_OPTIONS["start"].write(found)) == found
+
+
+@each(("span", "seconds"), [("90s", 90), ("2h", 7200), ("7d", 604_800), ("1.5 hours", 5400)])
+def test_reads_may_start_a_while_ago(span: str, seconds: float) -> None:
+    found = ReadOptions.make(start=f"-{span}").start
+    assert isinstance(found, datetime)
+    assert abs((datetime.now(UTC) - found).total_seconds() - seconds) < 60
+
+
+@each(
+    ("start", "reason"),
+    [
+        ("2026-01-02T03:04:05", "has no zone"),
+        (datetime(2026, 1, 2), "has no zone"),
+        ("2999-01-01", "lies in the future"),
+        ("1767322800500", "looks like milliseconds"),
+        ("2026-13-01", "none of the choices"),
+        ("-soon", "is no time"),
+        ("-99999999999999h", "none of the choices"),
+        ("20260102", "none of the choices"),
+    ],
+)
+def test_times_that_are_refused(start: str | datetime, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason) as raised:
+        ReadOptions.make(start=start)
+    assert raised.value.hint
 
 
 def test_offsets_and_ends_are_taken_as_they_are() -> None:

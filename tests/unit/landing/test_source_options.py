@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def test_what_holds_unless_told() -> None:
         ("startingOffsets", "earliest", "start", Start.BEGINNING),
         ("startingOffsets", "Beginning", "start", Start.BEGINNING),
         ("startingOffsets", f" {OFFSETS}", "start", Offsets("uuid")),
+        ("startAt", "2026-11-01T02:00:00+02:00", "start", datetime(2026, 11, 1, tzinfo=UTC)),
         ("endingOffsets", "now", "end", None),
         ("endingOffsets", "latest", "end", None),
         ("endingOffsets", OFFSETS, "end", Offsets("uuid")),
