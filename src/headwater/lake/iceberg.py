@@ -25,16 +25,15 @@ Iceberg table. Files belong to the Delta table: its upkeep deletes them some tim
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import InvalidInput, LakeError, LakeInUse, LakeOfOtherBucket
+from headwater.lake.catalogs import plain_name
 from headwater.lake.change_files import Rollbacks, add_rollback
 from headwater.lake.collection_tables import CollectionTables
 from headwater.lake.data_files import read_files
@@ -105,8 +104,10 @@ def load_catalog_of(settings: IcebergSettings, lake: Location) -> Catalog:
     try:
         if "://" not in settings.catalog:
             return load_catalog(settings.catalog, **store)
-        warehouse = f"file://{Path(lake.uri).absolute()}" if lake.is_local else lake.uri
-        return load_catalog("headwater", uri=settings.catalog, warehouse=f"{warehouse}/iceberg", **store)
+        if settings.catalog.startswith(("http://", "https://")):
+            # The service decides where tables are; to it, a warehouse is a name.
+            return load_catalog("headwater", uri=settings.catalog, **store)
+        return load_catalog("headwater", uri=settings.catalog, warehouse=f"{lake.full_uri}/iceberg", **store)
     except Exception as error:
         # The URI may hold a password, and what is raised may repeat the URI.
         raise InvalidInput(
@@ -242,7 +243,7 @@ class IcebergDocuments:
 
     def name_of(self, collection: str) -> str:
         """What the table of a collection is called. Other characters than these need quotes in most engines."""
-        return f"{self.namespace}.documents_{re.sub('[^A-Za-z0-9_]', '_', collection)}"
+        return f"{self.namespace}.documents_{plain_name(collection)}"
 
     def catch_up(self, lake: Lake) -> int:
         """Bring the tables up to the Delta tables. Returns how many were changed."""
@@ -266,7 +267,7 @@ class IcebergDocuments:
         schema = _schema(documents_schema(xattrs=lake.facts.xattrs, typed=typed))
         try:
             table = self.tables.get(name) or self._open(lake, name, schema)
-            live = {f"{_uri(log.location)}/{file.path}" for file in log.files()}
+            live = {f"{log.location.full_uri}/{file.path}" for file in log.files()}
             held = {task.file.file_path: task.file for task in table.scan().plan_files()}
             if live != held.keys():
                 gone = [held[path] for path in held.keys() - live]
@@ -327,8 +328,3 @@ def _forget_snapshots(table: Table) -> None:
         with contextlib.suppress(OSError):
             # What can't be deleted is in no one's way.
             table.io.delete(path)
-
-
-def _uri(location: Location) -> str:
-    """With a scheme, as engines of other languages want it."""
-    return f"file://{Path(location.uri).absolute()}" if location.is_local else location.uri
