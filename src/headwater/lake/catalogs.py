@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 from headwater.client.retries import Backoff
 from headwater.errors import CatalogError, CatalogUnreachable, HeadwaterError
@@ -164,8 +165,8 @@ class TableEntry:
 
 
 def _same_place(uri: str) -> str:
-    """A URI in one of the spellings that it may have."""
-    scheme, colon, rest = uri.partition(":")
+    """A URI in one of the spellings that it may have. No path of a lake has what looks like an escape."""
+    scheme, colon, rest = unquote(uri).partition(":")
     if not colon:
         scheme, rest = "file", uri
     same = {"s3a": "s3", "s3n": "s3", "abfs": "abfss"}.get(scheme.lower(), scheme.lower())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
@@ -35,7 +35,7 @@ class SessionCatalog:
                 return
             self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {'.'.join(map(_quoted, parts[:-1]))}")
             self.spark.sql(f"CREATE TABLE {full_name} USING {PROVIDER} LOCATION {_literal(entry.uri)}")
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             if _NO_PROVIDER in str(error):
                 raise CatalogUnreachable(
                     "the Spark session has no Delta Lake, which its catalog needs",
