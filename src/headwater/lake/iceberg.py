@@ -38,7 +38,15 @@ from headwater.lake.change_files import Rollbacks, add_rollback
 from headwater.lake.collection_tables import CollectionTables
 from headwater.lake.data_files import read_files
 from headwater.lake.lake import Lake
-from headwater.lake.layout import changes_schema, document_ranges, documents_schema
+from headwater.lake.layout import (
+    COMMENT,
+    TableKind,
+    changes_schema,
+    commented,
+    document_ranges,
+    documents_schema,
+    table_description,
+)
 from headwater.lake.location import Location
 from headwater.options import suggest_keywords
 from headwater.phrases import install_command
@@ -53,6 +61,8 @@ _BATCH = "headwater.batch"
 _BUCKET = "headwater.bucket_uuid"
 _TABLE = "headwater.table"
 """A property: the collection that the table is of."""
+_DESCRIPTION = "comment"
+"""A property that catalogs and engines show as the description of the table."""
 SNAPSHOTS_KEPT = 32
 """Older ones are forgotten: all of them are in the metadata, which every commit writes again."""
 _PROPERTIES = {
@@ -142,9 +152,14 @@ def _failed(table: str, what: str, error: Exception) -> LakeError:
     )
 
 
-def _schema(schema: pa.Schema) -> pa.Schema:
-    """Iceberg has no integers of 16 bits."""
-    return pa.schema([field.with_type(pa.int32()) if pa.types.is_int16(field.type) else field for field in schema])
+def _schema(schema: pa.Schema, kind: TableKind) -> pa.Schema:
+    """The columns with their comments, which pyiceberg calls docs. Iceberg has no integers of 16 bits."""
+    return pa.schema(
+        field.with_type(pa.int32() if pa.types.is_int16(field.type) else field.type).with_metadata(
+            {"doc": field.metadata[COMMENT]}
+        )
+        for field in commented(schema, kind)
+    )
 
 
 # --- `changes`, by copies ---------------------------------------------------------------------------------------------
@@ -162,9 +177,10 @@ class IcebergChanges:
         """The table of a lake; it is made where there is none."""
         catalog = load_catalog_of(settings, lake.location)
         facts = {_BUCKET: lake.facts.bucket_uuid}
+        described = {**facts, _DESCRIPTION: table_description(TableKind.CHANGES, "")}
         try:
-            schema = _schema(changes_schema(xattrs=lake.facts.xattrs))
-            table = _open_table(catalog, settings.table, schema, facts)
+            schema = _schema(changes_schema(xattrs=lake.facts.xattrs), TableKind.CHANGES)
+            table = _open_table(catalog, settings.table, schema, described)
         except Exception as error:
             raise _failed(settings.table, "can't be opened", error) from error
         if table.properties.get(_BUCKET) != lake.facts.bucket_uuid:
@@ -188,7 +204,7 @@ class IcebergChanges:
 
     def _copy(self, lake: Lake, number: int) -> None:
         properties = {_BATCH: str(number)}
-        schema = _schema(changes_schema(xattrs=lake.facts.xattrs))
+        schema = _schema(changes_schema(xattrs=lake.facts.xattrs), TableKind.CHANGES)
         try:
             with self._table.transaction() as transaction:
                 for vbucket, kept in _rollbacks(lake, number).items():
@@ -215,7 +231,7 @@ def _rows(lake: Lake, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch
 def _rollbacks(lake: Lake, number: int) -> Rollbacks:
     """By vbucket, the last seqno that the batch has kept."""
     kept: Rollbacks = {}
-    schema = _schema(changes_schema(xattrs=lake.facts.xattrs))
+    schema = _schema(changes_schema(xattrs=lake.facts.xattrs), TableKind.CHANGES)
     for batch in _rows(lake, number, pa.schema([schema.field(name) for name in ("vbucket", "seqno", "op", "batch")])):
         for row in batch.filter(pc.equal(batch.column("op"), "rollback")).to_pylist():
             add_rollback(kept, row["vbucket"], row["seqno"])
@@ -264,7 +280,7 @@ class IcebergDocuments:
                 hint="Land without --iceberg-catalog, or without deletion vectors",
             )
         typed = None if tables.columns is None else tables.columns.schema
-        schema = _schema(documents_schema(xattrs=lake.facts.xattrs, typed=typed))
+        schema = _schema(documents_schema(xattrs=lake.facts.xattrs, typed=typed), TableKind.DOCUMENTS)
         try:
             table = self.tables.get(name) or self._open(lake, name, schema)
             live = {f"{log.location.full_uri}/{file.path}" for file in log.files()}
@@ -285,7 +301,8 @@ class IcebergDocuments:
 
     def _open(self, lake: Lake, name: str, schema: pa.Schema) -> Table:
         called, facts = self.name_of(name), {_BUCKET: lake.facts.bucket_uuid, _TABLE: name}
-        table = _open_table(self.catalog, called, schema, {**facts, **_PROPERTIES})
+        described = {**facts, **_PROPERTIES, _DESCRIPTION: table_description(TableKind.DOCUMENTS, name)}
+        table = _open_table(self.catalog, called, schema, described)
         if any(table.properties.get(key) != value for key, value in facts.items()):
             raise LakeOfOtherBucket(
                 f"the Iceberg table {called} is not of {name} of this bucket, but of {table.properties.get(_TABLE)}",

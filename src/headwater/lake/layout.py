@@ -307,7 +307,7 @@ def rejects_schema(*, with_field: bool) -> pa.Schema:
 
 FIELD_METADATA = b"headwater.field"
 """On a column: the field that it holds, where that has another name."""
-_COMMENT = b"comment"
+COMMENT = b"comment"
 """On a column: what Delta calls its comment."""
 _DESCRIPTIONS = {
     "changes": "Every change that was landed, in the order of its seqno within each vbucket; void marks those that a "
@@ -369,7 +369,7 @@ def commented(schema: pa.Schema, kind: TableKind) -> pa.Schema:
         metadata = field.metadata or {}
         of_field = metadata.get(FIELD_METADATA, field.name.encode()).decode()
         comment = _COMMENTS[field.name] if field.name in names else f"The field {of_field!r} of the document"
-        return field.with_metadata({_COMMENT: comment, **metadata})
+        return field.with_metadata({COMMENT: comment, **metadata})
 
     return pa.schema([with_comment(field) for field in schema])
 
