@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import http
+import http.client
 import json
 import ssl
 from collections.abc import Callable, Iterable
@@ -22,8 +23,8 @@ import rich_click as click
 from headwater.cli.options import LoginOptions, connection_options, errors_reported, json_option
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts, parse_address
 from headwater.client.kv_connection import KvConnection, Login
-from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, MalformedJson
-from headwater.http.asking import HttpServer
+from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, MalformedJson, TlsFailed
+from headwater.http.asking import ask
 from headwater.phrases import printable
 from headwater.protocol.cluster_config import PORT_MAX, ClusterConfig, ConfigNode, malformed_config
 from headwater.protocol.sasl import Credentials
@@ -191,15 +192,23 @@ class Management:
         if form is not None:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
             body = urlencode(form, errors=_AS_THEY_ARE)
-        server = HttpServer(
-            host=self.address.host,
-            port=self.address.port,
-            tls=self.tls,
-            hint="Check that the node is running; --http-port sets its management port",
-            hint_other="Give the management port with --http-port",
-            hint_tls="Trust its certificate with --tls-ca, or check that the port uses TLS",
-        )
-        return Answer(*server.ask(method, target, headers=headers, body=body))
+        try:
+            where = self.address.host, self.address.port
+            return Answer(*ask(*where, method, target, headers=headers, body=body, tls=self.tls))
+        except http.client.HTTPException as error:
+            raise HeadwaterError(
+                f"{self.address} does not speak HTTP", hint="Give the management port with --http-port"
+            ) from error
+        except ssl.SSLError as error:
+            raise TlsFailed(
+                f"no TLS with {self.address}: {error.reason or error}",
+                hint="Trust its certificate with --tls-ca, or check that the port uses TLS",
+            ) from error
+        except OSError as error:
+            raise ConnectionFailed(
+                f"{self.address} can't be reached: {error.strerror or error}",
+                hint="Check that the node is running; --http-port sets its management port",
+            ) from error
 
 
 def find_node_page(url: str, credentials: Credentials | None, tls: ssl.SSLContext | None) -> str | None:

@@ -14,11 +14,12 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote
 
-from headwater.errors import CatalogError, CatalogUnreachable, ConnectionFailed, HeadwaterError, InvalidInput
-from headwater.http.asking import HttpServer
+from headwater.errors import CatalogError, CatalogUnreachable, InvalidInput
+from headwater.http.asking import ask
 from headwater.lake.catalogs import Catalog, Column, TableEntry, entry_name, sql_type
 from headwater.options import suggest_keywords
 from headwater.phrases import install_command, printable
@@ -118,19 +119,22 @@ class UnityCatalog:
     and made again, which leaves the table's files alone.
     """
 
-    server: HttpServer
+    host: str
+    port: int
     name: str
+    tls: ssl.SSLContext | None = None
     token: str | None = field(repr=False, default=None)
 
     @classmethod
     def of(cls, match: re.Match[str]) -> UnityCatalog:
         has_tls = bool(match["tls"])
-        server = HttpServer(
+        return cls(
             host=match["host"].strip("[]"),
             port=int(match["port"] or (443 if has_tls else 8080)),
+            name=match["name"],
             tls=ssl.create_default_context() if has_tls else None,
+            token=os.environ.get(TOKEN_VARIABLE) or None,
         )
-        return cls(server=server, name=match["name"], token=os.environ.get(TOKEN_VARIABLE) or None)
 
     def register(self, schema: str, entry: TableEntry) -> None:
         full_name = f"{self.name}.{schema}.{entry.name}"
@@ -155,7 +159,7 @@ class UnityCatalog:
             self._make_schema(schema)
             if self._ask("POST", "tables", members=table) is None:
                 raise CatalogError(
-                    f"{self.server} does not find the schema {self.name}.{schema} that it has made",
+                    f"Unity Catalog does not find the schema {self.name}.{schema} that it has made",
                     hint="Check that the user may use it",
                 )
 
@@ -164,7 +168,7 @@ class UnityCatalog:
             return
         if self._ask("POST", "schemas", members={"name": schema, "catalog_name": self.name}) is None:
             raise CatalogUnreachable(
-                f"{self.server} has no catalog {self.name}", hint="Create it, or give another one in --catalog"
+                f"Unity Catalog has no catalog {self.name}", hint="Create it, or give another one in --catalog"
             )
 
     def _ask(self, method: str, *path: str, members: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
@@ -177,24 +181,24 @@ class UnityCatalog:
             headers["Content-Type"], body = "application/json", json.dumps(members)
         target = "/".join((_API, *(quote(part, safe="") for part in path)))
         try:
-            status, content = self.server.ask(method, target, headers=headers, body=body)
-        except ConnectionFailed as error:
+            status, content = ask(self.host, self.port, method, target, headers=headers, body=body, tls=self.tls)
+        except (OSError, HTTPException) as error:
             raise CatalogUnreachable(
-                f"the catalog does not answer: {error.reason}", hint=error.hint or "Check its address in --catalog"
+                f"the catalog at {self.host}:{self.port} does not answer{_words(error)}",
+                hint="Check the address in --catalog, and whether the server uses TLS: unity:// is for one that does "
+                "not, unitys:// for one that does",
             ) from error
-        except HeadwaterError as error:
-            raise CatalogUnreachable(error.reason, hint="Check the address in --catalog") from error
         said = content if isinstance(content, dict) else {}
         if status == HTTPStatus.NOT_FOUND:
             return None
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise CatalogUnreachable(
-                f"{self.server} refuses the request ({status}){_words(said.get('message'))}",
+                f"Unity Catalog refuses the request ({status}){_words(said.get('message'))}",
                 hint=f"Put a token that may create tables there into {TOKEN_VARIABLE}",
             )
         if not 200 <= status < 300:
             raise CatalogError(
-                f"{self.server} answers {method} {path[0]} with status {status}{_words(said.get('message'))}",
+                f"Unity Catalog answers {method} {path[0]} with status {status}{_words(said.get('message'))}",
                 hint="Check the address in --catalog, and the catalog's log",
             )
         return said

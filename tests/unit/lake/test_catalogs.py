@@ -136,7 +136,5 @@ def test_what_is_no_catalog_at_all() -> None:
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
     catalog = CatalogSettings(catalog=f"unity://127.0.0.1:{port}/main").open_service()
-    with pytest.raises(
-        CatalogUnreachable, match=r"the catalog does not answer: .* can't be reached: Connection refused"
-    ):
+    with pytest.raises(CatalogUnreachable, match=r"does not answer: .*Connection refused"):
         catalog.register("s", ENTRY)
