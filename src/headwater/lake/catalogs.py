@@ -187,7 +187,7 @@ class Catalog(Protocol):
 def _tables_of(lake: Lake) -> Iterator[tuple[str, DeltaLog]]:
     """All tables, those of older collections first: where two have one name, the older one keeps it."""
     yield str(TableKind.CHANGES), lake.changes
-    for tables in sorted(lake.tables.values(), key=lambda it: (min(it.ids), it.name)):
+    for tables in sorted(lake.tables.values(), key=lambda it: (min(it.ids, default=0), it.name)):
         for table in tables.there:
             yield f"{table.kind}/{tables.name}", table.log
 
@@ -221,6 +221,8 @@ class CatalogKeeper:
     _rounds_failed: int = 0
     """In a row."""
     _retry_s: float = 0.0
+    _is_unreachable: bool = False
+    """In the last round."""
     _checked_s: float = 0.0
     _is_closing: bool = False
     _asked: int = 0
@@ -298,7 +300,8 @@ class CatalogKeeper:
     def _due(self) -> list[TableEntry]:
         now_s = self.clock()
         if now_s < self._retry_s and self._asked == self._answered:
-            return []
+            # What is wrong with one table delays no other.
+            return [] if self._is_unreachable else [it for it in self._wanting() if it.table not in self._failures]
         if now_s - self._checked_s >= CHECK_EVERY_S:
             self._checked_s = now_s
             self._registered.clear()
@@ -330,8 +333,12 @@ class CatalogKeeper:
                         about = fields(event=LogEvent.TABLE_REGISTERED, table=entry.table)
                         logger.info("%s is in the catalog now", entry.table, extra=about)
         with self._changed:
-            self._rounds_failed = self._rounds_failed + 1 if has_failed else 0
-            self._retry_s = self.clock() + _BACKOFF.delay_s(self._rounds_failed) if has_failed else 0.0
+            self._is_unreachable = unreachable is not None
+            if has_failed:
+                self._rounds_failed += 1
+                self._retry_s = self.clock() + _BACKOFF.delay_s(self._rounds_failed)
+            elif not self._wanting():
+                self._rounds_failed, self._retry_s = 0, 0.0
 
     def _try(self, entry: TableEntry) -> HeadwaterError | None:
         try:

@@ -6,8 +6,9 @@ import json
 import re
 import socket
 import sys
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 
 from headwater.errors import CatalogError, CatalogUnreachable, InvalidInput
 from headwater.lake.catalog_services import TOKEN_VARIABLE, CatalogSettings, _unity_column
-from headwater.lake.catalogs import Column, TableEntry, entry_name, sql_type
+from headwater.lake.catalogs import CatalogKeeper, Column, TableEntry, entry_name, sql_type
+from headwater.lake.commits import merge
+from support.lake_model import HOTEL, SmallLake
 from support.unity_server import UnityServer
 
 TOKEN = "in-no-message"
@@ -138,3 +141,54 @@ def test_what_is_no_catalog_at_all() -> None:
     catalog = CatalogSettings(catalog=f"unity://127.0.0.1:{port}/main").open_service()
     with pytest.raises(CatalogUnreachable, match=r"does not answer: .*Connection refused"):
         catalog.register("s", ENTRY)
+
+
+# --- what keeps the tables there ----------------------------------------------------------------------------------
+
+
+@dataclass
+class FakeCatalog:
+    """Notes what it is asked for."""
+
+    wrong: str = "changes"
+    fault: type[Exception] = CatalogError
+    asked: list[str] = field(default_factory=list)
+
+    def register(self, schema: str, entry: TableEntry) -> None:
+        self.asked.append(entry.name)
+        if entry.name == self.wrong:
+            raise self.fault("it is wrong")
+
+
+@pytest.mark.parametrize("fault", [CatalogError, CatalogUnreachable, ZeroDivisionError])
+def test_what_is_wrong_with_one_table_delays_no_other(small: SmallLake, fault: type[Exception]) -> None:
+    catalog = FakeCatalog(fault=fault)
+    keeper = CatalogKeeper(catalog, "s", clock=lambda: 1.0)  # so that no retry is ever due
+    small.write(0, "a")
+    small.land(merges=False)
+    keeper.offer(small.lake)
+    keeper.settle()
+    assert "it is wrong" in (keeper.status().failure or "")
+    merge(small.lake)
+    small.write(1, "b", collection=HOTEL)
+    small.land()
+    keeper.offer(small.lake)
+    if fault is CatalogUnreachable:
+        time.sleep(0.1)
+        assert catalog.asked == ["changes"], "nothing is asked before the pause is over"
+        catalog.wrong = ""
+        keeper.settle()
+    give_up_s = time.monotonic() + 10.0
+    while keeper.status().missing != (0 if fault is CatalogUnreachable else 1):
+        assert time.monotonic() < give_up_s, keeper.status()
+        time.sleep(0.01)
+    assert catalog.asked[1:].count("changes") == (fault is CatalogUnreachable)
+    assert {*catalog.asked} == {"changes", "documents__default__default", "documents_inventory_hotel"}
+    small.write(2, "c")
+    small.land()
+    asked = len(catalog.asked)
+    keeper.offer(small.lake)
+    if not keeper.status().failure:
+        keeper.settle()
+    assert len(catalog.asked) == asked, "rows are nothing that a catalog wants to know"
+    keeper.close()
