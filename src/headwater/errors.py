@@ -9,6 +9,7 @@ Every error a user can meet is a `HeadwaterError`. Its families:
   number.
 * `StoreError`: the data on disk can't be read or written.
 * `LakeError`: the tables that changes are landed in can't be used, or do not fit what is to be landed.
+* `CatalogError`: a catalog can't be asked, or does not register a table.
 * `CaptureError`: the input of `headwater decode` is no capture.
 * `InvalidInput`: what the user gave can't be used: a connection string, a key template, a document.
 * `CheckpointError`: the place to go on from can't be kept, or the bucket's history does not lead there.
@@ -414,6 +415,14 @@ class QueryFailed(LakeError):
 
 class SparkEnded(QueryFailed):
     """Spark's driver has ended: nothing can run until another one is started."""
+
+
+class CatalogError(HeadwaterError):
+    """A catalog does not register a table. The landing continues, and tries again."""
+
+
+class CatalogUnreachable(CatalogError):
+    """A catalog does not answer, or not to this user."""
 
 
 # --- what the peer answered ---------------------------------------------------------------------------------------

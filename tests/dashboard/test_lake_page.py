@@ -84,12 +84,14 @@ def test_the_overview_says_how_the_landing_stands(browser: Browser, page: str, d
     location = Location.of(str(directory))
     # What another process notes is seen without a restart.
     aside = {"name": "shop.orders", "reason": "its log can't be read", "hint": "Bring it back"}
-    keep_landing(location, note(status={**note().status, "tables_set_aside": 3, "set_aside": [aside]}))
+    wrong = {"tables_set_aside": 3, "set_aside": [aside], "catalog_failure": "it fails. Wait"}
+    keep_landing(location, note(status={**note().status, **wrong}))
     browser.find(".health.bad")
     told = [line.text for line in browser.all(".health.bad")]
     assert "The table of shop.orders is set aside" in told[0]
     assert "its log can't be read. Bring it back." in told[0]
     assert told[1] == "2 more tables are set aside: the log names them."
+    assert "It fails. Wait." in [line.text for line in browser.all(".health.warn")]
     keep_landing(location, note(is_running=False, failure="the bucket 'shop' is gone"))
     assert "the bucket 'shop' is gone" in browser.find("[data-landing=failed]").text
     assert "at most" in browser.find(".tile").text

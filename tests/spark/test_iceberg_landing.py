@@ -19,6 +19,8 @@ from support.object_store import S3Server
 
 pytest.importorskip("pyiceberg")
 
+from support.iceberg_rest import IcebergRestServer
+
 Rows = list[dict[str, Any]]
 
 
@@ -27,10 +29,11 @@ class IcebergLanding(SimulatedLanding):
     store: S3Server | None = None
     """Where the lake is, if not in `folder`."""
     uri: str = field(default="")
+    catalog: str = field(default="")
 
     @property
     def iceberg(self) -> IcebergSettings:
-        return IcebergSettings(catalog=f"sqlite:///{self.folder}.db")
+        return IcebergSettings(catalog=self.catalog or f"sqlite:///{self.folder}.db")
 
     @property
     def landing(self) -> Landing:
@@ -79,6 +82,19 @@ def test_they_are_kept_through_rollbacks(
     location = Location.of(landing.landing.into, landing.landing.storage_options)
     changes = DeltaTable(f"{location.uri}/changes", storage_options=location.delta_options).to_pyarrow_table()
     assert {row["vbucket"] for row in changes.to_pylist() if row["void"]} == {1}
+
+
+def test_a_rest_service_gets_the_tables_with_their_comments(bucket: SourceBucket, tmp_path: Path) -> None:
+    with IcebergRestServer(tmp_path) as service:
+        landing = IcebergLanding(bucket, tmp_path / "lake", catalog=service.url)
+        for value in (b'{"n":1}', b'{"city":"Bonn"}'):
+            bucket.put([b"a"], value)
+            landing.land()
+            landing.check_same()
+        catalog = load_catalog_of(landing.iceberg, Location.of(str(landing.folder)))
+        table = catalog.load_table("headwater.documents__default__default")
+        assert table.properties["comment"] == "The live documents of _default._default"
+        assert table.schema().find_field("city").doc == "The field 'city' of the document"
 
 
 def test_a_catalog_that_can_not_be_used_leaves_nothing_behind(bucket: SourceBucket, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Object stores on loopback: S3 by moto's server, and Azure by Microsoft's emulator, each in a process of its own.
+"""S3 (and Glue) by moto's server, and Azure by Microsoft's emulator, on loopback, each in a process of its own.
 
 moto takes every key and every region. Here a request must be signed with the right key and for the right region, as
 with S3 itself. Faults are set while it runs: throttling, answers that are lost after the work was done, and connections
@@ -28,7 +28,7 @@ ACCESS_KEY, SECRET_KEY, REGION = "tests", "only-on-loopback", "eu-north-1"
 READ_ONLY = "read-only"
 """A bucket of this name can't be written to."""
 _FAULTS = "/_faults"
-_SIGNED = re.compile(r"Credential=([^/]+)/[0-9]+/([^/]+)/s3/")
+_SIGNED = re.compile(r"Credential=([^/]+)/[0-9]+/([^/]+)/(?:s3|glue)/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +96,31 @@ class S3Server(_Server):
         pages = self._client().get_paginator("list_objects_v2").paginate(Bucket=bucket)
         return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
+    def glue_tables(self, database: str) -> dict[str, dict[str, Any]]:
+        """Of the Glue Data Catalog, which the same server has."""
+        return {table["Name"]: table for table in self._client("glue").get_tables(DatabaseName=database)["TableList"]}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Where a program finds Glue, and how it logs in."""
+        return {
+            "AWS_ENDPOINT_URL_GLUE": self.url,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": REGION,
+        }
+
     def set_faults(self, faults: Faults) -> None:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
         connection.request("PUT", _FAULTS, json.dumps(asdict(faults)))
         assert connection.getresponse().status == 200
         connection.close()
 
-    def _client(self) -> Any:
+    def _client(self, service: str = "s3") -> Any:
         import boto3
 
         return boto3.client(
-            "s3",
+            service,
             endpoint_url=self.url,
             region_name=REGION,
             aws_access_key_id=ACCESS_KEY,

@@ -14,6 +14,7 @@ from headwater.errors import (
     STATUS_ERRORS,
     BadMagic,
     CaptureError,
+    CatalogError,
     CheckpointAhead,
     CheckpointError,
     ConnectionFailed,
@@ -38,6 +39,7 @@ from support.cases import each
 ALL_ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)]
 FAMILIES = (
     CaptureError,
+    CatalogError,
     CheckpointError,
     ConnectionFailed,
     GroupError,

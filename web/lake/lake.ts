@@ -122,6 +122,7 @@ export interface Landing {
     dead_bytes?: number | null;
     tables_set_aside?: number;
     advice?: string | null;
+    catalog_failure?: string | null;
     set_aside?: { name: string; reason: string; hint: string }[];
   };
 }

@@ -29,8 +29,9 @@ function health(state: State, heard: Heard): [Tone, string][] {
   }
   const more = (landing.status?.tables_set_aside ?? 0) - aside.length;
   if (more > 0) lines.push(["bad", `${many(more, "more table")} ${more === 1 ? "is" : "are"} set aside: the log names them.`]);
-  const advice = landing.status?.advice;
-  if (advice) lines.push(["warn", `${advice.charAt(0).toUpperCase()}${advice.slice(1)}.`]);
+  for (const said of [landing.status?.catalog_failure, landing.status?.advice]) {
+    if (said) lines.push(["warn", `${said.charAt(0).toUpperCase()}${said.slice(1)}.`]);
+  }
   if (state.problem) lines.push(["bad", `The tables can’t be read now: ${state.problem}`]);
   if (lake?.verdict && !lake.verdict.is_equal) {
     lines.push(["bad", `The last verify (${at(lake.verdict.time_s)}) found differences: ${lake.verdict.sentence}`]);

@@ -38,6 +38,7 @@ from headwater.cli.pipelines import CommandWithPipelines, config_option
 from headwater.cli.ui import token_option
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
+from headwater.lake.catalog_services import TOKEN_VARIABLE, CatalogSettings
 from headwater.lake.dead_files import DEAD_BYTES_DEFAULT, VACUUM_HOURS_DEFAULT
 from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
@@ -90,6 +91,11 @@ METRICS = (
         "merges_slow",
         "1 once merges take more than half of the time, or miss --fresh: --merge-on-read helps.",
         lambda status: int(status.advice is not None),
+    ),
+    _kind(
+        "tables_unregistered",
+        "Tables that the catalog lacks, or has as they were before, with --catalog.",
+        lambda status: status.tables_unregistered,
     ),
     _kind("dead_bytes", "Bytes of the files that are kept for earlier versions.", lambda status: status.dead_bytes),
 )
@@ -254,6 +260,18 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
     help="The Iceberg name of `changes`. Documents are in the same namespace, as documents_SCOPE_COLLECTION.",
 )
 @click.option(
+    "--catalog",
+    metavar="CATALOG",
+    help="Register all tables in a catalog, and keep them registered: unity://HOST:PORT/CATALOG, "
+    "unitys://HOST/CATALOG with TLS, glue://, or spark for the catalog of the Spark session. "
+    f"{TOKEN_VARIABLE} has the token for Unity Catalog.",
+)
+@click.option(
+    "--schema",
+    metavar="NAME",
+    help="The schema of the catalog, or the database of Glue, that gets the tables. By default, the bucket's name.",
+)
+@click.option(
     "--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve metrics for Prometheus on this port."
 )
 @click.option(
@@ -344,9 +362,12 @@ def land(
         ),
         groups=options["groups"],
         iceberg=_iceberg_settings(options),
+        catalog=CatalogSettings.of(options["catalog"], options["schema"]),
         transform=None if options["transform"] is None else sent_to_tasks(options["transform"], spark_master),
         consistent=options["consistent"],
     )
+    if landing.catalog is not None:
+        landing.catalog.check_runner(has_session=runs_on == "spark")
     address = None if page_at is None else PageAddress.make(page_at, ui_token or None)
     # Before Spark is started, which takes seconds.
     lake = landing.prepare()
@@ -441,7 +462,8 @@ class _View:
         self._is_live = self._console.is_terminal and self._speaks
         self._said_aside: set[str] = set()
         """The tables that are said to be set aside."""
-        self._said_advice = False
+        self._said: set[str] = set()
+        """Advice and failures that were printed."""
         self._query: LandingQuery | None = None
         self._live: Live | None = None
         self._began_s = time.monotonic()
@@ -487,10 +509,10 @@ class _View:
         if self._live is not None:
             self._live.update(status_line(status))
         self._say_set_aside(status)
-        if status.advice is not None and not self._said_advice:
-            self._said_advice = True
-            if self._speaks:
-                self._console.print(f"{status.advice[0].upper()}{status.advice[1:]}.", markup=False)
+        for sentence in (status.advice, status.catalog_failure):
+            if sentence is not None and sentence not in self._said and self._speaks:
+                self._console.print(f"{sentence[0].upper()}{sentence[1:].rstrip('.')}.", markup=False)
+                self._said.add(sentence)
 
     def _say_set_aside(self, status: LandingStatus) -> None:
         """Above the line, or where there is none: each table that is set aside, once. The log says it by itself."""
@@ -551,6 +573,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 def status_line(status: LandingStatus) -> Text:
     """The line on a terminal."""
+    unregistered = status.tables_unregistered or 0
     lag = "unknown" if status.lag_seqnos is None else counted(status.lag_seqnos, "seqno")
     if status.failure is not None:
         return Text(f"{status.doing}  batch {status.batch:,}  {status.failure}")
@@ -560,6 +583,7 @@ def status_line(status: LandingStatus) -> Text:
         + (f"  {_megabytes(status.live_bytes)} live, {_megabytes(status.dead_bytes)} dead" if status.dead_bytes else "")
         + (f"  {counted(status.rollbacks, 'rollback')}" if status.rollbacks else "")
         + (f"  {counted(status.tables_set_aside, 'table')} set aside" if status.tables_set_aside else "")
+        + (f"  {counted(unregistered, 'table')} not in the catalog" if status.catalog_failure else "")
         + ("  merges are slow: see --merge-on-read" if status.advice else "")
     )
 

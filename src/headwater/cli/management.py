@@ -24,6 +24,7 @@ from headwater.cli.options import LoginOptions, connection_options, errors_repor
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts, parse_address
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, MalformedJson, TlsFailed
+from headwater.http.asking import ask
 from headwater.phrases import printable
 from headwater.protocol.cluster_config import PORT_MAX, ClusterConfig, ConfigNode, malformed_config
 from headwater.protocol.sasl import Credentials
@@ -31,11 +32,6 @@ from headwater.protocol.sasl import Credentials
 HTTP_PORT = 8091
 HTTP_TLS_PORT = 18091
 
-CONNECT_S = 10.0
-ANSWER_S = 40.0
-"""Above what a node may take to answer, which is 30 s where it waits for others."""
-
-ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _MESSAGE_CHARS_MAX = 300
 _AS_THEY_ARE = "surrogateescape"
 _SCHEMES = {"http": False, "https": True}
@@ -196,16 +192,9 @@ class Management:
         if form is not None:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
             body = urlencode(form, errors=_AS_THEY_ARE)
-        host, port = self.address.host, self.address.port
-        connection = http.client.HTTPConnection(host, port, timeout=CONNECT_S)
-        if self.tls is not None:
-            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=self.tls)
         try:
-            connection.connect()
-            connection.sock.settimeout(ANSWER_S)
-            connection.request(method, target, body, headers)
-            response = connection.getresponse()
-            answer = response.read(ANSWER_BYTES_MAX + 1)
+            where = self.address.host, self.address.port
+            return Answer(*ask(*where, method, target, headers=headers, body=body, tls=self.tls))
         except http.client.HTTPException as error:
             raise HeadwaterError(
                 f"{self.address} does not speak HTTP", hint="Give the management port with --http-port"
@@ -220,14 +209,6 @@ class Management:
                 f"{self.address} can't be reached: {error.strerror or error}",
                 hint="Check that the node is running; --http-port sets its management port",
             ) from error
-        finally:
-            connection.close()
-        if len(answer) > ANSWER_BYTES_MAX:
-            raise HeadwaterError(f"the answer of {self.address} has more than {ANSWER_BYTES_MAX} bytes")
-        try:
-            return Answer(response.status, json.loads(answer))
-        except (ValueError, RecursionError):
-            return Answer(response.status, answer.decode(errors="replace"))
 
 
 def find_node_page(url: str, credentials: Credentials | None, tls: ssl.SSLContext | None) -> str | None:

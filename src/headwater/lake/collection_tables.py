@@ -25,6 +25,7 @@ from headwater.lake.layout import (
     DOCUMENT_RANGES,
     FEED_PROPERTY,
     FIELD,
+    FIELD_METADATA,
     GROUP,
     GROUPS_TRANSACTION,
     HISTORY_RANGES,
@@ -32,12 +33,14 @@ from headwater.lake.layout import (
     TABLE_PROPERTY,
     LakeFacts,
     TableKind,
+    commented,
     document_ranges,
     documents_schema,
     folder_name,
     groups_within,
     history_schema,
     rejects_schema,
+    table_description,
 )
 from headwater.lake.location import Location
 from headwater.lake.table_state import TableState
@@ -57,8 +60,6 @@ _REBUILD_PROPERTY = "headwater.rebuild"
 _REBUILT_TRANSACTION = "headwater.rebuilt"
 """The documents of a table have to be parsed again while the number of the property is higher than that of the
 transaction, which is committed with what was parsed. So it happens once, whatever crashes."""
-_FIELD_METADATA = b"headwater.field"
-"""On a column: the field that it holds, where that has another name."""
 MERGED_TRANSACTION = "headwater.merged."
 """With the group: the batch that it is merged up to."""
 NOT_MERGED = -1
@@ -183,7 +184,7 @@ class MergedTable:
         self.reload()
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        self.log.add_columns(fields, self.state)
+        self.log.add_columns([*commented(pa.schema(fields), self.kind)], self.state)
         self._seen_version = self.log.version
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
@@ -286,10 +287,12 @@ class CollectionTables:
         for table in self.there:
             table.refresh()
 
-    def keep_statistics(self) -> None:
-        """Have readers look at the statistics that files get now, also where the tables were made with fewer."""
+    def keep_metadata(self) -> None:
+        """Have readers look at the statistics that files get now, and see what the tables have, also where the tables
+        were made with less."""
         for table in self.there:
             table.log.keep_statistics(self.ranges_of(table), table.state)
+            table.log.keep_description(table.kind, self.name, table.state)
 
     @property
     def there(self) -> list[MergedTable]:
@@ -412,7 +415,8 @@ class CollectionTables:
         named = {} if folder_name(self.name) == self.name else {TABLE_PROPERTY: self.name}
         log = DeltaLog.create(
             location,
-            schema,
+            commented(schema, kind),
+            description=table_description(kind, self.name),
             partition_by=[field_.name for field_ in partition],
             ranges=ranges,
             properties={**replace(self.facts, groups=groups).to_properties(), **named, **properties},
@@ -424,10 +428,10 @@ class CollectionTables:
 
 def _to_field(column: ColumnDef) -> pa.Field:
     """A column as the schema of its table has it."""
-    metadata = None if column.field == column.name else {_FIELD_METADATA: column.field.encode()}
+    metadata = None if column.field == column.name else {FIELD_METADATA: column.field.encode()}
     return pa.field(column.name, column.type, metadata=metadata)
 
 
 def _to_column(field_: pa.Field) -> ColumnDef:
-    source = (field_.metadata or {}).get(_FIELD_METADATA, field_.name.encode()).decode()
+    source = (field_.metadata or {}).get(FIELD_METADATA, field_.name.encode()).decode()
     return ColumnDef(field_.name, plain_type(field_.type), field=source)

@@ -36,7 +36,12 @@ from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import TableCommit
 from headwater.lake.documents_merge import FirstDocuments, Merged, MergeTask
 from headwater.lake.lake import BATCH_TRANSACTION, Lake, Runner, run_here
-from headwater.lake.layout import CHANGE_RANGES, EVERY_COLLECTION, TableKind, table_name
+from headwater.lake.layout import (
+    CHANGE_RANGES,
+    EVERY_COLLECTION,
+    TableKind,
+    table_name,
+)
 from headwater.lake.row_order import sort_columns
 from headwater.lake.table_state import LandedTotals, TableState
 from headwater.lake.typed_columns import INFERRED_MAX, ColumnMode, FieldTypes, joined_fields
@@ -74,6 +79,7 @@ def begin_batch(lake: Lake, *, landed_at: datetime | None = None) -> Batch:
     """Begin to land a batch, where the tables end."""
     lake.refresh()
     lake.changes.keep_statistics(CHANGE_RANGES, lake.state)
+    lake.changes.keep_description(TableKind.CHANGES, "", lake.state)
     number = lake.last_batch + 1
     writer = ChangeWriter(
         location=lake.changes.location,
@@ -259,7 +265,7 @@ def plan_merges(lake: Lake) -> list[MergeTask]:
         with lake.containing(table.name):
             if table.name in pending:
                 table.refresh()
-                table.keep_statistics()
+                table.keep_metadata()
             # Its collection is known, and it is not there: it was lost, or a crash came before it was made.
             if table.documents is None:
                 _create_documents(lake, table, merged=NOT_MERGED, expected=lake.pending.documents(table.name))
@@ -396,7 +402,7 @@ def _add_columns(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> Non
     added = table.add_columns(wanted)
     if not added:
         return
-    table.keep_statistics()
+    table.keep_metadata()
     logger.info("%s: columns added: %s", table.name, to_ddl(added), extra=fields(event=LogEvent.COLUMNS_ADDED))
     if table.columns is not None and len(table.columns.definitions) >= INFERRED_MAX:
         logger.warning(

@@ -43,7 +43,7 @@ from headwater._version import __version__
 from headwater.errors import LakeDamaged, LakeError, LakeGone, LakeInUse, LakeUnreachable
 from headwater.lake.data_files import DataFile
 from headwater.lake.deletion_vectors import DeletionVector
-from headwater.lake.layout import FEED_PROPERTY, FORMAT_PROPERTY
+from headwater.lake.layout import FEED_PROPERTY, FORMAT_PROPERTY, TableKind, commented, table_description
 from headwater.lake.location import Location
 from headwater.lake.table_state import TableState, unpack_state
 from headwater.phrases import printable
@@ -162,6 +162,7 @@ class DeltaLog:
         location: Location,
         schema: pa.Schema,
         *,
+        description: str | None = None,
         partition_by: Sequence[str] = (),
         ranges: Sequence[str],
         properties: Mapping[str, str],
@@ -176,6 +177,7 @@ class DeltaLog:
                     schema,
                     mode="ignore",
                     partition_by=list(partition_by),
+                    description=description,
                     configuration={**_PROPERTIES, _STATISTICS: _column_list(ranges), **properties},
                     storage_options=location.delta_options,
                     raise_if_key_not_exists=False,
@@ -206,6 +208,17 @@ class DeltaLog:
     def schema(self) -> pa.Schema:
         """The columns of the table, with those that it is partitioned by."""
         return pa.schema(self._table.schema())
+
+    @property
+    def description(self) -> str:
+        """What the table says of itself; empty where it says nothing."""
+        return self._table.metadata().description or ""
+
+    @property
+    def columns(self) -> list[dict[str, Any]]:
+        """The fields of the schema, as Delta and Spark write them in JSON."""
+        fields: list[dict[str, Any]] = json.loads(self._table.schema().to_json())["fields"]
+        return fields
 
     def refresh(self) -> None:
         if self._is_pinned:
@@ -449,6 +462,29 @@ class DeltaLog:
         if self.properties.get(_STATISTICS) != wanted:
             self.set_properties({_STATISTICS: wanted}, state)
 
+    def keep_description(self, kind: TableKind, collection: str, state: TableState) -> None:
+        """Have the table say what it has: an earlier version did not. What another program has written there stays."""
+        if not self.description:
+            text, schema = table_description(kind, collection), commented(self.schema, kind)
+            self._check_protocol()
+            described = self._metadata_action(description=text, schemaString=Schema.from_arrow(schema).to_json())
+            self._append(TableCommit(state=state), described)
+
+    def _metadata_action(self, **members: Any) -> dict[str, Any]:
+        """The metadata of the table, with some members changed."""
+        metadata = self._table.metadata()
+        described = {
+            "id": str(metadata.id),
+            "name": metadata.name,
+            "description": metadata.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": self._table.schema().to_json(),
+            "partitionColumns": metadata.partition_columns,
+            "createdTime": metadata.created_time,
+            "configuration": metadata.configuration,
+        }
+        return {"metaData": described | members}
+
     def add_columns(self, fields: Sequence[pa.Field], state: TableState) -> None:
         """Add columns, in one commit of metadata only: rows that are there have null in them."""
         with self._committing():
@@ -480,17 +516,9 @@ class DeltaLog:
         if versions["minWriterVersion"] == 7:
             versions["writerFeatures"] = sorted(writers)
         self._check_protocol()
-        described = {
-            "id": str(metadata.id),
-            "name": metadata.name,
-            "description": metadata.description,
-            "format": {"provider": "parquet", "options": {}},
-            "schemaString": self._table.schema().to_json(),
-            "partitionColumns": metadata.partition_columns,
-            "createdTime": metadata.created_time,
-            "configuration": {**metadata.configuration, _USES_VECTORS: str(enabled).lower()},
-        }
-        self._append(TableCommit(state=state), {"protocol": versions}, {"metaData": described})
+        configuration = {**metadata.configuration, _USES_VECTORS: str(enabled).lower()}
+        described = self._metadata_action(configuration=configuration)
+        self._append(TableCommit(state=state), {"protocol": versions}, described)
 
     def _append(self, commit: TableCommit, *others: Mapping[str, Any]) -> None:
         """Write the next entry, with other actions behind those of the commit, and look at what is there then."""

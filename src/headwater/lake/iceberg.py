@@ -25,21 +25,28 @@ Iceberg table. Files belong to the Delta table: its upkeep deletes them some tim
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import InvalidInput, LakeError, LakeInUse, LakeOfOtherBucket
+from headwater.lake.catalogs import plain_name
 from headwater.lake.change_files import Rollbacks, add_rollback
 from headwater.lake.collection_tables import CollectionTables
 from headwater.lake.data_files import read_files
 from headwater.lake.lake import Lake
-from headwater.lake.layout import changes_schema, document_ranges, documents_schema
+from headwater.lake.layout import (
+    COMMENT,
+    TableKind,
+    changes_schema,
+    commented,
+    document_ranges,
+    documents_schema,
+    table_description,
+)
 from headwater.lake.location import Location
 from headwater.options import suggest_keywords
 from headwater.phrases import install_command
@@ -54,6 +61,8 @@ _BATCH = "headwater.batch"
 _BUCKET = "headwater.bucket_uuid"
 _TABLE = "headwater.table"
 """A property: the collection that the table is of."""
+_DESCRIPTION = "comment"
+"""A property that catalogs and engines show as the description of the table."""
 SNAPSHOTS_KEPT = 32
 """Older ones are forgotten: all of them are in the metadata, which every commit writes again."""
 _PROPERTIES = {
@@ -105,8 +114,10 @@ def load_catalog_of(settings: IcebergSettings, lake: Location) -> Catalog:
     try:
         if "://" not in settings.catalog:
             return load_catalog(settings.catalog, **store)
-        warehouse = f"file://{Path(lake.uri).absolute()}" if lake.is_local else lake.uri
-        return load_catalog("headwater", uri=settings.catalog, warehouse=f"{warehouse}/iceberg", **store)
+        if settings.catalog.startswith(("http://", "https://")):
+            # The service decides where tables are; to it, a warehouse is a name.
+            return load_catalog("headwater", uri=settings.catalog, **store)
+        return load_catalog("headwater", uri=settings.catalog, warehouse=f"{lake.full_uri}/iceberg", **store)
     except Exception as error:
         # The URI may hold a password, and what is raised may repeat the URI.
         raise InvalidInput(
@@ -141,9 +152,14 @@ def _failed(table: str, what: str, error: Exception) -> LakeError:
     )
 
 
-def _schema(schema: pa.Schema) -> pa.Schema:
-    """Iceberg has no integers of 16 bits."""
-    return pa.schema([field.with_type(pa.int32()) if pa.types.is_int16(field.type) else field for field in schema])
+def _schema(schema: pa.Schema, kind: TableKind) -> pa.Schema:
+    """The columns with their comments, which pyiceberg calls docs. Iceberg has no integers of 16 bits."""
+    return pa.schema(
+        field.with_type(pa.int32() if pa.types.is_int16(field.type) else field.type).with_metadata(
+            {"doc": field.metadata[COMMENT]}
+        )
+        for field in commented(schema, kind)
+    )
 
 
 # --- `changes`, by copies ---------------------------------------------------------------------------------------------
@@ -161,9 +177,10 @@ class IcebergChanges:
         """The table of a lake; it is made where there is none."""
         catalog = load_catalog_of(settings, lake.location)
         facts = {_BUCKET: lake.facts.bucket_uuid}
+        described = {**facts, _DESCRIPTION: table_description(TableKind.CHANGES, "")}
         try:
-            schema = _schema(changes_schema(xattrs=lake.facts.xattrs))
-            table = _open_table(catalog, settings.table, schema, facts)
+            schema = _schema(changes_schema(xattrs=lake.facts.xattrs), TableKind.CHANGES)
+            table = _open_table(catalog, settings.table, schema, described)
         except Exception as error:
             raise _failed(settings.table, "can't be opened", error) from error
         if table.properties.get(_BUCKET) != lake.facts.bucket_uuid:
@@ -187,7 +204,7 @@ class IcebergChanges:
 
     def _copy(self, lake: Lake, number: int) -> None:
         properties = {_BATCH: str(number)}
-        schema = _schema(changes_schema(xattrs=lake.facts.xattrs))
+        schema = _schema(changes_schema(xattrs=lake.facts.xattrs), TableKind.CHANGES)
         try:
             with self._table.transaction() as transaction:
                 for vbucket, kept in _rollbacks(lake, number).items():
@@ -214,7 +231,7 @@ def _rows(lake: Lake, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch
 def _rollbacks(lake: Lake, number: int) -> Rollbacks:
     """By vbucket, the last seqno that the batch has kept."""
     kept: Rollbacks = {}
-    schema = _schema(changes_schema(xattrs=lake.facts.xattrs))
+    schema = _schema(changes_schema(xattrs=lake.facts.xattrs), TableKind.CHANGES)
     for batch in _rows(lake, number, pa.schema([schema.field(name) for name in ("vbucket", "seqno", "op", "batch")])):
         for row in batch.filter(pc.equal(batch.column("op"), "rollback")).to_pylist():
             add_rollback(kept, row["vbucket"], row["seqno"])
@@ -242,7 +259,7 @@ class IcebergDocuments:
 
     def name_of(self, collection: str) -> str:
         """What the table of a collection is called. Other characters than these need quotes in most engines."""
-        return f"{self.namespace}.documents_{re.sub('[^A-Za-z0-9_]', '_', collection)}"
+        return f"{self.namespace}.documents_{plain_name(collection)}"
 
     def catch_up(self, lake: Lake) -> int:
         """Bring the tables up to the Delta tables. Returns how many were changed."""
@@ -263,10 +280,10 @@ class IcebergDocuments:
                 hint="Land without --iceberg-catalog, or without deletion vectors",
             )
         typed = None if tables.columns is None else tables.columns.schema
-        schema = _schema(documents_schema(xattrs=lake.facts.xattrs, typed=typed))
+        schema = _schema(documents_schema(xattrs=lake.facts.xattrs, typed=typed), TableKind.DOCUMENTS)
         try:
             table = self.tables.get(name) or self._open(lake, name, schema)
-            live = {f"{_uri(log.location)}/{file.path}" for file in log.files()}
+            live = {f"{log.location.full_uri}/{file.path}" for file in log.files()}
             held = {task.file.file_path: task.file for task in table.scan().plan_files()}
             if live != held.keys():
                 gone = [held[path] for path in held.keys() - live]
@@ -284,7 +301,8 @@ class IcebergDocuments:
 
     def _open(self, lake: Lake, name: str, schema: pa.Schema) -> Table:
         called, facts = self.name_of(name), {_BUCKET: lake.facts.bucket_uuid, _TABLE: name}
-        table = _open_table(self.catalog, called, schema, {**facts, **_PROPERTIES})
+        described = {**facts, **_PROPERTIES, _DESCRIPTION: table_description(TableKind.DOCUMENTS, name)}
+        table = _open_table(self.catalog, called, schema, described)
         if any(table.properties.get(key) != value for key, value in facts.items()):
             raise LakeOfOtherBucket(
                 f"the Iceberg table {called} is not of {name} of this bucket, but of {table.properties.get(_TABLE)}",
@@ -327,8 +345,3 @@ def _forget_snapshots(table: Table) -> None:
         with contextlib.suppress(OSError):
             # What can't be deleted is in no one's way.
             table.io.delete(path)
-
-
-def _uri(location: Location) -> str:
-    """With a scheme, as engines of other languages want it."""
-    return f"file://{Path(location.uri).absolute()}" if location.is_local else location.uri

@@ -53,6 +53,8 @@ from headwater.lake.layout import (
     LakeFacts,
     TableKind,
     changes_schema,
+    commented,
+    table_description,
 )
 from headwater.lake.location import OWN_FOLDER, Location, lake_error, noting_outputs
 from headwater.lake.set_aside import AsideTables, own_fault
@@ -191,7 +193,8 @@ class Lake:
         )
         DeltaLog.create(
             location.join(TableKind.CHANGES),
-            changes_schema(xattrs=xattrs),
+            commented(changes_schema(xattrs=xattrs), TableKind.CHANGES),
+            description=table_description(TableKind.CHANGES, ""),
             ranges=CHANGE_RANGES,
             properties=facts.to_properties(),
             transactions={},

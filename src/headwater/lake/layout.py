@@ -310,6 +310,80 @@ def rejects_schema(*, with_field: bool) -> pa.Schema:
     return pa.schema([*_DOCUMENT, *([FIELD] if with_field else []), pa.field("reason", pa.string(), nullable=False)])
 
 
+# --- what the tables say of themselves --------------------------------------------------------------------------------
+#
+# Delta keeps a description of a table and a comment for each column in its metadata. Engines show them, and catalogs
+# get them from there.
+
+FIELD_METADATA = b"headwater.field"
+"""On a column: the field that it holds, where that has another name."""
+COMMENT = b"comment"
+"""On a column: what Delta calls its comment."""
+_DESCRIPTIONS = {
+    "changes": "Every change that was landed, in the order of its seqno within each vbucket; void marks those that a "
+    "rollback took back",
+    "documents": "The live documents of {}",
+    "history": "All versions of the documents of {}, each with the time that it was valid",
+    "rejects": "Live documents of {} with values that the typed columns of documents can't hold",
+}
+_COMMENTS = {
+    "vbucket": "The vbucket of the key",
+    "vbuuid": "The branch of the vbucket's history that the change is on",
+    "seqno": "The number of the change within its vbucket",
+    "rev": "The number of changes of the document",
+    "op": "What the change was, such as mutation, deletion, expiration or rollback",
+    "scope": "The scope of the collection",
+    "collection": "The collection",
+    "collection_id": "The number of the collection: one that is made again has another",
+    "key": "The key; with escapes where it is not UTF-8",
+    "key_bytes": "The bytes of a key that is not UTF-8",
+    "value": "The value, as the server has it",
+    "document": "The document, if it is JSON",
+    "content": "The bytes of a document that is not JSON",
+    "datatype": "The protocol's datatype bits: 1 is JSON",
+    "flags": "The flags that the writer has set",
+    "expiry": "When the document expires, in seconds since 1970; 0 for never",
+    "cas": "The CAS value of the version",
+    "changed_at": "When the change was made, by the clock of its server",
+    "snapshot_start": "The first seqno of the snapshot that the change came in",
+    "snapshot_end": "The last seqno of the snapshot that the change came in",
+    "batch": "The number of the batch that landed the change",
+    "landed_at": "When that batch was landed",
+    "void": "Whether a rollback took the change back",
+    XATTRS.name: "The extended attributes",
+    GROUP.name: "The group of vbuckets that a file of the table has rows of",
+    "valid_from": "When the version was written",
+    "valid_to": "When the next version was written; null for the current one",
+    "valid_to_seqno": "The seqno of the change that ended the version",
+    IS_CURRENT.name: "Whether the version is the current one",
+    FIELD.name: "The first field that does not fit its column",
+    "reason": "Why it does not fit",
+}
+
+
+def table_description(kind: TableKind, collection: str) -> str:
+    """What a table has. `changes` is of no collection."""
+    return _DESCRIPTIONS[kind].format(collection)
+
+
+def commented(schema: pa.Schema, kind: TableKind) -> pa.Schema:
+    """A schema whose columns say what they have, where they do not yet. Other columns than ours are typed ones."""
+    own = {"document": _DOCUMENT, "change": [*_CHANGE, *_LANDING]}[
+        "change" if kind is TableKind.CHANGES else "document"
+    ]
+    validity = history_schema(xattrs=False) if kind is TableKind.HISTORY else []
+    rejected = rejects_schema(with_field=True) if kind is TableKind.REJECTS else []
+    names = {it.name for it in (*own, XATTRS, GROUP, IS_CURRENT, *validity, *rejected)}
+
+    def with_comment(field: pa.Field) -> pa.Field:
+        metadata = field.metadata or {}
+        of_field = metadata.get(FIELD_METADATA, field.name.encode()).decode()
+        comment = _COMMENTS[field.name] if field.name in names else f"The field {of_field!r} of the document"
+        return field.with_metadata({COMMENT: comment, **metadata})
+
+    return pa.schema([with_comment(field) for field in schema])
+
+
 # --- from the batches of a reader, or of Spark, to the columns of `changes` -------------------------------------------
 
 

@@ -162,6 +162,11 @@ class Location:
         return _SCHEME.match(self.uri) is None
 
     @property
+    def full_uri(self) -> str:
+        """The URI with its scheme, as engines of other languages and catalogs want it."""
+        return f"file://{self.uri}" if self.is_local else self.uri
+
+    @property
     def delta_options(self) -> dict[str, str] | None:
         """The options for delta-rs."""
         return dict(self.options) or None

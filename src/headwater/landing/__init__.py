@@ -90,6 +90,8 @@ def land(
     upkeep: Upkeep | None = None,
     groups: int | None = None,
     iceberg: IcebergSettings | None = None,
+    catalog: str | None = None,
+    schema: str | None = None,
     transform: TransformFunction | Transform | None = None,
     consistent: bool = False,
     on_batch: Callable[[LandedBatch], None] | None = None,
@@ -110,6 +112,9 @@ def land(
         lake, fresh, upkeep: How documents are merged, how fresh they are kept, and how long old files are.
         groups: How many parts tables are cut into; by default as many as the documents need.
         iceberg: A catalog that gets the tables as Iceberg tables, too.
+        catalog: Where all tables are registered, and stay so: `unity://HOST:PORT/CATALOG`, `unitys://HOST/CATALOG`,
+            `glue://`, or `spark` for the catalog of the session.
+        schema: The schema of the catalog that gets them; by default one with the bucket's name.
         transform: A function from Arrow batch to Arrow batch that all changes go through in the tasks, before they are
             written. It may change the columns `value`, `datatype` and `xattrs`, and nothing else.
         consistent: Every version of the documents is a state that the bucket had. The server must keep history.
@@ -124,6 +129,7 @@ def land(
         HeadwaterError: The bucket, the directory or an option can't be used.
         TypeError: There is no such keyword.
     """
+    from headwater.lake.catalog_services import CatalogSettings
     from headwater.lake.lake import LakeSettings
     from headwater.lake.layout import EVERY_COLLECTION
     from headwater.lake.transform import Transform
@@ -151,6 +157,7 @@ def land(
         upkeep=upkeep or Upkeep(),
         groups=groups,
         iceberg=iceberg,
+        catalog=CatalogSettings.of(catalog, schema),
         transform=Transform.of(transform) if callable(transform) else transform,
         consistent=consistent,
     )

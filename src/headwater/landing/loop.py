@@ -35,6 +35,7 @@ from headwater.errors import (
     QueryFailed,
     SparkEnded,
 )
+from headwater.lake.catalogs import CatalogKeeper
 from headwater.lake.chosen_rows import ChosenRows
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, first_documents, merge
 from headwater.lake.dead_files import (
@@ -119,7 +120,8 @@ class LandingStatus:
 
     is_active: bool
     doing: str
-    """`waiting`, `reading`, `merging`, `retrying`, `waiting for room`, `tidying up` or `stopped`."""
+    """`waiting`, `reading`, `merging`, `retrying`, `waiting for room`, `tidying up`,
+    `registering` or `stopped`."""
     batch: int
     """The number of the last batch in the tables; -1 where there is none."""
     rows: int | None
@@ -151,6 +153,10 @@ class LandingStatus:
     """Of the files that the tables have now; None before the first turn."""
     dead_bytes: int | None = None
     """Of files that are kept for earlier versions, or that no commit has named."""
+    tables_unregistered: int | None = None
+    """Tables that the catalog lacks, or has as they were before; None without a catalog."""
+    catalog_failure: str | None = None
+    """Why, for the first of them, and what to do; None where it has not failed."""
     advice: str | None = None
     """What would help, where merges can't hold what `Freshness` asks for; from then on."""
 
@@ -191,6 +197,7 @@ class LandingLoop:
         upkeep: Upkeep,
         iceberg: IcebergSettings | None,
         chosen: ChosenRows,
+        keeper: CatalogKeeper | None = None,
         grows: bool,
         is_consistent: bool = False,
         on_landed: Callable[[LandedBatch], None],
@@ -213,6 +220,7 @@ class LandingLoop:
         """The tables hold what the bucket was at one moment, as far as this run knows."""
         self._cuts_missed = 0
         self._on_landed = on_landed
+        self._keeper = keeper
         self._iceberg_settings = iceberg
         self._iceberg: tuple[IcebergChanges, IcebergDocuments] | None = None
         self._open_iceberg(lake)
@@ -247,6 +255,8 @@ class LandingLoop:
     def stop(self) -> None:
         """Stop as soon as possible. A batch that is not committed yet is dropped."""
         self._stopping.set()
+        if self._keeper is not None:
+            self._keeper.close()
 
     def ask_for_merge(self) -> bool:
         """Merge what is pending next, whatever `Freshness` says. Returns whether anything is pending."""
@@ -257,6 +267,7 @@ class LandingLoop:
         """How it stands now."""
         now_s = time.time()
         numbers, lag_s = self._numbers, self.lag.seconds(now_s)
+        in_catalog = None if self._keeper is None else self._keeper.status()
         age_s = lag_s
         if numbers.has_pending or numbers.set_aside:
             merged_s = numbers.documents_as_of_s
@@ -281,6 +292,8 @@ class LandingLoop:
             live_bytes=self._file_bytes[0],
             dead_bytes=self._file_bytes[1],
             advice=self._advice,
+            tables_unregistered=None if in_catalog is None else in_catalog.missing,
+            catalog_failure=None if in_catalog is None else in_catalog.failure,
         )
 
     def check_set_aside(self) -> None:
@@ -320,12 +333,17 @@ class LandingLoop:
                     self._report_failure(cause, delay_s)
                     self._pause(delay_s)
             if self._every_s is None and not self._stopping.is_set():
+                if self._keeper is not None:
+                    self._doing = "registering"
+                    self._keeper.settle()
                 self.check_set_aside()
         except BaseException:
             if not self._stopping.is_set():
                 raise
         finally:
             self._doing = "stopped"
+            if self._keeper is not None:
+                self._keeper.close()
             self._watch.close()
 
     def _recover(self, error: Exception) -> HeadwaterError:
@@ -394,8 +412,11 @@ class LandingLoop:
         if (settings := self._iceberg_settings) is not None:
             self._iceberg = (IcebergChanges.open(settings, lake), IcebergDocuments.open(settings, lake))
 
-    def _keep_iceberg(self, lake: Lake) -> None:
-        """Bring the Iceberg tables up to the Delta tables, where there are any."""
+    def _publish(self, lake: Lake) -> None:
+        """Have the catalog know all tables, and bring the Iceberg tables up to the Delta tables, where there are any.
+        Before the first batch there is nothing to know."""
+        if self._keeper is not None and lake.last_batch >= 0:
+            self._keeper.offer(lake)
         for tables in self._iceberg or ():
             tables.catch_up(lake)
 
@@ -421,7 +442,7 @@ class LandingLoop:
         if lake.try_set_aside():
             self._numbers = _TableNumbers.of(lake)
         switch_modes(lake, self._jobs)
-        self._keep_iceberg(lake)
+        self._publish(lake)
         self._begin_at_start(lake)
         lake.step("plan")
         looked_s = time.time()
@@ -454,7 +475,7 @@ class LandingLoop:
             self._waiting_since_s = time.monotonic()
         merges = 0
         try:
-            self._keep_iceberg(lake)
+            self._publish(lake)
             merges = self._merge(written) if written else self._merge_if_due()
             self._keep_tidy(lake, committed.number)
             self._numbers = _TableNumbers.of(lake)
@@ -575,7 +596,7 @@ class LandingLoop:
         self._failures, self._failure = 0, None
         self._last_merge_s = ended_s - began_s
         self._numbers = _TableNumbers.of(self._lake)
-        self._keep_iceberg(self._lake)
+        self._publish(self._lake)
         return merges
 
     def _keep_tidy(self, lake: Lake, number: int) -> None:

@@ -25,6 +25,8 @@ from typing import Any
 from headwater.client.blocking_bucket import Surveyor, bootstrap, look_at_bucket
 from headwater.client.collection_names import CollectionNames
 from headwater.errors import HeadwaterError, InvalidInput, LakeError, LakeFull, LakeGone, LakeUnreachable
+from headwater.lake.catalog_services import CatalogSettings
+from headwater.lake.catalogs import Catalog, CatalogKeeper
 from headwater.lake.chosen_rows import ChosenRows
 from headwater.lake.iceberg import IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake, LakeSettings, landed_selection
@@ -38,7 +40,7 @@ from headwater.landing.bucket_watch import BucketWatch, SeenCollection
 from headwater.landing.freshness import Freshness
 from headwater.landing.loop import LandedBatch, LandingLoop, LandingStatus, Upkeep
 from headwater.landing.source_options import Conditions, Mode, SourceOptions, ValueForm
-from headwater.landing.tasks import JobRunner
+from headwater.landing.tasks import JobRunner, SessionRunner
 from headwater.log_fields import LogEvent, fields
 from headwater.options import parse_interval_s
 from headwater.phrases import counted
@@ -71,6 +73,8 @@ class Landing:
     """Into how many parts new tables are cut, and stay; None for as many as the documents need, now and later."""
     iceberg: IcebergSettings | None = None
     """Have `changes` and `documents` as Iceberg tables, too."""
+    catalog: CatalogSettings | None = None
+    """Register all tables, and keep them registered."""
     transform: Transform | None = None
     """What all changes go through before they are written; see `headwater.lake.transform`."""
     consistent: bool = False
@@ -111,6 +115,8 @@ class Landing:
                 watch.check_history()
         if self.iceberg is not None:
             load_catalog_of(self.iceberg, location)
+        if self.catalog is not None and not self.catalog.needs_session:
+            self.catalog.open_service(region=self.storage_options.get("aws_region"))
         location.check()
         lake = Lake.open(location, bucket_uuid=bucket.uuid, settings=self.lake, aside=AsideTables())
         if lake is not None:
@@ -145,16 +151,28 @@ class Landing:
         `lake` is what `prepare` returned, for a caller that does something in between.
         """
         every_s = parse_interval_s(every) if isinstance(every, str) else every
-        lake = lake or self.prepare()
         options = SourceOptions.make(self.source)
+        keeper = None
+        if self.catalog is not None:
+            keeper = CatalogKeeper(
+                self._open_catalog(self.catalog, runner), self.catalog.schema_for(options.settings.bucket)
+            )
+        lake = lake or self.prepare()
         options = replace(options, seen=(*options.seen, *_seen_collections(lake, options)))
         # `ChosenRows` leaves out what the lake is landed without.
         options = replace(options, where=Conditions(), system=True)
         if self.consistent:
             options = replace(options, read=replace(options.read, history=True))
-        query = LandingQuery(self, options, runner, lake, every_s=every_s, on_batch=on_batch)
+        query = LandingQuery(self, options, runner, lake, every_s=every_s, on_batch=on_batch, keeper=keeper)
         query.start()
         return query
+
+    def _open_catalog(self, settings: CatalogSettings, runner: JobRunner) -> Catalog:
+        if not settings.needs_session:
+            return settings.open_service(region=self.storage_options.get("aws_region"))
+        settings.check_runner(has_session=isinstance(runner, SessionRunner))
+        assert isinstance(runner, SessionRunner), "it has just been checked"
+        return runner.session_catalog(settings.name_in_session)
 
 
 # --- what is checked before it begins ---------------------------------------------------------------------------------
@@ -247,6 +265,7 @@ class LandingQuery:
         *,
         every_s: float | None,
         on_batch: OnBatch | None,
+        keeper: CatalogKeeper | None = None,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.name = f"headwater land {landing.into}"
@@ -263,6 +282,7 @@ class LandingQuery:
             upkeep=landing.upkeep,
             iceberg=landing.iceberg,
             chosen=ChosenRows.of(landed_selection(lake) or Selection(), landing.transform),
+            keeper=keeper,
             grows=landing.groups is None,
             is_consistent=landing.consistent,
             on_landed=self._on_landed,

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,7 @@ from headwater.client.changes import split_keys
 from headwater.client.offsets import Offsets
 from headwater.client.settings import ClientSettings
 from headwater.errors import NoConsistentCut, QueryFailed, ReadRolledBack, UnknownCollection, UnknownScope
+from headwater.lake.catalogs import Catalog
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.chosen_rows import ChosenRows, without_system
 from headwater.lake.documents_merge import FirstDocuments, Merged
@@ -61,6 +62,13 @@ class JobRunner(Protocol):
     def __call__(self, tasks: Sequence[Any]) -> list[Any]: ...
 
     def cancel(self) -> None: ...
+
+
+@runtime_checkable
+class SessionRunner(Protocol):
+    """A runner on a Spark session, whose catalogs tables can be registered in."""
+
+    def session_catalog(self, name: str | None) -> Catalog: ...
 
 
 class LocalRunner:

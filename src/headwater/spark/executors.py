@@ -30,8 +30,10 @@ from pyspark.sql import SparkSession
 
 from headwater.errors import SparkEnded
 from headwater.kernels.machine_code import code_folder, compile_kernels, sources_digest
+from headwater.lake.catalogs import Catalog
 from headwater.lake.lake import Task, TaskOutcome, results, run_task
 from headwater.lake.transform import Transform, TransformFunction
+from headwater.spark.catalog import SessionCatalog
 from headwater.spark.query_errors import query_error
 from headwater.spark.session import hide_password, is_remote, spark_logs, start_session, use_this_python
 
@@ -48,6 +50,10 @@ class SparkRunner:
         self._name = name
         self._tag = f"headwater-{uuid.uuid4().hex}"
         self._is_prepared = False
+
+    def session_catalog(self, name: str | None) -> Catalog:
+        """The session's catalog of a name, or its current one, for the tables of a landing."""
+        return SessionCatalog(self._spark, name)
 
     def cancel(self) -> None:
         """End the job that is running, if there is one. For any thread."""

@@ -149,13 +149,17 @@ def test_a_line_of_json_for_each_batch(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_table_that_is_set_aside_is_said_once_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    query = Query([batch()], landing_status=replace(STATUS, tables_set_aside=1, set_aside=(ASIDE,)))
+    in_catalog = {"tables_unregistered": 2, "catalog_failure": "a is not up to date in the catalog: it is full. Wait"}
+    query = Query([batch()], landing_status=replace(STATUS, tables_set_aside=1, set_aside=(ASIDE,), **in_catalog))
     landing: Any = Landing(query)
     view = _View(as_json=False, quiet=False)
     _run(landing, LAKE, None, view, None)
     view.refresh()
-    assert capsys.readouterr().err.count("a.b is set aside: its log is damaged. Bring it back.\n") == 1
-    assert str(status_line(query.landing_status)).endswith("2 rollbacks  1 table set aside")
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("a.b is set aside: its log is damaged. Bring it back.") == 1
+    assert said.count("A is not up to date in the catalog: it is full. Wait.") == 1
+    line = str(status_line(query.landing_status))
+    assert line.endswith("2 rollbacks  1 table set aside  2 tables not in the catalog")
 
 
 def test_the_line_says_what_is_known() -> None:
@@ -263,7 +267,9 @@ def test_a_port_for_metrics_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 # A landing's numbers, as Prometheus gets them.
 
 
-SCRAPED_STATUS = replace(STATUS, batch=11, rollbacks=3, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=1.1)
+SCRAPED_STATUS = replace(
+    STATUS, tables_unregistered=1, batch=11, rollbacks=3, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=1.1
+)
 
 
 def lines(status: LandingStatus | None) -> dict[str, float]:
@@ -288,9 +294,10 @@ def test_the_numbers_are_those_of_the_status() -> None:
         "headwater_land_last_merge_seconds": 1.1,
         "headwater_land_failures": 0,
         "headwater_land_tables_set_aside": 0,
+        "headwater_land_tables_unregistered": 1,
         "headwater_land_merges_slow": 0,
     }
-    assert len(METRICS) == len(fields(LandingStatus)) - 3, "all of it but the words"
+    assert len(METRICS) == len(fields(LandingStatus)) - 4, "all of it but the words"
 
 
 def test_what_is_not_known_is_left_out() -> None:

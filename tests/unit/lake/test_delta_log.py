@@ -18,7 +18,7 @@ from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.lake import delta_log
 from headwater.lake.data_files import DataFile, FileWriter, read_files
 from headwater.lake.delta_log import DeltaLog, TableCommit
-from headwater.lake.layout import FORMAT_PROPERTY
+from headwater.lake.layout import FORMAT_PROPERTY, TableKind
 from headwater.lake.location import Location
 from headwater.lake.table_state import LandedTotals, TableState
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
@@ -299,3 +299,21 @@ def test_a_table_with_a_feature_that_is_not_known_is_not_written(tmp_path: Path)
     log.refresh()
     with pytest.raises(LakeError, match="another program has turned on rowTracking"):
         log.commit(TableCommit(state=state(1)))
+
+
+def test_a_table_of_an_earlier_version_gets_its_description(tmp_path: Path) -> None:
+    log = create(tmp_path)
+    log.commit(TableCommit(add=[write(log, 1)], state=state(1)))
+    log._table.alter.set_column_metadata("text", {"comment": "mine"})
+    log.refresh()
+    for _ in range(2):
+        log.keep_description(TableKind.CHANGES, "", state(2))
+    assert log.version == 3
+    assert log.description.startswith("Every change that was landed")
+    comments = {column["name"]: column["metadata"]["comment"] for column in log.columns}
+    assert comments == {"seqno": "The number of the change within its vbucket", "text": "mine"}
+    assert seqnos(tmp_path) == [1]
+    log._table.alter.set_table_description("mine")
+    log.refresh()
+    log.keep_description(TableKind.CHANGES, "", state(2))
+    assert (log.description, log.state()) == ("mine", state(2))
