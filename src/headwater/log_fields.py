@@ -110,6 +110,7 @@ class Fields(TypedDict, total=False):
     manifest: Annotated[str, "the uid of the collections manifest, in hex"]
     method: Annotated[str, "the HTTP method"]
     path: Annotated[str, "the path of a request, or of a file"]
+    pipeline: Annotated[str, "the name of a pipeline, if one process lands several"]
     peer: Annotated[str, "the address of the connected peer"]
     reason: Annotated[str, "the reason, as text"]
     replicas: Annotated[int, "how many replicas"]

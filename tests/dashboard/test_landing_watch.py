@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from headwater.cli.land import LandingMetrics
+from headwater.cli.land import LandingCollector, LandingMetrics
 from headwater.errors import InvalidInput
 from headwater.http.requests import TOKEN_VARIABLE
 from headwater.landing.loop import LandingStatus
@@ -51,7 +51,8 @@ def metrics_text() -> bytes:
         is_active=True, doing="reading", batch=2, rows=1200, rollbacks=1, documents=900, tables=2, lag_seqnos=17,
         lag_s=2.5, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=None, failures=0,
     )  # fmt: skip
-    registry.register(LandingMetrics("beer", lambda: status, page="http://127.0.0.1:8080/ui/"))
+    beer = LandingMetrics("beer", lambda: status, page="http://127.0.0.1:8080/ui/")
+    registry.register(LandingCollector(beer))
     return generate_latest(registry)
 
 
