@@ -46,6 +46,8 @@ class LogEvent(StrEnum):
     """A user requested something without the privilege for it."""
     GROUPS_GROWN = "groups_grown"
     """The tables of a landing have grown, and were divided into more groups."""
+    LANDING_FAILED = "landing_failed"
+    """One of several pipelines has ended with an error. The others continue."""
     LANDING_NOT_NOTED = "landing_not_noted"
     """A landing could not write its status for its page. It continues."""
     LANDING_STOPPED = "landing_stopped"

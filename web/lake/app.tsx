@@ -194,7 +194,8 @@ function Shell(props: ShellParts) {
         {props.children}
       </main>
       <footer>
-        Headwater {session.version} · <span class="lake-uri">{props.uri}</span>
+        Headwater {session.version}
+        {props.uri && <> · <span class="lake-uri">{props.uri}</span></>}
       </footer>
     </>
   );

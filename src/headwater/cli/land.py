@@ -429,8 +429,9 @@ def serve_metrics(collector: LandingCollector, port: int | None) -> None:
         try:
             start_http_server(port, addr="127.0.0.1")
         except OSError as error:
-            reason = f"port {port} can't be used for metrics: {error.strerror}"
-            raise InvalidInput(reason, hint="Give another") from error
+            raise InvalidInput(
+                f"port {port} can't be used for metrics: {error.strerror}", hint="Give another"
+            ) from error
         REGISTRY.register(collector)
     telemetry.observe(collector)
 
@@ -562,7 +563,8 @@ class View:
         self._said_aside = names
 
     def _say(self, sentence: str) -> None:
-        self._console.print(printable(f"{self._pipeline}: {sentence}" if self._pipeline else sentence), markup=False)
+        named = f"{self._pipeline}: {sentence}" if self._pipeline else sentence
+        self._console.print(printable(named), markup=False, soft_wrap=bool(self._pipeline))
 
     def on_batch(self, batch: LandedBatch) -> None:
         self._rows += batch.rows
@@ -570,6 +572,15 @@ class View:
         if self._as_json:
             named = {"pipeline": self._pipeline} if self._pipeline else {}
             click.echo(json.dumps({**named, **batch_object(batch)}))
+
+    def say_failed(self, failure: BaseException) -> None:
+        """For one of several pipelines."""
+        sentence = f"{self._pipeline}: {failure}"
+        if self._logs:
+            about = fields(event=LogEvent.LANDING_FAILED, pipeline=self._pipeline, error=type(failure).__name__)
+            logger.error("%s", sentence, extra=about)
+        else:
+            self._console.print(printable(f"Error: {sentence}"), markup=False, soft_wrap=True)
 
     def say_stopped(self) -> None:
         sentence = "Stopped. The same command resumes from here."

@@ -59,7 +59,6 @@ OF_PROCESS = ("runs_on", "master", "memory", "metrics_port", "page_at", "ui_toke
 """The parameters that a process has once."""
 
 Runners = Callable[[str], JobRunner]
-logger = logging.getLogger(__name__)
 
 
 class Pipeline:
@@ -109,7 +108,6 @@ class Pipeline:
                 is_ours = isinstance(error, HeadwaterError)
                 if not is_ours:
                     traceback.print_exception(error)
-                logger.error("the landing has failed: %s", error)
                 may_pass = is_ours and error.retriable and not isinstance(error, SparkEnded)  # type: ignore[attr-defined]
                 if self._every_s is None or not may_pass:
                     return
@@ -196,7 +194,8 @@ def land_several(contexts: Mapping[str, click.Context]) -> None:
                 one.start(runners)
             # While Spark starts, which takes seconds, they look at their buckets and tables.
             runners.set_result(stack.enter_context(task_runners(master=master, memory=shared["memory"])))
-            code = _follow(pipelines, console, is_live=console.is_terminal and not any(how.values()))
+            is_live = console.is_terminal and not any(how.values())
+            code = _follow(pipelines, Live(console=console, transient=True) if is_live else None)
     except BaseException:
         runners.cancel()
         raise
@@ -262,7 +261,7 @@ class _Named(logging.Filter):
         return True
 
 
-def _follow(pipelines: Sequence[Pipeline], console: Console, *, is_live: bool) -> int:
+def _follow(pipelines: Sequence[Pipeline], live: Live | None) -> int:
     """Show how they stand until all have ended. Returns the exit code."""
     said: dict[str, BaseException] = {}
 
@@ -271,9 +270,8 @@ def _follow(pipelines: Sequence[Pipeline], console: Console, *, is_live: bool) -
         for one in pipelines:
             if one.failure is not None and said.get(one.name) is not one.failure:
                 said[one.name] = one.failure
-                console.print(printable(f"Error: {one.name}: {one.failure}"), markup=False, soft_wrap=True)
+                one.view.say_failed(one.failure)
 
-    live = Live(console=console, transient=True) if is_live else None
     try:
         with live or contextlib.nullcontext():
             while any(one.is_active for one in pipelines):
@@ -282,7 +280,7 @@ def _follow(pipelines: Sequence[Pipeline], console: Console, *, is_live: bool) -
                 for one in pipelines:
                     one.view.refresh()
                 if live is not None:
-                    live.update(Text("\n").join(one.line() for one in pipelines))
+                    live.update(Text("\n", no_wrap=True, overflow="ellipsis").join(one.line() for one in pipelines))
     except KeyboardInterrupt as error:
         left = _stop(pipelines)
         say_failures()

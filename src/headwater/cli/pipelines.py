@@ -107,7 +107,7 @@ class CommandWithPipelines(click.RichCommand):
         return sys.exit(1 if 1 in codes else max(codes))
 
     def _exit_code(self, name: str, ctx: click.Context) -> int:
-        click.echo(f"{printable(name)}:", err=True)
+        click.echo(f"{printable(name)}:", err=bool(ctx.params.get("as_json")))
         try:
             with ctx:
                 super().invoke(ctx)

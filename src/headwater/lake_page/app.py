@@ -149,9 +149,11 @@ class LakeState:
         shown: dict[str, Any] = {"uri": self._location.uri, "state": "starting"}
         if note is None:
             return shown
-        numbers = {name: note.status.get(name) for name in ("lag_s", "documents_age_s", "documents", "failures")}
-        about = {"source": note.source, "failure": note.failure, **numbers}
-        return {**shown, "state": _state_of(note, time.time()), **about}
+        state = _state_of(note, time.time())
+        # Of a landing that has ended it is not known how far it is behind.
+        times = ("lag_s", "documents_age_s") if state == "running" else ()
+        numbers = {name: note.status.get(name) for name in (*times, "documents", "failures")}
+        return {**shown, "state": state, "source": note.source, "failure": note.failure, **numbers}
 
     def tick(self) -> None:
         """Take the lag of a landing in this process, whether anyone looks or not."""
