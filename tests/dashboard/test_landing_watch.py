@@ -101,6 +101,22 @@ def test_a_landing_of_another_bucket_is_not_shown_there() -> None:
     assert len(landings.of("beer")) == 1
 
 
+def test_two_pipelines_of_one_bucket_are_two_landings() -> None:
+    text = "".join(
+        f'headwater_land_lag_seqnos{{bucket="beer",pipeline="{name}"}} {lag}\n'
+        f'headwater_land_page_info{{bucket="beer",pipeline="{name}",url="http://h/ui/#/{name}"}} 1\n'
+        for name, lag in (("one", 1), ("two", 2))
+    )
+    with answering(200, text.encode()) as url:
+        landings = Landings([url])
+        landings.numbers = [fetch_landing(url)]
+    shown = [(it["url"], it["page"], it["numbers"]) for it in landings.of("beer")]
+    assert shown == [
+        (f"{url}#one", "http://h/ui/#/one", {"lag_seqnos": 1}),
+        (f"{url}#two", "http://h/ui/#/two", {"lag_seqnos": 2}),
+    ]
+
+
 def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "refused" in str(fetch_landing("http://127.0.0.1:1/metrics").error)
     with answering(500, b"") as url:
