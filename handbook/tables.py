@@ -18,7 +18,7 @@ from typing import Any, cast, get_args, get_type_hints
 from prometheus_client.metrics_core import Metric
 
 from handbook.markdown import code, sentence, table, written_below
-from headwater.cli.land import LandingMetrics
+from headwater.cli.land import METRICS_LABELS, LandingCollector, LandingMetrics
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.prometheus import READER_LABELS, ReaderCollector
 from headwater.client.read_options import READ_OPTIONS
@@ -107,7 +107,8 @@ def node_metrics_table() -> str:
 def landing_metrics_table() -> str:
     # What is not known would leave its metric out.
     status = LandingStatus(**dict.fromkeys((field.name for field in fields(LandingStatus)), cast(Any, 0)))
-    return _families(LandingMetrics("", lambda: status, page="").collect(), common=("bucket",))
+    landing = LandingMetrics("", lambda: status, page="")
+    return _families(LandingCollector(landing).collect(), common=METRICS_LABELS)
 
 
 def _families(families: Iterable[Metric], common: Sequence[str] = ()) -> str:

@@ -8,12 +8,16 @@ import inspect
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from headwater.testing.nursery import Nursery
 from support.node_process import NodeProcess, StartNode
+
+if TYPE_CHECKING:
+    from support.traces import Traces
 
 # Every run tries other examples, so that few are enough for one; `make soak` tries many. No deadline: machines differ.
 settings.register_profile("every-run", max_examples=25, deadline=None)
@@ -68,6 +72,19 @@ def start_node(tmp_path: Path) -> Iterator[StartNode]:
         yield start
     for node in nodes:
         assert "Traceback" not in node.log(), node.log()
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
+    """What this process records with OpenTelemetry."""
+    # Few tests need the SDK.
+    from headwater import telemetry
+    from support.traces import Traces
+
+    kept = Traces()
+    monkeypatch.setattr(telemetry, "_tracer", lambda: kept.provider.get_tracer(telemetry.SCOPE))
+    yield kept
+    kept.provider.shutdown()
 
 
 @pytest.fixture(scope="session")

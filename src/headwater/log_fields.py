@@ -46,6 +46,8 @@ class LogEvent(StrEnum):
     """A user requested something without the privilege for it."""
     GROUPS_GROWN = "groups_grown"
     """The tables of a landing have grown, and were divided into more groups."""
+    LANDING_FAILED = "landing_failed"
+    """One of several pipelines has ended with an error. The others continue."""
     LANDING_NOT_NOTED = "landing_not_noted"
     """A landing could not write its status for its page. It continues."""
     LANDING_STOPPED = "landing_stopped"
@@ -114,6 +116,7 @@ class Fields(TypedDict, total=False):
     manifest: Annotated[str, "the uid of the collections manifest, in hex"]
     method: Annotated[str, "the HTTP method"]
     path: Annotated[str, "the path of a request, or of a file"]
+    pipeline: Annotated[str, "the name of a pipeline, if one process lands several"]
     peer: Annotated[str, "the address of the connected peer"]
     reason: Annotated[str, "the reason, as text"]
     replicas: Annotated[int, "how many replicas"]

@@ -169,3 +169,35 @@ def test_elsewhere_the_page_needs_its_token(browser: Browser, directory: Path) -
         # The browser itself notes the refusal; nothing else may be there.
         assert [line for line in browser.console() if "401" not in line] == []
         browser.open("about:blank")
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_several_pipelines_are_listed_and_lead_to_their_lakes(
+    browser: Browser, directory: Path, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    location, away = Location.of(str(directory)), note(is_running=False, failure="the bucket 'shop' is gone")
+    states = {"a shop": LakeState(location, landing=note), "bad": LakeState(location.join("no"), landing=lambda: away)}
+    browser.resize(size)
+    with serving_page(states, PageAddress.make("0", TOKEN)) as url:
+        browser.open(url)
+        browser.find("#token").send_keys(TOKEN)
+        browser.find("button[type=submit]").click()
+        assert "1 of 2 run as they should" in browser.find("[aria-labelledby=pipelines-title]").text
+        bad = browser.find("tr[data-pipeline=bad][data-state=failed]")
+        assert "the bucket 'shop' is gone" in bad.text
+        assert browser.run("return document.documentElement.scrollWidth") <= size[0]
+        assert axe_findings(browser) == []
+        browser.screenshot(Path(SHOTS or tmp_path) / f"pipelines-{size[0]}.png")
+        browser.find("tr[data-pipeline='a shop'] a").click()
+        assert "what was written more than" in browser.find("[data-landing=running]").text
+        # Links and samples are of this lake.
+        browser.find("nav a[href='#/a%20shop/tables']").click()
+        row = browser.find(f"tr[data-table='documents/{DEFAULT}']")
+        row.find_element("css selector", "button.disclose").click()
+        assert "<img src=x onerror" in browser.find(".table-details .sample").text
+        browser.find("nav a[href='#/']").click()
+        browser.find("tr[data-pipeline=bad] a").click()
+        assert "the bucket 'shop' is gone" in browser.find("[data-landing=failed]").text
+        assert "can’t be read" in browser.find(".empty").text
+        assert [line for line in browser.console() if "401" not in line] == []
+        browser.open("about:blank")

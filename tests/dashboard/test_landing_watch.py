@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from headwater.cli.land import LandingMetrics
+from headwater.cli.land import LandingCollector, LandingMetrics
 from headwater.errors import InvalidInput
 from headwater.http.requests import TOKEN_VARIABLE
 from headwater.landing.loop import LandingStatus
@@ -51,7 +51,8 @@ def metrics_text() -> bytes:
         is_active=True, doing="reading", batch=2, rows=1200, rollbacks=1, documents=900, tables=2, lag_seqnos=17,
         lag_s=2.5, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=None, failures=0,
     )  # fmt: skip
-    registry.register(LandingMetrics("beer", lambda: status, page="http://127.0.0.1:8080/ui/"))
+    beer = LandingMetrics("beer", lambda: status, page="http://127.0.0.1:8080/ui/")
+    registry.register(LandingCollector(beer))
     return generate_latest(registry)
 
 
@@ -98,6 +99,22 @@ def test_a_landing_of_another_bucket_is_not_shown_there() -> None:
         landings.numbers = [fetch_landing(url)]
     assert landings.of("wine") == []
     assert len(landings.of("beer")) == 1
+
+
+def test_two_pipelines_of_one_bucket_are_two_landings() -> None:
+    text = "".join(
+        f'headwater_land_lag_seqnos{{bucket="beer",pipeline="{name}"}} {lag}\n'
+        f'headwater_land_page_info{{bucket="beer",pipeline="{name}",url="http://h/ui/#/{name}"}} 1\n'
+        for name, lag in (("one", 1), ("two", 2))
+    )
+    with answering(200, text.encode()) as url:
+        landings = Landings([url])
+        landings.numbers = [fetch_landing(url)]
+    shown = [(it["url"], it["page"], it["numbers"]) for it in landings.of("beer")]
+    assert shown == [
+        (f"{url}#one", "http://h/ui/#/one", {"lag_seqnos": 1}),
+        (f"{url}#two", "http://h/ui/#/two", {"lag_seqnos": 2}),
+    ]
 
 
 def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,26 @@
 /** The frame of a lake's page: the token if there is one, the line of health, and the three views. */
 
+import type { ComponentChildren } from "preact";
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, getJson, post } from "../src/api";
 import { Mark } from "../src/login";
 import { Empty, Problem, ThemeSwitch } from "../src/pieces";
-import { type Heard, type Session, type State, useLake } from "./lake";
+import { type Heard, Pipeline, type PipelineRow, type Session, type State, useAgain, useLakePath, useLinks } from "./lake";
 import { Health, Overview } from "./overview";
+import { Pipelines } from "./pipelines";
 import { Tables } from "./tables";
 import { Timeline } from "./timeline";
 
 const PAGES = { overview: "Overview", timeline: "Timeline", tables: "Tables" } as const;
 type Page = keyof typeof PAGES;
 
-function place(): Page {
-  const name = location.hash.replace(/^#\/?/, "");
-  return name in PAGES ? (name as Page) : "overview";
+/** Where the address leads: a view, below the name of its pipeline if there are several. Null is their list. */
+function place(pipelines: string[]): { pipeline: string | null; page: Page } {
+  const parts = location.hash.replace(/^#\/?/, "").split("/");
+  const name = parts.at(-1)!;
+  const page = name in PAGES ? (name as Page) : "overview";
+  if (pipelines.length === 0) return { pipeline: "", page };
+  return { pipeline: pipelines.find((one) => encodeURIComponent(one) === parts[0]) ?? null, page };
 }
 
 function focusMain(): void {
@@ -87,17 +93,79 @@ const HEARD_NAMES: Record<Heard, string> = { connecting: "connecting", live: "li
 
 function Frame(props: { session: Session; onLoggedOut: () => void }) {
   const { session, onLoggedOut } = props;
-  const { state, heard } = useLake(onLoggedOut);
-  const [page, setPage] = useState<Page>(place());
+  const { pipelines } = session;
+  const [at, setAt] = useState(place(pipelines));
 
   useEffect(() => {
-    const listener = (): void => setPage(place());
+    const listener = (): void => setAt(place(pipelines));
     addEventListener("hashchange", listener);
     return () => removeEventListener("hashchange", listener);
-  }, []);
+  }, [pipelines]);
+
+  if (at.pipeline === null) return <Index session={session} onLoggedOut={onLoggedOut} />;
+  return (
+    // What was known of one lake is not shown for another.
+    <Pipeline.Provider value={at.pipeline} key={at.pipeline}>
+      <OneLake session={session} page={at.page} pipeline={at.pipeline} onLoggedOut={onLoggedOut} />
+    </Pipeline.Provider>
+  );
+}
+
+function Index(props: { session: Session; onLoggedOut: () => void }) {
+  const { state, heard } = useAgain<PipelineRow[]>("pipelines", props.onLoggedOut);
+  return (
+    <Shell title="Pipelines" {...props} heard={heard} home="#/">
+      {state && <Pipelines rows={state} heard={heard} />}
+    </Shell>
+  );
+}
+
+function OneLake(props: { session: Session; page: Page; pipeline: string; onLoggedOut: () => void }) {
+  const { session, page, pipeline, onLoggedOut } = props;
+  const { state, heard } = useAgain<State>(useLakePath()("state"), onLoggedOut);
+  const link = useLinks();
+  const nav = (
+    <nav aria-label="Pages">
+      {pipeline && <a href="#/">Pipelines</a>}
+      {Object.entries(PAGES).map(([name, title]) => (
+        <a key={name} href={link(name)} aria-current={page === name ? "page" : undefined}>
+          {title}
+        </a>
+      ))}
+    </nav>
+  );
+  return (
+    <Shell
+      title={PAGES[page]}
+      of={pipeline}
+      {...{ session, onLoggedOut, heard, nav }}
+      home={link("overview")}
+      nodePage={state?.landing.node_page}
+      uri={state?.uri}
+    >
+      {state === null ? null : <Current page={page} state={state} heard={heard} />}
+    </Shell>
+  );
+}
+
+interface ShellParts {
+  title: string;
+  of?: string;
+  session: Session;
+  heard: Heard;
+  home: string;
+  nav?: ComponentChildren;
+  nodePage?: string | null;
+  uri?: string;
+  onLoggedOut: () => void;
+  children: ComponentChildren;
+}
+
+function Shell(props: ShellParts) {
+  const { title, of, session, heard, onLoggedOut } = props;
   useEffect(() => {
-    document.title = `${PAGES[page]} · Lake · Headwater`;
-  }, [page]);
+    document.title = [title, ...(of ? [of] : []), "Lake", "Headwater"].join(" · ");
+  }, [title, of]);
 
   const logOut = async (): Promise<void> => {
     await post("logout");
@@ -110,29 +178,24 @@ function Frame(props: { session: Session; onLoggedOut: () => void }) {
         Skip to the content
       </a>
       <header class="top">
-        <a class="brand" href="#/overview" aria-label="Headwater, overview">
-          <Mark /> <span>Headwater</span>
+        <a class="brand" href={props.home} aria-label={of ? `Headwater, ${of}, overview` : "Headwater, overview"}>
+          <Mark /> <span>{of || "Headwater"}</span>
         </a>
-        <nav aria-label="Pages">
-          {Object.entries(PAGES).map(([name, title]) => (
-            <a key={name} href={`#/${name}`} aria-current={page === name ? "page" : undefined}>
-              {title}
-            </a>
-          ))}
-        </nav>
+        {props.nav}
         <div class="top-tools">
           <span class={`status ${heard}`} role="status">{HEARD_NAMES[heard]}</span>
-          {state?.landing.node_page && <a href={state.landing.node_page}>Node’s dashboard</a>}
+          {props.nodePage && <a href={props.nodePage}>Node’s dashboard</a>}
           <ThemeSwitch />
           {session.needs_token && <button class="plain" onClick={() => void logOut()}>Log out</button>}
         </div>
       </header>
       <main id="main" tabIndex={-1}>
-        <h1 class="sr">{PAGES[page]}</h1>
-        {state === null ? null : <Current page={page} state={state} heard={heard} />}
+        <h1 class="sr">{of ? `${of}: ${title}` : title}</h1>
+        {props.children}
       </main>
       <footer>
-        Headwater {session.version} · <span class="lake-uri">{state?.uri}</span>
+        Headwater {session.version}
+        {props.uri && <> · <span class="lake-uri">{props.uri}</span></>}
       </footer>
     </>
   );

@@ -1,6 +1,7 @@
 /** What the server says of a lake, asked for again and again. Null is for what is not known. */
 
-import { useEffect, useState } from "preact/hooks";
+import { createContext } from "preact";
+import { useContext, useEffect, useState } from "preact/hooks";
 import { ApiError, getJson } from "../src/api";
 import { duration } from "../src/format";
 
@@ -8,6 +9,36 @@ export interface Session {
   needs_token: boolean;
   is_in: boolean;
   version: string;
+  /** The names of the pipelines whose lakes are shown; none where it is one lake. */
+  pipelines: string[];
+}
+
+/** What is known of a pipeline without a look at its tables. */
+export interface PipelineRow {
+  name: string;
+  uri: string;
+  state: Landing["state"];
+  source?: string;
+  failure?: string | null;
+  failures?: number | null;
+  lag_s?: number | null;
+  documents_age_s?: number | null;
+  documents?: number | null;
+}
+
+/** The pipeline whose lake is shown; empty where there is one lake. */
+export const Pipeline = createContext("");
+
+/** A path of the API, for the lake that is shown. */
+export function useLakePath(): (path: string) => string {
+  const pipeline = useContext(Pipeline);
+  return (path) => (pipeline ? `${path}${path.includes("?") ? "&" : "?"}pipeline=${encodeURIComponent(pipeline)}` : path);
+}
+
+/** Links to the views of the lake that is shown. */
+export function useLinks(): (page: string) => string {
+  const pipeline = useContext(Pipeline);
+  return (page) => (pipeline ? `#/${encodeURIComponent(pipeline)}/${page}` : `#/${page}`);
 }
 
 export interface LakeTable {
@@ -146,16 +177,16 @@ const ASK_EVERY_MS = 2000;
 
 export type Heard = "connecting" | "live" | "lost";
 
-/** The state of now; the last one stays while the server does not answer. */
-export function useLake(onLoggedOut: () => void): { state: State | null; heard: Heard } {
-  const [state, setState] = useState<State | null>(null);
+/** What the server answers now; the last answer stays while there is none. */
+export function useAgain<T>(path: string, onLoggedOut: () => void): { state: T | null; heard: Heard } {
+  const [state, setState] = useState<T | null>(null);
   const [heard, setHeard] = useState<Heard>("connecting");
   useEffect(() => {
     const abort = new AbortController();
     let timer = 0;
     const ask = async (): Promise<void> => {
       try {
-        setState(await getJson<State>("state", abort.signal));
+        setState(await getJson<T>(path, abort.signal));
         setHeard("live");
       } catch (thrown) {
         if (abort.signal.aborted) return;
@@ -169,7 +200,7 @@ export function useLake(onLoggedOut: () => void): { state: State | null; heard: 
       abort.abort();
       clearTimeout(timer);
     };
-  }, [onLoggedOut]);
+  }, [path, onLoggedOut]);
   return { state, heard };
 }
 

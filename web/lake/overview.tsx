@@ -3,7 +3,7 @@
 import { Chart } from "../src/chart";
 import { bytes, many, moment, short, whole } from "../src/format";
 import { Empty, Section, Tile } from "../src/pieces";
-import { type BatchEvent, type Heard, type Lake, type Landing, type State, span } from "./lake";
+import { type BatchEvent, type Heard, type Lake, type Landing, type State, span, useLinks } from "./lake";
 import { EventList } from "./timeline";
 
 const NEWEST = 8;
@@ -73,6 +73,7 @@ export function Health(props: { state: State; heard: Heard }) {
 export function Overview(props: { state: State; lake: Lake }) {
   const { state, lake } = props;
   const { landing, lags } = state;
+  const link = useLinks();
   const documents = lake.tables.filter((table) => table.kind === "documents");
   const pendings = documents.map((table) => table.pending);
   const pending = pendings.includes(null) ? null : pendings.reduce((sum: number, rows) => sum + (rows ?? 0), 0);
@@ -119,7 +120,7 @@ export function Overview(props: { state: State; lake: Lake }) {
         </div>
       </Section>
       <Verified lake={lake} />
-      <Section id="newest-title" title="What happened last" aside={<a href="#/timeline">All events</a>}>
+      <Section id="newest-title" title="What happened last" aside={<a href={link("timeline")}>All events</a>}>
         <EventList events={lake.events.slice(0, NEWEST)} />
       </Section>
     </>

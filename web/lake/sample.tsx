@@ -1,10 +1,10 @@
 /** Some rows of a table. Wide ones are scrolled in their own frame. */
 
 import { Empty, Problem, useAnswer } from "../src/pieces";
-import type { Sample } from "./lake";
+import { type Sample, useLakePath } from "./lake";
 
 export function SampleOf(props: { path: string; label: string }) {
-  const { answer: sample, error } = useAnswer<Sample>(props.path, 0, "The page's server does not answer");
+  const { answer: sample, error } = useAnswer<Sample>(useLakePath()(props.path), 0, "The page's server does not answer");
   if (error) return <Problem error={error} />;
   if (sample === null) return <p class="muted">Reading…</p>;
   if (sample.rows.length === 0) return <Empty title="No rows to show"><p>{sample.of}</p></Empty>;

@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from headwater import telemetry
 from headwater.cli.management import find_node_page
 from headwater.cli.options import (
     LoginOptions,
@@ -34,7 +35,7 @@ from headwater.cli.options import (
     transform_option,
 )
 from headwater.cli.output import FORMATS, exit_code_after, set_up_logging
-from headwater.cli.pipelines import CommandWithPipelines, config_option
+from headwater.cli.pipelines import CommandWithPipelines, all_option, config_option, pipeline_name
 from headwater.cli.ui import token_option
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
@@ -55,7 +56,7 @@ from headwater.landing.source_options import SOURCE_OPTIONS, source_texts
 from headwater.landing.tasks import JobRunner
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number
-from headwater.phrases import counted
+from headwater.phrases import counted, printable
 
 METRICS_PREFIX = "headwater_land_"
 
@@ -103,25 +104,54 @@ METRICS = (
 PAGE_DOCUMENTATION = "1, with the address of the landing's own page, if --ui serves one."
 
 
+METRICS_LABELS = ("bucket", "pipeline")
+"""The pipeline is its name in the file; empty for a landing that has none."""
+
+
 @dataclass(slots=True, eq=False)
 class LandingMetrics:
-    """A Prometheus collector. What is not known is left out."""
+    """Where the numbers of a landing come from."""
 
     bucket: str
     status: Callable[[], LandingStatus | None]
-    """None while there is no landing yet."""
+    """None while there is no landing."""
     page: str | None = None
     """Where the landing's own page is."""
+    pipeline: str = ""
+    has_failed: Callable[[], bool] = lambda: False
+    """It may have failed before there was a status."""
+
+
+class LandingCollector:
+    """The landings of this process, for Prometheus and OpenTelemetry. What is not known is left out."""
+
+    def __init__(self, *landings: LandingMetrics) -> None:
+        self._landings = landings
+
+    def describe(self) -> Iterator[MetricFamily]:
+        """The families without numbers."""
+        yield from (kind.family(METRICS_PREFIX, METRICS_LABELS) for kind in METRICS)
+        yield self._pages()
 
     def collect(self) -> Iterator[MetricFamily]:
         """For `prometheus_client.REGISTRY.register`."""
-        status = self.status()
-        if status is not None:
-            yield from collect_metrics(METRICS, [((self.bucket,), status)], prefix=METRICS_PREFIX, labels=("bucket",))
-        if self.page is not None:
-            page = GaugeMetricFamily(f"{METRICS_PREFIX}page_info", PAGE_DOCUMENTATION, labels=("bucket", "url"))
-            page.add_metric((self.bucket, self.page), 1)
-            yield page
+        statuses = [(one, one.status()) for one in self._landings]
+        known = [((one.bucket, one.pipeline), status) for one, status in statuses if status is not None]
+        for family in collect_metrics(METRICS, known, prefix=METRICS_PREFIX, labels=METRICS_LABELS):
+            if family.name == f"{METRICS_PREFIX}active":
+                for one, status in statuses:
+                    if status is None and one.has_failed():
+                        family.add_metric((one.bucket, one.pipeline), 0)
+            yield family
+        pages = self._pages()
+        for one in self._landings:
+            if one.page is not None:
+                pages.add_metric((one.bucket, one.pipeline, one.page), 1)
+        yield pages
+
+    @staticmethod
+    def _pages() -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"{METRICS_PREFIX}page_info", PAGE_DOCUMENTATION, labels=(*METRICS_LABELS, "url"))
 
 
 POLL_S = 0.2
@@ -132,8 +162,9 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
 
 
 @click.command(cls=CommandWithPipelines)
-@click.argument("url", metavar="URL|NAME")
+@click.argument("url", metavar="URL|NAME…")
 @config_option
+@all_option
 @click.option(
     "--into",
     required=True,
@@ -327,6 +358,9 @@ def land(
     With NAME, the URL and the options come from a pipeline in headwater.toml. Options on the command line take
     precedence, and --no-FLAG, such as --no-history, turns off a flag that the file turns on.
 
+    With several NAMEs or --all, one process lands several pipelines, with one page and one port for metrics. If one
+    fails, the others continue; the exit code is 1 at the end.
+
     A fault in one table does not stop the others: the landing sets the table aside, reports the reason, and retries it
     later.
 
@@ -343,12 +377,46 @@ def land(
       headwater land couchbase://localhost/default --into lake \\
         --where "type = 'order' AND total > 10"
       headwater land shop --once
+      headwater land --all --ui 8080
     """
     if log_format is not None:
         set_up_logging(log_format)
     settings = login.settings(url)
     spark_master = master if runs_on == "spark" else None
-    landing = Landing(
+    landing = landing_of(url, settings, into, storage_options, spark_master, options)
+    address = None if page_at is None else PageAddress.make(page_at, ui_token or None)
+    # Before Spark is started, which takes seconds.
+    lake = landing.prepare()
+    view = View(as_json=as_json, quiet=quiet, logs=log_format is not None)
+    metrics = LandingMetrics(settings.bucket, view.status, pipeline=pipeline_name())
+    collector = LandingCollector(metrics)
+    serve_metrics(collector, metrics_port)
+    with contextlib.ExitStack() as stack:
+        if address is not None:
+            state = LakeState(LakeWatch(lake.location), landing=view.note)
+            view.page = metrics.page = stack.enter_context(
+                serving_page(state, address, metrics=lambda: metrics_text(collector))
+            )
+            click.echo(f"The landing is shown at {view.page}", err=True)
+        view.find_node_page = lambda: find_node_page(url, settings.credentials, settings.tls_context())
+        runner = stack.enter_context(task_runner(f"headwater land {into}", master=spark_master, memory=memory))
+        code = _run(landing, lake, runner, view, None if once else every)
+    sys.exit(code)
+
+
+def landing_of(
+    url: str,
+    settings: ClientSettings,
+    into: str,
+    storage_options: dict[str, str],
+    spark_master: str | None,
+    options: dict[str, Any],
+) -> Landing:
+    """The landing that the options of the command ask for."""
+    catalog = CatalogSettings.of(options["catalog"], options["schema"])
+    if catalog is not None:
+        catalog.check_runner(has_session=spark_master is not None)
+    return Landing(
         source=_source_options(url, settings, options),
         into=into,
         storage_options=storage_options,
@@ -362,44 +430,36 @@ def land(
         ),
         groups=options["groups"],
         iceberg=_iceberg_settings(options),
-        catalog=CatalogSettings.of(options["catalog"], options["schema"]),
+        catalog=catalog,
         transform=None if options["transform"] is None else sent_to_tasks(options["transform"], spark_master),
         consistent=options["consistent"],
     )
-    if landing.catalog is not None:
-        landing.catalog.check_runner(has_session=runs_on == "spark")
-    address = None if page_at is None else PageAddress.make(page_at, ui_token or None)
-    # Before Spark is started, which takes seconds.
-    lake = landing.prepare()
-    view = _View(as_json=as_json, quiet=quiet, logs=log_format is not None)
-    metrics = LandingMetrics(settings.bucket, view.status)
-    if metrics_port is not None:
-        _serve_metrics(metrics, metrics_port)
-    with contextlib.ExitStack() as stack:
-        if address is not None:
-            state = LakeState(LakeWatch(lake.location), landing=view.note)
-            view.page = metrics.page = stack.enter_context(
-                serving_page(state, address, metrics=lambda: _metrics_text(metrics))
-            )
-            click.echo(f"The landing is shown at {view.page}", err=True)
-        view.find_node_page = lambda: find_node_page(url, settings.credentials, settings.tls_context())
-        runner = stack.enter_context(task_runner(f"headwater land {into}", master=spark_master, memory=memory))
-        code = _run(landing, lake, runner, view, None if once else every)
-    sys.exit(code)
 
 
-def _metrics_text(metrics: LandingMetrics) -> tuple[bytes, str]:
+@land.runs_several
+def _land_several(pipelines: Mapping[str, click.Context]) -> None:
+    from headwater.cli.land_several import land_several
+
+    land_several(pipelines)
+
+
+def metrics_text(collector: LandingCollector) -> tuple[bytes, str]:
     registry = CollectorRegistry()
-    registry.register(metrics)
+    registry.register(collector)
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-def _serve_metrics(metrics: LandingMetrics, port: int) -> None:
-    try:
-        start_http_server(port, addr="127.0.0.1")
-    except OSError as error:
-        raise InvalidInput(f"port {port} can't be used for metrics: {error.strerror}", hint="Give another") from error
-    REGISTRY.register(metrics)
+def serve_metrics(collector: LandingCollector, port: int | None) -> None:
+    """For Prometheus at a port, if there is one, and for OpenTelemetry."""
+    if port is not None:
+        try:
+            start_http_server(port, addr="127.0.0.1")
+        except OSError as error:
+            raise InvalidInput(
+                f"port {port} can't be used for metrics: {error.strerror}", hint="Give another"
+            ) from error
+        REGISTRY.register(collector)
+    telemetry.observe(collector)
 
 
 def _source_options(url: str, settings: ClientSettings, options: dict[str, Any]) -> dict[str, str]:
@@ -434,7 +494,7 @@ def _iceberg_settings(options: dict[str, Any]) -> IcebergSettings | None:
     return None if catalog is None else IcebergSettings(catalog=catalog, table=options["iceberg_table"])
 
 
-def _run(landing: Landing, lake: Lake, runner: JobRunner, view: _View, every_s: float | None) -> int:
+def _run(landing: Landing, lake: Lake, runner: JobRunner, view: View, every_s: float | None) -> int:
     query = landing.start(runner, every=every_s, on_batch=view.on_batch, lake=lake)
     try:
         with view.following(query):
@@ -451,20 +511,26 @@ def _run(landing: Landing, lake: Lake, runner: JobRunner, view: _View, every_s: 
     return 0
 
 
-class _View:
-    """What is shown while it runs: a line on a terminal, or an object a batch."""
+class View:
+    """What is shown while it runs: a line on a terminal, or an object a batch.
 
-    def __init__(self, *, as_json: bool, quiet: bool, logs: bool = False) -> None:
+    Views of several pipelines share a `console`, say the name of theirs, and leave the lines to whoever has them all.
+    """
+
+    def __init__(
+        self, *, as_json: bool, quiet: bool, logs: bool = False, pipeline: str = "", console: Console | None = None
+    ) -> None:
         self._as_json = as_json
-        self._console = Console(stderr=True, highlight=False)
+        self._pipeline = pipeline
+        self._console = console or Console(stderr=True, highlight=False)
         self._logs = logs
         self._speaks = not quiet and not as_json and not logs
-        self._is_live = self._console.is_terminal and self._speaks
+        self._is_live = self._console.is_terminal and self._speaks and console is None
         self._said_aside: set[str] = set()
         """The tables that are said to be set aside."""
         self._said: set[str] = set()
         """Advice and failures that were printed."""
-        self._query: LandingQuery | None = None
+        self.query: LandingQuery | None = None
         self._live: Live | None = None
         self._began_s = time.monotonic()
         self._rows = 0
@@ -477,15 +543,15 @@ class _View:
 
     def status(self) -> LandingStatus | None:
         """For the metrics; None before there is a landing."""
-        return None if self._query is None else self._query.landing_status
+        return None if self.query is None else self.query.landing_status
 
     def note(self) -> LandingNote | None:
         """For the page; None before there is a landing."""
-        return None if self._query is None else self._query.note
+        return None if self.query is None else self.query.note
 
     @contextlib.contextmanager
     def following(self, query: LandingQuery) -> Iterator[None]:
-        self._query = query
+        self.query = query
         if (find := self.find_node_page) is not None:
             # That takes a connection, and nothing waits for it.
             looking = threading.Thread(
@@ -511,7 +577,7 @@ class _View:
         self._say_set_aside(status)
         for sentence in (status.advice, status.catalog_failure):
             if sentence is not None and sentence not in self._said and self._speaks:
-                self._console.print(f"{sentence[0].upper()}{sentence[1:].rstrip('.')}.", markup=False)
+                self._say(f"{sentence[0].upper()}{sentence[1:].rstrip('.')}.")
                 self._said.add(sentence)
 
     def _say_set_aside(self, status: LandingStatus) -> None:
@@ -520,14 +586,28 @@ class _View:
         if self._speaks:
             for table in status.set_aside:
                 if table.name not in self._said_aside:
-                    self._console.print(f"{table.name} is set aside: {table.reason}. {table.hint}.", markup=False)
+                    self._say(f"{table.name} is set aside: {table.reason}. {table.hint}.")
         self._said_aside = names
+
+    def _say(self, sentence: str) -> None:
+        named = f"{self._pipeline}: {sentence}" if self._pipeline else sentence
+        self._console.print(printable(named), markup=False, soft_wrap=bool(self._pipeline))
 
     def on_batch(self, batch: LandedBatch) -> None:
         self._rows += batch.rows
         self._rollbacks += len(batch.rollbacks)
         if self._as_json:
-            click.echo(json.dumps(batch_object(batch)))
+            named = {"pipeline": self._pipeline} if self._pipeline else {}
+            click.echo(json.dumps({**named, **batch_object(batch)}))
+
+    def say_failed(self, failure: BaseException) -> None:
+        """For one of several pipelines."""
+        sentence = f"{self._pipeline}: {failure}"
+        if self._logs:
+            about = fields(event=LogEvent.LANDING_FAILED, pipeline=self._pipeline, error=type(failure).__name__)
+            logger.error("%s", sentence, extra=about)
+        else:
+            self._console.print(printable(f"Error: {sentence}"), markup=False, soft_wrap=True)
 
     def say_stopped(self) -> None:
         sentence = "Stopped. The same command resumes from here."
@@ -541,7 +621,7 @@ class _View:
         status = self.status()
         if status is not None and not self._as_json and not self._logs:
             took_s = time.monotonic() - self._began_s
-            self._console.print(
+            self._say(
                 f"{counted(self._rows, 'change')} landed in {took_s:.1f} s, {counted(self._rollbacks, 'rollback')}; "
                 f"{counted(status.documents, 'document')} in {counted(status.tables, 'table')}"
             )

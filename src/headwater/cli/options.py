@@ -297,22 +297,31 @@ def sent_to_tasks(function: TransformFunction, master: str | None) -> Transform:
 
 
 @contextlib.contextmanager
-def task_runner(name: str, *, master: str | None, memory: str = "2g") -> Iterator[JobRunner]:
-    """What runs tasks: a Spark session that is started here, or with no master this process, which loads no Spark."""
+def task_runners(*, master: str | None, memory: str = "2g") -> Iterator[Callable[[str], JobRunner]]:
+    """Makes runners of tasks, by a name: on a Spark session that is started here and that they share, or with no master
+    in threads of this process, which loads no Spark."""
     if master is None:
-        from headwater.landing.tasks import LocalRunner
+        from headwater.landing.tasks import LocalRunner, TaskSlots
 
-        yield LocalRunner()
+        slots = TaskSlots()
+        yield lambda _: LocalRunner(slots=slots)
         return
     try:
-        from headwater.spark.executors import started_runner
+        from headwater.spark.executors import SparkRunner, started_session
     except ModuleNotFoundError as error:
         raise InvalidInput(
             f"Spark needs {missing_library(error)}, which is not installed",
             hint=f"Run {install_command('spark')}, or land with --runner local",
         ) from error
-    with started_runner(name, master=master, memory=memory) as runner:
-        yield runner
+    with started_session(master=master, memory=memory) as spark:
+        yield lambda name: SparkRunner(spark, name)
+
+
+@contextlib.contextmanager
+def task_runner(name: str, *, master: str | None, memory: str = "2g") -> Iterator[JobRunner]:
+    """One runner alone."""
+    with task_runners(master=master, memory=memory) as make:
+        yield make(name)
 
 
 def is_terminal() -> bool:

@@ -15,6 +15,9 @@ well. So there is no second list of options to keep: a key is what an option is 
 checked and converted as the option is. `--no-KEY` turns off a flag that the file turns on. What has `://` in it is a
 URL, and anything else is the name of a pipeline.
 
+Several names, or `--all`, are several command lines: the same options with one name each. All of them are checked
+before the first one is run.
+
 Secrets come from the environment, by `${NAME}`, for a file like this is kept in a repository. One that is written out
 is refused, and no error repeats a value that may be one.
 """
@@ -23,8 +26,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -39,6 +43,8 @@ from headwater.phrases import did_you_mean, printable
 
 FILE_NAME = "headwater.toml"
 FILE_BYTES_MAX = 1 << 20
+PIPELINES_MAX = 64
+"""So many at once: each has threads, and takes a part of the memory."""
 _TABLE = "pipelines"
 _URL = "url"
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -59,12 +65,82 @@ config_option = click.option(
 )
 
 
+all_option = click.option(
+    "--all",
+    "every_pipeline",
+    is_flag=True,
+    expose_value=False,
+    help=f"All pipelines of {FILE_NAME}, at most {PIPELINES_MAX}.",
+)
+
+_NOT_KEYS = ("config", "every_pipeline", "help")
+_SEVERAL = "several"
+"""In the parameters of a context: the contexts of several pipelines, by their names."""
+_OF_ONE = frozenset(
+    {"into", "collections", "scopes", "columns", "cluster_by", "groups", "iceberg_table", "transform", "where"}
+)
+"""The parameters that name a place, or what is in one bucket: they are not for several pipelines at once."""
+
+
 class CommandWithPipelines(click.RichCommand):
-    """A command whose argument `url` may be the name of a pipeline. It needs `config_option`.
+    """A command whose argument `url` may be the name of a pipeline, which is then the `obj` of its context. It needs
+    `config_option` and `all_option`.
 
     Keys are those of `land`. Another command takes those that it has as options, and its `directory` from `into`, but
     not how a landing runs.
     """
+
+    _run_several: Callable[[Mapping[str, click.Context]], None] | None = None
+
+    def runs_several(self, function: Callable[[Mapping[str, click.Context]], None]) -> None:
+        """Decorates what runs several pipelines. Otherwise they are run one after the other, whatever comes of each:
+        the exit code is 1 if one has failed, and else the largest."""
+        self._run_several = function
+
+    def invoke(self, ctx: click.Context) -> Any:
+        several: Mapping[str, click.Context] | None = ctx.params.get(_SEVERAL)
+        if several is None:
+            return super().invoke(ctx)
+        if self._run_several is not None:
+            return self._run_several(several)
+        codes = [self._exit_code(name, one) for name, one in several.items()]
+        return sys.exit(1 if 1 in codes else max(codes))
+
+    def _exit_code(self, name: str, ctx: click.Context) -> int:
+        click.echo(f"{printable(name)}:", err=bool(ctx.params.get("as_json")))
+        try:
+            with ctx:
+                super().invoke(ctx)
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else 1
+        return 0
+
+    def _parse_several(
+        self, ctx: click.Context, names: Sequence[str], given: Mapping[str, Any], words: Sequence[str]
+    ) -> list[str]:
+        for option in self.params:
+            if option.name in _OF_ONE and option.name in given:
+                raise click.UsageError(f"{option.opts[0]} is for one pipeline: write it into {FILE_NAME}.", ctx)
+        if len(names) > PIPELINES_MAX:
+            raise click.UsageError(f"One process takes at most {PIPELINES_MAX} pipelines, not {len(names)}.", ctx)
+        ctx.params[_SEVERAL] = {
+            name: self.make_context(ctx.info_name, [*words, "--", name], parent=ctx.parent) for name in names
+        }
+        ctx.args = []
+        return []
+
+    def _several_names(self, ctx: click.Context, given: Mapping[str, Any], more: Sequence[str]) -> list[str]:
+        """The names, if there are several or it is all of them; else nothing."""
+        named = [given[_URL], *more] if isinstance(given.get(_URL), str) else [*more]
+        if given.get("every_pipeline"):
+            if named:
+                raise click.UsageError("--all is for all pipelines, and takes no NAME.", ctx)
+            return _all_names(_config_of(given))
+        if len(named) < 2 or any(parameter.name == "directory" for parameter in self.params):
+            return []
+        if any("://" in name for name in named):
+            raise click.UsageError("Several landings are given by their names in a file, and not by URLs.", ctx)
+        return list(dict.fromkeys(named))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
@@ -73,13 +149,16 @@ class CommandWithPipelines(click.RichCommand):
         flags = {f"--no-{key}": key for key, option in own if option.is_flag and not option.secondary_opts}
         turned_off = {flags[word] for word in args if word in flags}
         kept = [word for word in args if word not in flags]
-        given, _, _ = self.make_parser(ctx).parse_args(args=[*kept])
-        name, config = given.get(_URL), given.get("config")
+        given, more, order = self.make_parser(ctx).parse_args(args=[*kept])
+        if names := self._several_names(ctx, given, more):
+            off = [word for word in args if word in flags]
+            return self._parse_several(ctx, names, given, [*off, *_option_words(given, order)])
+        name = given.get(_URL)
         if not isinstance(name, str) or "://" in name:
-            if isinstance(config, str):
+            if isinstance(given.get("config"), str):
                 raise click.UsageError("--config is for a pipeline, which is given by its name and not by a URL.", ctx)
             return super().parse_args(ctx, args)
-        pipeline = _Pipeline.read(Path(config if isinstance(config, str) else FILE_NAME), name)
+        pipeline = _Pipeline.read(_config_of(given), name)
         options = known = pipeline_options(self)
         if self.name != "land":
             options = {key: option for key, option in options.items() if key not in _OF_LANDING}
@@ -97,7 +176,7 @@ class CommandWithPipelines(click.RichCommand):
             if key not in from_file:
                 raise
             pipeline.fail(f"{key}: {error.message}")
-        ctx.params[_URL] = pipeline.url
+        ctx.params[_URL], ctx.obj = pipeline.url, name
         if "directory" in ctx.params and not isinstance(given.get("directory"), str):
             ctx.params["directory"] = pipeline.into
         return rest
@@ -108,8 +187,32 @@ def pipeline_options(command: click.Command) -> dict[str, click.Option]:
     return {
         _key(option): option
         for option in command.params
-        if isinstance(option, click.Option) and option.name not in ("config", "help")
+        if isinstance(option, click.Option) and option.name not in _NOT_KEYS
     }
+
+
+def pipeline_name() -> str:
+    """Of the command that runs; empty for one that was given a URL."""
+    context = click.get_current_context(silent=True)
+    return "" if context is None or context.obj is None else str(context.obj)
+
+
+def _config_of(given: Mapping[str, Any]) -> Path:
+    config = given.get("config")
+    return Path(config if isinstance(config, str) else FILE_NAME)
+
+
+def _option_words(given: Mapping[str, Any], order: Sequence[click.Parameter]) -> Iterator[str]:
+    """The options of a command line that was parsed, without its names."""
+    for option in dict.fromkeys(order):
+        if not isinstance(option, click.Option) or option.name is None or option.name == "every_pipeline":
+            continue
+        value = given[option.name]
+        if option.is_flag:
+            yield (option.opts if value else option.secondary_opts)[0]
+        else:
+            for one in value if option.multiple else [value]:
+                yield f"--{_key(option)}={one}"
 
 
 def _key(parameter: click.Parameter | None) -> str:
@@ -128,12 +231,7 @@ class _Pipeline:
 
     @classmethod
     def read(cls, file: Path, name: str) -> Self:
-        root = _read_toml(file, name)
-        for other in root.keys() - {_TABLE}:
-            _fail(f"{file}: {other!r} is not known", did_you_mean(f"[{_TABLE}.{name}]"))
-        tables = root.get(_TABLE, {})
-        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-            _fail(f"{file}: {_TABLE} must hold tables", f"Write [{_TABLE}.NAME] above the keys of a pipeline")
+        tables = _read_tables(file, name)
         if name not in tables:
             near = get_close_matches(name, tables, n=1)
             hint = did_you_mean(near[0]) if near else "A URL would begin with couchbase:// or couchbases://"
@@ -203,11 +301,32 @@ class _Pipeline:
         return _REFERENCE.sub(lambda match: os.environ[match[1]], text)
 
 
-def _read_toml(file: Path, name: str) -> dict[str, Any]:
+def _all_names(file: Path) -> list[str]:
+    """The names of all pipelines, in the order of the file."""
+    names = [*_read_tables(file, None)]
+    if not names:
+        _fail(f"{file} has no pipelines", f"Write [{_TABLE}.NAME] above the keys of one")
+    return names
+
+
+def _read_tables(file: Path, name: str | None) -> dict[str, dict[str, Any]]:
+    """All pipelines of a file, in its order. `name` is the one that is looked for, None for all."""
+    root = _read_toml(file, name)
+    for other in root.keys() - {_TABLE}:
+        _fail(f"{file}: {other!r} is not known", did_you_mean(f"[{_TABLE}.{name or 'NAME'}]"))
+    tables = root.get(_TABLE, {})
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        _fail(f"{file}: {_TABLE} must hold tables", f"Write [{_TABLE}.NAME] above the keys of a pipeline")
+    return tables
+
+
+def _read_toml(file: Path, name: str | None) -> dict[str, Any]:
     try:
         with file.open("rb") as stream:
             data = stream.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
+        if name is None:
+            _fail(f"there is no {file}", "Name another file with --config")
         # Most likely a URL without its scheme was meant.
         _fail(
             f"{name!r} is not a URL, and there is no {file} with a pipeline of that name",

@@ -23,7 +23,7 @@ from headwater.cli.options import (
     transform_option,
 )
 from headwater.cli.output import output_console
-from headwater.cli.pipelines import CommandWithPipelines, config_option
+from headwater.cli.pipelines import CommandWithPipelines, all_option, config_option, pipeline_name
 from headwater.lake.lake_look import keep_verdict
 from headwater.lake.location import Location
 from headwater.lake.table_state import Selection
@@ -36,6 +36,7 @@ from headwater.phrases import printable
 @click.argument("url", metavar="URL|NAME")
 @click.argument("directory", required=False)
 @config_option
+@all_option
 @storage_option
 @read_options("verify")
 @transform_option
@@ -84,7 +85,8 @@ def verify(
     file, and its table; `headwater repair` repairs it. The exit code is 3 if nothing differs but the tables are too far
     behind. Tables into which no landing has ever succeeded are not equal.
 
-    With NAME, the bucket, the tables and their connection settings come from a pipeline in headwater.toml.
+    With NAME, the bucket, the tables and their connection settings come from a pipeline in headwater.toml. With --all,
+    all pipelines of the file are verified one after the other; the exit code is 1 if one of them is not equal.
 
     \b
     Examples:
@@ -112,7 +114,8 @@ def verify(
     if problem := keep_verdict(location, found, compared=str(Selection.of(scopes, collections))):
         click.echo(f"Note: {printable(problem)}", err=True)
     if as_json:
-        click.echo(json.dumps(_as_object(found)))
+        named = {"pipeline": name} if (name := pipeline_name()) else {}
+        click.echo(json.dumps(named | _as_object(found)))
     else:
         print_verification(found)
     sys.exit(EXIT_FAILED if not found.is_equal else EXIT_BEHIND if found.is_behind else 0)

@@ -98,10 +98,12 @@ class Batches:
     def __next__(self) -> pa.RecordBatch:
         if self._batches.is_closed:
             raise StopIteration
-        while (pieces := self._thread.run(self._batches.take())) is not None:
-            batch = self._batches.build(pieces)
-            if batch.num_rows:
-                return batch
+        with self._batches.recorded() as record:
+            while (pieces := self._thread.run(self._batches.take())) is not None:
+                batch = self._batches.build(pieces)
+                if batch.num_rows:
+                    record(batch)
+                    return batch
         raise StopIteration
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from headwater import telemetry
 from headwater.client.metrics import ReaderMetrics
 from headwater.errors import InvalidInput
 from headwater.metric_kinds import MetricFamily, MetricKind, MetricSamples, collect_metrics
@@ -144,7 +145,8 @@ _lock = threading.Lock()
 def register_metrics(
     source: ReaderMetrics | HasMetrics, *, registry: CollectorRegistry = REGISTRY, per_vbucket: bool = False
 ) -> None:
-    """Show the numbers of a read to Prometheus, until `unregister_metrics`.
+    """Show the numbers of a read to Prometheus, until `unregister_metrics`; in the registry of the process, to
+    OpenTelemetry as well if that is installed.
 
     Args:
         source: The read, or its metrics.
@@ -157,9 +159,11 @@ def register_metrics(
     with _lock:
         collector = _collectors.get(registry)
         if collector is None:
-            collector = ReaderCollector()
+            collector = _collectors[registry] = ReaderCollector()
+            if registry is REGISTRY:
+                telemetry.observe(collector)
+        if collector.is_empty:
             registry.register(collector)
-            _collectors[registry] = collector
         collector.add(_metrics_of(source), per_vbucket=per_vbucket)
 
 
@@ -169,8 +173,8 @@ def unregister_metrics(source: ReaderMetrics | HasMetrics, *, registry: Collecto
         collector = _collectors.get(registry, ReaderCollector())
         collector.remove(_metrics_of(source))
         if collector.is_empty:
+            # It is kept for the next read: what OpenTelemetry observes can't be taken back.
             registry.unregister(collector)
-            del _collectors[registry]
 
 
 def _metrics_of(source: ReaderMetrics | HasMetrics) -> ReaderMetrics:

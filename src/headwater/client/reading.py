@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
+from headwater import telemetry
 from headwater.client.asyncio_edge import AsyncioEdge
 from headwater.client.batches import build_batch, change_schema, raw_schema, with_text_keys
 from headwater.client.bootstrap import BucketView
@@ -28,7 +31,7 @@ from headwater.client.offsets import Offsets
 from headwater.client.pieces import Piece
 from headwater.client.read_options import End, ReadOptions
 from headwater.client.settings import ClientSettings
-from headwater.errors import LocalProtocolError
+from headwater.errors import HeadwaterError, LocalProtocolError
 from headwater.phrases import counted, escaped_bytes
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
@@ -158,13 +161,32 @@ class Batches:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
-        while True:
-            pieces = await self.take()
-            if pieces is None:
-                raise StopAsyncIteration
-            batch = self.build(pieces)
-            if batch.num_rows:
-                return batch
+        with self.recorded() as record:
+            while (pieces := await self.take()) is not None:
+                batch = self.build(pieces)
+                if batch.num_rows:
+                    record(batch)
+                    return batch
+        raise StopAsyncIteration
+
+    @contextmanager
+    def recorded(self) -> Iterator[Callable[[pa.RecordBatch], None]]:
+        """Record a wait for a batch as a span, once there is the batch or an error: the wait itself may be given up."""
+        began_ns = time.time_ns()
+
+        def record(batch: pa.RecordBatch | None, failure: HeadwaterError | None = None) -> None:
+            about: dict[str, str | int] = {**telemetry.SYSTEM}
+            if self._started is not None:
+                about |= {"db.namespace": self.metrics.bucket, "headwater.reader": self.metrics.reader}
+            if batch is not None:
+                about |= {"headwater.rows": batch.num_rows, "headwater.bytes": batch.nbytes}
+            telemetry.Unrecorded(name="headwater.read", attributes=about, began_ns=began_ns).record(failure)
+
+        try:
+            yield record
+        except HeadwaterError as error:
+            record(None, error)
+            raise
 
     async def take(self) -> list[Piece] | None:
         """The next pieces as they were received; None at the end. What was built before counts as finished."""

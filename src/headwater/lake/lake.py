@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import time
 import traceback
 import uuid
@@ -27,6 +28,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from headwater import telemetry
 from headwater.client.offsets import Offsets
 from headwater.errors import (
     ColumnsChanged,
@@ -572,10 +574,26 @@ class TaskOutcome:
     failure: HeadwaterError | None = None
     outputs: tuple[str, ...] = ()
     """The files that it has written on a disk."""
+    unrecorded: telemetry.Unrecorded | None = None
+    """Its span, if the process that ran it records none."""
 
 
-def run_task(task: Task) -> TaskOutcome:
-    """Run a task. Whatever it raises becomes an error of ours."""
+def run_task(task: Task, parent: str | None = None) -> TaskOutcome:
+    """Run a task. Whatever it raises becomes an error of ours. `parent` is the `traceparent` of who wants it run."""
+    if parent is None:
+        return _run(task)
+    name, about = "headwater.task", {"headwater.task": type(task).__name__, "headwater.host": socket.gethostname()}
+    with telemetry.span(name, about, parent=parent) as span:
+        began_ns = time.time_ns()
+        outcome = _run(task)
+        if outcome.failure is not None:
+            span.fail(outcome.failure)
+        if span.is_recording:
+            return outcome
+    return replace(outcome, unrecorded=telemetry.Unrecorded(name=name, attributes=about, began_ns=began_ns))
+
+
+def _run(task: Task) -> TaskOutcome:
     with noting_outputs() as outputs:
         try:
             return TaskOutcome(result=task.run(), outputs=tuple(outputs))
@@ -594,6 +612,9 @@ def run_task(task: Task) -> TaskOutcome:
 def results(outcomes: Iterable[TaskOutcome]) -> list[Any]:
     """The results of all tasks. If one has failed, remove what the others have written, and raise its error."""
     outcomes = list(outcomes)
+    for outcome in outcomes:
+        if outcome.unrecorded is not None:
+            outcome.unrecorded.record(outcome.failure)
     for failed in outcomes:
         if failed.failure is not None:
             for outcome in outcomes:

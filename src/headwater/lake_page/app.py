@@ -52,6 +52,7 @@ from headwater.http.requests import (
 from headwater.http.serving import AppServer
 from headwater.lake.lake_look import LANDING_SILENT_S, LakeLook, LakeWatch, LandingNote, Sample
 from headwater.lake.layout import TableKind
+from headwater.lake.location import Location
 from headwater.phrases import parse_number
 
 LOOK_EVERY_S = 2.0
@@ -95,16 +96,18 @@ class LakeState:
     look that fails is part of what is shown, beside the last that did not.
     """
 
-    def __init__(self, watch: LakeWatch, landing: GetLanding | None = None) -> None:
-        """`landing` is where it runs in this process. Otherwise its notes beside the tables are read."""
-        self._watch = watch
+    def __init__(self, shown: LakeWatch | Location, landing: GetLanding | None = None) -> None:
+        """`landing` is where it runs in this process. Otherwise its notes beside the tables are read. Where only the
+        location is known, there may be no tables yet."""
+        self._location = shown if isinstance(shown, Location) else shown.location
+        self._opened = shown if isinstance(shown, LakeWatch) else None
         self._landing = landing
         self._reading = threading.Lock()
         self._look: LakeLook | None = None
         self._next_look_s = float("-inf")
         self._problem: str | None = None
         self._points = LagPoints()
-        self.every_s = LOOK_EVERY_S if watch.location.is_local else STORE_LOOK_EVERY_S
+        self.every_s = LOOK_EVERY_S if self._location.is_local else STORE_LOOK_EVERY_S
         self.share_max = LOOK_SHARE_MAX
 
     def show(self) -> dict[str, Any]:
@@ -116,12 +119,17 @@ class LakeState:
             landing = self._shown_landing(look, now_s)
             return {
                 "now_ms": int(now_s * 1000),
-                "uri": self._watch.location.uri,
+                "uri": self._location.uri,
                 "problem": problem,
                 "landing": landing,
                 "lake": None if look is None else _lake_object(look, now_s),
                 "lags": self._points.show(),
             }
+
+    @property
+    def _watch(self) -> LakeWatch:
+        self._opened = self._opened or LakeWatch(self._location)
+        return self._opened
 
     def _look_again(self) -> None:
         began_s = time.monotonic()
@@ -134,6 +142,18 @@ class LakeState:
         self._problem = " ".join(problem.split())[:PROBLEM_CHARS_MAX] or None
         ended_s = time.monotonic()
         self._next_look_s = ended_s + max(self.every_s, (ended_s - began_s) / self.share_max)
+
+    def summary(self) -> dict[str, Any]:
+        """How the landing stands, as it is known without a look at the tables."""
+        note = None if self._landing is None else self._landing()
+        shown: dict[str, Any] = {"uri": self._location.uri, "state": "starting"}
+        if note is None:
+            return shown
+        state = _state_of(note, time.time())
+        # Of a landing that has ended it is not known how far it is behind.
+        times = ("lag_s", "documents_age_s") if state == "running" else ()
+        numbers = {name: note.status.get(name) for name in (*times, "documents", "failures")}
+        return {**shown, "state": state, "source": note.source, "failure": note.failure, **numbers}
 
     def tick(self) -> None:
         """Take the lag of a landing in this process, whether anyone looks or not."""
@@ -210,12 +230,18 @@ GetMetrics = Callable[[], tuple[bytes, str]]
 T = TypeVar("T")
 
 
+Lakes = Mapping[str, LakeState]
+"""By the names of their pipelines."""
+
+
 def page_app(
-    state: LakeState, *, token: str | None = None, metrics: GetMetrics | None = None, any_host: bool = False
+    shown: LakeState | Lakes, *, token: str | None = None, metrics: GetMetrics | None = None, any_host: bool = False
 ) -> Starlette:
-    """The application. With a `token`, nothing but the page itself is shown without it; `any_host` lets requests be for
-    any name, which is safe only with a token."""
+    """The application, for one lake or for those of several pipelines. With a `token`, nothing but the page itself is
+    shown without it; `any_host` lets requests be for any name, which is safe only with a token."""
+    lakes: Lakes = {"": shown} if isinstance(shown, LakeState) else shown
     assert token is not None or not any_host, "without a token, pages of other sites could be led here"
+    names = list(filter(None, lakes))
     sessions = _Sessions(token)
     reads = _Reads()
     files = PageFiles(__package__)
@@ -228,21 +254,27 @@ def page_app(
 
     async def show_session(request: Request) -> Response:
         is_in = sessions.is_in(request)
-        return Json({"needs_token": token is not None, "is_in": is_in, "version": __version__ if is_in else ""})
+        facts = {"version": __version__, "pipelines": names} if is_in else {"version": "", "pipelines": []}
+        return Json({"needs_token": token is not None, "is_in": is_in, **facts})
+
+    async def show_pipelines(request: Request) -> Response:
+        return Json([{"name": name, **state.summary()} for name, state in lakes.items()])
 
     async def show_state(request: Request) -> Response:
-        return Json(await reads.run(state.show))
+        return Json(await reads.run(_asked(lakes, request).show))
 
     async def show_sample(request: Request) -> Response:
         kind, name = request.query_params.get("kind", ""), request.query_params.get("name", "")
         if kind not in {*TableKind} or len(name) > NAME_CHARS_MAX:
             raise Refusal.message(400, f"kind is one of {', '.join(TableKind)}, name that of a collection")
+        state = _asked(lakes, request)
         return Json(asdict(await reads.run(lambda: state.sample(TableKind(kind), name))))
 
     async def show_undone(request: Request) -> Response:
         batch = parse_number(request.query_params.get("batch", ""), BATCH_MAX)
         if batch is None:
             raise Refusal.message(400, "batch is the number of a batch")
+        state = _asked(lakes, request)
         return Json(asdict(await reads.run(lambda: state.undone(batch))))
 
     async def show_metrics(request: Request) -> Response:
@@ -268,6 +300,7 @@ def page_app(
         f"{PAGE}/api/session": show_session,
     }
     guarded_routes = {
+        f"{PAGE}/api/pipelines": show_pipelines,
         f"{PAGE}/api/state": show_state,
         f"{PAGE}/api/sample": show_sample,
         f"{PAGE}/api/undone": show_undone,
@@ -293,6 +326,14 @@ def page_app(
         ],
         exception_handlers={HTTPException: _refuse_route, Exception: _report_failure},
     )
+
+
+def _asked(lakes: Lakes, request: Request) -> LakeState:
+    """The lake that a request is for."""
+    found = lakes.get(request.query_params.get("pipeline", ""))
+    if found is None:
+        raise Refusal.message(404, f"pipeline is one of {', '.join(lakes)}" if any(lakes) else "There is one lake")
+    return found
 
 
 class _Reads:
@@ -422,15 +463,16 @@ def _is_loopback(host: str) -> bool:
 
 
 @contextlib.contextmanager
-def serving_page(state: LakeState, address: PageAddress, *, metrics: GetMetrics | None = None) -> Iterator[str]:
+def serving_page(shown: LakeState | Lakes, address: PageAddress, *, metrics: GetMetrics | None = None) -> Iterator[str]:
     """Serve the page in a thread of its own while the block lasts. Gives its address."""
     bound = _bind(address)
     # A user who knows the token may come by any name, such as that of a proxy.
-    server = AppServer(page_app(state, token=address.token, metrics=metrics, any_host=address.token is not None))
+    server = AppServer(page_app(shown, token=address.token, metrics=metrics, any_host=address.token is not None))
 
     async def tick_forever() -> None:
         while True:
-            state.tick()
+            for state in [shown] if isinstance(shown, LakeState) else shown.values():
+                state.tick()
             await asyncio.sleep(POINT_EVERY_S)
 
     async def start() -> asyncio.Task[None]:

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from headwater import telemetry
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.client.retries import Backoff
@@ -460,12 +462,27 @@ class LandingLoop:
             return False
         chosen = limit_ranges(ranges, self._rows_max, last_read=self._last_read, row_share=self._watch.row_share.value)
         is_all = len(chosen) == len(ranges) and (self._target is None or self._target == highs)
+        with self._span("headwater.land.batch", {"headwater.vbuckets": len(chosen)}) as span:
+            self._take_batch(lake, chosen, cut, span, as_of_s=looked_s if is_all else self.lag.as_of_s)
+        return True
+
+    def _take_batch(
+        self, lake: Lake, chosen: list[VBucketRange], cut: Cut | None, span: telemetry.Span, *, as_of_s: float | None
+    ) -> None:
+        """Land what was planned, and do what is due after it."""
         began_s = time.monotonic()
         self._doing = "reading"
-        landed = self._land(lake, chosen, cut, as_of_s=looked_s if is_all else self.lag.as_of_s)
+        landed = self._land(lake, chosen, cut, as_of_s=as_of_s)
         if landed is None:
-            return True
+            return
         committed, written = landed
+        span.set(
+            {
+                "headwater.batch": committed.number,
+                "headwater.rows": committed.rows,
+                "headwater.rollbacks": len(committed.rollbacks),
+            }
+        )
         self._is_at_cut = self._is_consistent and not committed.read_again
         self._last_batch_s = time.monotonic() - began_s
         # What is pending comes first: `processAllAvailable` asks for it when the lag says that all is landed.
@@ -482,7 +499,10 @@ class LandingLoop:
         finally:
             # Whatever fails now, the batch is landed.
             self._report(committed, merges)
-        return True
+
+    def _span(self, name: str, about: telemetry.Attributes) -> AbstractContextManager[telemetry.Span]:
+        where = {"db.namespace": self._options.settings.bucket, "headwater.lake": self._lake.location.uri}
+        return telemetry.span(name, {**telemetry.SYSTEM, **where, **about}, no_faults=(_Stopped,))
 
     @property
     def _rows_max(self) -> int | None:
@@ -531,7 +551,8 @@ class LandingLoop:
         if cut is not None and self._misses(cut, landed):
             return None
         reports = [share.report for share in landed]
-        committed = commit_batch(lake, batch, reports, self._jobs, as_of_s=as_of_s, before_s=self.lag.as_of_s)
+        with self._span("headwater.land.commit", {"headwater.batch": batch.number}):
+            committed = commit_batch(lake, batch, reports, self._jobs, as_of_s=as_of_s, before_s=self.lag.as_of_s)
         self._watch.row_share.on_batch(ranges, rows=committed.rows)
         lake.step("after the commit")
         self._last_read |= dict.fromkeys((it.vbucket for it in ranges), committed.number)
@@ -586,7 +607,9 @@ class LandingLoop:
         self._doing, began_s = "merging", time.monotonic()
         self._merge_is_asked = False
         waited_s = 0.0 if self._waiting_since_s is None else began_s - self._waiting_since_s
-        merges = merge(self._lake, self._jobs, written)
+        with self._span("headwater.land.merge", {"headwater.bytes": self._lake.pending.size_bytes}) as span:
+            merges = merge(self._lake, self._jobs, written)
+            span.set({"headwater.merges": merges})
         self._waiting_since_s = None
         ended_s = time.monotonic()
         self._clock.on_merged(began_s=began_s, ended_s=ended_s, waited_s=waited_s)

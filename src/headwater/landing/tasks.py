@@ -21,9 +21,11 @@ When all is read, `reached` has the offset of every vbucket, which is where the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -33,6 +35,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater import telemetry
 from headwater.client import asyncio_client, blocking_client
 from headwater.client.batches import OPS
 from headwater.client.bootstrap import BucketView, ClientEnvironment
@@ -71,17 +74,54 @@ class SessionRunner(Protocol):
     def session_catalog(self, name: str | None) -> Catalog: ...
 
 
+class TaskSlots:
+    """How many tasks run at a time, over all jobs that share them. A free slot goes to the job that has the fewest, and
+    of these to the one that has waited longest: one with many long tasks does not hold up the others for longer than a
+    task takes."""
+
+    def __init__(self, count: int | None = None) -> None:
+        self.count = count or min(THREADS_MAX, len(os.sched_getaffinity(0)))
+        self._taken: Counter[_Job] = Counter()
+        self._waiting: list[_Job] = []
+        """For each thread that waits its job, in the order in which they came."""
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken_by(self, job: _Job) -> Iterator[None]:
+        """Wait for a slot, and hold it. A job that is cancelled does not wait."""
+        with self._changed:
+            self._waiting.append(job)
+            self._changed.wait_for(lambda: job.is_cancelled() or self._is_next(job))
+            self._waiting.remove(job)
+            self._taken[job] += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= Counter([job])  # which forgets a job that has none
+                self._changed.notify_all()
+
+    def _is_next(self, job: _Job) -> bool:
+        return self._taken.total() < self.count and min(self._waiting, key=self._taken.__getitem__) is job
+
+    def wake(self) -> None:
+        """A job was cancelled."""
+        with self._changed:
+            self._changed.notify_all()
+
+
 class LocalRunner:
     """Runs tasks in threads of this process, one for each processor: kernels, Arrow and sockets release the
-    interpreter. A program that ends does not wait for its threads."""
+    interpreter. A program that ends does not wait for its threads. Runners of several landings share their slots."""
 
-    def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads or min(THREADS_MAX, len(os.sched_getaffinity(0)))
+    def __init__(self, threads: int | None = None, *, slots: TaskSlots | None = None) -> None:
+        self._slots = slots or TaskSlots(threads)
         self._job: _Job | None = None
 
     def __call__(self, tasks: Sequence[Task]) -> list[Any]:
-        self._job = job = _Job(tasks)
-        for _ in range(min(self._threads, len(tasks))):
+        self._job = job = _Job(tasks, self._slots)
+        for _ in range(min(self._slots.count, len(tasks))):
             threading.Thread(target=job.work, name="headwater-task", daemon=True).start()
         return results(job.outcomes())
 
@@ -107,8 +147,10 @@ def _cancelled() -> QueryFailed:
 class _Job:
     """Tasks that run together. If one fails, those that have not begun are skipped."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], slots: TaskSlots) -> None:
         self._tasks = tasks
+        self._slots = slots
+        self._parent = telemetry.traceparent()
         self._begun = 0
         self._ended: dict[int, TaskOutcome] = {}
         self._has_failed = False
@@ -118,23 +160,30 @@ class _Job:
     def work(self) -> None:
         """Run one task after the other, in a thread of the pool."""
         _JOB.set(self)
-        while True:
-            with self._changed:
-                if self._has_failed or self.is_cancelled() or self._begun == len(self._tasks):
-                    return
-                number = self._begun
-                self._begun += 1
-            try:
-                outcome = run_task(self._tasks[number])
-            except BaseException:
-                self.cancel()  # otherwise the caller would wait for this task forever
-                raise
-            with self._changed:
-                self._ended[number] = outcome
-                self._has_failed |= outcome.failure is not None
-                self._changed.notify_all()
-                if self.is_cancelled():
-                    remove_outputs(outcome.outputs)
+        is_left = True
+        while is_left:
+            with self._slots.taken_by(self):
+                is_left = self._run_next()
+
+    def _run_next(self) -> bool:
+        """Run the next task. Returns whether there may be another."""
+        with self._changed:
+            if self._has_failed or self.is_cancelled() or self._begun == len(self._tasks):
+                return False
+            number = self._begun
+            self._begun += 1
+        try:
+            outcome = run_task(self._tasks[number], self._parent)
+        except BaseException:
+            self.cancel()  # otherwise the caller would wait for this task forever
+            raise
+        with self._changed:
+            self._ended[number] = outcome
+            self._has_failed |= outcome.failure is not None
+            self._changed.notify_all()
+            if self.is_cancelled():
+                remove_outputs(outcome.outputs)
+        return True
 
     def outcomes(self) -> list[TaskOutcome]:
         """Wait for the tasks. Raises at once if the job is cancelled; the tasks then remove their files themselves."""
@@ -157,6 +206,7 @@ class _Job:
         with self._changed:
             self._cancelled.set()
             self._changed.notify_all()
+        self._slots.wake()
 
 
 # --- what a task reads ------------------------------------------------------------------------------------------------

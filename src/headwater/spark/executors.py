@@ -28,6 +28,7 @@ from pyspark import SparkFiles, TaskContext, cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from headwater import telemetry
 from headwater.errors import SparkEnded
 from headwater.kernels.machine_code import code_folder, compile_kernels, sources_digest
 from headwater.lake.catalogs import Catalog
@@ -37,13 +38,18 @@ from headwater.spark.catalog import SessionCatalog
 from headwater.spark.query_errors import query_error
 from headwater.spark.session import hide_password, is_remote, spark_logs, start_session, use_this_python
 
-_DESCRIPTION = "spark.job.description"
+_DESCRIPTION, _POOL = "spark.job.description", "spark.scheduler.pool"
 RESULT_SCHEMA = pa.schema([pa.field("number", pa.int64()), pa.field("result", pa.binary())])
 RESULT_DDL = "number BIGINT, result BINARY"
 
 
 class SparkRunner:
-    """One Spark task for each task of a landing. `name` is what Spark's pages show its jobs under."""
+    """One Spark task for each task of a landing. `name` is what Spark's pages show its jobs under.
+
+    Several may share a session. Each cancels its own jobs only, and has a pool of its own (Spark's "Fair Scheduler
+    Pools"), unless its caller has chosen one: where the session schedules by FAIR, which those that we start do, each
+    then gets an equal share of the executors.
+    """
 
     def __init__(self, spark: SparkSession, name: str = "headwater") -> None:
         self._spark = spark
@@ -80,7 +86,7 @@ class SparkRunner:
         if not self._is_prepared:
             prepare_workers(self._spark)
             self._is_prepared = True
-        count, job = len(tasks), _RunOne(tuple(pickle.dumps(task) for task in tasks))
+        count, job = len(tasks), _RunOne(tuple(pickle.dumps(task) for task in tasks), telemetry.traceparent())
         with self._marked(type(tasks[0])):
             if not is_remote(self._spark):
                 # The first query of a session plans and compiles for seconds, which a job without SQL does not.
@@ -93,12 +99,16 @@ class SparkRunner:
     def _marked(self, kind: type[Task]) -> Iterator[None]:
         """Jobs of this thread can be found and cancelled meanwhile. The caller's own marks come back."""
         context = None if is_remote(self._spark) else self._spark.sparkContext
-        before = None if context is None else context.getLocalProperty(_DESCRIPTION)
+        marks = {_DESCRIPTION: f"{self._name}: {(kind.__doc__ or '').partition(chr(10))[0]}", _POOL: self._name}
+        before: dict[str, Any] = {}
         if context is None:
             self._spark.addTag(self._tag)
         else:
             context.addJobTag(self._tag)
-            context.setLocalProperty(_DESCRIPTION, f"{self._name}: {(kind.__doc__ or '').partition(chr(10))[0]}")
+            before = {mark: context.getLocalProperty(mark) for mark in marks}
+            for mark, value in marks.items():
+                if mark != _POOL or before[_POOL] is None:
+                    context.setLocalProperty(mark, value)
         try:
             yield
         finally:
@@ -107,7 +117,8 @@ class SparkRunner:
                     self._spark.removeTag(self._tag)
                 else:
                     context.removeJobTag(self._tag)
-                    context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]
+                    for mark, value in before.items():
+                        context.setLocalProperty(mark, value)
 
 
 def shippable(function: TransformFunction) -> Transform:
@@ -123,15 +134,17 @@ def shippable(function: TransformFunction) -> Transform:
 
 
 @contextlib.contextmanager
-def started_runner(name: str, *, master: str, memory: str) -> Iterator[SparkRunner]:
-    """A runner on a session of its own, which ends with it."""
+def started_session(*, master: str, memory: str) -> Iterator[SparkSession]:
+    """A session of its own for runners, ready for their tasks. It ends with the block."""
     with spark_logs() as folder:
         on_interrupt = signal.getsignal(signal.SIGINT)
         spark = start_session(master=master, memory=memory, log_folder=folder)
         # Spark's handler cancels all jobs first, which would look like a failure.
         signal.signal(signal.SIGINT, on_interrupt)
         try:
-            yield SparkRunner(spark, name)
+            # Here, as runners of several threads would ship the kernels at the same time.
+            prepare_workers(spark)
+            yield spark
         finally:
             # One that has died by itself has nothing to stop.
             with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
@@ -143,6 +156,8 @@ class _RunOne:
     """What each Spark task does: run the tasks whose numbers it is given."""
 
     pickled: tuple[bytes, ...]
+    parent: str | None = None
+    """The `traceparent` of the job."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -151,7 +166,7 @@ class _RunOne:
 
     def run(self, number: int) -> TaskOutcome:
         use_shipped_kernels()
-        outcome = run_task(pickle.loads(self.pickled[number]))
+        outcome = run_task(pickle.loads(self.pickled[number]), self.parent)
         keep_loaded("lake")
         return outcome
 

@@ -87,6 +87,8 @@ def start_session(*, master: str = "local[*]", memory: str = "2g", log_folder: P
         "spark.driver.memory": memory,
         # As a URI it has no spaces, at which options are taken apart.
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.resolve().as_uri()} {_ARROW}",
+        # Jobs of several landings at a time share the executors; those of one come one after the other.
+        "spark.scheduler.mode": "FAIR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import headwater.spark
 from headwater.cli import land as land_module
-from headwater.cli.land import METRICS, LandingMetrics, _run, _View, land, status_line
+from headwater.cli.land import METRICS, LandingCollector, LandingMetrics, View, _run, land, status_line
 from headwater.cli.options import parse_time
 from headwater.cli.output import ending_signals_raised
 from headwater.client.offsets import Offsets
@@ -101,7 +101,7 @@ def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(query: Query, *, as_json: bool = False) -> int:
     landing: Any = Landing(query)
     with ending_signals_raised():
-        return _run(landing, LAKE, None, _View(as_json=as_json, quiet=True), None)
+        return _run(landing, LAKE, None, View(as_json=as_json, quiet=True), None)
 
 
 def test_a_landing_that_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,7 @@ def test_a_table_that_is_set_aside_is_said_once_with_what_to_do(capsys: pytest.C
     in_catalog = {"tables_unregistered": 2, "catalog_failure": "a is not up to date in the catalog: it is full. Wait"}
     query = Query([batch()], landing_status=replace(STATUS, tables_set_aside=1, set_aside=(ASIDE,), **in_catalog))
     landing: Any = Landing(query)
-    view = _View(as_json=False, quiet=False)
+    view = View(as_json=False, quiet=False)
     _run(landing, LAKE, None, view, None)
     view.refresh()
     said = " ".join(capsys.readouterr().err.split())
@@ -274,7 +274,7 @@ SCRAPED_STATUS = replace(
 
 def lines(status: LandingStatus | None) -> dict[str, float]:
     registry = CollectorRegistry()
-    registry.register(LandingMetrics("travel", lambda: status))
+    registry.register(LandingCollector(LandingMetrics("travel", lambda: status)))
     shown = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     return {name.partition("{")[0]: float(value) for name, value in (line.split(" ") for line in shown)}
 

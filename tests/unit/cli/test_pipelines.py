@@ -90,7 +90,7 @@ def test_all_options_of_the_command_are_keys() -> None:
     """Written down, so that one that gets lost is missed."""
     spelled = {name for option in land.params if isinstance(option, click.Option) for name in option.opts}
     assert {f"--{key}" for key in pipeline_options(land)} == {
-        name for name in spelled if name.startswith("--") and name not in ("--config", "--help")
+        name for name in spelled if name.startswith("--") and name not in ("--all", "--config", "--help")
     }
 
 
@@ -209,3 +209,87 @@ def test_a_url_and_a_file() -> None:
     assert "--config is for a pipeline, which is given by its name and not by a URL" in refused(
         URL, "--config", FILE_NAME
     )
+
+
+# --- several at once ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_UI_TOKEN", "a-token-of-some-length")
+    write(f"{BEGIN}history = true\n[pipelines.hotel]\nurl = '{URL}'\ninto = 'hotels'\nevery = '9s'\n")
+
+
+def several(*arguments: str) -> dict[str, dict[str, Any]]:
+    """What each would be called with."""
+    return {name: one.params for name, one in land.make_context("land", [*arguments]).params["several"].items()}
+
+
+@pytest.mark.usefixtures("two")
+def test_several_names_are_a_command_line_each() -> None:
+    options = ("--once", "--copy-on-write", "--storage-option", "a=b", "--storage-option=c=d=e", "--no-history")
+    both = several("hotel", *options, "shop", "hotel")
+    assert [*both] == ["hotel", "shop"]
+    assert both == {name: parsed(name, *options) for name in both}
+    assert both["shop"]["storage_options"] == {"a": "b", "c": "d=e"}
+    assert (both["hotel"]["into"], both["hotel"]["every"], both["shop"]["every"]) == ("hotels", 9.0, 5.0)
+    assert several("--all") == {name: parsed(name) for name in ("shop", "hotel")}
+    # A word that belongs to an option is no name.
+    assert several("shop", "--user", "hotel", "hotel")["shop"]["user"] == "hotel"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("shop", "hotel", "--into", "x"), "--into is for one pipeline: write it into headwater.toml"),
+        (("--all", "--collection", "a.b"), "--collection is for one pipeline"),
+        (("--all", "shop"), "--all is for all pipelines, and takes no NAME"),
+        (("shop", URL), "given by their names in a file, and not by URLs"),
+        (("shop", "hotl"), "has no pipeline 'hotl'. Did you mean hotel?"),
+        (("--all", "--every", "soon"), "'soon' is no time"),
+        (("--all", "--config", "other.toml"), "other.toml has no pipelines"),
+        (("--all", "--ui", "1", "--metrics-port", "0"), "0 is not in the range"),
+    ],
+)
+@pytest.mark.usefixtures("two")
+def test_what_several_can_not_have(arguments: tuple[str, ...], sentence: str) -> None:
+    write("", "other.toml")
+    assert sentence in refused(*arguments)
+
+
+def test_no_file_and_too_many_pipelines() -> None:
+    assert refused("--all") == "there is no headwater.toml. Name another file with --config"
+    text = "".join(f"[pipelines.p{number}]\nurl = '{URL}'\ninto = 'l{number}'\n" for number in range(65))
+    assert "at most 64 pipelines, not 65" in refused("--all", text=text)
+
+
+@pytest.mark.parametrize(
+    ("shop", "hotel", "sentence"),
+    [
+        (
+            "ui = '1'",
+            "ui = '2'",
+            "shop and hotel differ in --ui, which a process has once. Give it on",
+        ),
+        ("runner = 'spark'", "runner = 'local'", "differ in --runner"),
+        ("ui-token = '${A}'", "ui-token = '${B}'", "differ in --ui-token"),
+        ("", "into = 'lake/'", "the pipelines shop and hotel land into the same place"),
+        ("", "into = 'x'\ncolumns = 'n NONSENSE'", "hotel: "),
+    ],
+)
+def test_pipelines_that_do_not_go_together(
+    shop: str, hotel: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A", f"{SECRET} of the one")
+    monkeypatch.setenv("B", f"{SECRET} of the other")
+    hotel = hotel if "into" in hotel else f"into = 'hotels'\n{hotel}"
+    assert sentence in refused("--all", text=f"{BEGIN}{shop}\n[pipelines.hotel]\nurl = '{URL}'\n{hotel}\n")
+
+
+def test_all_are_verified_whatever_comes_of_one(tmp_path: Path) -> None:
+    write(BEGIN + f"[pipelines.hotel]\nurl = '{URL}'\ninto = 'hotels'\n")
+    result = CliRunner().invoke(main, ["verify", "--all"])
+    assert result.exit_code == 1
+    told = result.output.splitlines()
+    assert [line for line in told if not line.startswith("Error")] == ["shop:", "hotel:"]
+    assert len(told) == 4

@@ -13,15 +13,15 @@ import pytest
 
 from headwater.errors import InvalidInput, LakeUnreachable
 from headwater.http import requests
-from headwater.lake.lake_look import LakeWatch
+from headwater.lake.lake_look import LakeWatch, LandingNote
 from headwater.lake.location import Location
 from headwater.lake_page import app as app_module
-from headwater.lake_page.app import LakeState, PageAddress, page_app
+from headwater.lake_page.app import Lakes, LakeState, PageAddress, page_app
 from support.lake_model import HOTEL, SmallLake
 
 TOKEN = "a-token-of-some-length"
 OWN_PAGE = {"X-Headwater-Dashboard": "1", "Origin": "http://127.0.0.1"}
-SHOWN = ("/ui/api/state", "/ui/api/sample?kind=changes", "/metrics")
+SHOWN = ("/ui/api/state", "/ui/api/pipelines", "/ui/api/sample?kind=changes", "/metrics")
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def look_always(state: LakeState) -> None:
 class Client:
     """A browser: it keeps cookies."""
 
-    def __init__(self, state: LakeState, token: str | None = None, *, host: str = "127.0.0.1") -> None:
-        app = page_app(state, token=token, metrics=lambda: (b"up 1", "text/plain"), any_host=token is not None)
+    def __init__(self, shown: LakeState | Lakes, token: str | None = None, *, host: str = "127.0.0.1") -> None:
+        app = page_app(shown, token=token, metrics=lambda: (b"up 1", "text/plain"), any_host=token is not None)
         self._transport, self._url = httpx.ASGITransport(app), f"http://{host}"
         self.cookies = httpx.Cookies()
 
@@ -79,7 +79,9 @@ def test_with_a_token_nothing_is_shown_without_it(state: LakeState) -> None:
     for path in (*SHOWN, "/ui/api/undone?batch=0"):
         assert client.get(path).status_code == 401
         assert client.get(path, headers={"Authorization": f"Bearer {TOKEN}x"}).status_code == 401
-    assert client.get("/ui/api/session").json() == {"needs_token": True, "is_in": False, "version": ""}
+    assert client.get("/ui/api/session").json() == {
+        "needs_token": True, "is_in": False, "version": "", "pipelines": [],
+    }  # fmt: skip
     assert client.get("/ui/api/state", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
     assert client.get("/health").status_code == 200
 
@@ -100,6 +102,25 @@ def test_the_token_is_given_once(state: LakeState, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(requests, "SESSION_S", -1.0)
     assert client.get("/ui/api/state").status_code == 200, "the last time that it counts"
     assert client.get("/ui/api/state").status_code == 401
+
+
+def test_several_lakes_are_told_apart_by_their_pipelines(state: LakeState, tmp_path: Path) -> None:
+    note = LandingNote(
+        time_s=0, started_s=0, source="couchbase://here/b", bucket="b", host="", every_s=None, is_running=False,
+        failure="it is gone", status={"documents": 7},
+    )  # fmt: skip
+    other = LakeState(Location.of(str(tmp_path / "other")), landing=lambda: note)
+    client = Client({"shop": state, "a/b": other}, TOKEN)
+    client.post("/ui/api/login", json={"token": TOKEN}, headers=OWN_PAGE)
+    assert client.get("/ui/api/session").json()["pipelines"] == ["shop", "a/b"]
+    shop, failed = client.get("/ui/api/pipelines").json()
+    assert (shop["name"], shop["state"], failed["name"], failed["state"]) == ("shop", "starting", "a/b", "failed")
+    assert (failed["failure"], failed["documents"], failed["source"]) == ("it is gone", 7, "couchbase://here/b")
+    assert client.get("/ui/api/state?pipeline=shop").json()["lake"]["documents"] == 1
+    assert client.get("/ui/api/state?pipeline=a%2Fb").json()["lake"] is None
+    assert client.get("/ui/api/sample?kind=changes&pipeline=shop").status_code == 200
+    for path in ("/ui/api/state", "/ui/api/state?pipeline=x", "/ui/api/undone?batch=0&pipeline="):
+        assert client.get(path).json()["message"] == "pipeline is one of shop, a/b"
 
 
 def test_logging_out_ends_it(state: LakeState) -> None:

@@ -32,12 +32,13 @@ _PAGE = f"{_PREFIX}page_info"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingNumbers:
-    """What one end point has answered last, by bucket; `error` where it could not be asked since."""
+    """What one end point has answered last, by bucket and pipeline; `error` where it could not be asked since. The name
+    of a pipeline may be empty."""
 
     url: str
-    buckets: dict[str, dict[str, float]] = field(default_factory=dict)
-    pages: dict[str, str] = field(default_factory=dict)
-    """By bucket, where the landing's own page is."""
+    landings: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    pages: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Where the landing's own page is."""
     heard_ms: int | None = None
     """When that was."""
     error: str | None = None
@@ -66,10 +67,15 @@ class Landings:
         stopped is shown with what it said last."""
         shown: list[dict[str, object]] = []
         for known in self.numbers:
-            if bucket in known.buckets or (known.error is not None and not known.buckets):
-                facts = {"numbers": known.buckets.get(bucket), "page": known.pages.get(bucket), "error": known.error}
-                given = {name: fact for name, fact in facts.items() if fact is not None}
-                shown.append({"url": known.url, "heard_ms": known.heard_ms, **given})
+            about = {"heard_ms": known.heard_ms, **({} if known.error is None else {"error": known.error})}
+            if known.error is not None and not known.landings:
+                shown.append({"url": known.url, **about})
+            for (of, pipeline), numbers in known.landings.items():
+                if of == bucket:
+                    page = {"page": known.pages[of, pipeline]} if (of, pipeline) in known.pages else {}
+                    # What it is known by in the page.
+                    url = f"{known.url}#{pipeline}" if pipeline else known.url
+                    shown.append({"url": url, **about, "numbers": numbers, **page})
         return shown
 
 
@@ -96,13 +102,14 @@ def _parse(url: str, answer: IO[bytes]) -> LandingNumbers:
     text = answer.read(LANDING_BYTES_MAX + 1)
     if len(text) > LANDING_BYTES_MAX:
         raise ValueError(f"the answer has more than {LANDING_BYTES_MAX} bytes")
-    buckets: dict[str, dict[str, float]] = {}
-    pages: dict[str, str] = {}
+    landings: dict[tuple[str, str], dict[str, float]] = {}
+    pages: dict[tuple[str, str], str] = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
+            which = sample.labels.get("bucket", ""), sample.labels.get("pipeline", "")
             if sample.name == _PAGE and (page := sample.labels.get("url", "")).startswith(("http://", "https://")):
-                pages[sample.labels.get("bucket", "")] = page
+                pages[which] = page
             elif sample.name.startswith(_PREFIX) and "bucket" in sample.labels:
                 name = sample.name.removeprefix(_PREFIX).removesuffix("_total")
-                buckets.setdefault(sample.labels["bucket"], {})[name] = sample.value
-    return LandingNumbers(url=url, buckets=buckets, pages=pages, heard_ms=int(time.time() * 1000))
+                landings.setdefault(which, {})[name] = sample.value
+    return LandingNumbers(url=url, landings=landings, pages=pages, heard_ms=int(time.time() * 1000))

@@ -1,0 +1,310 @@
+"""`headwater land` with several pipelines: each lands as it would alone, and they share the process.
+
+Shared are the Spark session or the threads of the local runner, the page, the metrics and the terminal. A pipeline that
+fails stops alone: its reason is shown until the end, and the exit code is 1 then. While others run, one whose failure
+may pass, such as a server that is away, is started again after a minute: no supervisor could restart it alone. With
+`--once` it is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+import rich_click as click
+from click.core import ParameterSource
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from headwater.cli.land import (
+    LandingCollector,
+    LandingMetrics,
+    View,
+    landing_of,
+    metrics_text,
+    serve_metrics,
+    status_line,
+)
+from headwater.cli.management import find_node_page
+from headwater.cli.options import CONNECTION_OPTIONS, LoginOptions, errors_reported, task_runners
+from headwater.cli.output import exit_code_after, set_up_logging
+from headwater.client.settings import ClientSettings
+from headwater.errors import HeadwaterError, InvalidInput, SparkEnded
+from headwater.lake.lake_look import LandingNote
+from headwater.lake.location import Location
+from headwater.lake_page.app import LakeState, PageAddress, serving_page
+from headwater.landing.query import Landing, LandingQuery
+from headwater.landing.tasks import JobRunner
+from headwater.phrases import printable
+
+POLL_S = 0.2
+AGAIN_S = 60.0
+"""When a pipeline is started again whose failure may pass."""
+STOP_S_MAX = 30.0
+"""How long the landings may take to stop. One that hangs in a store that does not answer is left to the next run, as
+after a kill."""
+OF_PROCESS = ("runs_on", "master", "memory", "metrics_port", "page_at", "ui_token", "as_json", "quiet", "log_format")
+"""The parameters that a process has once."""
+
+Runners = Callable[[str], JobRunner]
+
+
+class Pipeline:
+    """One of the pipelines. It lands in a thread of its own."""
+
+    def __init__(
+        self, name: str, url: str, landing: Landing, settings: ClientSettings, view: View, *, every_s: float | None
+    ) -> None:
+        self.name = name
+        self.landing = landing
+        self.location = Location.of(landing.into, landing.storage_options)
+        self.view = view
+        self.metrics = LandingMetrics(
+            settings.bucket, view.status, pipeline=name, has_failed=lambda: self.failure is not None
+        )
+        self._url = url
+        self._settings = settings
+        self._every_s = every_s
+        self.failure: BaseException | None = None
+        """What it has failed with last."""
+        self._started_s = time.time()
+        self._query: LandingQuery | None = None
+        self._stopping = threading.Event()
+        self._turn = threading.Lock()
+        """A landing is not started once it was stopped."""
+        # Its name is that of the landing's own thread, which log messages are told apart by.
+        self._thread = threading.Thread(target=self._run, name=f"headwater land {landing.into}", daemon=True)
+        self._runners: Future[Runners] = Future()
+
+    def start(self, runners: Future[Runners]) -> None:
+        self._runners = runners
+        self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._land()
+                return
+            except CancelledError:  # Spark has not started.
+                return
+            except Exception as error:
+                self.failure = error
+                is_ours = isinstance(error, HeadwaterError)
+                if not is_ours:
+                    traceback.print_exception(error)
+                may_pass = is_ours and error.retriable and not isinstance(error, SparkEnded)  # type: ignore[attr-defined]
+                if self._every_s is None or not may_pass:
+                    return
+            self._stopping.wait(AGAIN_S)
+
+    def _land(self) -> None:
+        lake = self.landing.prepare()
+        runner = self._runners.result()(f"headwater land {self.landing.into}")
+        with self._turn:
+            if self._stopping.is_set():
+                return
+            query = self.landing.start(runner, every=self._every_s, on_batch=self.view.on_batch, lake=lake)
+            self._query = self.view.query = query
+            self.failure = None
+        if self.metrics.page is not None:
+            settings = self._settings
+            node_page = find_node_page(self._url, settings.credentials, settings.tls_context())
+            query.say_where(page=self.metrics.page, node_page=node_page)
+        query.awaitTermination()
+
+    def stop(self) -> None:
+        """Stop it, and wait until it has ended."""
+        self._stopping.set()
+        with self._turn:
+            query = self._query
+        if query is not None:
+            query.stop()
+
+    def note(self) -> LandingNote | None:
+        """For the page: how the landing stands, or why it could not be started."""
+        query, failure = self._query, self.failure
+        if failure is None:
+            return None if query is None else query.note
+        note = LandingNote(
+            time_s=time.time(),
+            started_s=self._started_s,
+            source=str(replace(self._settings.where, user=None, options=())),
+            bucket=self._settings.bucket,
+            host=socket.gethostname(),
+            every_s=self._every_s,
+            is_running=False,
+        )
+        return replace(note if query is None else query.note, is_running=False, failure=str(failure))
+
+    def line(self) -> Text:
+        """For the terminal."""
+        if self.failure is not None:
+            state = "stopped, starts again" if self.is_active else "stopped"
+            return Text(printable(f"{self.name}  {state}: {self.failure}"))
+        status = self.view.status()
+        return Text.assemble(f"{printable(self.name)}  ", "starting" if status is None else status_line(status))
+
+
+@errors_reported
+def land_several(contexts: Mapping[str, click.Context]) -> None:
+    """Land several pipelines, by their names and the contexts of their command lines."""
+    shared = _options_of_process(contexts)
+    if shared["log_format"] is not None:
+        set_up_logging(shared["log_format"])
+    master = shared["master"] if shared["runs_on"] == "spark" else None
+    console = Console(stderr=True, highlight=False)
+    how = {"as_json": shared["as_json"], "quiet": shared["quiet"], "logs": shared["log_format"] is not None}
+    pipelines = [
+        _pipeline(name, context, master, View(**how, pipeline=name, console=console))
+        for name, context in contexts.items()
+    ]
+    _check_places(pipelines)
+    if shared["log_format"] is not None:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_Named(pipelines))
+    address = None if shared["page_at"] is None else PageAddress.make(shared["page_at"], shared["ui_token"] or None)
+    collector = LandingCollector(*(one.metrics for one in pipelines))
+    serve_metrics(collector, shared["metrics_port"])
+    runners: Future[Runners] = Future()
+    try:
+        with contextlib.ExitStack() as stack:
+            if address is not None:
+                states = {one.name: LakeState(one.location, landing=one.note) for one in pipelines}
+                page = stack.enter_context(serving_page(states, address, metrics=lambda: metrics_text(collector)))
+                for one in pipelines:
+                    one.metrics.page = f"{page}#/{quote(one.name, safe='')}/overview"
+                click.echo(f"The landings are shown at {page}", err=True)
+            for one in pipelines:
+                one.start(runners)
+            # While Spark starts, which takes seconds, they look at their buckets and tables.
+            runners.set_result(stack.enter_context(task_runners(master=master, memory=shared["memory"])))
+            is_live = console.is_terminal and not any(how.values())
+            code = _follow(pipelines, Live(console=console, transient=True) if is_live else None)
+    except BaseException:
+        runners.cancel()
+        raise
+    sys.exit(code)
+
+
+def _options_of_process(contexts: Mapping[str, click.Context]) -> dict[str, Any]:
+    """What the process has once: what any of the pipelines asks for. Raises if they ask for different things."""
+    shared: dict[str, Any] = {}
+    for parameter in OF_PROCESS:
+        asked = {
+            name: context.params[parameter]
+            for name, context in contexts.items()
+            if context.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+        }
+        values = [*asked.values()] or [next(iter(contexts.values())).params[parameter]]
+        if any(value != values[0] for value in values):
+            # Not the values themselves: one of these options is a secret.
+            other = next(name for name, value in asked.items() if value != values[0])
+            option = next(one for one in contexts[other].command.params if one.name == parameter)
+            raise InvalidInput(
+                f"the pipelines {next(iter(asked))} and {other} differ in {option.opts[0]}, which a process has once",
+                hint="Give it on the command line, or land them in processes of their own",
+            )
+        shared[parameter] = values[0]
+    return shared
+
+
+def _pipeline(name: str, context: click.Context, master: str | None, view: View) -> Pipeline:
+    with context.scope(cleanup=False):
+        params = context.params
+        login = LoginOptions(**{option: params[option] for option in CONNECTION_OPTIONS})
+        try:
+            url, settings = params["url"], login.settings(params["url"])
+            landing = landing_of(url, settings, params["into"], params["storage_options"], master, params)
+            return Pipeline(name, url, landing, settings, view, every_s=None if params["once"] else params["every"])
+        except HeadwaterError as error:
+            raise error.reworded(f"{name}: {error.reason}") from error
+
+
+def _check_places(pipelines: Sequence[Pipeline]) -> None:
+    places: dict[str, str] = {}
+    for one in pipelines:
+        other = places.setdefault(one.location.uri.rstrip("/"), one.name)
+        if other != one.name:
+            raise InvalidInput(
+                f"the pipelines {other} and {one.name} land into the same place, {one.location.uri}",
+                hint="Give each pipeline an own directory",
+            )
+
+
+class _Named(logging.Filter):
+    """Adds the pipeline to messages of its threads."""
+
+    def __init__(self, pipelines: Sequence[Pipeline]) -> None:
+        super().__init__()
+        self._names = {f"headwater land {one.landing.into}": one.name for one in pipelines}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        name = self._names.get((record.threadName or "").removesuffix(": lag"))
+        if name is not None and not hasattr(record, "pipeline"):
+            record.pipeline, record.msg, record.args = name, f"{name}: {record.getMessage()}", ()
+        return True
+
+
+def _follow(pipelines: Sequence[Pipeline], live: Live | None) -> int:
+    """Show how they stand until all have ended. Returns the exit code."""
+    said: dict[str, BaseException] = {}
+
+    def say_failures() -> None:
+        """Each once."""
+        for one in pipelines:
+            if one.failure is not None and said.get(one.name) is not one.failure:
+                said[one.name] = one.failure
+                one.view.say_failed(one.failure)
+
+    try:
+        with live or contextlib.nullcontext():
+            while any(one.is_active for one in pipelines):
+                time.sleep(POLL_S)
+                say_failures()
+                for one in pipelines:
+                    one.view.refresh()
+                if live is not None:
+                    live.update(Text("\n", no_wrap=True, overflow="ellipsis").join(one.line() for one in pipelines))
+    except KeyboardInterrupt as error:
+        left = _stop(pipelines)
+        say_failures()
+        if left:
+            click.echo(f"Not stopped within {STOP_S_MAX:.0f} s: {printable(', '.join(left))}", err=True)
+        pipelines[0].view.say_stopped()
+        if left:
+            # Their threads would hold up the end of the process.
+            sys.stdout.flush()
+            os._exit(exit_code_after(error))
+        return exit_code_after(error)
+    say_failures()
+    for one in pipelines:
+        if one.failure is None:
+            one.view.finish()
+    return 1 if any(one.failure is not None for one in pipelines) else 0
+
+
+def _stop(pipelines: Sequence[Pipeline]) -> list[str]:
+    """Stop all of them side by side. Returns the names of those that have not stopped in time."""
+    threads = {one.name: threading.Thread(target=one.stop, daemon=True) for one in pipelines}
+    for thread in threads.values():
+        thread.start()
+    until_s = time.monotonic() + STOP_S_MAX
+    for thread in threads.values():
+        thread.join(max(0.0, until_s - time.monotonic()))
+    return [name for name, thread in threads.items() if thread.is_alive()]
