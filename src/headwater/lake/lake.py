@@ -44,10 +44,13 @@ from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Plann
 from headwater.lake.layout import (
     CHANGE_RANGES,
     EVERY_COLLECTION,
+    FORMAT_VERSION,
     GROUP,
     GROUPS_MIN,
     GROUPS_TRANSACTION,
     GROWN_FORMAT,
+    VARIANT_FORMAT,
+    DocumentForm,
     LakeFacts,
     TableKind,
     changes_schema,
@@ -84,8 +87,15 @@ class LakeSettings:
     cluster_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By table, or for `*`: the columns that documents are sorted by before their keys. Applies to files that are
     written from now on. A table that is not named keeps its order."""
+    document: DocumentForm | str | None = None
+    """What the column `document` is: "string" or "variant". `None` leaves an existing lake as it is, and is "string"
+    for a new one; an existing lake can't be switched."""
 
     def __post_init__(self) -> None:
+        if self.document is not None and self.document not in {*DocumentForm}:
+            raise InvalidInput(
+                f"{self.document!r} is not a form of documents", hint=f"Use one of: {', '.join(DocumentForm)}"
+            )
         for table in {*self.columns, *self.cluster_by}:
             check_cluster_columns(table, self.cluster_by_of(table) or (), self.columns_of(table) or ColumnMode.INFER)
 
@@ -161,7 +171,13 @@ class Lake:
                 hint="Give another directory, or the bucket that was landed here; a bucket that was deleted and "
                 "created again is a different one",
             )
-        return cls(location, facts, changes, settings or LakeSettings(), step, writer, as_of_batch, aside)
+        settings = settings or LakeSettings()
+        if settings.document not in (None, facts.document):
+            raise ColumnsChanged(
+                f"the tables in {location.uri} have documents as {facts.document}, not as {settings.document}",
+                hint="Omit the form of documents, or land into another directory",
+            )
+        return cls(location, facts, changes, settings, step, writer, as_of_batch, aside)
 
     @classmethod
     def create(
@@ -179,11 +195,14 @@ class Lake:
     ) -> Lake:
         """The lake in a directory; one is made where there is none, for a selection of the bucket or for all of it."""
         location = Location.of(location)
+        form = DocumentForm((settings and settings.document) or DocumentForm.STRING)
         facts = LakeFacts(
             bucket_uuid=bucket_uuid,
             vbuckets=vbuckets,
             groups=min(groups, vbuckets),
             xattrs=xattrs,
+            document=form,
+            format=VARIANT_FORMAT if form is DocumentForm.VARIANT else FORMAT_VERSION,
             transform=transform,
         )
         DeltaLog.create(
