@@ -21,8 +21,10 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from headwater.lake.layout import folder_name
-from support.lake_model import SmallLake, place_of, verify_model
+from headwater.lake.lake import LakeSettings
+from headwater.lake.layout import DocumentForm, folder_name
+from headwater.lake.variants import json_texts
+from support.lake_model import SmallLake, document_text, is_same, place_of, said, verify_model
 
 TABLES = 3
 OWN = {
@@ -224,20 +226,22 @@ def rejected(directory: Path) -> Iterator[tuple[Any, str | None]]:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(tables, writes, writes)
+@given(tables, writes, writes, st.sampled_from([*DocumentForm]))
 @example(
     [("shop", "x%20y"), ("s" * 251, "c" * 251), ("s" * 251, "c%" * 125)],
     [(0, 0, b"a", b'{"n\\u0000m": 1}', True), (1, 1, b"b\0", b'{"m": {"a": 1, "A": 1, "a": 2}}', True)],
     [(0, 0, b"a", b'{"n": 123456789012345678901}', True), (2, 3, b"\xff", b'{"n": 1e400, "n": 2.5}', True)],
+    DocumentForm.VARIANT,
 )
 def test_anything_is_landed_and_found_again(
     names: list[tuple[str, str]],
     first: list[tuple[int, int, bytes, bytes, bool]],
     second: list[tuple[int, int, bytes, bytes, bool]],
+    form: DocumentForm,
 ) -> None:
     directory = Path(tempfile.mkdtemp(prefix="lake-anything-"))
     try:
-        small = SmallLake(directory)
+        small = SmallLake(directory, settings=LakeSettings(document=form))
         small.bucket.names |= {8 + number: name for number, name in enumerate(names)}
         for part in (first, second):
             for table, vbucket, key, content, is_json in part:
@@ -256,8 +260,18 @@ def test_anything_is_landed_and_found_again(
             assert found.keys() == expected.keys()
             assert len(found) == rows.num_rows
             for place, row in found.items():
-                text = row["content"] if row["document"] is None else row["document"].encode()
-                assert text == expected[place].value
+                text, value = document_text(row), expected[place].value
+                if form is DocumentForm.STRING or text is None:
+                    assert (row["content"] if text is None else text.encode()) == value
+                else:
+                    assert is_same(said(text), said(value or b""))
+            if form is DocumentForm.VARIANT:
+                at = rows.schema.get_field_index("document")
+                rows = rows.set_column(at, "document", json_texts(rows["document"]))
+                told = [
+                    (it, document_text(found[place_of(row)])) for row in rows.to_pylist() if (it := row["document"])
+                ]
+                assert all(is_same(said(ours), said(theirs or "")) for ours, theirs in told)
             fields: dict[str, list[str]] = {}
             for column in DeltaTable(directory / "documents" / folder).schema().fields:
                 if column.name not in OWN:

@@ -117,6 +117,7 @@ class LakeMachine(RuleBasedStateMachine):
         is_clustered=st.booleans(),
         modes=st.sampled_from([(False,), (True,), (True, None, False)]),
         has_feed=st.booleans(),
+        document=st.sampled_from([*layout.DocumentForm]),
     )
     def begin(
         self,
@@ -129,7 +130,9 @@ class LakeMachine(RuleBasedStateMachine):
         is_clustered: bool,
         modes: tuple[bool | None, ...],
         has_feed: bool,
+        document: layout.DocumentForm,
     ) -> None:
+        self.has_variants = document is layout.DocumentForm.VARIANT
         self.groups, self.buffer_bytes, self.columns, self.modes = groups, buffer_bytes, columns, modes
         for module, name, value in (
             (change_rows, "KEEP_BYTES", keep_bytes),
@@ -149,7 +152,9 @@ class LakeMachine(RuleBasedStateMachine):
         rules = MergeRules(history=True, file_bytes=4000, change_feed=has_feed)
         infer = columns not in ("none", "switched")
         self.cluster_by = CLUSTER_BY[columns] if is_clustered else ()
-        self.settings = LakeSettings(merging=rules, columns=fixed, infer=infer, cluster_by={"*": self.cluster_by})
+        self.settings = LakeSettings(
+            merging=rules, columns=fixed, infer=infer, cluster_by={"*": self.cluster_by}, document=document
+        )
         self.bucket.names.update(NAMES)
 
     def teardown(self) -> None:
@@ -349,7 +354,7 @@ class LakeMachine(RuleBasedStateMachine):
         assert lake is not None
         assert lake.held_offsets() == self.bucket.offsets()
         now = [rows for name in lake.tables for rows in lake.documents_now(name)]
-        check_documents((row for rows in now for row in rows.to_pylist()), expected)
+        check_documents((row for rows in now for row in rows.to_pylist()), expected, variants=self.has_variants)
         self.check_verified(lake)
         self.check_boundaries(lake)
         for name in lake.tables:
@@ -357,7 +362,7 @@ class LakeMachine(RuleBasedStateMachine):
         if merges:
             assert not lake.has_pending
             merged = [row for name in lake.tables for row in table_rows(self.directory / "documents" / name)]
-            check_documents(merged, expected)
+            check_documents(merged, expected, variants=self.has_variants)
             for name in lake.tables:
                 check_sorted(self.directory / "documents" / name, self.cluster_by)
             if self.columns == "fixed":
@@ -374,7 +379,8 @@ class LakeMachine(RuleBasedStateMachine):
             place: FITTING.get(change.value or b"") for place, change in expected.items()
         }
         rejects = [row for name in lake.tables for row in table_rows(self.directory / "rejects" / name)]
-        check_documents(rejects, {place: it for place, it in expected.items() if it.value not in FITTING})
+        unfit = {place: it for place, it in expected.items() if it.value not in FITTING}
+        check_documents(rejects, unfit, variants=self.has_variants)
         assert all(row["reason"] for row in rejects)
 
     def check_boundaries(self, lake: Lake) -> None:
@@ -393,7 +399,7 @@ class LakeMachine(RuleBasedStateMachine):
             for place, change in documents(self.bucket.vbuckets[vbucket].upto(at.seqno)).items()
             if ".".join(self.bucket.names[place[0]]) == name
         }
-        check_documents(table_rows(self.directory / "documents" / name), expected)
+        check_documents(table_rows(self.directory / "documents" / name), expected, variants=self.has_variants)
 
     def check_verified(self, lake: Lake) -> None:
         """`headwater verify` finds nothing wrong: what the tables have not reached is pending, the rest is equal."""

@@ -1,4 +1,4 @@
-"""Variants are what Spark's own parser makes, whatever the text is."""
+"""Variants are what Spark's own parser makes, whatever the text is. Those of a lake say all that their JSON says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql.types import VariantVal
 
-from headwater.spark.variants import parse_variants
+from headwater.lake.variants import VARIANT, json_texts, to_variants
+from headwater.spark.rows import parse_variants
+from support.lake_model import document_text, is_same, said
 
 spaces = st.sampled_from(["", "", "", " ", "\n\t\r "])
 names = st.text(max_size=9) | st.sampled_from(["a", "b", "long name", "long name 2", "long nam\0", "é", "\U00010000"])
@@ -70,3 +72,44 @@ def test_a_column_of_texts(column: list[bytes | None], start: int) -> None:
     assert others.to_pylist() == [
         text if variant is None else None for text, variant in zip(column[start:], expected, strict=True)
     ]
+
+
+# --- the variants of a lake -------------------------------------------------------------------------------------------
+
+
+@given(st.lists(texts | damaged() | st.none(), max_size=8))
+@example([b"1e5", b"1.5e0", None, b"{}", b"[1e5,2e300,[],3.25,-0.010,1e-7]", b"0e0"])
+@example([b"1234567890123456789e0", b"9007199254740993e0", b"1e400", b"1" * 39, b'{"a":1,"a":2}', b"12345678901234567"])
+@example([b"-99999999999999999999999999999999999999", b"0.00000000000000000000000000000000000001", b'"\\u0001\\n\\""'])
+def test_documents_come_back(column: list[bytes | None]) -> None:
+    variants, others = to_variants(pa.array(column, pa.binary()))
+    assert variants.type == VARIANT
+    back = json_texts(variants).to_pylist()
+    for text, variant, other, found in zip(column, variants.to_pylist(), others.to_pylist(), back, strict=True):
+        assert (variant is None) == (found is None)
+        if variant is None:
+            assert other == text
+            continue
+        assert other is None
+        expected = said(text or b"")
+        assert is_same(expected, said(found)), found
+        # The same by a decoder that is not ours.
+        theirs = document_text({"document": variant})
+        assert is_same(expected, said(theirs or "")), theirs
+        again, _ = to_variants(pa.array([found.encode()]))
+        assert json_texts(again).to_pylist() == [found]
+
+
+@given(texts, st.integers(0, 1 << 16), st.integers(0, 255), st.booleans())
+def test_a_damaged_variant_is_null_or_text(text: bytes, at: int, byte: int, is_value: bool) -> None:
+    variant = to_variants(pa.array([text]))[0].to_pylist()[0]
+    if variant is None:
+        return
+    name = "value" if is_value else "metadata"
+    changed = bytearray(variant[name])
+    changed[at % len(changed)] = byte
+    del changed[len(changed) - at % 3 :]
+    found = json_texts(pa.array([variant, variant | {name: bytes(changed)}, variant], VARIANT)).to_pylist()
+    assert found[0] == found[2]
+    assert found[0] is not None
+    assert found[1] is None or isinstance(json.loads(found[1]), object)

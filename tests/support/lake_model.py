@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -367,8 +368,8 @@ def place_of(row: Row) -> Place:
     return row["vbucket"], row["collection_id"], key
 
 
-def check_documents(rows: Iterable[Row], expected: dict[Place, Change]) -> None:
-    """The rows are exactly these documents."""
+def check_documents(rows: Iterable[Row], expected: dict[Place, Change], *, variants: bool = False) -> None:
+    """The rows are exactly these documents, as texts or as variants."""
     found: dict[Place, Row] = {}
     for row in rows:
         assert place_of(row) not in found, f"two rows of {place_of(row)}"
@@ -376,12 +377,67 @@ def check_documents(rows: Iterable[Row], expected: dict[Place, Change]) -> None:
     assert found.keys() == expected.keys()
     for place, row in found.items():
         change = expected[place]
-        value = row["content"] if row["document"] is None else row["document"].encode()
+        text = document_text(row)
+        value = row["content"] if text is None else text.encode()
         assert (row["seqno"], row["rev"], row["cas"]) == (change.seqno, change.rev, change.cas), place
-        assert (value, row["flags"], row["expiry"]) == (change.value, change.flags, change.expiry), place
+        assert (row["flags"], row["expiry"]) == (change.flags, change.expiry), place
         assert row["datatype"] == int(change.is_json), place
-        assert (row["document"] is not None) == (change.is_json and _is_text(change.value)), place
+        is_json = is_variant(change) if variants else change.is_json and _is_text(change.value)
+        assert (text is not None) == is_json, place
+        assert isinstance(row["document"], dict) == (variants and is_json), place
+        if isinstance(row["document"], dict):
+            assert is_same(said(value or b""), said(change.value or b"")), place
+        else:
+            assert value == change.value, place
         assert row["changed_at"] == changed_at(change), place
+
+
+def document_text(row: Row) -> str | None:
+    """The JSON of a document, by PySpark's decoder where it is a variant."""
+    from pyspark.sql.types import VariantVal
+
+    document = row["document"]
+    if not isinstance(document, dict):
+        return None if document is None else str(document)
+    with localcontext(prec=64):  # it rounds decimals of more than 28 digits otherwise
+        return str(VariantVal(document["value"], document["metadata"]).toJson())
+
+
+def is_variant(change: Change) -> bool:
+    """Whether a variant says all that a document does."""
+    try:
+        return change.is_json and said(change.value or b"") is not None
+    except ValueError:
+        return False
+
+
+def said(text: bytes | str) -> list[Any]:
+    """What JSON says, in a list, with numbers as they are written. Raises `ValueError` for what a variant would change,
+    but not for a double with more digits than it has."""
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise ValueError("a name twice")
+        return dict(pairs)
+
+    def constant(text: str) -> None:
+        raise ValueError(text)
+
+    text = text if isinstance(text, str) else text.decode()
+    found = json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=constant, object_pairs_hook=members)
+    json.dumps(found, default=str, ensure_ascii=False).encode()  # half a pair of surrogates is no character
+    return [found]
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether both say the same: numbers are equal, or the same double of no more digits than doubles have."""
+    if isinstance(one, Decimal) and isinstance(other, Decimal):
+        return one == other or (float(one) == float(other) and len(one.as_tuple().digits) <= 17)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(one == other) and type(one) is type(other)
 
 
 def _is_text(value: bytes | None) -> bool:
@@ -432,7 +488,7 @@ def check_inferred(lake: Path, table: str) -> None:
     sums, text_sums = Counter[str](), Counter[str]()
     misfits: list[tuple[Place, str | None]] = []
     for row in table_rows(lake / "documents" / table):
-        document = _object_of(row["document"])
+        document = _object_of(document_text(row))
         if document is None:
             misfits.append((place_of(row), None))
             continue

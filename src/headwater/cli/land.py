@@ -46,7 +46,7 @@ from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg import TABLE_DEFAULT, IcebergSettings
 from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.lake_look import LakeWatch, LandingNote
-from headwater.lake.layout import EVERY_COLLECTION, GROUP_DOCUMENTS, GROUPS_MIN
+from headwater.lake.layout import EVERY_COLLECTION, GROUP_DOCUMENTS, GROUPS_MIN, DocumentForm
 from headwater.lake.typed_columns import choose_cluster_columns, choose_columns
 from headwater.lake_page.app import LakeState, PageAddress, serving_page
 from headwater.landing.freshness import MERGE_SHARE, WAIT_S_MAX, Freshness
@@ -196,6 +196,12 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
     metavar="[S.C=]NAMES",
     help="Sort `documents` by these columns and then by key, for one table or for all, so that queries on them read "
     "less. Applies to files written from now on; `key` restores the order by key. Repeat for more tables.",
+)
+@click.option(
+    "--document",
+    type=click.Choice([form.value for form in DocumentForm]),
+    help="What the column `document` of new tables is: the text of the JSON, or a variant, which engines that know the "
+    "type query without parsing it. By default, existing tables keep their form, and new ones have `string`.",
 )
 @click.option(
     "--merge-on-read/--copy-on-write",
@@ -479,7 +485,13 @@ def _lake_settings(options: dict[str, Any]) -> LakeSettings:
     if options["no_columns"] and EVERY_COLLECTION in columns:
         raise InvalidInput("--no-columns and --columns for all tables contradict each other", hint="Give one of them")
     rules = MergeRules(history=options["history"], on_read=options["on_read"], change_feed=options["change_feed"])
-    return LakeSettings(merging=rules, columns=columns, infer=not options["no_columns"], cluster_by=cluster_by)
+    return LakeSettings(
+        merging=rules,
+        columns=columns,
+        infer=not options["no_columns"],
+        cluster_by=cluster_by,
+        document=options["document"],
+    )
 
 
 def _by_table(texts: Iterable[str]) -> Iterator[tuple[str, str]]:

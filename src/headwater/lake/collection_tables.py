@@ -341,7 +341,8 @@ class CollectionTables:
         """Make the table of documents, which holds all there was up to a batch: nothing. So many documents are expected
         to come next. Columns that are inferred are added by the merges that find them."""
         fixed = columns if isinstance(columns, TypedColumns) else None
-        schema = documents_schema(xattrs=self.facts.xattrs, typed=None if fixed is None else fixed.schema)
+        typed = None if fixed is None else fixed.schema
+        schema = documents_schema(xattrs=self.facts.xattrs, form=self.facts.document, typed=typed)
         properties = {_COLUMNS_PROPERTY: str(columns) if fixed is None else fixed.ddl, _MISFITS_PROPERTY: _ONE_COLUMN}
         if columns == ColumnMode.NONE:
             properties = {}
@@ -355,14 +356,14 @@ class CollectionTables:
         return self.documents
 
     def create_history(self) -> MergedTable:
-        schema = history_schema(xattrs=self.facts.xattrs)
+        schema = history_schema(xattrs=self.facts.xattrs, form=self.facts.document)
         self.history = self._create(TableKind.HISTORY, schema, HISTORY_RANGES, {}, groups=self.groups)
         return self.history
 
     def create_rejects(self) -> MergedTable:
         columns = self.columns
         assert columns is not None, "without typed columns everything fits"
-        schema = rejects_schema(with_field=not columns.is_whole_row)
+        schema = rejects_schema(with_field=not columns.is_whole_row, form=self.facts.document)
         self.rejects = self._create(TableKind.REJECTS, schema, DOCUMENT_RANGES, {}, groups=self.groups)
         return self.rejects
 

@@ -30,6 +30,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
+from functools import reduce
 from typing import Any, Self
 
 import numpy as np
@@ -44,6 +45,7 @@ from headwater.lake.deletion_vectors import DeletionVector, Positions, VectorWri
 from headwater.lake.key_index import Hashes, KeyPlaces, key_hashes, key_spaces, new_secret, packed_places, raw_keys_of
 from headwater.lake.layout import NAME_TYPE, name_columns
 from headwater.lake.location import Location
+from headwater.lake.variants import VARIANT, as_variants
 
 ROW_GROUP_ROWS = 128 * 1024
 KEYED_ROW_GROUP_ROWS = 16 * 1024
@@ -514,6 +516,8 @@ class FileReader:
             self._source, metadata=metadata, read_dictionary=names, page_checksum_verification=checks
         )
         types = self._file.schema_arrow.types
+        if any(name == "document.typed_value" or name.startswith("document.typed_value.") for name in self._leaves):
+            raise _damaged(path, "another engine has shredded its variants, and Headwater can't join the parts again")
         self._is_plain = [_plain_type(type_) for type_ in types] == types
         self.dead = _NOTHING_DEAD if file.vector is None else file.vector.read(location, path, rows=self.rows)
         """The rows that are dead, by their positions in the file."""
@@ -716,7 +720,11 @@ def _damaged(path: str, reason: str) -> LakeDamaged:
 def _plain(rows: pa.Table) -> pa.Table:
     """The rows in types that everything can be done with. delta-rs has Arrow read texts and bytes as views, which
     most of Arrow's functions do not know."""
-    return rows.cast(pa.schema([field.with_type(_plain_type(field.type)) for field in rows.schema]))
+    columns = [
+        as_variants(column) if _plain_type(column.type) == VARIANT else column.cast(_plain_type(column.type))
+        for column in rows.columns
+    ]
+    return pa.table(columns, names=rows.schema.names)
 
 
 def _plain_type(type_: pa.DataType) -> pa.DataType:
@@ -729,6 +737,8 @@ def _plain_type(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_map(type_):
         return pa.map_(_plain_type(type_.key_type), _plain_type(type_.item_type))
     if pa.types.is_struct(type_):
+        if {*type_.names} == {*VARIANT.names} and {_plain_type(field.type) for field in type_} == {pa.binary()}:
+            return VARIANT
         return pa.struct([field.with_type(_plain_type(field.type)) for field in type_])
     return type_
 
@@ -753,6 +763,10 @@ def differing(one: pa.ChunkedArray, other: pa.ChunkedArray) -> Column:
     """A mark on rows in which two columns of one type are not the same."""
     if one.equals(other):
         return np.zeros(len(one), dtype=np.bool_)
+    if pa.types.is_struct(one.type):
+        members = zip(one.flatten(), other.flatten(), strict=True)
+        found = np.asarray(pc.not_equal(one.is_null(), other.is_null()))
+        return reduce(np.logical_or, (differing(*pair) for pair in members), found)
     if pa.types.is_nested(one.type):
         # By halves: Arrow can say of lists and structs only whether all of them are the same.
         half = len(one) // 2

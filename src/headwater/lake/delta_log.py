@@ -36,8 +36,9 @@ from zlib import error as ZlibError  # noqa: N812
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import VariantType
 
 from headwater._version import __version__
 from headwater.errors import LakeDamaged, LakeError, LakeGone, LakeInUse, LakeUnreachable
@@ -46,6 +47,7 @@ from headwater.lake.deletion_vectors import DeletionVector
 from headwater.lake.layout import FEED_PROPERTY, FORMAT_PROPERTY, TableKind, commented, table_description
 from headwater.lake.location import Location
 from headwater.lake.table_state import TableState, unpack_state
+from headwater.lake.variants import VARIANT
 from headwater.phrases import printable
 
 _STATE = "headwater.state"
@@ -174,7 +176,7 @@ class DeltaLog:
             with location.answering():
                 DeltaTable.create(
                     location.uri,
-                    schema,
+                    _delta_schema(schema),
                     mode="ignore",
                     partition_by=list(partition_by),
                     description=description,
@@ -603,6 +605,15 @@ class DeltaLog:
             self._table.create_checkpoint()
             self._table.cleanup_metadata()
         self.refresh()
+
+
+def _delta_schema(schema: pa.Schema) -> Schema:
+    """The columns as the log has them: Arrow has no type for variants. delta-rs asks for the table feature of them."""
+    fields = [
+        Field(field.name, VariantType(), nullable=field.nullable) if field.type == VARIANT else Field.from_arrow(field)
+        for field in schema
+    ]
+    return Schema(fields)
 
 
 def _unreadable(location: Location, error: Exception) -> LakeDamaged:

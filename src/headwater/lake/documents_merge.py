@@ -71,6 +71,7 @@ from headwater.lake.typed_columns import (
     chosen_columns,
     joined_fields,
 )
+from headwater.lake.variants import document_texts
 from headwater.options import suggest_keywords
 
 YOUNG_BYTES = 64 * 1024
@@ -203,7 +204,7 @@ class MergeTask:
 
         def documents() -> Iterator[pa.Table]:
             """What has to be parsed, without typed columns."""
-            schema = documents_schema(xattrs=self.facts.xattrs)
+            schema = documents_schema(xattrs=self.facts.xattrs, form=self.facts.document)
             if target.is_rebuilt:
                 yield from (rows.select(schema.names) for rows in _kept_rows(target.location, _staying(touched)))
             # In the order of their files already: what typed columns are parsed from them need not be moved later.
@@ -213,7 +214,9 @@ class MergeTask:
             return self._write_documents(target, touched, touched_rejects, documents())
         except UnsettledColumns:
             assert target.columns is not None, "only columns that are inferred are unsettled"
-            parsed = (target.columns.parse(rows.column("document"), discovers=True) for rows in documents())
+            parsed = (
+                target.columns.parse(document_texts(rows.column("document")), discovers=True) for rows in documents()
+            )
             nothing: FieldTypes = {}
             wanted = reduce(joined_fields, (part.wanted for part in parsed), nothing)
             return [self._merged(TableKind.DOCUMENTS, target.name, wanted=wanted, is_written=False)]
@@ -226,7 +229,8 @@ class MergeTask:
         documents: Iterator[pa.Table],
     ) -> list[Merged]:
         growth = None if target.columns is None else ColumnGrowth(target.columns)
-        reject_schema = rejects_schema(with_field=target.columns is None or not target.columns.is_whole_row)
+        with_field = target.columns is None or not target.columns.is_whole_row
+        reject_schema = rejects_schema(with_field=with_field, form=self.facts.document)
         rejects = self._writer(target.rejects_location, reject_schema)
         if not target.is_rebuilt:
             for rows in _kept_rows(target.rejects_location, _staying(touched_rejects)):
@@ -235,7 +239,7 @@ class MergeTask:
         def parse(rows: pa.Table) -> pa.Table:
             if growth is None:
                 return rows
-            parsed = growth.parse(rows.column("document"))
+            parsed = growth.parse(document_texts(rows.column("document")))
             rejects.write(_rejected(rows, parsed, reject_schema))
             return _with_typed(rows, parsed.columns)
 
@@ -249,7 +253,8 @@ class MergeTask:
         columns = None
         if growth is not None:
             growth.is_settled, columns = True, growth.columns
-        schema = documents_schema(xattrs=self.facts.xattrs, typed=None if columns is None else columns.schema)
+        typed = None if columns is None else columns.schema
+        schema = documents_schema(xattrs=self.facts.xattrs, form=self.facts.document, typed=typed)
         unsorted: Iterable[pa.Table] = (conformed(rows, schema) for rows in chain(held, map(parse, documents)))
         writer = self._writer(target.location, schema, has_places=target.is_marked)
         feed, left_out = self._feed(target, schema, changes_files=bool(touched)), None
@@ -404,7 +409,8 @@ def merged_rows(
     (target,) = task.documents
     fold = task.fold(target, task.read_pending())
     typed = None if target.columns is None else target.columns.schema
-    schema = documents_schema(xattrs=task.facts.xattrs, typed=typed)
+    plain = documents_schema(xattrs=task.facts.xattrs, form=task.facts.document)
+    schema = pa.schema([*plain, *(typed or [])])
     schema = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     chosen = None if keys is None else pa.array([*keys], pa.string())
     files = [file for file in target.files if keys is None or _may_hold_keys(file, keys)]
@@ -413,9 +419,10 @@ def merged_rows(
     def documents() -> Iterator[pa.Table]:
         yield from _kept_rows(target.location, [(file, touched.get(file.path)) for file in files], columns)
         for changes in fold.live():
-            rows = _documents_of(changes, documents_schema(xattrs=task.facts.xattrs))
-            parsed = {} if target.columns is None else target.columns.parse(rows.column("document")).columns
-            yield _with_typed(rows, parsed)
+            rows = _documents_of(changes, plain)
+            if target.columns is not None:
+                rows = _with_typed(rows, target.columns.parse(document_texts(rows.column("document"))).columns)
+            yield rows
 
     for rows in documents():
         yield conformed(rows if chosen is None else rows.filter(pc.is_in(rows.column("key"), chosen)), schema)

@@ -155,7 +155,7 @@ class _Merge:
         """By vbucket: the last seqno that a rollback kept."""
         for vbucket, kept in rolled.items():
             self._kept[vbucket] = kept
-        self._schema = history_schema(xattrs=facts.xattrs)
+        self._schema = history_schema(xattrs=facts.xattrs, form=facts.document)
         self._group, self._file_bytes = group, file_bytes
         self._writers = {is_current: self._writer(is_current) for is_current in (True, False)}
         self._added: list[DataFile] = []

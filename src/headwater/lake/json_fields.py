@@ -6,8 +6,8 @@ named members of objects, `list_members` lists all members of objects or element
 called JSON by a server that looked, so this checks no more than it needs in order never to leave the text; what is odd
 all the same is reported.
 
-`column_values`, `typed_columns` and the exporter of `transfer` use it. `headwater.spark.variants` uses its first
-section: the parts that pass over, compare and copy space, strings and their escapes.
+`column_values`, `typed_columns` and the exporter of `transfer` use it. `variants` uses its first section: the parts
+that pass over, compare and copy space, strings and their escapes.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ from headwater.lake.layout import (
     GROUPS_TRANSACTION,
     GROWN_FORMAT,
     SMALL_GROUPS_FORMAT,
+    DocumentForm,
     LakeFacts,
     TableKind,
     changes_schema,
@@ -90,8 +91,15 @@ class LakeSettings:
     cluster_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By table, or for `*`: the columns that documents are sorted by before their keys. Applies to files that are
     written from now on. A table that is not named keeps its order."""
+    document: DocumentForm | str | None = None
+    """What the column `document` is: "string" or "variant". `None` leaves an existing lake as it is, and is "string"
+    for a new one; an existing lake can't be switched."""
 
     def __post_init__(self) -> None:
+        if self.document is not None and self.document not in {*DocumentForm}:
+            raise InvalidInput(
+                f"{self.document!r} is not a form of documents", hint=f"Use one of: {', '.join(DocumentForm)}"
+            )
         for table in {*self.columns, *self.cluster_by}:
             check_cluster_columns(table, self.cluster_by_of(table) or (), self.columns_of(table) or ColumnMode.INFER)
 
@@ -167,7 +175,13 @@ class Lake:
                 hint="Give another directory, or the bucket that was landed here; a bucket that was deleted and "
                 "created again is a different one",
             )
-        return cls(location, facts, changes, settings or LakeSettings(), step, writer, as_of_batch, aside)
+        settings = settings or LakeSettings()
+        if settings.document not in (None, facts.document):
+            raise ColumnsChanged(
+                f"the tables in {location.uri} have documents as {facts.document}, not as {settings.document}",
+                hint="Omit the form of documents, or land into another directory",
+            )
+        return cls(location, facts, changes, settings, step, writer, as_of_batch, aside)
 
     @classmethod
     def create(
@@ -185,13 +199,16 @@ class Lake:
     ) -> Lake:
         """The lake in a directory; one is made where there is none, for a selection of the bucket or for all of it."""
         location = Location.of(location)
+        form = DocumentForm((settings and settings.document) or DocumentForm.STRING)
+        leaves_rows_out = selection is not None and selection.leaves_rows_out
         facts = LakeFacts(
             bucket_uuid=bucket_uuid,
             vbuckets=vbuckets,
             groups=min(groups, vbuckets),
             xattrs=xattrs,
+            document=form,
             transform=transform,
-            format=FORMAT_VERSION if selection is not None and selection.leaves_rows_out else SMALL_GROUPS_FORMAT,
+            format=FORMAT_VERSION if leaves_rows_out or form is DocumentForm.VARIANT else SMALL_GROUPS_FORMAT,
         )
         DeltaLog.create(
             location.join(TableKind.CHANGES),

@@ -29,6 +29,7 @@ from headwater.lake.layout import TableKind, documents_schema
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.set_aside import SHOWN_MAX, AsideTables
 from headwater.lake.timeline import BatchEvent, Event, RollbackEvent, Timeline
+from headwater.lake.variants import VARIANT, document_texts
 from headwater.lake.verify import Verification
 from headwater.phrases import counted
 
@@ -479,6 +480,8 @@ def _table_look(
 
 
 def _sql_type(type_: pa.DataType) -> str:
+    if type_ == VARIANT:
+        return "VARIANT"
     try:
         return type_name(type_)
     except (KeyError, ValueError, TypeError, AssertionError):
@@ -524,6 +527,8 @@ def _sample_columns(kind: TableKind, names: Sequence[str]) -> list[str]:
 
 
 def _to_sample(rows: pa.Table, of: str) -> Sample:
+    if "document" in rows.schema.names:
+        rows = rows.set_column(rows.schema.get_field_index("document"), "document", document_texts(rows["document"]))
     texts = [tuple(_text(value) for value in row.values()) for row in rows.to_pylist()]
     return Sample(columns=tuple(rows.schema.names), rows=tuple(texts), of=of)
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from headwater.client.batches import OPS
 from headwater.client.changes import split_keys
 from headwater.errors import LakeDamaged, LakeTooNew
+from headwater.lake.variants import VARIANT, to_variants
 from headwater.protocol.values import Datatype
 
 FORMAT_VERSION = 5
@@ -33,12 +34,14 @@ FORMAT_VERSION = 5
 an earlier commit (`delta_log`), which earlier versions would pass over. Since format 4 small tables have fewer groups
 than the lake. A lake keeps the format that it was made with, but for `GROWN_FORMAT`."""
 SMALL_GROUPS_FORMAT = 4
-"""Of lakes that hold every row of what they select. Format 5 is of those that leave rows out (`chosen_rows`): earlier
-versions would land these."""
+"""Of lakes that hold every row of what they select, and documents as texts. Format 5 is of those that leave rows out
+(`chosen_rows`), which earlier versions would land, or have documents as variants, which earlier versions can't read."""
 GROWN_FORMAT = 3
 """Of earlier lakes whose tables have been cut into more groups than they were made with: earlier versions would look
 for rows in the groups of before."""
 FORMAT_PROPERTY = "headwater.format"
+DOCUMENT_PROPERTY = "headwater.document"
+"""The form of documents, where it is not a string."""
 GROUPS_TRANSACTION = "headwater.groups"
 """Of any table that has been cut into more groups: how many. It is in the commit that has done it."""
 SMALL_GROUP_DOCUMENTS = 4096
@@ -51,6 +54,14 @@ _GROWTH_MAX = 4
 EVERY_COLLECTION = "*"
 """Where settings are by table: what holds for all others."""
 _PROPERTY = "headwater."
+
+
+class DocumentForm(StrEnum):
+    """What the column `document` is."""
+
+    STRING = "string"
+    """The text of the document."""
+    VARIANT = "variant"
 
 
 class TableKind(StrEnum):
@@ -73,6 +84,8 @@ class LakeFacts:
     in the same group, so every group is merged by itself. Where that number is doubled, each is cut in two."""
     xattrs: bool = False
     """The tables have a column for extended attributes."""
+    document: DocumentForm = DocumentForm.STRING
+    """Of all tables but `changes`."""
     format: int = SMALL_GROUPS_FORMAT
     transform: str | None = None
     """The name of the function that all changes went through (`transform`)."""
@@ -115,15 +128,17 @@ class LakeFacts:
             f"{_PROPERTY}groups": str(self.groups),
             f"{_PROPERTY}xattrs": str(self.xattrs).lower(),
         }
+        if self.document is not DocumentForm.STRING:
+            properties[DOCUMENT_PROPERTY] = self.document.value
         return properties if self.transform is None else {**properties, f"{_PROPERTY}transform": self.transform}
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str | None], *, where: str) -> Self:
         try:
             version = int(properties[FORMAT_PROPERTY] or "")
-            if version > FORMAT_VERSION:
+            if version > VARIANT_FORMAT:
                 raise LakeTooNew(
-                    f"{where} has format {version}, and this program supports formats up to {FORMAT_VERSION}",
+                    f"{where} has format {version}, and this program supports formats up to {VARIANT_FORMAT}",
                     hint="Use the version of Headwater that created it, or a newer one",
                 )
             return cls(
@@ -131,6 +146,7 @@ class LakeFacts:
                 vbuckets=int(properties[f"{_PROPERTY}vbuckets"] or ""),
                 groups=int(properties[f"{_PROPERTY}groups"] or ""),
                 xattrs=properties[f"{_PROPERTY}xattrs"] == "true",
+                document=DocumentForm(properties.get(DOCUMENT_PROPERTY) or DocumentForm.STRING),
                 format=version,
                 transform=properties.get(f"{_PROPERTY}transform"),
             )
@@ -240,12 +256,10 @@ _VERSION = [
     pa.field("collection_id", pa.int64(), nullable=False),
     pa.field("changed_at", TIME),
 ]
-_DOCUMENT = [
-    *_KEY,
-    pa.field("document", pa.string()),
-    pa.field("content", pa.binary()),
-    *_VERSION,
-]
+_DOCUMENT = {
+    form: [*_KEY, pa.field("document", type_), pa.field("content", pa.binary()), *_VERSION]
+    for form, type_ in ((DocumentForm.STRING, pa.string()), (DocumentForm.VARIANT, VARIANT))
+}
 _RANGES = ("key", "changed_at", "seqno", "vbucket")
 CHANGE_RANGES = (*_RANGES, "collection_id", "batch", "landed_at")
 DOCUMENT_RANGES = _RANGES
@@ -276,22 +290,24 @@ def name_columns(columns: Collection[str]) -> list[str]:
     return [] if "document" in columns else [name for name in NAME_COLUMNS if name in columns]
 
 
-def documents_schema(*, xattrs: bool, typed: pa.Schema | None = None) -> pa.Schema:
-    """One row a live document, without the columns it is partitioned by. `document` is the text of one that is JSON,
-    `content` the bytes of any other."""
-    return pa.schema([*_DOCUMENT, *([XATTRS] if xattrs else []), *(typed or [])])
+def documents_schema(
+    *, xattrs: bool, form: DocumentForm = DocumentForm.STRING, typed: pa.Schema | None = None
+) -> pa.Schema:
+    """One row a live document, without the columns it is partitioned by. `document` is one that is JSON, as a text or
+    as a variant; `content` has the bytes of any other."""
+    return pa.schema([*_DOCUMENT[form], *([XATTRS] if xattrs else []), *(typed or [])])
 
 
-def history_schema(*, xattrs: bool) -> pa.Schema:
+def history_schema(*, xattrs: bool, form: DocumentForm = DocumentForm.STRING) -> pa.Schema:
     """One row a version of a document, without the columns it is partitioned by. `valid_to` and `valid_to_seqno` are
     the time and the seqno of the change that ended it."""
     validity = [pa.field("valid_from", TIME), pa.field("valid_to", TIME), pa.field("valid_to_seqno", pa.int64())]
-    return pa.schema([*_DOCUMENT, *([XATTRS] if xattrs else []), *validity])
+    return pa.schema([*_DOCUMENT[form], *([XATTRS] if xattrs else []), *validity])
 
 
 def document_ranges(schema: pa.Schema) -> tuple[str, ...]:
     """The columns of a table of documents that the log has ranges of: typed columns of one value are among them."""
-    own = {*(field.name for field in _DOCUMENT), XATTRS.name, GROUP.name}
+    own = {*(field.name for field in _DOCUMENT[DocumentForm.STRING]), XATTRS.name, GROUP.name}
     return (*DOCUMENT_RANGES, *(field.name for field in schema if field.name not in own and has_bounds(field.type)))
 
 
@@ -304,10 +320,11 @@ def has_bounds(type_: pa.DataType) -> bool:
 FIELD = pa.field("field", pa.string())
 
 
-def rejects_schema(*, with_field: bool) -> pa.Schema:
+def rejects_schema(*, with_field: bool, form: DocumentForm = DocumentForm.STRING) -> pa.Schema:
     """One row a live document that does not fit the typed columns. `field` is the first of its fields that does not,
     which earlier versions did not note."""
-    return pa.schema([*_DOCUMENT, *([FIELD] if with_field else []), pa.field("reason", pa.string(), nullable=False)])
+    reason = pa.field("reason", pa.string(), nullable=False)
+    return pa.schema([*_DOCUMENT[form], *([FIELD] if with_field else []), reason])
 
 
 # --- what the tables say of themselves --------------------------------------------------------------------------------
@@ -368,9 +385,7 @@ def table_description(kind: TableKind, collection: str) -> str:
 
 def commented(schema: pa.Schema, kind: TableKind) -> pa.Schema:
     """A schema whose columns say what they have, where they do not yet. Other columns than ours are typed ones."""
-    own = {"document": _DOCUMENT, "change": [*_CHANGE, *_LANDING]}[
-        "change" if kind is TableKind.CHANGES else "document"
-    ]
+    own = [*_CHANGE, *_LANDING] if kind is TableKind.CHANGES else _DOCUMENT[DocumentForm.STRING]
     validity = history_schema(xattrs=False) if kind is TableKind.HISTORY else []
     rejected = rejects_schema(with_field=True) if kind is TableKind.REJECTS else []
     names = {it.name for it in (*own, XATTRS, GROUP, IS_CURRENT, *validity, *rejected)}
@@ -435,7 +450,9 @@ _NOTHING = pa.scalar(None, pa.binary())
 
 def document_columns(changes: pa.Table, schema: pa.Schema) -> dict[str, _Array]:
     """The columns of a table of documents that mutations give, by name; `schema` may have more."""
-    documents, contents = split_values(changes.column("value"), np.asarray(changes.column("datatype").to_numpy()))
+    has_variants = pa.types.is_struct(schema.field("document").type)
+    split = split_variants if has_variants else split_values
+    documents, contents = split(changes.column("value"), np.asarray(changes.column("datatype").to_numpy()))
     columns = {"document": documents, "content": contents}
     for name in schema.names:
         if name in changes.schema.names and name not in columns:
@@ -453,6 +470,16 @@ def split_values(values: pa.ChunkedArray, datatypes: NDArray[np.int16]) -> tuple
         return split_texts(values)
     texts, _ = split_texts(pc.if_else(pa.array(is_json), values, _NOTHING))
     return texts, pc.if_else(pc.is_valid(texts), _NOTHING, values)
+
+
+def split_variants(values: _Array, datatypes: NDArray[np.int16]) -> tuple[_Array, _Array]:
+    """Those values that are JSON as variants, as far as they can be, and the bytes of all others."""
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    is_json = (datatypes & Datatype.JSON) != 0
+    if is_json.all():
+        return to_variants(values)
+    variants, _ = to_variants(pc.if_else(pa.array(is_json), values, _NOTHING))
+    return variants, pc.if_else(pc.is_valid(variants), _NOTHING, values)
 
 
 def split_texts(values: _Array) -> tuple[_Array, _Array]:

@@ -42,7 +42,7 @@ from headwater.lake.change_rows import (
 )
 from headwater.lake.data_files import FileReader, filtered
 from headwater.lake.key_index import key_spaces
-from headwater.lake.layout import table_name
+from headwater.lake.layout import LakeFacts, table_name
 from headwater.lake.verify_hashes import (
     NO_TIME,
     UNKNOWN_OP,
@@ -112,7 +112,7 @@ class ScannedChanges(TableRows):
 
     @classmethod
     def read(
-        cls, scan: TableScan, record: ChangesRecord, group: range, edges: tuple[float, float], *, xattrs: bool
+        cls, scan: TableScan, record: ChangesRecord, group: range, edges: tuple[float, float], *, facts: LakeFacts
     ) -> ScannedChanges:
         """All rows between two vbuckets. It takes long, and needs nothing of the bucket. Each part is judged by itself
         on the way."""
@@ -130,7 +130,7 @@ class ScannedChanges(TableRows):
             rows = filtered(part.rows, kept)
             columns = {name: int64s(rows, of).copy() for name, of in _COLUMNS.items()}
             columns["void"] = np.asarray(pc.fill_null(rows.column("void"), False)).astype(np.bool_)
-            hashed = hash_changes(rows, xattrs=xattrs)
+            hashed = hash_changes(rows, xattrs=facts.xattrs, form=facts.document)
             parts.append(hashed.widened(cls, locators=part.locators[kept], **columns, **shared))
             for marks, name, says in _faults_of_rows(rows, parts[-1], record):
                 parts[-1].of(marks).report(FindingKind.COLUMN, says, column=name)
@@ -371,7 +371,7 @@ class LandedVersions:
         self._group = changes.group
         self._is_open = changes.rolled_back_at > merged
         """By vbucket of the group: a rollback that is not in the history yet has changed what `changes` says of it."""
-        inside = changes.inside().upto(merged)
+        inside = changes.as_documents().inside().upto(merged)
         self._events = inside.of((inside.ops == COLLECTION_CREATED) | (inside.ops == COLLECTION_DROPPED))
         documents = inside.documents()
         self.changes = documents.of(is_one_of(documents.ids, ids))

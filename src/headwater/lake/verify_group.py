@@ -135,7 +135,7 @@ class GroupCheck:
 
     def reading(self) -> BucketReading:
         """What the bucket's stream of the group is to be put into."""
-        return BucketReading(self.vbuckets, xattrs=self.facts.xattrs)
+        return BucketReading(self.vbuckets, xattrs=self.facts.xattrs, form=self.facts.document)
 
     def leaving_out(self, vbuckets: frozenset[int]) -> GroupCheck:
         """The same, with nothing to be judged of some vbuckets."""
@@ -196,7 +196,7 @@ class GroupReport:
 def scan_changes(check: GroupCheck) -> ScannedChanges:
     """Read the rows of `changes`. It takes long, and needs nothing of the bucket."""
     scan, edges = replace(check.changes, findings=Findings(), engines={}), GroupCheck.edges_of(check.facts, check.group)
-    return ScannedChanges.read(scan, check.record, check.vbuckets, edges, xattrs=check.facts.xattrs)
+    return ScannedChanges.read(scan, check.record, check.vbuckets, edges, facts=check.facts)
 
 
 def judge_group(check: GroupCheck, reading: BucketReading, changes: ScannedChanges) -> GroupReport:
@@ -256,7 +256,8 @@ class _Judging:
             bucket = BucketDocuments.of(rows, ends, self._vbuckets, live_ids=self._check.record.live_ids)
             of_collection = changes.of(of_changes.get(name, slice(0)))
             self._judge_changes(collection, bucket, of_collection)
-            self._judge_documents(collection, bucket, of_collection)
+            bucket = bucket.as_documents()
+            self._judge_documents(collection, bucket, of_collection.as_documents())
             if collection.history is not None:
                 self._judge_history(collection, collection.history, bucket)
         for name, keys in self._wrong.items():
@@ -379,14 +380,15 @@ class _Judging:
             counts.add(_pending(bucket, np.ones(len(bucket.rows), dtype=np.bool_)))
             self._check_is_new(collection, changes.batches)
             return
-        xattrs, columns = self._check.facts.xattrs, collection.columns
-        schema = documents_schema(xattrs=xattrs, typed=None if columns is None else columns.schema)
+        facts, columns = self._check.facts, collection.columns
+        typed_schema = None if columns is None else columns.schema
+        schema = documents_schema(xattrs=facts.xattrs, form=facts.document, typed=typed_schema)
         added = columns.schema.names if columns is not None and columns.is_inferred else ()
         scan = self._scan(TableKind.DOCUMENTS, collection.name, schema, table, added=added)
         typed = TypedCheck(scan, columns)
         parts: list[TableRows] = []
         for part in self._rows_of(scan, table):
-            rows = hash_documents(part.rows, xattrs=xattrs).widened(TableRows, scan=scan, locators=part.locators)
+            rows = hash_documents(part.rows, xattrs=facts.xattrs).widened(TableRows, scan=scan, locators=part.locators)
             wrong = rows.of(typed.take(part.rows, part.locators))
             says = "has other values in its typed columns than in its document"
             self._found(collection.name, FindingKind.TYPED_COLUMN, wrong, says)
@@ -457,7 +459,8 @@ class _Judging:
             self._report.findings.add(Finding(kind=kind, table=label, what="the table", says=says))
 
     def _judge_rejects(self, collection: CollectionCheck, expected: Rejected) -> None:
-        schema = rejects_schema(with_field=collection.columns is None or not collection.columns.is_whole_row)
+        with_field = collection.columns is None or not collection.columns.is_whole_row
+        schema = rejects_schema(with_field=with_field, form=self._check.facts.document)
         scan = self._scan(TableKind.REJECTS, collection.name, schema, collection.rejects, added={FIELD.name})
         parts: list[Rejected] = []
         for part in self._rows_of(scan, collection.rejects):
@@ -480,13 +483,14 @@ class _Judging:
     # --- history ------------------------------------------------------------------------------------------------------
 
     def _judge_history(self, collection: CollectionCheck, table: TableCheck, bucket: BucketDocuments) -> None:
-        name, xattrs = collection.name, self._check.facts.xattrs
-        scan = self._scan(TableKind.HISTORY, name, history_schema(xattrs=xattrs), table)
+        name, facts = collection.name, self._check.facts
+        schema = history_schema(xattrs=facts.xattrs, form=facts.document)
+        scan = self._scan(TableKind.HISTORY, name, schema, table)
         parts: list[Versions] = []
         for part in self._rows_of(scan, table):
             is_current = dict(part.file.partition)[IS_CURRENT.name] == "true"
             parts.append(
-                hash_documents(part.rows, xattrs=xattrs).widened(
+                hash_documents(part.rows, xattrs=facts.xattrs).widened(
                     Versions,
                     scan=scan,
                     locators=part.locators,

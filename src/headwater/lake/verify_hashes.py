@@ -10,7 +10,8 @@ Of a removal it is only over what a server always says: the time of a removal an
 when it sends from disk, and not when it sends from memory.
 
 Rows come from a stream of changes, from `changes`, or from a table of documents. The same version has the same hash in
-all of them. A row that says its value in the wrong column, such as JSON in `content`, has a hash of its own.
+all of them. A row that says its value in the wrong column, such as JSON in `content`, has a hash of its own. Where the
+documents of a lake are variants, changes have a second hash, over the variant that their value makes.
 
 `HashIndex` is the hash table over such rows: it finds the newest of each document, and one side's rows in the other's.
 """
@@ -46,7 +47,8 @@ from headwater.kernels.memory import (
 )
 from headwater.kernels.siphash import sip_end, sip_start, sip_word
 from headwater.lake.change_rows import DELETION, EXPIRATION
-from headwater.lake.layout import LANDED_OPS, raw_keys
+from headwater.lake.layout import LANDED_OPS, DocumentForm, raw_keys, split_variants
+from headwater.lake.variants import to_variants
 from headwater.protocol.values import Datatype
 
 Hashes = NDArray[np.uint64]
@@ -87,6 +89,8 @@ class HashedRows:
     """`changed_at`, or `NO_TIME`."""
     keys: Hashes = per_row(np.uint64, 2)
     hashes: Hashes = per_row(np.uint64, 2)
+    variant_hashes: Hashes = per_row(np.uint64, 0)
+    """What the hashes are in tables whose documents are variants; no words in lakes without them."""
 
     def __len__(self) -> int:
         return len(self.seqnos)
@@ -104,18 +108,25 @@ class HashedRows:
     @classmethod
     def joined(cls, parts: Sequence[Self], **shared: Any) -> Self:
         """The rows of all parts, which share what is given."""
-        parts = [cls(**shared), *parts]
+        nothing = cls(**shared)
+        parts = [part for part in parts if len(part)] or [nothing]
         return replace(
-            parts[0], **{name: np.concatenate([getattr(it, name) for it in parts]) for name in cls._columns()}
+            nothing, **{name: np.concatenate([getattr(it, name) for it in parts]) for name in cls._columns()}
         )
+
+    def as_documents(self) -> Self:
+        """Changes with the hashes that they have in tables of documents."""
+        return replace(self, hashes=self.variant_hashes) if self.variant_hashes.shape[1] else self
 
     def widened(self, wider: type[Wider], **others: Any) -> Wider:
         """The same rows with further columns."""
         return wider(**{name: getattr(self, name) for name in self._columns()}, **others)
 
 
-def hash_changes(rows: pa.Table | pa.RecordBatch, *, xattrs: bool) -> HashedRows:
-    """Changes as a reader gives them, or as `changes` has them."""
+def hash_changes(
+    rows: pa.Table | pa.RecordBatch, *, xattrs: bool, form: DocumentForm = DocumentForm.STRING
+) -> HashedRows:
+    """Changes as a reader gives them, or as `changes` has them, for tables with documents of this form."""
     if "key_bytes" in rows.schema.names:
         keys = raw_keys(_array(rows, "key"), _array(rows, "key_bytes"))
     else:
@@ -127,12 +138,19 @@ def hash_changes(rows: pa.Table | pa.RecordBatch, *, xattrs: bool) -> HashedRows
     oddities = _nulls(values)
     if "key_bytes" in rows.schema.names:
         oddities |= _misplaced_keys(rows)
-    return _hashed(rows, keys, values, oddities, ops, xattrs=xattrs)
+    hashed = _hashed(rows, keys, values, oddities, ops, xattrs=xattrs)
+    if form is DocumentForm.STRING:
+        return hashed
+    variants, others = split_variants(values, int64s(rows, "datatype").astype(np.int16))
+    values = pc.coalesce(_variant_bytes(variants), others)
+    return replace(hashed, variant_hashes=_hashed(rows, keys, values, oddities, ops, xattrs=xattrs).hashes)
 
 
 def hash_documents(rows: pa.Table, *, xattrs: bool) -> HashedRows:
     """Rows of `documents`, `history` or `rejects`."""
     texts, contents = _array(rows, "document"), _array(rows, "content")
+    if pa.types.is_struct(texts.type):
+        texts = _variant_bytes(texts)
     if contents.null_count == len(contents):
         values = texts.cast(pa.binary())
     else:
@@ -140,6 +158,12 @@ def hash_documents(rows: pa.Table, *, xattrs: bool) -> HashedRows:
     oddities = _nulls(values) | _misplaced(rows, texts, contents)
     keys = raw_keys(_array(rows, "key"), _array(rows, "key_bytes"))
     return _hashed(rows, keys, values, oddities, np.zeros(rows.num_rows, dtype=np.int8), xattrs=xattrs)
+
+
+def _variant_bytes(variants: pa.Array) -> pa.Array:
+    """Both parts of each variant; null where it is null."""
+    dictionaries, values = variants.flatten()
+    return pc.binary_join_element_wise(dictionaries, values, b"")
 
 
 def hash_texts(column: pa.Array | pa.ChunkedArray) -> Hashes:
@@ -182,16 +206,18 @@ def _nulls(values: pa.Array) -> NDArray[np.uint8]:
 
 
 def _misplaced(rows: pa.Table, texts: pa.Array, contents: pa.Array) -> NDArray[np.uint8]:
-    """A mark on rows that do not say in `document`, `content` and the keys what `split_values` and `split_keys` say."""
+    """A mark on rows that do not say in `document`, `content` and the keys what `split_values` and `split_keys` say, or
+    `split_variants`."""
     is_json = (int64s(rows, "datatype") & Datatype.JSON) != 0
     is_text = np.asarray(texts.is_valid())
     wrong = is_text != is_json
     if contents.null_count < len(contents):
         has_content = np.asarray(contents.is_valid())
         wrong |= is_text & has_content
-        # JSON that is no UTF-8 belongs into `content`. There is little of it.
+        # JSON that is no UTF-8, or can't be a variant, belongs into `content`. There is little of it.
         unsure = np.flatnonzero(is_json & has_content & ~is_text)
-        wrong[unsure] = split_keys(contents.take(pa.array(unsure)))[1].is_null().to_numpy(zero_copy_only=False)
+        split = to_variants if pa.types.is_binary(texts.type) else split_keys
+        wrong[unsure] = split(contents.take(pa.array(unsure)))[1].is_null().to_numpy(zero_copy_only=False)
     return np.where(wrong, np.uint8(_IS_MISPLACED), np.uint8(0)) | _misplaced_keys(rows)
 
 
@@ -248,6 +274,7 @@ def _hashed(
         times_us=times_us,
         keys=np.empty((count, 2), dtype=np.uint64),
         hashes=np.empty((count, 2), dtype=np.uint64),
+        variant_hashes=np.empty((count, 0), dtype=np.uint64),
     )
     documents = ids << 16 | vbuckets
     _hash_rows(

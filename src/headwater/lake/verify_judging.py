@@ -20,7 +20,7 @@ happened, and the next landing takes it back.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 from headwater.kernels.memory import Column
 from headwater.lake.change_rows import COLLECTION_CREATED, COLLECTION_DROPPED, MUTATION, ROLLBACK, UNMATCHED, Barriers
 from headwater.lake.data_files import differing
+from headwater.lake.layout import DocumentForm
 from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.variants import document_texts
 from headwater.lake.verify_hashes import (
     HashedRows,
     Hashes,
@@ -82,18 +84,18 @@ class Standing:
 class BucketReading:
     """Takes the batches of a stream from the beginning, of the vbuckets of one group."""
 
-    def __init__(self, vbuckets: range, *, xattrs: bool) -> None:
+    def __init__(self, vbuckets: range, *, xattrs: bool, form: DocumentForm = DocumentForm.STRING) -> None:
         self.vbuckets = vbuckets
         self.names: dict[int, str] = {}
         """Of the collections in it, as far as the stream names them."""
-        self._xattrs = xattrs
+        self._xattrs, self._form = xattrs, form
         self._parts: list[HashedRows] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Raises `StreamRolledBack` for a batch with a rollback in it."""
         if batch.num_rows == 0:
             return
-        rows = hash_changes(batch, xattrs=self._xattrs)
+        rows = hash_changes(batch, xattrs=self._xattrs, form=self._form)
         is_rollback = rows.ops == ROLLBACK
         if is_rollback.any():
             raise StreamRolledBack(frozenset(rows.vbuckets[is_rollback].tolist()))
@@ -167,6 +169,10 @@ class BucketDocuments:
             ends=ends,
             live_ids=live_ids,
         )
+
+    def as_documents(self) -> BucketDocuments:
+        """The same, to be compared with tables of documents."""
+        return replace(self, rows=self.rows.as_documents())
 
     def ended_at(self, rows: HashedRows, landed_ends: Barriers) -> Numbers:
         """By row that the bucket does not have: the seqno at which its collection has ended, or 0.
@@ -327,7 +333,7 @@ class TypedCheck:
         wrong = np.zeros(rows.num_rows, dtype=np.bool_)
         if self._columns is None or rows.num_rows == 0:
             return wrong
-        parsed = self._columns.parse(rows.column("document"))
+        parsed = self._columns.parse(document_texts(rows.column("document")))
         for name, expected in parsed.columns.items():
             wrong |= differing(rows.column(name), expected)
         if len(misfits := parsed.misfits):

@@ -31,7 +31,7 @@ from headwater.lake.chosen_rows import ChosenRows
 from headwater.lake.iceberg import IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake, LakeSettings, landed_selection
 from headwater.lake.lake_look import LANDING_EVERY_S, LandingNote, html_facts, keep_landing
-from headwater.lake.layout import TableKind, groups_for
+from headwater.lake.layout import DocumentForm, TableKind, groups_for
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.set_aside import AsideTables
 from headwater.lake.table_state import Selection
@@ -106,6 +106,8 @@ class Landing:
                 "an Iceberg table has the very files of `documents`, and can't have their deletion vectors",
                 hint="Omit merge-on-read or the Iceberg catalog",
             )
+        if self.iceberg is not None and self.lake.document == DocumentForm.VARIANT:
+            raise _no_iceberg_variants()
         transform = None if self.transform is None else self.transform.name
         location = Location.of(self.into, self.storage_options)
         # Raises where the bucket is not there.
@@ -122,6 +124,8 @@ class Landing:
         if lake is not None:
             _check_same_options(lake, options, self.groups)
             lake.check_transform(transform)
+            if self.iceberg is not None and lake.facts.document is DocumentForm.VARIANT:
+                raise _no_iceberg_variants()
             return lake
         if scopes or collections:
             # Raises where what is wanted of the bucket is not there.
@@ -206,6 +210,13 @@ def _check_same_options(lake: Lake, options: SourceOptions, groups: int | None) 
             f"the tables in {where} were landed {had}",
             hint="Use the same where, or land into another directory: what was left out once is never landed later",
         )
+
+
+def _no_iceberg_variants() -> InvalidInput:
+    return InvalidInput(
+        "an Iceberg table has the very files of `documents`, and pyiceberg knows no variants",
+        hint="Omit the Iceberg catalog, or land documents as string",
+    )
 
 
 def _documents(options: SourceOptions) -> int:

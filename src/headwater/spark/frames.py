@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from headwater.client.offsets import Offsets
 from headwater.errors import InvalidInput
@@ -31,6 +31,7 @@ from headwater.lake.documents_merge import merged_rows
 from headwater.lake.lake import Lake
 from headwater.lake.layout import documents_schema
 from headwater.lake.location import Location
+from headwater.lake.variants import VARIANT
 from headwater.landing.source_options import (
     DOCUMENT_COLUMNS,
     FRAME_KEYWORDS,
@@ -46,6 +47,8 @@ from headwater.protocol.snapshots import StreamOffset
 from headwater.spark import register
 from headwater.spark.executors import prepare_workers, use_shipped_kernels
 from headwater.spark.query_errors import in_one_sentence, is_ours, query_error
+from headwater.spark.rows import as_spark_variants
+from headwater.spark.versions import VariantType
 
 _PLACES = "places.json"
 _SUMMARY_DDL = "vbucket INT, first_vbuuid BIGINT, begins_at BIGINT, vbuuid BIGINT, seqno BIGINT, rolled_back_to BIGINT"
@@ -168,7 +171,8 @@ def documents(
             hint="Give a later batch; --keep-log and --keep-files determine how long one is readable",
         )
     typed = lake.tables[collection].columns
-    schema = documents_schema(xattrs=lake.facts.xattrs, typed=None if typed is None else typed.schema)
+    typed_schema = None if typed is None else typed.schema
+    schema = documents_schema(xattrs=lake.facts.xattrs, form=lake.facts.document, typed=typed_schema)
     if unknown := next((name for name in columns if name not in schema.names), None):
         raise InvalidInput(
             f"the table of {collection!r} has no column {unknown!r}", hint=f"Its columns are: {', '.join(schema.names)}"
@@ -191,9 +195,19 @@ def documents(
     prepare_workers(spark)
     frame = spark.range(0, len(tasks), 1, max(1, len(tasks)))
     read = _ReadDocuments(tasks, tuple(read_columns), conditions.allowed.get("key"))
-    frame = frame.mapInArrow(read, from_arrow_schema(pa.schema([schema.field(name) for name in read_columns])))
+    frame = frame.mapInArrow(read, _spark_schema(pa.schema([schema.field(name) for name in read_columns])))
     frame = frame.where(where) if where else frame
     return frame.select(*(f"`{name.replace('`', '``')}`" for name in columns)) if columns else frame
+
+
+def _spark_schema(schema: pa.Schema) -> StructType:
+    """The columns as Spark has them. A version without variants gets their two binaries."""
+    return StructType(
+        [
+            StructField(name, VariantType()) if field.type == VARIANT and VariantType is not None else spark_field
+            for name, field, spark_field in zip(schema.names, schema, from_arrow_schema(schema), strict=True)
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +222,7 @@ class _ReadDocuments:
                 use_shipped_kernels()
                 with in_one_sentence():
                     for rows in merged_rows(pickle.loads(self.tasks[number]), self.columns, self.keys):
-                        yield from rows.to_batches()
+                        yield from (as_spark_variants(batch) for batch in rows.to_batches())
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------

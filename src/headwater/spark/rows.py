@@ -31,13 +31,13 @@ from headwater.errors import InvalidInput
 from headwater.lake.change_files import COLLECTION_GONE_OPS
 from headwater.lake.layout import split_texts, split_values
 from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.variants import VARIANT, WORD_DIGITS, encode_texts
 from headwater.landing.bucket_watch import PlannedBucket
 from headwater.landing.planning import VBucketRange
 from headwater.landing.source_options import DOCUMENT_COLUMNS, Conditions, SourceOptions, ValueForm
 from headwater.landing.tasks import ShareReading, rows_chosen, rows_meeting
 from headwater.protocol.values import Datatype
-from headwater.spark.variants import parse_variants
-from headwater.spark.versions import to_arrow_schema
+from headwater.spark.versions import VariantVal, to_arrow_schema
 
 HELD_CHANGES_MAX = 100_000
 """So many changes are read before the first documents of them are handed out; those of one vbucket at least."""
@@ -206,6 +206,52 @@ class SparkRows:
             return split_texts(values)
         is_json = pc.not_equal(pc.bit_wise_and(batch.column("datatype"), int(Datatype.JSON)), 0)
         return parse_variants(values, is_json)
+
+
+_VARIANT_FIELDS = [
+    pa.field("value", pa.binary(), nullable=False),
+    pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
+]
+
+
+def parse_variants(texts: pa.Array, is_document: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The texts of a binary column that are marked and JSON, as variants; and the bytes of all others."""
+    wanted = pc.and_(is_document, texts.is_valid()).to_numpy(zero_copy_only=False)
+    values, dictionaries, is_parsed = encode_texts(texts, wanted, WORD_DIGITS)
+    left = np.flatnonzero(wanted & ~is_parsed).tolist()
+    by_spark = [(row, *parsed) for row in left if (parsed := _parse_by_spark(texts[row].as_py())) is not None]
+    if by_spark:
+        rows, their_values, their_dictionaries = zip(*by_spark, strict=True)
+        is_theirs = np.zeros(len(texts), dtype=np.bool_)
+        is_theirs[[*rows]] = True
+        is_parsed |= is_theirs
+        values = pc.replace_with_mask(values, pa.array(is_theirs), pa.array(their_values, pa.binary()))
+        dictionaries = pc.replace_with_mask(
+            dictionaries, pa.array(is_theirs), pa.array(their_dictionaries, pa.binary())
+        )
+    variants = pa.StructArray.from_arrays([values, dictionaries], fields=_VARIANT_FIELDS, mask=pa.array(~is_parsed))
+    if is_parsed.all():
+        return variants, pa.nulls(len(texts), pa.binary())
+    return variants, pc.if_else(pa.array(is_parsed), pa.scalar(None, texts.type), texts)
+
+
+def as_spark_variants(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The variants of a table of documents as Spark has them in Arrow: the order of the parts is its own."""
+    at = batch.schema.get_field_index("document")
+    if VariantVal is None or at < 0 or batch.schema.field(at).type != VARIANT:
+        return batch
+    column = batch.column(at)
+    dictionaries, values = (column.field(name) for name in ("metadata", "value"))
+    variants = pa.StructArray.from_arrays([values, dictionaries], fields=_VARIANT_FIELDS, mask=column.is_null())
+    return batch.set_column(at, "document", variants)
+
+
+def _parse_by_spark(text: bytes) -> tuple[bytes, bytes] | None:
+    try:
+        parsed = VariantVal.parseJson(text.decode())
+    except Exception:  # whatever the parser of Spark does not like is kept as bytes
+        return None
+    return parsed.value, parsed.metadata
 
 
 def _as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:

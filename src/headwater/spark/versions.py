@@ -46,17 +46,12 @@ else:
 
 if TYPE_CHECKING or HAS_SOURCES:
     from pyspark.sql.types import VariantType, VariantVal
-    from pyspark.sql.variant_utils import VariantBuilder
-
-    VARIANT_BYTES_MAX = VariantBuilder.DEFAULT_SIZE_LIMIT
 else:
     VariantType = VariantVal = None
-    VARIANT_BYTES_MAX = 1 << 24
 
 __all__ = [
     "HAS_FILTERS",
     "HAS_LIMITS",
-    "VARIANT_BYTES_MAX",
     "ReadAllAvailable",
     "ReadLimit",
     "ReadMaxBytes",

@@ -225,6 +225,12 @@ def test_a_page_for_others_needs_a_token(prepared: list[LakeSettings], at: str) 
     assert len(prepared) == 1
 
 
+def test_the_form_of_documents(prepared: list[LakeSettings]) -> None:
+    for given in ((), ("--document", "variant"), ("--document", "string")):
+        CliRunner().invoke(land, ["couchbase://localhost/b", "--into", "lake", *given])
+    assert [settings.document for settings in prepared] == [None, "variant", "string"]
+
+
 def test_columns_that_documents_are_clustered_by(prepared: list[LakeSettings]) -> None:
     given = ["couchbase://localhost/b", "--into", "lake", "--cluster-by", "city, since"]
     CliRunner().invoke(land, [*given, "--cluster-by", "shop.orders=at"])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -23,8 +26,11 @@ FITS = b'{"n":1,"s":"a","tags":["x","y"],"place":{"city":"Graz","zip":8010}}'
 @pytest.fixture
 def small(tmp_path: Path) -> SmallLake:
     """With some files in every table."""
-    settings = with_columns(LakeSettings(merging=MergeRules(history=True)), {"*": COLUMNS})
-    small = SmallLake(tmp_path / "lake", settings=settings)
+    return filled(tmp_path / "lake", LakeSettings(merging=MergeRules(history=True)))
+
+
+def filled(directory: Path, settings: LakeSettings) -> SmallLake:
+    small = SmallLake(directory, settings=with_columns(settings, {"*": COLUMNS}))
     for number in range(3):
         for vbucket in range(4):
             small.write(vbucket, *(f"k-{number}-{at}" for at in range(4)), value=FITS)
@@ -101,6 +107,49 @@ def test_what_is_rewritten_is_equal_and_landed_into(
     assert found.findings.first() == ()
     assert (found.counts[NAME].pending, found.counts[NAME].differing) == (0, 0)
     assert found.counts[NAME].landed == len(small.rows(f"documents/{NAME}"))
+
+
+def test_variants_that_are_rewritten(tmp_path: Path) -> None:
+    """Also where the parts of a variant are the other way round. One that is shredded is not taken for another."""
+    small = filled(tmp_path / "lake", LakeSettings(merging=MergeRules(history=True), document="variant"))
+    for table in TABLES[1:]:
+        optimize(DeltaTable(small.directory / table))
+    small.reopen()
+    assert verify_model(small.lake, small.bucket).findings.first() == ()
+    rewrite_variants(
+        small, lambda metadata, value: pa.StructArray.from_arrays([value, metadata], ["value", "metadata"])
+    )
+    assert verify_model(small.lake, small.bucket).findings.first() == ()
+    for vbucket in range(4):
+        small.write(vbucket, "often", "new", value=FITS)
+    small.land()
+    join_files(small.lake, file_bytes=1 << 20)
+    small.reopen()
+    assert verify_model(small.lake, small.bucket).findings.first() == ()
+    rewrite_variants(
+        small,
+        lambda metadata, value: pa.StructArray.from_arrays(
+            [metadata, value, value], ["metadata", "value", "typed_value"]
+        ),
+    )
+    (found,) = (it for it in verify_model(small.lake, small.bucket).findings.first() if it.kind.endswith("file"))
+    assert "shredded" in found.sentence
+
+
+def rewrite_variants(small: SmallLake, shape: Callable[[pa.Array, pa.Array], pa.Array]) -> None:
+    """Write a file of documents again, with its variants in another shape."""
+    table = small.lake.tables[NAME].documents
+    assert table is not None
+    file = table.log.files()[0]
+    rows = pq.read_table(small.directory / "documents" / NAME / file.path, partitioning=None)
+    rows = rows.replace_schema_metadata(None)
+    metadata, value = rows["document"].combine_chunks().flatten()
+    rows = rows.set_column(rows.schema.get_field_index("document"), "document", shape(metadata, value))
+    path = file.path.replace(".parquet", "-again.parquet")
+    pq.write_table(rows, small.directory / "documents" / NAME / path)
+    size_bytes = (small.directory / "documents" / NAME / path).stat().st_size
+    table.commit(add=[replace(file, path=path, size_bytes=size_bytes)], remove=[file])
+    small.reopen()
 
 
 def test_what_is_changed_is_named_and_can_be_landed_over(small: SmallLake) -> None:

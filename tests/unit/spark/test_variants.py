@@ -12,22 +12,23 @@ import pytest
 from pyspark.sql.types import VariantVal
 from pyspark.sql.variant_utils import VariantBuilder
 
+from headwater.lake.variants import NAMES_MAX, WORD_DIGITS, encode_texts
 from headwater.protocol.kernels.json_check import DEPTH_MAX
-from headwater.spark import variants
-from headwater.spark.variants import NAMES_MAX, parse_variants
+from headwater.spark import rows
+from headwater.spark.rows import parse_variants
 
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The texts that went to Spark's parser."""
     found: list[bytes] = []
-    parse = variants._parse_by_spark
+    parse = rows._parse_by_spark
 
     def noted(text: bytes) -> Any:
         found.append(text)
         return parse(text)
 
-    monkeypatch.setattr(variants, "_parse_by_spark", noted)
+    monkeypatch.setattr(rows, "_parse_by_spark", noted)
     return found
 
 
@@ -86,6 +87,8 @@ def test_widths_of_counts_numbers_and_offsets(left: list[bytes]) -> None:
 def test_names_are_forgotten_when_there_are_too_many(left: list[bytes]) -> None:
     many = [json.dumps({f"{row} {number}": row for number in range(1_000)}).encode() for row in range(40)]
     check(*many, b'{"a":1}', *many[:2])
+    alone = json.dumps(dict.fromkeys(map(str, range(NAMES_MAX - 1)))).encode()
+    check(*many[:16], alone, *many[:2])
     assert not left
     too_many = json.dumps(dict.fromkeys(map(str, range(NAMES_MAX + 1)))).encode()
     check(b'{"a":1}', too_many, b'{"a":2}')
@@ -116,7 +119,7 @@ def test_doubles_are_rounded_to_the_nearest() -> None:
     # With few digits they lie anywhere between two doubles.
     written = [f"{number:.{digits}e}" for number in bits.view(np.float64).tolist() for digits in (2, 7, 16)]
     array = pa.array([text.encode() for text in written])
-    values, _, is_done = variants._encode_all(array, np.ones(len(array), dtype=np.bool_))
+    values, _, is_done = encode_texts(array, np.ones(len(array), dtype=np.bool_), WORD_DIGITS)
     assert is_done.mean() > 0.999
     for text, value, done in zip(written, values.to_pylist(), is_done, strict=True):
         assert not done or value == struct.pack("<Bd", 7 << 2, float(text)), text

@@ -1,4 +1,4 @@
-"""JSON texts to Spark's VARIANT, whole columns at once: what `VariantVal.parseJson` makes, byte for byte.
+"""JSON texts to variants and back, whole columns at once.
 
 A variant is two binaries (the Variant encoding of the Parquet format, VariantEncoding.md). The *metadata* is a
 dictionary of all names of members, in the order in which they come up first. The *value* has the number of a name in
@@ -7,11 +7,14 @@ where each of its members begins, and its members. The members of an object are 
 
 The header is as long as its widest number needs, so it can be written when all members are there: they are moved to
 make room for it, as Spark's own builders do. Numbers take the smallest integer, else a decimal of 9, 18 or 38 digits;
-those that are written with an exponent, or longer, are doubles.
+those that are written with an exponent, or longer, are doubles. What is written is what PySpark's
+`VariantVal.parseJson` makes, byte for byte.
 
-The kernel encodes what it can encode for certain: texts that are JSON by a strict reading. The few others go to Spark's
-own parser one by one, which decides. These are texts that are no JSON, lone surrogates, `NaN`, objects with a name
-twice, numbers with more digits than fit, doubles that lie just between two, and what exceeds a limit of the kernel.
+The kernel encodes what it can encode for certain: texts that are JSON by a strict reading. The source of Spark gives
+the few others to Spark's own parser one by one, which decides (`spark.rows`). These are texts that are no JSON, lone
+surrogates, `NaN`, objects with a name twice, numbers with more digits than fit, doubles that lie just between two, and
+what exceeds a limit of the kernel. The tables of a lake keep these others as bytes (`to_variants`), so a document is
+in them either with all that it says or as it was.
 """
 
 from __future__ import annotations
@@ -51,7 +54,11 @@ from headwater.kernels.memory import (
 from headwater.kernels.siphash import sip_bytes, sip_end, sip_start
 from headwater.lake.json_fields import begins_with_name, skip_space, skip_string, unescape
 from headwater.protocol.kernels.json_check import DEPTH_MAX, is_json
-from headwater.spark.versions import VARIANT_BYTES_MAX, VariantVal
+
+VARIANT_BYTES_MAX = 1 << 24
+"""Of a value or a metadata, as Spark has it."""
+VARIANT = pa.struct([pa.field(name, pa.binary(), nullable=False) for name in ("metadata", "value")])
+"""A column of variants in a lake, and in its files. The log calls it `variant`."""
 
 _SHORT_STRING = 1
 """The two lowest bits of a string that is short. Those of any other scalar are 0, and its type is the bits above."""
@@ -101,8 +108,10 @@ def write_string(data: Bytes, at: int, end: int, values: Bytes, to: int) -> tupl
 
 _MINUS, _PLUS, _POINT, _ZERO, _NINE, _T, _F, _N, _SMALL_E = (ord(sign) for sign in "-+.09tfne")
 _DECIMAL4_DIGITS, _DECIMAL8_DIGITS, _DECIMAL16_DIGITS = 9, 18, 38
-_WORD_DIGITS = 19
+WORD_DIGITS = 19
 """So many digits fit 64 bits, whatever they are."""
+DOUBLE_DIGITS = 17
+"""So many digits tell all doubles apart."""
 _EXPONENT_MAX = 9999
 _POWER_MIN, _POWER_MAX = -342, 308
 """Powers of ten with which a number of 19 digits can be a double and not zero."""
@@ -125,8 +134,9 @@ _POWER_HIGH, _POWER_LOW, _POWER_EXPONENT = _powers_of_ten()
 
 
 @kernel_part
-def write_number_or_word(data: Bytes, at: int, end: int, values: Bytes, to: int) -> tuple[int, int]:
-    """Write a number, true, false or null. Returns what is behind it in both; -1 if it is left to Spark's parser."""
+def write_number_or_word(data: Bytes, at: int, end: int, values: Bytes, to: int, digits_max: int) -> tuple[int, int]:
+    """Write a number, true, false or null. Returns what is behind it in both; -1 if it is left to others, as a double
+    of more digits is."""
     sign = load_u8(data, at)
     if sign == _T or sign == _F or sign == _N:
         values[to] = u8((_TRUE if sign == _T else _FALSE if sign == _F else _NULL) << 2)
@@ -141,10 +151,10 @@ def write_number_or_word(data: Bytes, at: int, end: int, values: Bytes, to: int)
             is_integer = False
         elif _ZERO <= sign <= _NINE:
             digit = u64(sign) - u64(_ZERO)
-            if digits >= _WORD_DIGITS:
+            if digits >= WORD_DIGITS:
                 high = high * u64(10) + multiply_high(low, u64(10))
             low = low * u64(10) + digit
-            if digits >= _WORD_DIGITS and low < digit:
+            if digits >= WORD_DIGITS and low < digit:
                 high += u64(1)
             digits += digits > 0 or digit > u64(0)
             scale += not is_integer
@@ -153,9 +163,9 @@ def write_number_or_word(data: Bytes, at: int, end: int, values: Bytes, to: int)
         at += 1
     if at < end and load_u8(data, at) | 32 == _SMALL_E:
         at, exponent = _read_exponent(data, at + 1, end)
-        return at, _write_double(values, to, is_negative, low, digits, exponent - scale)
+        return at, _write_double(values, to, is_negative, low, digits, exponent - scale, digits_max)
     if digits > _DECIMAL16_DIGITS or scale > _DECIMAL16_DIGITS:
-        return at, _write_double(values, to, is_negative, low, digits, -scale)
+        return at, _write_double(values, to, is_negative, low, digits, -scale, digits_max)
     is_of_64_bits = high == u64(0) and low <= u64(2**63 - 1) + u64(is_negative)
     if is_negative:
         low = ~low + u64(1)
@@ -210,7 +220,9 @@ def _write_decimal(values: Bytes, to: int, high: int, low: int, digits: int, sca
 
 
 @inlined_part
-def _write_double(values: Bytes, to: int, is_negative: bool, digits_read: int, digits: int, power: int) -> int:
+def _write_double(
+    values: Bytes, to: int, is_negative: bool, digits_read: int, digits: int, power: int, digits_max: int
+) -> int:
     """The double nearest to digits_read * 10^power. -1 where that is not certain: see below.
 
     The power of ten is known to 128 bits, and the product of both with it: what it is too small by is less than 2 in
@@ -218,7 +230,7 @@ def _write_double(values: Bytes, to: int, is_negative: bool, digits_read: int, d
     """
     bits = u64(0)
     if digits > 0:
-        if digits > _WORD_DIGITS or not _POWER_MIN <= power <= _POWER_MAX:
+        if digits > digits_max or not _POWER_MIN <= power <= _POWER_MAX:
             return -1
         shift = leading_zeros(digits_read)
         number = digits_read << u64(shift)
@@ -248,48 +260,40 @@ def _write_double(values: Bytes, to: int, is_negative: bool, digits_read: int, d
 # --- texts to variants ------------------------------------------------------------------------------------------------
 
 NAMES_MAX = 1 << 15
-"""Different names that are known at a time. A text with more goes to Spark's parser."""
+"""Different names that are known at a time. A text with more is left to others."""
 _SLOTS = 2 * NAMES_MAX
 _SECRET: Any = (np.uint64(secrets.randbits(64)), np.uint64(secrets.randbits(64)))
 _SIZE_MAX = VARIANT_BYTES_MAX - 16
 """Of a value or a metadata. The builder wants room for the longest number, 18 bytes, before it appends a short one."""
-_ARROW_FIELDS = [
-    pa.field("value", pa.binary(), nullable=False),
-    pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
-]
 
 
-def parse_variants(texts: pa.Array, is_document: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The texts of a binary column that are marked and JSON, as variants; and the bytes of all others."""
-    wanted = pc.and_(is_document, texts.is_valid()).to_numpy(zero_copy_only=False)
-    values, dictionaries, is_parsed = _encode_all(texts, wanted)
-    left = np.flatnonzero(wanted & ~is_parsed).tolist()
-    by_spark = [(row, *parsed) for row in left if (parsed := _parse_by_spark(texts[row].as_py())) is not None]
-    if by_spark:
-        rows, their_values, their_dictionaries = zip(*by_spark, strict=True)
-        is_theirs = np.zeros(len(texts), dtype=np.bool_)
-        is_theirs[[*rows]] = True
-        is_parsed |= is_theirs
-        values = pc.replace_with_mask(values, pa.array(is_theirs), pa.array(their_values, pa.binary()))
-        dictionaries = pc.replace_with_mask(
-            dictionaries, pa.array(is_theirs), pa.array(their_dictionaries, pa.binary())
-        )
-    variants = pa.StructArray.from_arrays([values, dictionaries], fields=_ARROW_FIELDS, mask=pa.array(~is_parsed))
-    if is_parsed.all():
+def to_variants(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The texts of a binary column that are JSON and can be variants that say all of it, and the bytes of the others.
+
+    The others are no JSON, or what a variant would change: objects with a name twice, numbers that would be rounded or
+    are out of range, and what exceeds a limit. Numbers with an exponent, or with more than 38 digits, are the nearest
+    doubles as long as they have no more digits than a double has; those of more digits are among the others.
+    """
+    values, dictionaries, is_done = encode_texts(texts, texts.is_valid().to_numpy(zero_copy_only=False), DOUBLE_DIGITS)
+    variants = pa.StructArray.from_arrays([dictionaries, values], fields=[*VARIANT], mask=pa.array(~is_done))
+    if is_done.all():
         return variants, pa.nulls(len(texts), pa.binary())
-    return variants, pc.if_else(pa.array(is_parsed), pa.scalar(None, texts.type), texts)
+    return variants, pc.if_else(pa.array(is_done), pa.scalar(None, texts.type), texts)
 
 
-def _parse_by_spark(text: bytes) -> tuple[bytes, bytes] | None:
-    try:
-        parsed = VariantVal.parseJson(text.decode())
-    except Exception:  # whatever the parser of Spark does not like is kept as bytes
-        return None
-    return parsed.value, parsed.metadata
+def as_variants(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Variants as another engine has written them: with their two parts in any order, and as views."""
+    parts = [
+        pa.StructArray.from_arrays(
+            [chunk.field(field.name).cast(field.type) for field in VARIANT], fields=[*VARIANT], mask=chunk.is_null()
+        )
+        for chunk in column.chunks
+    ]
+    return pa.chunked_array(parts, VARIANT)
 
 
-def _encode_all(texts: pa.Array, wanted: Column) -> tuple[pa.Array, pa.Array, Column]:
-    """The values, the metadata, and which of the wanted texts have both."""
+def encode_texts(texts: pa.Array, wanted: Column, digits_max: int) -> tuple[pa.Array, pa.Array, Column]:
+    """The values, the metadata, and which of the wanted texts have both. Those with a double of more digits do not."""
     rows = len(texts)
     texts = texts.cast(pa.large_binary())
     _, offset_buffer, data_buffer = texts.buffers()
@@ -301,11 +305,12 @@ def _encode_all(texts: pa.Array, wanted: Column) -> tuple[pa.Array, pa.Array, Co
     # A text of n bytes makes a value of less than 4 n, as arrays in arrays do, and metadata of n + 7 at most.
     values, dictionaries = np.empty(4 * total, dtype=np.uint8), np.empty(total + 7 * rows, dtype=np.uint8)
     value_offsets, dictionary_offsets = np.zeros(rows + 1, dtype=np.int64), np.zeros(rows + 1, dtype=np.int64)
+    counts = np.array([0, 0, 0, 0, digits_max], dtype=np.int64)
     _encode(
         data, offsets, wanted, is_done, np.empty((_NAME_FACTS, NAMES_MAX + 1), dtype=np.int64),
         np.empty(NAMES_MAX, dtype=np.uint64), np.empty(total, dtype=np.uint8), np.empty(_SLOTS, dtype=np.int32),
         _SECRET[0], _SECRET[1], np.empty((2, longest // 2 + 1), dtype=np.int64), values, value_offsets, dictionaries,
-        dictionary_offsets, np.zeros(_COUNTS, dtype=np.int64), np.empty((3, DEPTH_MAX), dtype=np.int64),
+        dictionary_offsets, counts, np.empty((3, DEPTH_MAX), dtype=np.int64),
     )  # fmt: skip
     return _binaries(values, value_offsets), _binaries(dictionaries, dictionary_offsets), is_done
 
@@ -324,8 +329,8 @@ def _binaries(data: Column, offsets: Column) -> pa.Array:
 _QUOTE, _COMMA, _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = (ord(sign) for sign in '",{}[]')
 _NAME_START, _NAME_END, _NEXT_NAME, _ROW, _NUMBER, _IN_ORDER, _NAME_FACTS = range(7)
 """Of a name, but for `_IN_ORDER`: the names of the dictionary by their numbers."""
-_KNOWN, _KNOWN_BYTES, _IN_ROW, _IS_AS_BEFORE, _COUNTS = range(5)
-"""What is counted: the known names, and those of the dictionary of this row."""
+_KNOWN, _KNOWN_BYTES, _IN_ROW, _IS_AS_BEFORE, _DIGITS_MAX = range(5)
+"""What is counted: the known names, and those of the dictionary of this row. The last one is of a double, and given."""
 _FIRST, _START, _IS_OBJECT = range(3)
 """Of an open object or array: its first member on the stack, where its value begins, and which it is."""
 _NAME, _OFFSET = range(2)
@@ -353,11 +358,19 @@ def _encode(
             if counts[_KNOWN] > NAMES_MAX // 2:
                 _forget_names(names, slots, counts)
                 last_names = i64(-1)
-            counts[_IN_ROW], counts[_IS_AS_BEFORE] = 0, last_names >= 0
-            behind = _write_document(
-                data, offsets[row], offsets[row + 1], row, names, heads, name_bytes, slots, secret0, secret1, members,
-                borrowed(levels), borrowed(counts), values, to,
-            )  # fmt: skip
+            behind = i64(-1)
+            while behind < 0:
+                known = counts[_KNOWN]
+                counts[_IN_ROW], counts[_IS_AS_BEFORE] = 0, last_names >= 0
+                behind = _write_document(
+                    data, offsets[row], offsets[row + 1], row, names, heads, name_bytes, slots, secret0, secret1,
+                    members, borrowed(levels), borrowed(counts), values, to,
+                )  # fmt: skip
+                if known == 0 or counts[_KNOWN] < NAMES_MAX:
+                    break
+                # Whether a text can be encoded must not depend on the names of those before it.
+                _forget_names(names, slots, counts)
+                last_names = i64(-1)
             last_names = counts[_IN_ROW] if counts[_IS_AS_BEFORE] and counts[_IN_ROW] == last_names else i64(-1)
             if i64(0) <= behind <= to + _SIZE_MAX:
                 if last_names >= 0:
@@ -377,7 +390,7 @@ def _write_document(
     data: Bytes, at: int, end: int, row: int, names: Column, heads: Column, name_bytes: Bytes, slots: Column,
     secret0: int, secret1: int, members: Column, levels: Column, counts: Column, values: Bytes, to: int,
 ) -> int:  # fmt: skip
-    """Write the value of a text that is JSON. Returns what is behind it, or -1 where that is left to Spark's parser."""
+    """Write the value of a text that is JSON. Returns what is behind it, or -1 where that is left to others."""
     depth, members_end, name = i64(0), i64(0), i64(_NO_NAME)
     at = skip_space(data, at, end)
     while True:
@@ -390,7 +403,7 @@ def _write_document(
         elif sign == _QUOTE:
             at, to = write_string(data, at + 1, end, values, to)
         else:
-            at, to = write_number_or_word(data, at, end, values, to)
+            at, to = write_number_or_word(data, at, end, values, to, counts[_DIGITS_MAX])
         if to < 0:
             return -1
         at = skip_space(data, at, end)
@@ -608,3 +621,342 @@ def _write_offsets(members: Column, first: int, end: int, values: Bytes, at: int
         put_number(values, at, members[_OFFSET, i], width)
         at += width
     put_number(values, at, size, width)
+
+
+# --- back to texts ----------------------------------------------------------------------------------------------------
+#
+# The text of a variant is JSON without spaces, with the members of an object in the order of their names. A variant may
+# have been written, or damaged, by others: whatever it says, nothing outside of it is read, and no byte of it twice.
+# Doubles are written by Arrow, as the shortest text that is the same double: the kernel notes where they belong.
+
+TEXT_BYTES_MAX = 1 << 28
+"""Of one text. Names are in a variant once, and in its text as often as they are used."""
+_DAMAGED, _NO_ROOM = -1, -2
+_AT_ROW, _DOUBLES, _VISITED, _PLACES = range(4)
+_NEXT, _COUNT, _OFFSETS_AT, _WIDTH, _VALUES_AT, _NAMES_AT, _NAMES_WIDTH, _LEVEL_FACTS = range(8)
+"""Of an open object or array, which has no names: which member comes next, how many there are, and where they lie."""
+_ESCAPES = tuple((ord(sign), ord(letter)) for sign, letter in zip('"\\\b\f\n\r\t', '"\\bfnrt', strict=True))
+_BACKSLASH, _SPACE, _COLON = ord("\\"), ord(" "), ord(":")
+_WORDS = np.frombuffer(b"nulltruefalse", dtype=np.uint8)
+_HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+
+
+def document_texts(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The texts of a column `document`, whether it has variants or texts."""
+    return json_texts(column) if pa.types.is_struct(column.type) else column
+
+
+def json_texts(variants: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The variants as JSON. Null where one is null, damaged, or has a value of another program that JSON lacks."""
+    variants = variants.combine_chunks() if isinstance(variants, pa.ChunkedArray) else variants
+    dictionaries, values = (
+        pc.fill_null(variants.field(name).cast(pa.large_binary()), b"") for name in ("metadata", "value")
+    )
+    is_done = variants.is_valid().to_numpy(zero_copy_only=False).copy()
+    parts = (*_parts_of(values), *_parts_of(dictionaries))
+    rows, places = len(variants), np.zeros(_PLACES, dtype=np.int64)
+    doubles, double_at = (np.empty(len(parts[0]) // 9 + 1, dtype=np.int64) for _ in range(2))
+    texts, offsets = np.empty(4 * len(parts[0]) + 64, dtype=np.uint8), np.zeros(rows + 1, dtype=np.int64)
+    levels, digits = np.empty((_LEVEL_FACTS, DEPTH_MAX), dtype=np.int64), np.empty(64, dtype=np.uint8)
+    while True:
+        _decode(*parts, is_done, texts, offsets, doubles, double_at, levels, digits, places, TEXT_BYTES_MAX)
+        if places[_AT_ROW] == rows:
+            break
+        texts = np.concatenate([texts, np.empty(len(texts), dtype=np.uint8)])
+    if count := int(places[_DOUBLES]):
+        written = _double_texts(doubles[:count].view(np.float64))
+        longer, longer_offsets = np.empty(offsets[-1] + len(written[0]), dtype=np.uint8), offsets.copy()
+        _insert_texts(texts, offsets, double_at[:count], *written, longer, longer_offsets)
+        texts, offsets = longer, longer_offsets
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(texts[: offsets[-1]])]
+    found = pa.LargeBinaryArray.from_buffers(pa.large_binary(), rows, buffers).cast(pa.binary())
+    if not is_done.all():
+        found = pc.if_else(pa.array(is_done), found, pa.scalar(None, pa.binary()))
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:
+        # Another program has written what is no UTF-8.
+        return pa.array([_text_or_none(text) for text in found.to_pylist()], pa.string())
+
+
+def _text_or_none(text: bytes | None) -> str | None:
+    try:
+        return None if text is None else text.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _parts_of(array: pa.Array) -> tuple[Column, Column]:
+    """The bytes and the offsets of large binaries."""
+    _, offsets, data = array.buffers()
+    if not len(array):
+        return read_only(np.zeros(0, dtype=np.uint8)), read_only(np.zeros(1, dtype=np.int64))
+    ends = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+    return read_only(np.frombuffer(b"" if data is None else data, dtype=np.uint8)), read_only(ends)
+
+
+def _double_texts(doubles: Column) -> tuple[Column, Column]:
+    """The bytes and the offsets of what doubles are as JSON. They look like doubles, too."""
+    texts = pa.array(doubles).cast(pa.string())
+    texts = pc.if_else(pc.match_substring_regex(texts, "[.e]"), texts, pc.binary_join_element_wise(texts, ".0", ""))
+    return _parts_of(texts.cast(pa.large_binary()))
+
+
+@kernel
+def _insert_texts(
+    texts: ReadOnlyBytes, offsets: ReadOnlyInt64s, at: ReadOnlyInt64s, inserted: ReadOnlyBytes,
+    inserted_offsets: ReadOnlyInt64s, longer: Bytes, longer_offsets: Int64s,
+) -> None:  # fmt: skip
+    done, to, row = i64(0), i64(0), i64(0)
+    for i in range(len(at)):
+        while offsets[row + 1] <= at[i]:
+            row += 1
+            longer_offsets[row] += inserted_offsets[i] - i
+        copy_bytes(longer, to, texts, done, at[i] - done)
+        to += at[i] - done
+        done = at[i] + 1
+        length = inserted_offsets[i + 1] - inserted_offsets[i]
+        copy_bytes(longer, to, inserted, inserted_offsets[i], length)
+        to += length
+    copy_bytes(longer, to, texts, done, offsets[len(offsets) - 1] - done)
+    while row + 1 < len(offsets):
+        row += 1
+        longer_offsets[row] += inserted_offsets[len(at)] - len(at)
+
+
+@kernel
+def _decode(
+    values: ReadOnlyBytes, value_offsets: ReadOnlyInt64s, dictionaries: ReadOnlyBytes,
+    dictionary_offsets: ReadOnlyInt64s, is_done: Bools, texts: Bytes, text_offsets: Int64s, doubles: Int64s,
+    double_at: Int64s, levels: Int64Rows, digits: Bytes, places: Int64s, text_bytes_max: UInt64,
+) -> None:  # fmt: skip
+    """Write the texts of rows until there is no room."""
+    values, dictionaries, texts, levels = borrowed(values), borrowed(dictionaries), borrowed(texts), borrowed(levels)
+    doubles, double_at, digits, places = borrowed(doubles), borrowed(double_at), borrowed(digits), borrowed(places)
+    while places[_AT_ROW] < len(is_done):
+        row, doubles_before = places[_AT_ROW], places[_DOUBLES]
+        to = text_offsets[row]
+        if is_done[row]:
+            behind = _write_text(
+                values, value_offsets[row], value_offsets[row + 1], dictionaries, dictionary_offsets[row],
+                dictionary_offsets[row + 1], texts, to, doubles, double_at, levels, digits, places,
+            )  # fmt: skip
+            if behind == _NO_ROOM and i64(len(texts)) - to < i64(text_bytes_max):
+                places[_DOUBLES] = doubles_before
+                return
+            is_done[row] = behind >= 0
+            if behind >= 0:
+                to = behind
+            else:
+                places[_DOUBLES] = doubles_before
+        text_offsets[row + 1] = to
+        places[_AT_ROW] = row + 1
+
+
+@inlined_part
+def _number_at(data: Bytes, at: int, width: int) -> int:
+    """A number without a sign, the lowest byte first."""
+    number = i64(0)
+    for i in range(width):
+        number |= i64(load_u8(data, at + i)) << (8 * i)
+    return number
+
+
+@inlined_part
+def _signed_at(data: Bytes, at: int, width: int) -> int:
+    shift = 64 - 8 * width
+    return (_number_at(data, at, width) << shift) >> shift
+
+
+@kernel_part
+def _write_text(
+    values: Bytes, at: int, end: int, dictionaries: Bytes, dictionary_at: int, dictionary_end: int, texts: Bytes,
+    to: int, doubles: Column, double_at: Column, levels: Column, digits: Bytes, places: Column,
+) -> int:  # fmt: skip
+    """Write one variant. Returns what is behind its text."""
+    room, depth, left = i64(len(texts)), i64(0), i64(end - at)
+    names_width, names = i64(1), i64(0)
+    if dictionary_at >= dictionary_end or load_u8(dictionaries, dictionary_at) & 0x0F != 1:
+        return _DAMAGED
+    names_width = (i64(load_u8(dictionaries, dictionary_at)) >> 6) + 1
+    if dictionary_at + 1 + names_width > dictionary_end:
+        return _DAMAGED
+    names = _number_at(dictionaries, dictionary_at + 1, names_width)
+    names_at = dictionary_at + 1 + names_width
+    name_bytes_at = names_at + (names + 1) * names_width
+    if name_bytes_at > dictionary_end:
+        return _DAMAGED
+    while True:
+        if at >= end or left <= 0:
+            return _DAMAGED
+        if to + 64 > room:
+            return _NO_ROOM
+        header = i64(load_u8(values, at))
+        basic, kind = header & 3, header >> 2
+        size = i64(1)
+        if basic == _SHORT_STRING or (basic == 0 and kind == _LONG_STRING):
+            at += 1
+            length = kind
+            if basic == 0:
+                if at + 4 > end:
+                    return _DAMAGED
+                length = _number_at(values, at, 4)
+                at += 4
+                size += 4
+            if at + length > end:
+                return _DAMAGED
+            if to + 6 * length + 2 > room:
+                return _NO_ROOM
+            to = _write_quoted(values, at, length, texts, to)
+            size += length
+        elif basic == 0:
+            if kind <= _FALSE:
+                first = i64(0) if kind == _NULL else i64(4) if kind == _TRUE else i64(8)
+                length = i64(5) if kind == _FALSE else i64(4)
+                copy_bytes(texts, to, _WORDS, first, length)
+                to += length
+            elif kind <= _INT64:
+                width = i64(1) << (kind - _INT8)
+                if at + 1 + width > end:
+                    return _DAMAGED
+                number = _signed_at(values, at + 1, width)
+                magnitude = u64(number) if number >= 0 else ~u64(number) + u64(1)
+                to = _write_digits(texts, to, digits, number < 0, u64(0), magnitude, i64(0))
+                size += width
+            elif kind == _DOUBLE:
+                if at + 9 > end:
+                    return _DAMAGED
+                bits = _number_at(values, at + 1, 8)
+                if (bits >> 52) & 0x7FF == 0x7FF:
+                    # Infinite, or no number.
+                    return _DAMAGED
+                doubles[places[_DOUBLES]], double_at[places[_DOUBLES]] = bits, to
+                places[_DOUBLES] += 1
+                # In place of it, so that each has a place of its own.
+                texts[to] = u8(_ZERO)
+                to += 1
+                size += 8
+            elif kind <= _DECIMAL16:
+                width = i64(4) << (kind - _DECIMAL4)
+                if at + 2 + width > end:
+                    return _DAMAGED
+                scale = i64(load_u8(values, at + 1))
+                if scale > _DECIMAL16_DIGITS:
+                    return _DAMAGED
+                low_signed = _signed_at(values, at + 2, min(width, 8))
+                high_signed = _number_at(values, at + 10, 8) if width == 16 else low_signed >> 63
+                high, low = u64(high_signed), u64(low_signed)
+                if high_signed < 0:
+                    low = ~low + u64(1)
+                    high = ~high + u64(low == u64(0))
+                to = _write_digits(texts, to, digits, high_signed < 0, high, low, scale)
+                size += 1 + width
+            else:
+                return _DAMAGED
+        else:
+            is_object = basic == _BASIC_OBJECT
+            width = (kind & 3) + 1
+            number_width = ((kind >> 2) & 3) + 1 if is_object else i64(0)
+            is_large = (kind >> 4) & 1 if is_object else (kind >> 2) & 1
+            count_width = i64(4) if is_large else i64(1)
+            if depth == DEPTH_MAX or at + 1 + count_width > end:
+                return _DAMAGED
+            count = _number_at(values, at + 1, count_width)
+            size += count_width + count * number_width + (count + 1) * width
+            if at + size > end:
+                return _DAMAGED
+            levels[_NEXT, depth], levels[_COUNT, depth], levels[_WIDTH, depth] = 0, count, width
+            levels[_NAMES_AT, depth], levels[_NAMES_WIDTH, depth] = at + 1 + count_width, number_width
+            levels[_OFFSETS_AT, depth] = at + 1 + count_width + count * number_width
+            levels[_VALUES_AT, depth] = at + size
+            depth += 1
+            texts[to] = u8(_OPEN_OBJECT if is_object else _OPEN_ARRAY)
+            to += 1
+        left -= size
+        while depth > 0 and levels[_NEXT, depth - 1] == levels[_COUNT, depth - 1]:
+            depth -= 1
+            if to + 64 > room:
+                return _NO_ROOM
+            texts[to] = u8(_CLOSE_OBJECT if levels[_NAMES_WIDTH, depth] > 0 else _CLOSE_ARRAY)
+            to += 1
+        if depth == 0:
+            return to if left >= 0 else i64(_DAMAGED)
+        level = depth - 1
+        member = levels[_NEXT, level]
+        levels[_NEXT, level] = member + 1
+        if member > 0:
+            texts[to] = u8(_COMMA)
+            to += 1
+        number_width = levels[_NAMES_WIDTH, level]
+        if number_width > 0:
+            number = _number_at(values, levels[_NAMES_AT, level] + member * number_width, number_width)
+            if number >= names:
+                return _DAMAGED
+            first = _number_at(dictionaries, names_at + number * names_width, names_width)
+            last = _number_at(dictionaries, names_at + (number + 1) * names_width, names_width)
+            if last < first or name_bytes_at + last > dictionary_end:
+                return _DAMAGED
+            if to + 6 * (last - first) + 64 > room:
+                return _NO_ROOM
+            to = _write_quoted(dictionaries, name_bytes_at + first, last - first, texts, to)
+            texts[to] = u8(_COLON)
+            to += 1
+        width = levels[_WIDTH, level]
+        at = levels[_VALUES_AT, level] + _number_at(values, levels[_OFFSETS_AT, level] + member * width, width)
+
+
+@inlined_part
+def _write_quoted(data: Bytes, at: int, length: int, texts: Bytes, to: int) -> int:
+    """Write a string. There is room for it, whatever has to be escaped."""
+    texts[to] = u8(_QUOTE)
+    to += 1
+    for i in range(at, at + length):
+        sign = load_u8(data, i)
+        if sign >= _SPACE and sign != _QUOTE and sign != _BACKSLASH:
+            texts[to] = sign
+            to += 1
+            continue
+        letter = i64(0)
+        for escaped, its_letter in _ESCAPES:
+            if sign == escaped:
+                letter = i64(its_letter)
+        texts[to] = u8(_BACKSLASH)
+        if letter > 0:
+            texts[to + 1] = u8(letter)
+            to += 2
+        else:
+            texts[to + 1], texts[to + 2], texts[to + 3] = u8(ord("u")), u8(_ZERO), u8(_ZERO)
+            texts[to + 4], texts[to + 5] = _HEX[sign >> 4], _HEX[sign & 15]
+            to += 6
+    texts[to] = u8(_QUOTE)
+    return to + 1
+
+
+@inlined_part
+def _write_digits(texts: Bytes, to: int, digits: Bytes, is_negative: bool, high: int, low: int, scale: int) -> int:
+    """Write a number of 128 bits, so many of its digits behind a point."""
+    if is_negative:
+        texts[to] = u8(_MINUS)
+        to += 1
+    count = i64(0)
+    while high > u64(0) or low > u64(0) or count <= scale:
+        digit = u64(0)
+        if high == u64(0):
+            digit = low % u64(10)
+            low //= u64(10)
+        else:
+            # By 32 bits at a time, so that what is left over and the next fit a word.
+            upper, rest = high // u64(10), high % u64(10)
+            middle = (rest << u64(32)) | (low >> u64(32))
+            lower = ((middle % u64(10)) << u64(32)) | (low & u64(0xFFFFFFFF))
+            digit = lower % u64(10)
+            high, low = upper, ((middle // u64(10)) << u64(32)) | (lower // u64(10))
+        digits[count] = u8(digit) + u8(_ZERO)
+        count += 1
+    for i in range(count):
+        if i > 0 and count - i == scale:
+            texts[to] = u8(_POINT)
+            to += 1
+        texts[to] = digits[count - 1 - i]
+        to += 1
+    return to
