@@ -609,11 +609,14 @@ class DeltaLog:
 
 def _delta_schema(schema: pa.Schema) -> Schema:
     """The columns as the log has them: Arrow has no type for variants. delta-rs asks for the table feature of them."""
-    fields = [
-        Field(field.name, VariantType(), nullable=field.nullable) if field.type == VARIANT else Field.from_arrow(field)
-        for field in schema
-    ]
-    return Schema(fields)
+
+    def delta_field(field: pa.Field) -> Field:
+        if field.type != VARIANT:
+            return Field.from_arrow(field)
+        metadata = {name.decode(): text.decode() for name, text in (field.metadata or {}).items()}
+        return Field(field.name, VariantType(), nullable=field.nullable, metadata=metadata)
+
+    return Schema([*map(delta_field, schema)])
 
 
 def _unreadable(location: Location, error: Exception) -> LakeDamaged:

@@ -136,9 +136,9 @@ class LakeFacts:
     def from_properties(cls, properties: Mapping[str, str | None], *, where: str) -> Self:
         try:
             version = int(properties[FORMAT_PROPERTY] or "")
-            if version > VARIANT_FORMAT:
+            if version > FORMAT_VERSION:
                 raise LakeTooNew(
-                    f"{where} has format {version}, and this program supports formats up to {VARIANT_FORMAT}",
+                    f"{where} has format {version}, and this program supports formats up to {FORMAT_VERSION}",
                     hint="Use the version of Headwater that created it, or a newer one",
                 )
             return cls(
