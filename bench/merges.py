@@ -27,6 +27,7 @@ from headwater.lake.commits import begin_batch, commit_batch, merge
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.layout import groups_for
+from headwater.landing import documents
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
@@ -216,8 +217,9 @@ def _run_many() -> Section:
             f"{MERGES[True]} merges ({MERGES[False]} without vectors) of {UPDATES:,} random updates into "
             f"{SIZES[1]:,} documents, then full scans and lookups "
             f"of one key, medians of {QUERY_ROUNDS}, with their ratio to the table without vectors (goal ≤ 1.3). What "
-            "is written has the joins of files in it, against what the updates take up (goal ≤ 8). deltalake reads "
-            "files that have vectors in one thread, and neither it nor Polars uses a condition to skip parts of them. "
+            "is written has the joins of files in it, against what the updates take up (goal ≤ 8). Headwater is "
+            "`headwater.landing.documents`, in one thread. deltalake reads files that have vectors in one thread, and "
+            "neither it nor Polars uses a condition to skip parts of them. "
             f"Load of the machine before: {load_before}."
         ),
         columns=["superseded rows", "processor time", "slowest", "written for each byte", "files", *plain.queries_s],
@@ -240,13 +242,19 @@ def _measure_many(documents: int, on_read: bool) -> Row:
         bench = MergeBench(folder, documents, on_read=on_read)
         changed_bytes = MERGES[on_read] * UPDATES * bench.row_bytes
         merges = [_updated(bench) for _ in range(MERGES[on_read])]
-        queries = _queries(bench.table, f"doc::{documents // 3}")
+        queries = _queries(folder, bench.table, f"doc::{documents // 3}")
         queries_s = dict(zip(queries, in_turns(*queries.values(), rounds=QUERY_ROUNDS), strict=True))
         files = len(DeltaTable(bench.table).file_uris())
     return Row(merges=merges, changed_bytes=changed_bytes, files=files, queries_s=queries_s)
 
 
-def _queries(table: Path, key: str) -> Mapping[str, Callable[[], object]]:
+def _queries(lake: Path, table: Path, key: str) -> Mapping[str, Callable[[], object]]:
+    def headwater(keys: Sequence[str] | None) -> object:
+        read, rows, total = documents(str(lake), NAME, columns=("n", "document"), keys=keys), 0, 0
+        for batch in read:
+            rows, total = rows + batch.num_rows, total + (pc.sum(batch.column("n")).as_py() or 0)
+        return rows, total
+
     def deltalake(condition: str) -> object:
         query = f"SELECT count(*), sum(n), max(length(document)) FROM t WHERE {condition}"
         return QueryBuilder().register("t", DeltaTable(table)).execute(query).read_all()
@@ -256,6 +264,8 @@ def _queries(table: Path, key: str) -> Mapping[str, Callable[[], object]]:
         return rows.select(pl.len(), pl.col("n").sum(), pl.col("document").str.len_bytes().max()).collect()
 
     return {
+        "scan, Headwater": lambda: headwater(None),
+        "lookup, Headwater": lambda: headwater([key]),
         "scan, deltalake": lambda: deltalake("document IS NOT NULL"),
         "scan, Polars": lambda: polars(pl.col("document").is_not_null()),
         "lookup, deltalake": lambda: deltalake(f"key = '{key}'"),

@@ -136,3 +136,8 @@ def _shown(char: str) -> str:
 def printable(text: str) -> str:
     """Text from the input without what a terminal would obey."""
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def may_be_escaped(key: str) -> bool:
+    """Whether the text of a key may stand for bytes that are no text: those are shown with escapes."""
+    return "\\" in key

@@ -32,7 +32,7 @@ PUBLIC = {
     ),
     "headwater.landing": (
         "Freshness IcebergSettings JobRunner LakeLook LakeSettings LandedBatch LandingQuery LandingStatus LocalRunner"
-        " MergeRules SourceKeywords TypedColumns Upkeep Verification land look verify"
+        " MergeRules SourceKeywords TypedColumns Upkeep Verification documents land look verify"
     ),
     "headwater.testing": "HeadwaterCluster HeadwaterNode NodeFailed",
     "headwater.protocol": (

@@ -546,6 +546,10 @@ class FileReader:
         """All rows of the file, dead ones too."""
         return int(self._file.metadata.num_rows)
 
+    @property
+    def live_rows(self) -> int:
+        return self.rows - len(self.dead)
+
     def _live_of(self, row_group: int) -> Column | None:
         """A mark for each row of a row group that is live; None where all are."""
         start, end = self._starts[row_group], self._starts[row_group + 1]

@@ -14,6 +14,7 @@ one file of what a merge has written, and few row groups of it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,7 @@ from headwater.lake.data_files import (
     read_files,
 )
 from headwater.lake.history import HistoryTarget, merge_history
-from headwater.lake.key_index import Marks
+from headwater.lake.key_index import KeyIndex, KeyPlaces, Marks, key_spaces
 from headwater.lake.layout import (
     EVERY_COLLECTION,
     GROUP,
@@ -73,6 +74,8 @@ from headwater.lake.typed_columns import (
 )
 from headwater.lake.variants import document_texts
 from headwater.options import suggest_keywords
+from headwater.phrases import may_be_escaped
+from headwater.protocol.numbers import vbucket_of
 
 YOUNG_BYTES = 64 * 1024
 """A smaller file that has to be written again is written together with what is new."""
@@ -414,10 +417,22 @@ def merged_rows(
     schema = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     chosen = None if keys is None else pa.array([*keys], pa.string())
     files = [file for file in target.files if keys is None or _may_hold_keys(file, keys)]
-    touched = {file.path: marks for file, marks in _staying(_touched(target.location, files, fold))}
+    marked: Iterable[tuple[DataFile, Marks | None]] = [(file, None) for file in files]
+    if keys is not None:
+        wanted = _KeysLookedUp(frozenset(keys), target.ids, task.facts.vbuckets)
+        found = [(file, wanted.marks(target.location, file)) for file in files]
+        marked = [(file, marks) for file, marks in found if marks.any()]
+    within = {file.path: marks for file, marks in marked if marks is not None}
+    touching = _touched(target.location, [file for file, _ in marked], fold, within=within)
+    touched = {file.path: kept for file, kept in _staying(touching)}
 
     def documents() -> Iterator[pa.Table]:
-        yield from _kept_rows(target.location, [(file, touched.get(file.path)) for file in files], columns)
+        left = [
+            (file, kept if marks is None else marks if kept is None else marks & kept)
+            for file, marks in marked
+            for kept in [touched.get(file.path)]
+        ]
+        yield from _kept_rows(target.location, left, columns)
         for changes in fold.live():
             rows = _documents_of(changes, plain)
             if target.columns is not None:
@@ -435,8 +450,51 @@ def _may_hold_keys(file: DataFile, keys: Iterable[str]) -> bool:
     return any(low <= key <= high for key in keys)
 
 
-def _touched(location: Location, files: Sequence[DataFile], fold: Fold, *, every: bool = False) -> Iterator[Leaving]:
-    """The files with rows that are replaced or gone, or all of them, and these rows."""
+class _KeysLookedUp:
+    """Documents that a reader wants by their keys."""
+
+    def __init__(self, keys: frozenset[str], ids: Collection[int], vbuckets: int) -> None:
+        self._shown = sorted(keys)
+        self._index: KeyIndex | None = None
+        """By the bytes of the keys. A text with escapes may stand for other bytes; row groups are chosen for it."""
+        if not any(map(may_be_escaped, keys)):
+            raw = [key.encode() for key in self._shown for _ in ids]
+            homes = np.array([vbucket_of(key, vbuckets) for key in raw], dtype=np.int64)
+            spaces = key_spaces(homes, np.array([*ids] * len(keys), dtype=np.int64))
+            self._index = KeyIndex(pa.array(raw, pa.binary()), np.zeros(len(raw), dtype=np.int64), spaces)
+
+    def marks(self, location: Location, file: DataFile) -> Marks:
+        """A mark on each live row of a file that may have one of the keys: those that its index of keys has, or all of
+        the row groups whose keys lie around one of them."""
+        if self._index is not None:
+            found = find_rows(location, file, partial(KeyPlaces.find, index=self._index))
+            if found is not None:
+                return ~found.kept
+        with FileReader(location, file) as reader:
+            return np.concatenate(
+                [
+                    np.full(reader.row_group_rows(row_group), self._may_be_in(reader.text_range(row_group, "key")))
+                    for row_group in reader.row_groups
+                ]
+            )
+
+    def _may_be_in(self, keys: tuple[str, str] | None) -> bool:
+        if keys is None:
+            return True
+        at = bisect_left(self._shown, keys[0])
+        return at < len(self._shown) and self._shown[at] <= keys[1]
+
+
+def _touched(
+    location: Location,
+    files: Sequence[DataFile],
+    fold: Fold,
+    *,
+    every: bool = False,
+    within: Mapping[str, Marks] | None = None,
+) -> Iterator[Leaving]:
+    """The files with rows that are replaced or gone, or all of them, and these rows. In a file with marks (`within`, by
+    its path), row groups without one are passed over."""
     for file in files:
         can_change = fold.can_touch(file.ranges.get("vbucket", (float("-inf"), float("inf"))))
         if not every and not (can_change and fold.may_change(file.ranges.get("key"))):
@@ -444,15 +502,17 @@ def _touched(location: Location, files: Sequence[DataFile], fold: Fold, *, every
         leaving = None if every or fold.looks_at_rows else find_rows(location, file, fold.superseded)
         if leaving is None:
             with FileReader(location, file) as reader:
-                # Keys are read only where one of them may have changed.
-                kept = [
-                    fold.kept(rows, partial(reader.read, row_group))
-                    if fold.may_change(reader.text_range(row_group, "key"))
-                    else np.ones(rows, dtype=np.bool_)
-                    for row_group in reader.row_groups
-                    for rows in [reader.row_group_rows(row_group)]
-                ]
-                leaving = Leaving.of(reader, np.concatenate(kept))
+                marks = (within or {}).get(file.path)
+                kept = np.ones(reader.live_rows, dtype=np.bool_)
+                start = 0
+                for row_group in reader.row_groups:
+                    end = start + reader.row_group_rows(row_group)
+                    # Keys are read only where one of them may have changed.
+                    is_looked_at = marks is None or marks[start:end].any()
+                    if is_looked_at and fold.may_change(reader.text_range(row_group, "key")):
+                        kept[start:end] = fold.kept(end - start, partial(reader.read, row_group))
+                    start = end
+                leaving = Leaving.of(reader, kept)
         if every or len(leaving.positions):
             yield leaving
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headwater.lake.typed_columns import TypedColumns
     from headwater.lake.verify import Verification
     from headwater.landing.freshness import Freshness
+    from headwater.landing.landed_documents import documents
     from headwater.landing.loop import LandedBatch, LandingStatus, Upkeep
     from headwater.landing.query import LandingQuery
     from headwater.landing.source_options import SourceKeywords
@@ -45,6 +46,7 @@ _HOMES = {
     "headwater.lake.lake_look": ("LakeLook",),
     "headwater.lake.typed_columns": ("TypedColumns",),
     "headwater.lake.verify": ("Verification",),
+    "headwater.landing.landed_documents": ("documents",),
     "headwater.landing.freshness": ("Freshness",),
     "headwater.landing.loop": ("LandedBatch", "LandingStatus", "Upkeep"),
     "headwater.landing.query": ("LandingQuery",),
@@ -68,6 +70,7 @@ __all__ = [
     "TypedColumns",
     "Upkeep",
     "Verification",
+    "documents",
     "land",
     "look",
     "verify",

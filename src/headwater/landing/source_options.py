@@ -30,7 +30,7 @@ from headwater.client.settings import (
 )
 from headwater.errors import InvalidInput
 from headwater.options import Option, check_keywords, option, options_of
-from headwater.phrases import did_you_mean
+from headwater.phrases import did_you_mean, may_be_escaped
 from headwater.protocol.numbers import VBucketId
 
 if TYPE_CHECKING:
@@ -158,11 +158,6 @@ class Conditions:
             there = tuple(scope.name for scope in view.manifest.scopes if scopes is None or scope.name in scopes)
             return replace(options, scopes=there) if there else None
         return replace(options, scopes=(), collections=wanted) if wanted else None
-
-
-def may_be_escaped(key: str) -> bool:
-    """Whether a text in the column `key` may stand for bytes that are no text, which are shown with escapes."""
-    return "\\" in key
 
 
 def _is_whole(value: object) -> bool:

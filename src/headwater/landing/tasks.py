@@ -51,7 +51,8 @@ from headwater.lake.lake import Task, TaskOutcome, remove_outputs, results, run_
 from headwater.lake.where import met
 from headwater.landing.bucket_watch import Filtering, PlannedBucket
 from headwater.landing.planning import VBucketRange
-from headwater.landing.source_options import TEXT_COLUMNS, Conditions, SourceOptions, may_be_escaped
+from headwater.landing.source_options import TEXT_COLUMNS, Conditions, SourceOptions
+from headwater.phrases import may_be_escaped
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 

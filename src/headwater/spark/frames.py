@@ -28,10 +28,9 @@ from headwater.client.offsets import Offsets
 from headwater.errors import InvalidInput
 from headwater.lake.change_files import add_rollback
 from headwater.lake.documents_merge import merged_rows
-from headwater.lake.lake import Lake
-from headwater.lake.layout import documents_schema
 from headwater.lake.location import Location
 from headwater.lake.variants import VARIANT
+from headwater.landing.landed_documents import OpenCollection
 from headwater.landing.source_options import (
     DOCUMENT_COLUMNS,
     FRAME_KEYWORDS,
@@ -158,25 +157,9 @@ def documents(
     Raises:
         InvalidInput: There are no such tables, columns or batch.
     """
-    lake = Lake.open(Location.of(into, storage_options), as_of_batch=batch)
-    if lake is None:
-        raise InvalidInput(f"{into} does not contain the tables of a landing", hint="Give the directory of a landing")
-    if collection not in lake.tables:
-        known = ", ".join(sorted(lake.tables)) or "none"
-        raise InvalidInput(f"there is no table of {collection!r} in {into}", hint=f"It has these tables: {known}")
-    table = lake.tables[collection].documents
-    if batch is not None and (table is None or table.log.missing_files()):
-        raise InvalidInput(
-            f"the table of {collection!r} as of batch {batch} no longer exists",
-            hint="Give a later batch; --keep-log and --keep-files determine how long one is readable",
-        )
-    typed = lake.tables[collection].columns
-    typed_schema = None if typed is None else typed.schema
-    schema = documents_schema(xattrs=lake.facts.xattrs, form=lake.facts.document, typed=typed_schema)
-    if unknown := next((name for name in columns if name not in schema.names), None):
-        raise InvalidInput(
-            f"the table of {collection!r} has no column {unknown!r}", hint=f"Its columns are: {', '.join(schema.names)}"
-        )
+    opened = OpenCollection.open(into, collection, batch=batch, storage_options=storage_options)
+    opened.check_columns(columns)
+    schema = opened.schema
     read_columns, conditions = [*schema.names], Conditions()
     if columns:
         looked_at = {*columns, *re.findall(r"\w+", where)}
@@ -186,12 +169,7 @@ def documents(
         ]
     with contextlib.suppress(InvalidInput):
         conditions = Conditions.parse(where)
-    chosen = conditions.vbuckets(lake.facts.vbuckets)
-    tasks = tuple(
-        pickle.dumps(task)
-        for task in lake.read_tasks(collection)
-        if chosen is None or not {*task.facts.vbuckets_of(task.group)}.isdisjoint(chosen)
-    )
+    tasks = tuple(map(pickle.dumps, opened.tasks(conditions)))
     prepare_workers(spark)
     frame = spark.range(0, len(tasks), 1, max(1, len(tasks)))
     read = _ReadDocuments(tasks, tuple(read_columns), conditions.allowed.get("key"))
