@@ -71,13 +71,13 @@ class Answers:
     """What a page answers, asked until it does."""
 
     def __init__(self, port: int) -> None:
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}")
+        self._url = f"http://127.0.0.1:{port}"
 
     def when(self, path: str, is_so: Callable[[Any], bool]) -> Any:
         give_up_s = time.monotonic() + WAIT_S_MAX
         while True:
             try:
-                answer = self._client.get(path).raise_for_status()
+                answer = httpx.get(f"{self._url}{path}").raise_for_status()
                 found = answer.json() if "json" in answer.headers["content-type"] else answer.text
                 if is_so(found):
                     return found

@@ -283,7 +283,7 @@ def test_pipelines_that_do_not_go_together(
     monkeypatch.setenv("A", f"{SECRET} of the one")
     monkeypatch.setenv("B", f"{SECRET} of the other")
     hotel = hotel if "into" in hotel else f"into = 'hotels'\n{hotel}"
-    assert sentence in refused("--all", text=f"{BEGIN}{shop}\n[pipelines.hotel]\nurl = '{URL}'\n{hotel}\n")
+    assert sentence in refused("--all", "--once", text=f"{BEGIN}{shop}\n[pipelines.hotel]\nurl = '{URL}'\n{hotel}\n")
 
 
 def test_all_are_verified_whatever_comes_of_one(tmp_path: Path) -> None:
