@@ -1,7 +1,7 @@
 # `make help` lists the targets. Each one sets up what it needs by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock audit demo test check lint types imports web format docs site bench soak clean
+.PHONY: help setup lock audit demo test check lint types imports web format docs site bench spark-versions soak clean
 
 BIN := .venv/bin
 # Many tests wait for processes and clocks, so that two of them keep a core busy.
@@ -11,7 +11,7 @@ WORKERS := $(shell expr 2 \* `nproc`)
 unexport PYTHONDONTWRITEBYTECODE
 
 help: ## Show this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Make .venv and look for Java; does nothing the second time
 	@scripts/setup
@@ -61,10 +61,14 @@ bench: setup ## Measure, and write docs/internals/performance.md
 	$(BIN)/python -m bench
 	@scripts/make-reference
 
+spark-versions: setup ## Run the tests that show what works with which PySpark, and write the table of the guide
+	@$(BIN)/python scripts/spark-versions
+	@scripts/make-reference
+
 soak: setup ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m soak -n 2 --dist worksteal --timeout 3600 -o faulthandler_timeout=4000
 	$(BIN)/python -m pytest -n $(WORKERS) tests/property --hypothesis-profile soak
 
 clean: ## Remove .venv, caches and builds
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist site
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .spark-versions build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

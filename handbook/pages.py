@@ -45,6 +45,7 @@ MADE: dict[str, Callable[[], str]] = {
     "sizing": sizing.sizing_table,
     "sizing formulas": sizing.sizing_formulas,
     "nodes on one machine": sizing.nodes_table,
+    "spark versions": tables.spark_versions_table,
     "speed": sizing.speed_sentence,
     "walk of a set": walks.set_walk,
     "walk of a rollback": walks.rollback_walk,

@@ -2,17 +2,19 @@
 
 Options come from the dataclasses; metrics from the collectors that Prometheus reads; the meaning of a number from what
 is written below it; what a node serves from the tables by which it does: messages by the right they need, controls,
-HELLO features.
+HELLO features. What works with which PySpark is what `make spark-versions` has written.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
 from prometheus_client.metrics_core import Metric
@@ -243,3 +245,33 @@ def features_list() -> str:
         f"{feature.name.lower().replace('_', '-')} {code(f'0x{feature:02x}')}" for feature in sorted(SERVED_FEATURES)
     )
     return ", ".join(names) + "."
+
+
+# --- versions of PySpark ---------------------------------------------------------------------------------------------
+
+TRIED = Path(__file__).parents[1] / "docs" / "internals" / "spark-versions.json"
+_FEATURES = {
+    "land": "`land`",
+    "verify": "`verify`",
+    "documents": "`documents`",
+    "spark-submit": "`spark-submit`",
+    "dcp, batch": "`dcp`, batch",
+    "dcp, stream": "`dcp`, stream",
+    "Spark Connect": "Spark Connect",
+    "pushed filters": "pushed filters",
+    "pipelines": "pipelines",
+}
+"""As the marks of tests name them."""
+_STATES = {"passed": "yes", "failed": "**fails**"}
+
+
+def spark_versions_table() -> str:
+    rows = [
+        (
+            *(result["versions"][name] for name in ("pyspark", "python", "pandas")),
+            *(_STATES.get(result["features"].get(name, ""), "–") for name in _FEATURES),
+            result["date"],
+        )
+        for result in json.loads(TRIED.read_text(encoding="utf-8"))
+    ]
+    return table(("PySpark", "Python", "pandas", *_FEATURES.values(), "tried on"), rows)

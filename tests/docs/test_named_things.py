@@ -18,7 +18,19 @@ SOURCE = ROOT / "src" / "headwater"
 _FENCED = re.compile(r"^```.*?^```[ \t]*$", re.M | re.S)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _FOLDERS = ("bench", "deploy", "docs", "examples", "handbook", "scripts", "src", "tests", "web")
-_ELSEWHERE = {"--completion", "--help", "--version", "--jars", "--master", "--conf", "--index-url", "--build-arg"}
+_ELSEWHERE = {
+    "--completion",
+    "--help",
+    "--version",
+    "--jars",
+    "--master",
+    "--conf",
+    "--py-files",
+    "--archives",
+    "--properties",
+    "--index-url",
+    "--build-arg",
+}
 """Of all commands at once, of pytest, Spark, pip and Docker."""
 
 

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.spark.session import start_session
+from headwater.spark.versions import VERSION
 from support.landings import SourceBucket, SparkNode
 from support.object_store import S3Server
 
@@ -26,6 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("session")
+        for mark in item.iter_markers("spark_versions"):
+            item.user_properties.append(("spark_versions", mark.args[0]))  # `scripts/spark-versions` reads it
+            since = mark.kwargs.get("since", "3.5")
+            if tuple(map(int, since.split("."))) > VERSION:
+                item.add_marker(pytest.mark.skip(reason=f"PySpark has it since {since}"))
 
 
 @pytest.fixture(scope="session")

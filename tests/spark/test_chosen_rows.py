@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import headwater.spark
 from headwater.client.kv_asyncio import AsyncKvConnection
+from headwater.spark.versions import ReadMaxRows
 from support.cases import each
 from support.driven_source import DrivenStream, batch_reader, read_batch
 from support.landings import SourceBucket
@@ -114,6 +114,7 @@ def test_a_limit_of_a_stream_counts_rows(shop: SourceBucket, monkeypatch: pytest
     assert counts == ([4] if is_counted else [1, 3])
 
 
+@pytest.mark.spark_versions("pushed filters", since="4.1")
 def test_spark_hands_its_filters_over_where_it_may(spark: SparkSession, shop: SourceBucket) -> None:
     """With the setting and without it, a query has the same rows."""
     where = "collection = 'orders' AND op = 'mutation' AND vbucket < 3 AND key <> 'orders-5' AND rev > 0"
@@ -136,6 +137,7 @@ def test_spark_hands_its_filters_over_where_it_may(spark: SparkSession, shop: So
     assert "orders-5" in plan, "what the source can't apply is left to Spark"
 
 
+@pytest.mark.spark_versions("dcp, batch", since="4.0")
 def test_variants_are_those_of_spark(spark: SparkSession, bucket: SourceBucket) -> None:
     """What `parse_json` makes of the same text, byte for byte; what is no JSON is left as bytes."""
     texts = {
@@ -163,6 +165,7 @@ def test_variants_are_those_of_spark(spark: SparkSession, bucket: SourceBucket) 
     assert narrow.dtypes == [("value", "variant"), ("key", "string")]
 
 
+@pytest.mark.spark_versions("dcp, batch", since="4.0")
 def test_read_sets_all_of_it(spark: SparkSession, shop: SourceBucket) -> None:
     login: Any = {"user": USER, "password": PASSWORD}
     frame = headwater.spark.read(

@@ -20,7 +20,6 @@ from headwater import spark as headwater_spark
 from headwater.errors import InvalidInput
 from headwater.spark import executors
 from headwater.spark.executors import SparkRunner, keep_loaded, ship_kernels
-from headwater.spark.source import LagListener, progress_lag
 from support.landings import SourceBucket, wait_until
 from support.machine import DnsServer
 from support.node_process import PASSWORD, USER
@@ -64,6 +63,7 @@ def by_key(frame: DataFrame) -> dict[bytes, Any]:
     return {row.key.encode() if row.key_bytes is None else bytes(row.key_bytes): row for row in rows}
 
 
+@pytest.mark.spark_versions("dcp, batch", since="4.0")
 def test_it_is_found_by_itself_and_keeps_its_secrets(
     spark: SparkSession, bucket: SourceBucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +94,7 @@ def test_it_is_found_by_itself_and_keeps_its_secrets(
     assert session.sql("SELECT count(*) FROM changes").collect()[0][0] == len(DOCUMENTS)
 
 
+@pytest.mark.spark_versions("dcp, batch", since="4.0")
 def test_values_as_text_and_extended_attributes(spark: SparkSession, bucket: SourceBucket) -> None:
     bucket.put_each(DOCUMENTS)
     bucket.set_xattr(b"json", b"meta", b'{"by":"me"}')
@@ -122,7 +123,10 @@ class Crash(Exception):
     """In the middle of a batch."""
 
 
+@pytest.mark.spark_versions("dcp, stream", since="4.0")
 def test_a_stream_that_fails_and_is_started_again(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
+    from headwater.spark.source import progress_lag  # PySpark 3.5 has no sources
+
     for vbucket in range(4):
         bucket.put(bucket.keys("a", 4, vbucket=vbucket), b'{"a":1}')
     landed: dict[int, list[tuple[int, int]]] = {}
@@ -145,7 +149,7 @@ def test_a_stream_that_fails_and_is_started_again(spark: SparkSession, bucket: S
         query.awaitTermination()
         return query
 
-    listener = LagListener(lambda name, lag: lags.append(lag))
+    listener = headwater_spark.LagListener(lambda name, lag: lags.append(lag))
     spark.streams.addListener(listener)
     try:
         with pytest.raises(PySparkException, match="Crash"):

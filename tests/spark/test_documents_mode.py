@@ -17,7 +17,6 @@ from headwater.client.batches import RAW_SCHEMA
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.spark import rows as spark_rows
 from headwater.spark.rows import live_documents
-from headwater.spark.source import DcpDataSource
 from support.cases import each
 from support.landings import SourceBucket
 from support.node_process import PASSWORD, USER
@@ -26,6 +25,8 @@ LOGIN: Any = {"user": USER, "password": PASSWORD}
 
 
 def read(bucket: SourceBucket, schema: pa.Schema | None = None, **options: str) -> list[dict[str, Any]]:
+    from headwater.spark.source import DcpDataSource  # PySpark 3.5 has no sources
+
     source = DcpDataSource({**bucket.options, "mode": "documents", **options})
     reader: Any = source.reader(source.schema() if schema is None else from_arrow_schema(schema))
     with closing(reader._watch):
@@ -83,6 +84,8 @@ def test_what_can_not_be(
 
 
 def test_a_stream_has_no_documents(bucket: SourceBucket) -> None:
+    from headwater.spark.source import DcpDataSource
+
     with pytest.raises(InvalidInput, match="a stream has changes"):
         DcpDataSource({**bucket.options, "mode": "documents"}).streamReader(StructType())
 
@@ -110,6 +113,7 @@ def test_live_documents_are_those_of_a_model() -> None:
         assert len(found) == len(model)
 
 
+@pytest.mark.spark_versions("dcp, batch", since="4.0")
 def test_in_spark(spark: SparkSession, bucket: SourceBucket) -> None:
     fill(bucket)
     frame = headwater.spark.read(spark, bucket.url, **LOGIN, mode="documents", schema="key STRING, n INT, of STRING")

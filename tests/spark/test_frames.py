@@ -27,6 +27,7 @@ from support.live_bucket import Working
 VBUCKET = 1
 
 
+@pytest.mark.spark_versions("documents")
 def test_documents_are_those_of_the_last_batch(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
     landed = LandedBucket(bucket, spark, tmp_path / "lake", fresh=NEVER_FRESH)
     query = landed.landing.start(SparkRunner(spark), every="100 milliseconds", on_batch=landed.batches.append)
@@ -53,6 +54,7 @@ def test_documents_are_those_of_the_last_batch(spark: SparkSession, bucket: Sour
         query.stop()
 
 
+@pytest.mark.spark_versions("documents")
 def test_columns_that_were_added_later(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
     """By Headwater's frame, and as the guide reads a table without the jar of Delta."""
     landed = LandedBucket(bucket, spark, tmp_path / "lake")
@@ -71,6 +73,7 @@ def test_columns_that_were_added_later(spark: SparkSession, bucket: SourceBucket
         assert (row["n"], row["zip"], row["tags"], row["by"]) == (4.5, 6000, ["x"], 2)
 
 
+@pytest.mark.spark_versions("documents")
 def test_columns_and_conditions_of_a_table_with_dead_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +211,7 @@ def test_a_sink_is_exact_through_crashes_rollbacks_and_hot_writes(
     assert len(found) == len(keys) + 3 - 2
 
 
+@pytest.mark.spark_versions("dcp, stream", since="4.0")
 def test_a_query_that_begins_again_brings_what_the_sink_does_not_have(
     spark: SparkSession, bucket: SourceBucket, tmp_path: Path
 ) -> None:

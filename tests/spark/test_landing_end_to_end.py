@@ -50,6 +50,7 @@ VALUES = {
 }
 
 
+@pytest.mark.spark_versions("land")
 def test_everything_that_happens_to_a_bucket(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
     landed = LandedBucket(bucket, spark, tmp_path / "our lake", rules=MergeRules(history=True))
     expected = {**ODD_KEYS, **VALUES, **{b"plain-%d" % number: b'{"n":%d}' % number for number in range(20)}}

@@ -85,6 +85,7 @@ def connect_client(bucket: SourceBucket, folder: Path, *, ui_port: int) -> Itera
         assert process.wait(END_S_MAX) == 0, log.read_text()
 
 
+@pytest.mark.spark_versions("Spark Connect", since="4.0")
 def test_a_client_of_spark_connect_reads_and_lands(bucket: SourceBucket, tmp_path: Path) -> None:
     pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
     for vbucket in range(4):
@@ -112,6 +113,7 @@ def test_a_client_of_spark_connect_reads_and_lands(bucket: SourceBucket, tmp_pat
         assert PASSWORD not in (tmp_path / "client.log").read_text()
 
 
+@pytest.mark.spark_versions("spark-submit")
 def test_a_script_is_submitted(bucket: SourceBucket, tmp_path: Path) -> None:
     submit = shutil.which("spark-submit", path=str(Path(sys.executable).parent))
     assert submit is not None, "it comes with PySpark"

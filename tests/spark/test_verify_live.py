@@ -302,6 +302,7 @@ def test_a_collection_that_is_dropped_while_it_is_read(landing: SimulatedLanding
 # --- how it is called -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spark_versions("verify")
 def test_spark_says_the_same(landing: SimulatedLanding, spark: SparkSession) -> None:
     put(landing.bucket, "a")
     landing.land()

@@ -1,4 +1,7 @@
-"""The `dcp` source called as Spark calls it, without Spark: for tests of what it plans and what its tasks read."""
+"""The `dcp` source called as Spark calls it, without Spark: for tests of what it plans and what its tasks read.
+
+It is imported where it is used: landings are tested with PySpark 3.5, too, which has no Python data sources.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from headwater.lake.lake import LakeSettings
 from headwater.landing.freshness import Freshness
 from headwater.landing.loop import LandedBatch
 from headwater.landing.query import Landing, LandingQuery
-from headwater.spark.source import DcpBatchReader, DcpDataSource, DcpStreamReader
 from headwater.spark.versions import ReadAllAvailable, ReadLimit
 from support.lake_model import table_rows, with_columns
 from support.landings import ALWAYS_FRESH, GROUPS, SourceBucket, check_tables
@@ -29,6 +31,8 @@ class DrivenStream:
     """A stream: the planner's side of it."""
 
     def __init__(self, bucket: SourceBucket, **options: str) -> None:
+        from headwater.spark.source import DcpDataSource, DcpStreamReader
+
         source = DcpDataSource({**bucket.options, **options})
         reader = source.streamReader(source.schema())
         assert isinstance(reader, DcpStreamReader)
@@ -66,13 +70,15 @@ def read_batch(bucket: SourceBucket, **options: str) -> list[Row]:
         return [row for partition in reader.partitions() for row in rows_of(reader.read(partition))]
 
 
-class ClosedReader(DcpBatchReader):
-    def close(self) -> None:
-        if self._watching is not None:
-            self._watching.close()
+def batch_reader(bucket: SourceBucket, **options: str) -> Any:
+    """The reader of a batch, with a method `close`."""
+    from headwater.spark.source import DcpBatchReader, DcpDataSource
 
+    class ClosedReader(DcpBatchReader):
+        def close(self) -> None:
+            if self._watching is not None:
+                self._watching.close()
 
-def batch_reader(bucket: SourceBucket, **options: str) -> ClosedReader:
     source = DcpDataSource({**bucket.options, **options})
     return ClosedReader(source._checked, source.schema())
 

@@ -17,16 +17,19 @@ environment, or an executor of Spark. The name of a file says which processor it
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import stat
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
+from pkgutil import get_data
 from shutil import rmtree
 from threading import RLock
 from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
@@ -37,11 +40,13 @@ import numpy as np
 
 from headwater.phrases import report_compile
 
-_PACKAGE = Path(__file__).parents[1]
 _FOLDERS_KEPT = 4
 _IN_USE_S = 24 * 60 * 60.0
 """A folder that was used so lately may be in use, and stays, however many there are."""
 _PRIVATE = 0o700
+_WAIT_S_MAX = 120.0
+"""For another process that compiles a kernel: far longer than that takes, unless it hangs or is suspended."""
+_POLL_S = 0.02
 
 KERNEL_MODULES = (
     "headwater.client.batches",
@@ -254,17 +259,44 @@ def _kept_code(kernel: Kernel) -> bytes:
     # numba is for compiling alone, see above.
     from headwater.kernels.compiling import compiled_object
 
-    code: bytes = compiled_object(kernel)
     if kernel.function.__module__ not in KERNEL_MODULES:
-        return code  # A test's own: the digest says nothing of its source.
+        return compiled_object(kernel)  # A test's own: the digest says nothing of its source.
     # A folder that was removed meanwhile comes back as private as it was.
     file.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
-    # Another process may read it at any time, or write the same.
-    handle, written = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(handle, "wb") as opened:
-        opened.write(code)
-    Path(written).replace(file)
-    return code
+    with only_writer(file.parent):
+        with suppress(FileNotFoundError):
+            return file.read_bytes()  # Another process has compiled it while this one waited.
+        code = compiled_object(kernel)
+        # Another process may read it at any time.
+        handle, written = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(handle, "wb") as opened:
+            opened.write(code)
+        Path(written).replace(file)
+        return code
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Let other processes wait which want to write there too, as the tasks that Spark starts at once on a new machine.
+
+    It is only to save work: where there are no locks, or one is held for too long, the caller goes on without.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        give_up_s = time.monotonic() + _WAIT_S_MAX
+        with suppress(OSError):  # a file system without locks
+            while time.monotonic() < give_up_s:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(_POLL_S)
+        yield
+    finally:
+        with suppress(OSError):
+            # Closing it would not do: a process that was forked meanwhile holds it open.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
 
 
 def _file_of(kernel: Kernel) -> Path:
@@ -287,8 +319,10 @@ def sources_digest() -> str:
     """A digest of every file that makes machine code, of LLVM's version and of Python's."""
     digest = sha256(f"{llvmlite.__version__} {sys.version}".encode())
     for name in (*_COMPILER_MODULES, *KERNEL_MODULES):
-        path = _PACKAGE.parent / f"{name.replace('.', '/')}.py"
-        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+        # The package may be in a zip file, as after `spark-submit --py-files`.
+        source = get_data("headwater", f"{name.partition('.')[2].replace('.', '/')}.py")
+        assert source is not None, "its loader is one of Python's own"
+        digest.update(name.encode() + b"\0" + source + b"\0")
     return digest.hexdigest()[:16]
 
 
@@ -324,7 +358,8 @@ def _candidates() -> list[Path]:
     if named := os.environ.get("NUMBA_CACHE_DIR"):
         folders.append(Path(named) / "headwater")
     caches = os.environ.get("XDG_CACHE_HOME")
-    folders.append((Path(caches) if caches else Path.home() / ".cache") / "headwater" / "kernels")
+    with suppress(RuntimeError):  # A user without a home, as in many containers.
+        folders.append((Path(caches) if caches else Path.home() / ".cache") / "headwater" / "kernels")
     folders.append(Path(tempfile.gettempdir()) / f"headwater-kernels-{os.getuid()}")
     return folders
 

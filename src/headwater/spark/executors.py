@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 
 from headwater import telemetry
 from headwater.errors import SparkEnded
-from headwater.kernels.machine_code import code_folder, compile_kernels, sources_digest
+from headwater.kernels.machine_code import code_folder, compile_kernels, only_writer, sources_digest
 from headwater.lake.catalogs import Catalog
 from headwater.lake.lake import Task, TaskOutcome, results, run_task
 from headwater.lake.transform import Transform, TransformFunction
@@ -243,19 +243,27 @@ def ship_kernels(spark: SparkSession) -> None:
 
 @cache
 def use_shipped_kernels() -> bool:
-    """In a task, before the first kernel is called: unpack what was shipped, unless there is something already.
+    """In a task, before the first kernel is called: unpack what was shipped, and is not on this machine yet.
 
-    Returns whether it was unpacked.
+    Returns whether anything was unpacked.
     """
     if TaskContext.get() is None:
         return False  # tests run tasks without Spark
     archive = Path(SparkFiles.get(_archive_name()))
-    folder = code_folder()
-    if any(folder.iterdir()) or not archive.exists():
+    if not archive.exists():
         return False
-    # Other workers of the machine look there meanwhile: a file is there as a whole, or not at all.
-    with zipfile.ZipFile(archive) as packed, TemporaryDirectory(dir=folder.parent) as unpacked:
-        packed.extractall(unpacked)
-        for path in Path(unpacked).iterdir():
-            path.replace(folder / path.name)
-    return True
+    folder = code_folder()
+    with zipfile.ZipFile(archive) as packed:
+        if not _missing(packed, folder):
+            return False
+        # Other workers of the machine look there meanwhile: a file is there as a whole, or not at all.
+        with only_writer(folder), TemporaryDirectory(dir=folder.parent) as unpacked:
+            names = _missing(packed, folder)
+            packed.extractall(unpacked, names)
+            for name in names:
+                Path(unpacked, name).replace(folder / name)
+            return bool(names)
+
+
+def _missing(packed: zipfile.ZipFile, folder: Path) -> list[str]:
+    return [name for name in packed.namelist() if not (folder / name).exists()]

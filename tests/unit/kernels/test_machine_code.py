@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 
@@ -129,3 +132,60 @@ def test_a_kernel_that_makes_an_array_is_refused() -> None:
 
     with pytest.raises(TypeError, match="part is a kernel, and returns no number"):
         Kernel(part)(np.zeros(2, dtype=np.uint8))
+
+
+# --- processes that share a folder ------------------------------------------------------------------------------------
+
+COMPILES = """
+import sys
+from headwater.kernels import compiling, machine_code
+compiled, real = [], compiling.compiled_object
+def count(kernel):
+    compiled.append(kernel.name)
+    return real(kernel)
+compiling.compiled_object = count
+machine_code.compile_kernels("headwater.kernels.siphash")
+print(len(compiled), machine_code.code_folder(), machine_code.are_compiled("headwater.kernels.siphash"))
+"""
+
+
+def compile_in_processes(count: int, **environment: str) -> list[list[str]]:
+    """What each of them says: how many kernels it has compiled, where they are, and whether they are there."""
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", COMPILES],
+                    env={"PYTHONPATH": str(Path(headwater.__file__).parents[1]), **environment},
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for _ in range(count)
+        ]
+        return [process.communicate()[0].split() for process in processes]
+
+
+def test_processes_that_start_at_once_compile_each_kernel_once(tmp_path: Path) -> None:
+    """As tasks do on a machine without kernels. This one has a home that can't be written to."""
+    said = compile_in_processes(2, HOME="/proc", TMPDIR=str(tmp_path))
+    kernels = len(list(tmp_path.glob("headwater-kernels-*/*/*.o")))
+    assert kernels > 0
+    assert sum(int(compiled) for compiled, _, _ in said) == kernels
+    assert {(folder.startswith(str(tmp_path)), are_there) for _, folder, are_there in said} == {(True, "True")}
+
+
+def test_a_process_that_hangs_with_the_folder_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_code, "_WAIT_S_MAX", 0.1)
+    with machine_code.only_writer(tmp_path), machine_code.only_writer(tmp_path):
+        pass  # A descriptor of its own is like another process.
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    assert machine_code._candidates()[-1].name.startswith("headwater-kernels-")
