@@ -39,6 +39,7 @@ from headwater.protocol.messages.subdocument import PathFlags, SubdocDelete, Sub
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
 from headwater.protocol.snapshots import StreamOffset
+from support.cases import case_apart
 from support.checkpoint_samples import VBUCKETS, offset_at, offsets_at, run, settings_for
 from support.node_process import PASSWORD, USER, NodeProcess
 
@@ -398,17 +399,12 @@ def test_a_document_that_never_stays_the_same(checkpoints: Checkpoints) -> None:
 # --- damage -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        b"1",
-        b"{}",
-        b'{"writer":"x"}',
-        b'{"writer":"x","checkpoint":{}}',
-        b'{"writer":"x","checkpoint":"\xc3\xa9"}',
-        b"[]",
-    ],
-)
+@case_apart(b"1")
+@case_apart(b"{}")
+@case_apart(b'{"writer":"x"}')
+@case_apart(b'{"writer":"x","checkpoint":{}}')
+@case_apart(b'{"writer":"x","checkpoint":"\xc3\xa9"}')
+@case_apart(b"[]")
 def test_a_damaged_document_is_an_error(checkpoints: Checkpoints, value: bytes) -> None:
     together(checkpoints.new(), lambda store: store.save(checkpoints.at(5)))
     checkpoints.set_xattr(3, value)

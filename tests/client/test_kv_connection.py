@@ -12,13 +12,7 @@ from headwater.client.bootstrap import connect_any
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection
 from headwater.client.settings import ClientSettings, TlsSettings
-from headwater.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    HeadwaterError,
-    InvalidArguments,
-    KeyNotFound,
-)
+from headwater.errors import AccessDenied, AuthenticationFailed, HeadwaterError, InvalidArguments, KeyNotFound
 from headwater.protocol.messages.documents import Get
 from headwater.protocol.messages.session import GetClusterConfig, Noop
 from headwater.protocol.numbers import CollectionId, VBucketId

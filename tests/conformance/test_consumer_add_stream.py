@@ -25,6 +25,7 @@ from headwater.protocol.messages.dcp_streams import (
 )
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
+from support.cases import case_apart
 from support.dcp_world import OPAQUE, VBUCKET, World
 from support.replication_world import Link, Receiver, change_log, documents
 
@@ -73,18 +74,13 @@ def test_the_seeds_example_byte_by_byte(replica: World) -> None:
     assert _accept(receiver, StreamRequest(opaque=0x1000)) == SEED_RESPONSE
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        StreamFlags(0),
-        StreamFlags.TAKEOVER,
-        StreamFlags.DISK_ONLY,
-        StreamFlags.LATEST,
-        StreamFlags.ACTIVE_ONLY,
-        StreamFlags.STRICT_VBUUID,
-        StreamFlags.TAKEOVER | StreamFlags.ACTIVE_ONLY | StreamFlags.STRICT_VBUUID,
-    ],
-)
+@case_apart(StreamFlags(0))
+@case_apart(StreamFlags.TAKEOVER)
+@case_apart(StreamFlags.DISK_ONLY)
+@case_apart(StreamFlags.LATEST)
+@case_apart(StreamFlags.ACTIVE_ONLY)
+@case_apart(StreamFlags.STRICT_VBUUID)
+@case_apart(StreamFlags.TAKEOVER | StreamFlags.ACTIVE_ONLY | StreamFlags.STRICT_VBUUID)
 def test_flags_are_passed_on(replica: World, flags: StreamFlags) -> None:
     request = _request(_opened(replica), flags=flags)
     assert request.flags == flags
@@ -156,15 +152,9 @@ def test_what_is_out_of_turn_is_refused(replica: World) -> None:
     assert not receiver.is_closed
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        StreamRequest(opaque=OPAQUE),
-        Control(key=b"enable_noop", value=b"true"),
-        BufferAck(acked_bytes=1),
-    ],
-    ids=lambda message: type(message).__name__,
-)
+@case_apart(StreamRequest(opaque=OPAQUE))
+@case_apart(Control(key=b"enable_noop", value=b"true"))
+@case_apart(BufferAck(acked_bytes=1))
 def test_what_is_for_a_producer_closes_a_consumers_connection(replica: World, message: Message) -> None:
     receiver = _opened(replica)
     receiver.send(message)  # type: ignore[arg-type]

@@ -39,6 +39,7 @@ from headwater.protocol.messages.dcp_streams import (
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
+from support.cases import case_apart
 from support.dcp_world import COLLECTIONS, PLAIN, PURGE_ALL, VBUCKET, World, of_type
 from support.replication_world import WITH_EVERY_VERSION, Link, Receiver, change_log, documents
 
@@ -115,7 +116,6 @@ def test_a_copy_gets_everything_that_is_there_and_everything_that_comes(world: W
 def test_a_copy_has_all_kinds_of_changes_byte_by_byte(world: World, replica: World) -> None:
     manifest = world.set_manifest(Manifest().with_scope("s").with_collection("s", "c", max_ttl_s=50, history=True))
     collection = manifest.find("s", "c")
-    assert collection is not None
     xattrs = encode_xattrs(ValueParts(xattrs={"_sync": b"1", "mine": b"{}"}, body=b"\x00\xff"))
     world.put("a", value=b"\x00\x01", datatype=Datatype.RAW, expiry=2_000_000_000)
     world.put("a", value=xattrs, datatype=Datatype.XATTR)
@@ -162,7 +162,6 @@ def test_what_was_compacted_at_the_source_does_not_come(world: World, replica: W
     link.add()
     assert change_log(replica.bucket) == change_log(world.bucket)
     facts = replica.bucket.vbuckets.facts[0]
-    assert facts is not None
     assert facts.purge_seqno == world.purge_seqno() == 4
     world.write("d")
     link.run()
@@ -177,8 +176,6 @@ def test_the_failover_log_is_the_producers(world: World, replica: World) -> None
     world.set_state(VBucketState.ACTIVE)
     Link(world, replica).add()
     mine, theirs = replica.bucket.vbuckets.facts[0], world.bucket.vbuckets.facts[0]
-    assert mine is not None
-    assert theirs is not None
     assert mine.failover_log == theirs.failover_log
     assert len(mine.failover_log.entries) == 2
 
@@ -199,7 +196,6 @@ def test_a_client_streams_from_a_copy_what_is_durable_there(world: World, replic
 def test_changes_of_a_dropped_collection_leave_only_their_seqno(world: World, replica: World) -> None:
     manifest = world.set_manifest(Manifest().with_collection("_default", "c"))
     collection = manifest.find("_default", "c")
-    assert collection is not None
     world.write("a")
     link = Link(world, replica)
     link.add()
@@ -244,18 +240,12 @@ def test_other_forms_are_brought_into_the_stored_one(stream: Scripted, form: str
 # --- out of order -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("messages", "status"),
-    [
-        ([_set(1)], Status.ERANGE),
-        ([_marker(0, 1), _set(1), _set(2)], Status.ERANGE),
-        ([_marker(0, 2), _set(1), _marker(3, 4)], Status.EINVAL),
-        ([_marker(0, 2), _set(1), _set(2), _marker(5, 4)], Status.EINVAL),
-        ([_marker(0, 2), _set(1), _set(2), _marker(1, 2)], Status.ERANGE),
-        ([_marker(0, 2), _set(1), _set(2), _marker(0, 1)], Status.ERANGE),
-    ],
-    ids=["no snapshot", "after a complete one", "inside of one", "end before start", "the same", "an older one"],
-)
+@case_apart([_set(1)], Status.ERANGE, id="no snapshot")
+@case_apart([_marker(0, 1), _set(1), _set(2)], Status.ERANGE, id="after a complete one")
+@case_apart([_marker(0, 2), _set(1), _marker(3, 4)], Status.EINVAL, id="inside of one")
+@case_apart([_marker(0, 2), _set(1), _set(2), _marker(5, 4)], Status.EINVAL, id="end before start")
+@case_apart([_marker(0, 2), _set(1), _set(2), _marker(1, 2)], Status.ERANGE, id="the same")
+@case_apart([_marker(0, 2), _set(1), _set(2), _marker(0, 1)], Status.ERANGE, id="an older one")
 def test_a_change_or_a_marker_that_does_not_fit(stream: Scripted, messages: list[Request], status: Status) -> None:
     assert stream.status(*messages) == status
     assert stream.high_seqno() == len(of_type(messages[:-1], Mutation))
@@ -310,16 +300,11 @@ def test_a_deletion_has_the_form_that_fits_what_hello_agreed_on(replica: World, 
     assert "delete times" in answer.context
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        replace(_set(1), vbucket=VBucketId(1)),
-        _set(1, datatype=Datatype.XATTR, value=b"\x00\x00\x00\x09abc"),
-        _set(1, datatype=Datatype.SNAPPY, value=b"\xff\xff\xff\xff\xff"),
-        _set(1, datatype=Datatype(0x40)),
-        _set(1, collection_id=None, key="\x80"),
-    ],
-)
+@case_apart(replace(_set(1), vbucket=VBucketId(1)))
+@case_apart(_set(1, datatype=Datatype.XATTR, value=b"\x00\x00\x00\x09abc"))
+@case_apart(_set(1, datatype=Datatype.SNAPPY, value=b"\xff\xff\xff\xff\xff"))
+@case_apart(_set(1, datatype=Datatype(0x40)))
+@case_apart(_set(1, collection_id=None, key="\x80"))
 def test_changes_that_are_not_sound(stream: Scripted, change: Request) -> None:
     assert stream.status(_marker(0, 1), change) == Status.EINVAL
     assert stream.high_seqno() == 0
@@ -491,12 +476,9 @@ def test_the_producers_end_of_the_link_sees_the_refusal(world: World, replica: W
 
 
 @pytest.mark.parametrize(("flags", "history_start"), [(HISTORY, 0), (SnapshotFlags.DISK, 5)])
-def test_only_a_snapshot_with_history_can_be_rolled_back_into(
-    stream: Scripted, flags: SnapshotFlags, history_start: int
-) -> None:
+def test_rollback_into_a_snapshot_needs_history(stream: Scripted, flags: SnapshotFlags, history_start: int) -> None:
     assert stream.send(_marker(0, 5, flags), _set(1), _set(5)) == []
     facts = stream.world.bucket.vbuckets.facts[0]
-    assert facts is not None
     assert facts.history_start_seqno == history_start
     assert (facts.snapshot_start_seqno, facts.snapshot_end_seqno) == (0, 5)
 

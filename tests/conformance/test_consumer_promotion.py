@@ -20,7 +20,6 @@ def _facts(world: World):  # type: ignore[no-untyped-def]
 
 def _id(manifest: Manifest, name: str) -> CollectionId:
     collection = manifest.find("_default", name)
-    assert collection is not None
     return collection.id
 
 

@@ -99,9 +99,7 @@ def test_clients_of_the_copy_are_told_of_the_rollback(world: World, replica: Wor
     assert client.brief() == ["end ROLLBACK"]
 
 
-def test_a_copy_that_has_been_cut_off_inside_a_snapshot_goes_on_there_after_a_restart(
-    world: World, replica: World
-) -> None:
+def test_a_copy_resumes_inside_a_snapshot_after_a_restart(world: World, replica: World) -> None:
     world.store(*(f"k{number}" for number in range(50)), value=bytes(2000))
     link = Link(world, replica)
     link.add_stream()
@@ -161,7 +159,6 @@ def test_the_branch_that_is_asked_with_is_that_of_what_is_held(world: World, rep
     world.store("a", "b")
     _joined(world, replica).cut()
     facts = replica.bucket.vbuckets.facts[0]
-    assert facts is not None
     newer = facts.failover_log.branch(Vbuuid(0xAAAA), at_seqno=Seqno(2))
     replica.set_failover_log(newer)
     link = _joined(world, replica)
@@ -202,7 +199,6 @@ def test_rollback_again_and_again(world: World, replica: World) -> None:
     (answer,) = receiver.received()
     assert isinstance(answer, AddStreamResponse)
     facts = replica.bucket.vbuckets.facts[0]
-    assert facts is not None
     assert facts.failover_log == FailoverLog(log)
 
 

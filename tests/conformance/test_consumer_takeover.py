@@ -25,8 +25,6 @@ def test_a_takeover(world: World, replica: World) -> None:
     assert change_log(replica.bucket) == change_log(world.bucket)
     assert link.receiver.connection.streams == {}
     facts, source = replica.bucket.vbuckets.facts[0], world.bucket.vbuckets.facts[0]
-    assert facts is not None
-    assert source is not None
     newest, *older = facts.failover_log.entries
     assert newest.seqno == 2
     assert tuple(older) == source.failover_log.entries

@@ -177,9 +177,7 @@ def drill(node: NodeProcess, to: int, *options: str, vbucket: int = VBUCKET, use
 # --- what a consumer sees ------------------------------------------------------------------------------------------
 
 
-def test_a_consumer_is_ended_rolled_back_and_put_on_the_new_branch(
-    node: NodeProcess, kv: KvConnection, consumer: Consumer
-) -> None:
+def test_a_consumer_is_rolled_back_to_the_new_branch(node: NodeProcess, kv: KvConnection, consumer: Consumer) -> None:
     put(kv, b"a", b"b", b"c", b"d")
     old = consumer.ask(0, 0).failover_log[0]
     assert consumer.keys(4) == [b"a", b"b", b"c", b"d"]
@@ -202,9 +200,7 @@ def test_a_consumer_is_ended_rolled_back_and_put_on_the_new_branch(
     assert consumer.keys(1) == [b"e"]
 
 
-def test_a_stream_with_nothing_to_take_back_ends_too_and_other_vbuckets_go_on(
-    node: NodeProcess, kv: KvConnection, consumer: Consumer
-) -> None:
+def test_a_stream_with_nothing_to_undo_ends_too(node: NodeProcess, kv: KvConnection, consumer: Consumer) -> None:
     put(kv, b"a")
     vbuuid = consumer.ask(0, 0).failover_log[0].vbuuid
     consumer.keys(1)

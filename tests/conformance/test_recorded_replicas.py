@@ -57,7 +57,7 @@ PRODUCER_MORE = dict.fromkeys((360, 502, 527, 691, 734), (Opcode.DCP_SYSTEM_EVEN
 """The creation of a collection that is dropped later in the snapshot. 7.0.5 sends the drop alone."""
 PRODUCER_OTHER = {
     # Revisions of new documents, after the deletion of one that has left attributes: 7.0.5 does not count that one.
-    **dict.fromkeys((281, 287, 357, 366, 373, 498, 508, 515), REVISION),
+    **dict.fromkeys((281, 287, 357, 366, 373, 498, 508, 515), REVISION)
 }
 
 COPY = "n_2"
@@ -130,7 +130,6 @@ class ReplicaReplay(Replay):
 
     def answered(self, request: RecordedFrame) -> None:
         if _is_topology_of_one(request):
-            assert self.copy is not None
             self.copy.add(int.from_bytes(request.data[6:8]))
 
     def begin(self, connection: RawConnection, frame: RecordedFrame) -> None:
@@ -311,7 +310,7 @@ DURABLE_WRITES_OF_8_MISSING = frozenset({407, 410})
 is not theirs, as from 7.0.5, and from 8.0.2 for a prepare."""
 DURABLE_WRITES_OF_8_OTHER = {
     # Where a prepare has begun a checkpoint, the marker starts there, though the consumer does not get the prepare.
-    380: frozenset({"start"}),
+    380: frozenset({"start"})
 }
 
 

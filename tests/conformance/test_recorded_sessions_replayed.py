@@ -34,6 +34,7 @@ from headwater.protocol.messages.documents import Set
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status
+from support.cases import case_apart
 from support.node_process import NodeProcess
 from support.recorded_sessions import RecordedFrame, read_session
 from support.replayed_sessions import PASSWORD, USER, RawConnection, Replay, normalised
@@ -214,23 +215,18 @@ class ReplayOf8(Replay):
         return bool(is_rare and int.from_bytes(got.extras[:8]) < next_seqno)
 
 
-@pytest.mark.parametrize(
-    ("name", "sections", "compared", "options"),
-    [
-        (
-            "8.0.2",
-            "",
-            376,
-            {"other": SESSION_OTHER, "skipped": SESSION_SKIPPED, "shows_login": frozenset({"fe#1", "hello#1"})},
-        ),
-        ("8.0.2-kv", "", 47, {"other": KV_OTHER, "shows_login": frozenset({"h#1", "fe#1"})}),
-        ("8.0.2-flush", "", 50, {}),
-        # [ids] has requests that cross with what is sent, and deletions that the server has malformed. Section 5 leaves
-        # out what was written, and its OSO snapshots are in the order of the keys; 7 is about a purge by COMPACT_DB.
-        ("8.0.2-collections", "01234", 219, {}),
-        ("8.0.2-consumer", "01", 15, {}),
-    ],
+@case_apart(
+    "8.0.2",
+    "",
+    376,
+    {"other": SESSION_OTHER, "skipped": SESSION_SKIPPED, "shows_login": frozenset({"fe#1", "hello#1"})},
 )
+@case_apart("8.0.2-kv", "", 47, {"other": KV_OTHER, "shows_login": frozenset({"h#1", "fe#1"})})
+@case_apart("8.0.2-flush", "", 50, {})
+# [ids] has requests that cross with what is sent, and deletions that the server has malformed. Section 5 leaves
+# out what was written, and its OSO snapshots are in the order of the keys; 7 is about a purge by COMPACT_DB.
+@case_apart("8.0.2-collections", "01234", 219, {})
+@case_apart("8.0.2-consumer", "01", 15, {})
 def test_the_sessions_of_8_0_2_get_the_same_answers(
     node_of_8: NodeProcess, name: str, sections: str, compared: int, options: dict[str, Any]
 ) -> None:

@@ -27,6 +27,7 @@ from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.status import Status
 from headwater.store.settling import roll_back
+from support.cases import case_apart
 from support.dcp_world import KEEP_NOTHING, VBUCKET, World, brief, of_type
 from support.kv_harness import Client
 from support.replication_world import (
@@ -159,15 +160,9 @@ def test_nothing_is_acknowledged_before_the_snapshot_is_complete(linked: Link) -
 _KEY = {"prepared_seqno": Seqno(1), "collection_id": DEFAULT_COLLECTION, "key": b"k"}
 
 
-@pytest.mark.parametrize(
-    ("message", "statuses_"),
-    [
-        (Commit(commit_seqno=Seqno(2), **_KEY), [Status.EINVAL]),
-        (Abort(abort_seqno=Seqno(2), **_KEY), []),
-        (_prepare(3), [Status.ERANGE]),
-    ],
-    ids=["a commit without its prepare", "an abort has nothing to do", "a prepare outside its snapshot"],
-)
+@case_apart(Commit(commit_seqno=Seqno(2), **_KEY), [Status.EINVAL], id="a commit without its prepare")
+@case_apart(Abort(abort_seqno=Seqno(2), **_KEY), [], id="an abort has nothing to do")
+@case_apart(_prepare(3), [Status.ERANGE], id="a prepare outside its snapshot")
 def test_what_does_not_fit_ends_the_stream(linked: Link, message: Request, statuses_: list[Status]) -> None:
     answered = _answered(linked, _marker(0, 2), message)
     assert [answer.status for answer in answered if isinstance(answer, Response)] == statuses_
@@ -196,7 +191,7 @@ def test_nothing_is_acknowledged_twice_on_a_stream(linked: Link) -> None:
 
 
 @pytest.mark.parametrize(("prepares", "acknowledged"), [((4,), 4), ((), 4)], ids=["pending", "completed"])
-def test_a_disk_snapshot_is_acknowledged_by_the_high_prepared_seqno_that_its_marker_names(
+def test_a_disk_snapshot_is_acknowledged_by_its_high_prepared_seqno(
     linked: Link, prepares: tuple[int, ...], acknowledged: int
 ) -> None:
     """As recorded from an 8.0.2 consumer. Without one, as recorded from 7.0.5, it is the end of the snapshot."""
@@ -206,7 +201,6 @@ def test_a_disk_snapshot_is_acknowledged_by_the_high_prepared_seqno_that_its_mar
     )  # fmt: skip
     assert _received(linked, marker, *map(_prepare, prepares), _change(10)) == [acknowledged]
     facts = linked.target.bucket.vbuckets.facts[VBUCKET]
-    assert facts is not None
     assert facts.purge_seqno == 2
 
 
@@ -214,7 +208,6 @@ def test_the_end_of_a_snapshot_comes_though_its_collection_is_dropped(linked: Li
     """A real replica takes no seqno-advanced."""
     manifest = linked.source.set_manifest(Manifest().with_collection("_default", "c"))
     collection = manifest.find("_default", "c")
-    assert collection is not None
     linked.run()
     linked.source.write("late", collection=collection.id)
     linked.source.bucket.set_manifest(manifest.without_collection("_default", "c"))

@@ -199,7 +199,6 @@ def test_a_prepare_takes_two_bytes_more_of_the_window_than_it_has(world: World) 
     replica.consumer.open()
     sent_bytes = sum(len(frame.encode()) for frame in replica.consumer.frames())
     connection = replica.consumer.session.dcp
-    assert connection is not None
     assert connection.window.unacked_bytes == sent_bytes + 2 * PREPARE_SURCHARGE_BYTES
 
 

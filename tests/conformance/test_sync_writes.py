@@ -33,6 +33,7 @@ from headwater.protocol.messages.subdocument import SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.numbers import Seqno
 from headwater.protocol.status import Status
+from support.cases import case_apart
 from support.dcp_world import NO_XERROR, VBUCKET, World, stream_request
 from support.replication_world import (
     ACTIVE,
@@ -88,7 +89,6 @@ def test_the_bytes_of_an_answer_are_those_of_any_write(chained: World) -> None:
     chained.commit()
     answer = client.session.data_to_send()
     prepared = chained.bucket.find(VBUCKET, 0, b"k")  # type: ignore[arg-type]
-    assert prepared is not None
     assert answer == (
         bytes.fromhex("81 01 0000 10 00 0000 00000010 000decaf")
         + prepared.cas.to_bytes(8)
@@ -97,19 +97,13 @@ def test_the_bytes_of_an_answer_are_those_of_any_write(chained: World) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("request_", "value"),
-    [
-        (plain(Append, value=b"2", frame_infos=(MAJORITY,)), b"12"),
-        (plain(Increment, delta=1, initial=0, expiry=0, frame_infos=(MAJORITY,)), b"2"),
-        (plain(Touch, expiry=10**6, frame_infos=(MAJORITY,)), b"1"),
-        (plain(GetAndTouch, expiry=10**6, frame_infos=(MAJORITY,)), b"1"),
-        (plain(Replace, value=b"2", frame_infos=(MAJORITY,)), b"2"),
-        (plain(Delete, frame_infos=(MAJORITY,)), None),
-        (plain(SubdocDictUpsert, path=b"a", new_value=b"5", frame_infos=(MAJORITY,)), b'{"a":5}'),
-    ],
-    ids=lambda request: type(request).__name__,
-)
+@case_apart(plain(Append, value=b"2", frame_infos=(MAJORITY,)), b"12")
+@case_apart(plain(Increment, delta=1, initial=0, expiry=0, frame_infos=(MAJORITY,)), b"2")
+@case_apart(plain(Touch, expiry=10**6, frame_infos=(MAJORITY,)), b"1")
+@case_apart(plain(GetAndTouch, expiry=10**6, frame_infos=(MAJORITY,)), b"1")
+@case_apart(plain(Replace, value=b"2", frame_infos=(MAJORITY,)), b"2")
+@case_apart(plain(Delete, frame_infos=(MAJORITY,)), None)
+@case_apart(plain(SubdocDictUpsert, path=b"a", new_value=b"5", frame_infos=(MAJORITY,)), b'{"a":5}')
 def test_every_kind_of_write_can_be_durable(chained: World, request_: Request, value: bytes | None) -> None:
     before = b"{}" if isinstance(request_, SubdocDictUpsert) else b"1"
     chained.write("k", value=before)
@@ -338,24 +332,20 @@ def test_a_reader_can_not_acknowledge(chained: World) -> None:
 
 # --- while it is undecided ----------------------------------------------------------------------------------------
 
-OTHER_WRITES = [
-    plain(Set, value=b"2"),
-    durable_set(value=b"2"),
-    plain(Add, value=b"2"),
-    plain(Replace, value=b"2"),
-    plain(Delete),
-    plain(Append, value=b"2"),
-    plain(Increment, delta=1, initial=0, expiry=0),
-    plain(Touch, expiry=100),
-    plain(GetAndTouch, expiry=100),
-    plain(GetLocked),
-    plain(SubdocDictUpsert, path=b"a", new_value=b"5"),
-]
 
-
-@pytest.mark.parametrize("request_", OTHER_WRITES, ids=lambda request: type(request).__name__)
 @pytest.mark.parametrize("exists", [False, True])
-def test_other_writers_are_told_that_a_write_is_in_progress(chained: World, request_: Request, exists: bool) -> None:
+@case_apart(plain(Set, value=b"2"))
+@case_apart(durable_set(value=b"2"))
+@case_apart(plain(Add, value=b"2"))
+@case_apart(plain(Replace, value=b"2"))
+@case_apart(plain(Delete))
+@case_apart(plain(Append, value=b"2"))
+@case_apart(plain(Increment, delta=1, initial=0, expiry=0))
+@case_apart(plain(Touch, expiry=100))
+@case_apart(plain(GetAndTouch, expiry=100))
+@case_apart(plain(GetLocked))
+@case_apart(plain(SubdocDictUpsert, path=b"a", new_value=b"5"))
+def test_other_writers_are_told_that_a_write_is_in_progress(chained: World, exists: bool, request_: Request) -> None:
     if exists:
         chained.write("k")
     writer(chained).send(durable_set())

@@ -26,9 +26,7 @@ def _open(world: World) -> tuple[Consumer, list[Message]]:
 
 
 @pytest.mark.parametrize("keys", [(), ("a", "b")])
-def test_a_takeover_goes_on_when_the_consumer_has_answered_and_leaves_a_dead_vbucket(
-    world: World, keys: tuple[str, ...]
-) -> None:
+def test_a_takeover_continues_after_the_answer_and_leaves_a_dead_vbucket(world: World, keys: tuple[str, ...]) -> None:
     world.store(*keys)
     consumer, messages = _open(world)
     items = ["marker 0..2", "set a@1", "set b@2"] if keys else []

@@ -30,6 +30,7 @@ from headwater.protocol.messages.dcp_streams import (
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import CollectionId, VBucketId
+from support.cases import case_apart
 from support.node_process import NodeProcess, StartNode, run_serve
 
 SEEDS = Path(__file__).parents[1] / "vectors" / "seeds"
@@ -166,13 +167,8 @@ def test_another_bucket_than_the_first(start_node: StartNode) -> None:
         assert [consumer.receive() for _ in range(6)][5] == draft("stream-end-ok")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--upr-bucket", "default"), "needs a port"),
-        (("--upr-port", "0", "--upr-bucket", "nowhere"), "'nowhere', does not exist"),
-    ],
-)
+@case_apart(("--upr-bucket", "default"), "needs a port")
+@case_apart(("--upr-port", "0", "--upr-bucket", "nowhere"), "'nowhere', does not exist")
 def test_options_that_do_not_fit(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
     ended = run_serve("--data", str(tmp_path / "data"), "--vbuckets", "1", "--port", "0", "--http-port", "0", *options)
     assert ended.returncode == 1

@@ -62,7 +62,6 @@ def start_stream(connection: KvConnection) -> Vbuuid:
     header = connection.sock.recv(HEADER_BYTES, socket.MSG_WAITALL)
     answer = header + connection.sock.recv(int.from_bytes(header[8:12]), socket.MSG_WAITALL)
     decoded = decode_frame(answer)
-    assert decoded is not None
     opened = decode_message(decoded[0], NOTHING_NEGOTIATED)
     assert isinstance(opened, StreamRequestResponse)
     return opened.failover_log[0].vbuuid
@@ -148,7 +147,6 @@ async def test_a_drop_that_was_cut_short_is_finished_by_the_next_start(options: 
     assert await buckets_after_start(options) == ["default"]
     assert [entry.name for entry in (options.data / "buckets").iterdir()] == ["default"]
     identity = NodeFolder(options.data).load_identity()
-    assert identity is not None
     assert identity.dropped == frozenset()
 
 

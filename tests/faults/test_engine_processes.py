@@ -11,6 +11,7 @@ import pytest
 from headwater.errors import DataInUse
 from headwater.store.engine import Engine, PutRow, Table
 from headwater.store.lmdb_engine import LmdbEngine
+from support.cases import case_apart
 from support.forked_program import run_program, start_program
 
 TABLE = Table.BLOCKS
@@ -52,11 +53,9 @@ def test_data_that_was_not_closed_is_not(tmp_path: Path) -> None:
     assert left_alone(tmp_path / "data"), "it was opened and closed in order by now"
 
 
-@pytest.mark.parametrize(
-    "copy",
-    ["cp -r {data} {copy}", "cp -a {data} {copy}", "mkdir {copy}; tar -C {data} -c . | tar -C {copy} -x"],
-    ids=["cp -r", "cp -a", "tar"],
-)
+@case_apart("cp -r {data} {copy}", id="cp -r")
+@case_apart("cp -a {data} {copy}", id="cp -a")
+@case_apart("mkdir {copy}; tar -C {data} -c . | tar -C {copy} -x", id="tar")
 def test_a_copy_is_not_left_alone(tmp_path: Path, copy: str) -> None:
     closed_engine(tmp_path / "data", a=b"1")
     subprocess.run(copy.format(data=tmp_path / "data", copy=tmp_path / "copy"), shell=True, check=True)
@@ -83,7 +82,6 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     """Another process that has the data open."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = start_program("-c", HOLD, str(folder), **pipes)
-    assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
 

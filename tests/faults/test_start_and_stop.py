@@ -20,6 +20,7 @@ from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.session import Noop
 from headwater.protocol.numbers import DEFAULT_COLLECTION
 from support.acknowledged_writes import PipelinedWriter, WriteHistory, check_history, statistics
+from support.cases import case_apart
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode, run_serve
 
 VBUCKETS = 16
@@ -176,19 +177,14 @@ def test_beyond_loopback_where_that_is_wanted(start_node: StartNode) -> None:
         connection.request(Noop())
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--host", "0.0.0.0", "--insecure"), "--advertise-host"),
-        (("--vbuckets", "1000"), "1000 vbuckets"),
-        (("--user", "me"), "a user comes with a password"),
-        (("--tls-cert", __file__), "TLS needs both"),
-        (("--tls-cert", __file__, "--tls-key", __file__), "certificate or key can't be used"),
-        (("--data", "/proc/no/such/folder"), "/proc/no/such/folder"),
-        (("--host", "no.such.host.invalid", "--insecure"), "no.such.host.invalid"),
-        (("--bucket", "../elsewhere"), "'../elsewhere' is not the name of a bucket"),
-    ],
-)
+@case_apart(("--host", "0.0.0.0", "--insecure"), "--advertise-host")
+@case_apart(("--vbuckets", "1000"), "1000 vbuckets")
+@case_apart(("--user", "me"), "a user comes with a password")
+@case_apart(("--tls-cert", __file__), "TLS needs both")
+@case_apart(("--tls-cert", __file__, "--tls-key", __file__), "certificate or key can't be used")
+@case_apart(("--data", "/proc/no/such/folder"), "/proc/no/such/folder")
+@case_apart(("--host", "no.such.host.invalid", "--insecure"), "no.such.host.invalid")
+@case_apart(("--bucket", "../elsewhere"), "'../elsewhere' is not the name of a bucket")
 def test_options_that_can_not_be_used(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
     usual = ("--data", str(tmp_path / "data"), *FREE_PORTS, *FEW_VBUCKETS)
     assert said in sentence(run_serve(*usual, *options))

@@ -32,6 +32,7 @@ from couchbase.options import (
 from couchbase.transcoder import RawBinaryTranscoder, RawStringTranscoder
 
 from headwater.protocol.numbers import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from support.cases import case_apart
 
 SOON = timedelta(seconds=2)  # 1 s ends with the current second, maybe before the next request
 LATER = timedelta(hours=1)
@@ -213,14 +214,9 @@ def test_multi(collection: Collection, key: str) -> None:
 # --- durability ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "level",
-    [
-        DurabilityLevel.MAJORITY,
-        DurabilityLevel.MAJORITY_AND_PERSIST_TO_ACTIVE,
-        DurabilityLevel.PERSIST_TO_MAJORITY,
-    ],
-)
+@case_apart(DurabilityLevel.MAJORITY)
+@case_apart(DurabilityLevel.MAJORITY_AND_PERSIST_TO_ACTIVE)
+@case_apart(DurabilityLevel.PERSIST_TO_MAJORITY)
 def test_durability_levels(collection: Collection, key: str, level: DurabilityLevel) -> None:
     """One copy that is durable before it is answered is all of them."""
     durability = ServerDurability(level=level)

@@ -13,6 +13,7 @@ from headwater.protocol.kernels import decode_changes
 from headwater.protocol.kernels.decode import decode_runs
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation
 from headwater.protocol.messages.dcp_streams import DcpNoop
+from support.cases import case
 
 u32, u64 = (st.integers(0, 2**bits - 1) for bits in (32, 64))
 common = {
@@ -76,18 +77,13 @@ def fault_of(run: bytes) -> type[RemoteProtocolError] | None:
 GOOD = Mutation(seqno=1, rev_seqno=1, key=b"\x08k").encode()
 
 
-@pytest.mark.parametrize(
-    ("run", "error", "reason"),
-    [
-        (GOOD + GOOD[:-1], TruncatedFrame, r"ends inside a frame \(at byte 57\)"),
-        (GOOD + GOOD[:20], TruncatedFrame, r"ends inside a frame \(at byte 57\)"),
-        (GOOD + DcpNoop().encode(), UnexpectedMessage, r"among changes that is none \(at byte 57\)"),
-        (
-            GOOD + Mutation(seqno=1, rev_seqno=1, key=b"k", frame_infos=(frames.preserve_ttl(),)).encode(),
-            UnexpectedMessage,
-            r"among changes that is none \(at byte 57\)",
-        ),
-    ],
+@case(GOOD + GOOD[:-1], TruncatedFrame, r"ends inside a frame \(at byte 57\)")
+@case(GOOD + GOOD[:20], TruncatedFrame, r"ends inside a frame \(at byte 57\)")
+@case(GOOD + DcpNoop().encode(), UnexpectedMessage, r"among changes that is none \(at byte 57\)")
+@case(
+    GOOD + Mutation(seqno=1, rev_seqno=1, key=b"k", frame_infos=(frames.preserve_ttl(),)).encode(),
+    UnexpectedMessage,
+    r"among changes that is none \(at byte 57\)",
 )
 def test_a_run_is_changes_from_its_first_byte_to_its_last(run, error, reason):
     assert len(GOOD) == 57

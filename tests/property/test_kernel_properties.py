@@ -12,13 +12,7 @@ from headwater.kernels.compiling import part_for_python
 from headwater.protocol import frames
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Opcode
 from headwater.protocol.frames import FrameBuffer, decode_frame
-from headwater.protocol.kernels import (
-    CHANGES_SCHEMA,
-    decode_changes,
-    decompress_values,
-    other_message_frame,
-    snappy,
-)
+from headwater.protocol.kernels import CHANGES_SCHEMA, decode_changes, decompress_values, other_message_frame, snappy
 from headwater.protocol.kernels.snappy import HASH_BITS, compressed_bytes_max
 from headwater.protocol.messages import PlainResponse, decode_message
 from headwater.protocol.messages.dcp_changes import (

@@ -67,11 +67,7 @@ class Key:
     name: bytes
 
     def fields(self) -> dict[str, Any]:
-        return {
-            "vbucket": VBucketId(self.vbucket),
-            "collection_id": CollectionId(self.collection),
-            "key": self.name,
-        }
+        return {"vbucket": VBucketId(self.vbucket), "collection_id": CollectionId(self.collection), "key": self.name}
 
 
 @dataclass
@@ -187,9 +183,7 @@ def _is_object(value: bytes) -> bool:
 
 COLLECTIONS = st.sampled_from([0, 0, SHORT_LIVED])
 KEYS = st.builds(
-    lambda number, collection: Key(number % VBUCKETS, collection, b"k%d" % number),
-    st.integers(0, 2),
-    COLLECTIONS,
+    lambda number, collection: Key(number % VBUCKETS, collection, b"k%d" % number), st.integers(0, 2), COLLECTIONS
 )
 VALUES = st.sampled_from([b"", b"7", b"41", b"x", b'{"a":1}', b"%d" % (U64 - 1), b"%d" % U64])
 MORE = st.sampled_from([b"7", b"x"])

@@ -346,7 +346,6 @@ class LakeMachine(RuleBasedStateMachine):
         changes = table_rows(self.directory / "changes")
         check_no_duplicates(changes)
         lake = Lake.open(str(self.directory))
-        assert lake is not None
         assert lake.held_offsets() == self.bucket.offsets()
         now = [rows for name in lake.tables for rows in lake.documents_now(name)]
         check_documents((row for rows in now for row in rows.to_pylist()), expected)

@@ -54,8 +54,7 @@ def built(directory: Path, *, columns: str | None = "n BIGINT, name STRING", his
     bucket.has_xattrs = True
     bucket.names[DROPPED] = ("inventory", "route")
     settings = LakeSettings(
-        merging=MergeRules(history=history),
-        columns={} if columns is None else {"*": TypedColumns.from_ddl(columns)},
+        merging=MergeRules(history=history), columns={} if columns is None else {"*": TypedColumns.from_ddl(columns)}
     )
     small = SmallLake(directory, bucket=bucket, groups=2, settings=settings)
     owner = (("owner", b'"me"'),)

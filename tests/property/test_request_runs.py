@@ -197,9 +197,7 @@ def stories(draw: st.DrawFn, *, collections: bool) -> list[bytes | str]:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), collections=st.booleans(), json=st.booleans(), ack_when_durable=st.booleans())
-def test_runs_are_answered_as_the_handlers_do(
-    data: st.DataObject, collections: bool, json: bool, ack_when_durable: bool
-) -> None:
+def test_runs_are_answered_alike(data: st.DataObject, collections: bool, json: bool, ack_when_durable: bool) -> None:
     features = tuple(feature for feature in FEATURES if json or feature is not Feature.JSON)
     if collections:
         features += (Feature.COLLECTIONS,)

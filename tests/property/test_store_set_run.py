@@ -113,7 +113,6 @@ def one_by_one(bucket: Bucket, data: bytes, *, collections: bool, mutation_token
             break  # Flexible framing is the handlers', even where it says nothing.
         collection_id = DEFAULT_COLLECTION if request.collection_id is None else request.collection_id
         found = bucket.manifest.collection_by_id(collection_id)
-        assert found is not None
         value, datatype = request.value, Datatype.JSON if is_json(request.value) else Datatype.RAW
         written = bucket.put_mutation(
             request.vbucket, collection_id=collection_id, key=request.key, value=value, datatype=datatype,

@@ -187,9 +187,7 @@ def test_mutations_agree_with_the_model(
 
 
 @given(value=documents, paths=st.lists(components, min_size=1, max_size=6), layout=layouts)
-def test_a_request_is_the_same_as_its_paths_one_after_the_other(
-    value: Any, paths: list[list[str | int]], layout: dict[str, Any]
-) -> None:
+def test_a_request_equals_its_paths_in_turn(value: Any, paths: list[list[str | int]], layout: dict[str, Any]) -> None:
     specs = [
         MutationSpec(
             opcode=Opcode.SUBDOC_DICT_UPSERT,
@@ -244,9 +242,7 @@ def test_counters_are_64_bits(start: int, delta: int) -> None:
     cas=st.integers(0, 2**64 - 1),
     seqno=st.integers(0, 2**64 - 1),
 )
-def test_attributes_change_as_bodies_do(
-    others: dict[str, Any], path: list[str | int], new: Any, cas: int, seqno: int
-) -> None:
+def test_attributes_like_bodies(others: dict[str, Any], path: list[str | int], new: Any, cas: int, seqno: int) -> None:
     body = b'{"kept":1}'
     encoded = encode_xattrs(ValueParts({name: json.dumps(value).encode() for name, value in others.items()}, body))
     before = SubdocDocument(value=encoded, datatype=Datatype.JSON | Datatype.XATTR)
@@ -322,9 +318,7 @@ macros = st.sampled_from([b'"${Mutation.CAS}"', b'"${$document.CAS}"', b'"${$doc
     specs=st.lists(st.builds(LookupSpec, opcode=opcodes, flags=path_flags, path=junk_paths), max_size=4),
     flags=doc_flags,
 )
-def test_junk_lookups_end_in_a_status(
-    document: SubdocDocument | None, specs: list[LookupSpec], flags: DocFlags
-) -> None:
+def test_junk_lookups_give_a_status(document: SubdocDocument | None, specs: list[LookupSpec], flags: DocFlags) -> None:
     outcome = outcome_of(lookup_in, document, specs, flags)
     if isinstance(outcome, RequestRefused):
         assert outcome.status != Status.SUCCESS
@@ -341,7 +335,7 @@ def test_junk_lookups_end_in_a_status(
     ),
     flags=doc_flags,
 )
-def test_junk_mutations_end_in_a_status_or_a_sound_document(
+def test_junk_mutations_leave_sound_documents(
     document: SubdocDocument | None, specs: list[MutationSpec], flags: DocFlags
 ) -> None:
     outcome = outcome_of(mutate_in, document, specs, flags)

@@ -178,7 +178,6 @@ class World:
 
     def purge_seqno(self, vbucket: int = VBUCKET) -> int:
         facts = self.bucket.vbuckets.facts[vbucket]
-        assert facts is not None
         return facts.purge_seqno
 
     # --- consumers ------------------------------------------------------------------------------------------------
@@ -246,7 +245,6 @@ class Consumer:
 
     def step(self, bytes_max: int = 1) -> list[Message]:
         """One turn of the streams, which is a frame or two for so small a room."""
-        assert self.session.dcp is not None
         return self.decode(list(decode_frames(self.session.dcp.produce(bytes_max))))
 
     def decode(self, frames: Iterable[Frame]) -> list[Message]:

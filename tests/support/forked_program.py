@@ -162,7 +162,6 @@ class _Forker:
 
     def close(self) -> None:
         if self._process is not None:
-            assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait()
         rmtree(self.folder, ignore_errors=True)

@@ -33,11 +33,7 @@ from headwater.protocol.messages.base import LayoutField
 from headwater.protocol.messages.dcp_changes import CacheItem, CacheTransfer, SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import GetFailoverLogResponse, StreamRequestResponse, VBucketState
 from headwater.protocol.messages.documents import CounterResponse, GetResponse, SetWithMeta
-from headwater.protocol.messages.range_scan import (
-    RangeScanContinueResponse,
-    RangeScanCreateResponse,
-    ScannedDocument,
-)
+from headwater.protocol.messages.range_scan import RangeScanContinueResponse, RangeScanCreateResponse, ScannedDocument
 from headwater.protocol.messages.session import GetErrorMap, Hello, HelloResponse
 from headwater.protocol.messages.subdocument import (
     SPECS_MAX,
@@ -254,10 +250,7 @@ def _key(cls: type[Message], *, collections: bool) -> Parts:
         key = st.one_of(short_bytes, st.binary(max_size=_PLAIN_KEY_BYTES_MAX))
         return st.fixed_dictionaries({"key": key.filter(lambda key: len(key) >= size_min)})
     document_key = st.fixed_dictionaries(
-        {
-            "key": st.binary(min_size=1, max_size=KEY_BYTES_MAX),
-            "collection_id": u32 if collections else st.none(),
-        }
+        {"key": st.binary(min_size=1, max_size=KEY_BYTES_MAX), "collection_id": u32 if collections else st.none()}
     )
     # A response to a plain get has neither key nor collection id.
     return st.one_of(document_key, st.just({})) if issubclass(cls, GetResponse) else document_key

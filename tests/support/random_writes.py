@@ -134,11 +134,7 @@ class RandomWrites(threading.Thread):
 
     def _change_document(self, connection: KvConnection, what: str) -> None:
         collection, key = self._dice.choice(written_keys(self._bucket))
-        place = {
-            "collection_id": CollectionId(collection),
-            "key": key,
-            "vbucket": self._bucket.vbucket_of(key),
-        }
+        place = {"collection_id": CollectionId(collection), "key": key, "vbucket": self._bucket.vbucket_of(key)}
         try:
             if what == "delete":
                 connection.request(Delete(**place))

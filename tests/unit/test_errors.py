@@ -98,10 +98,7 @@ def test_an_unknown_opcode_is_kept() -> None:
     assert "0xee" in str(error)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["FrameInfo", "Leb128", "Xattrs", "Snappy", "Json", "SystemEvent"],
-)
+@pytest.mark.parametrize("name", ["FrameInfo", "Leb128", "Xattrs", "Snappy", "Json", "SystemEvent"])
 def test_a_malformed_part_makes_a_malformed_message(name: str) -> None:
     """So that one `except MalformedMessage` is enough to answer EINVAL."""
     assert issubclass(getattr(errors, f"Malformed{name}"), MalformedMessage)

@@ -21,7 +21,7 @@ from headwater.phrases import (
     report_compile,
     report_first_compile,
 )
-from support.cases import each
+from support.cases import case, case_apart
 
 
 @pytest.mark.parametrize(
@@ -59,21 +59,16 @@ class Installed:
         return None if self._origin is None else json.dumps(self._origin)
 
 
-@pytest.mark.parametrize(
-    ("origin", "words"),
-    [
-        (None, ["headwater[spark]"]),
-        ({"url": "file:///a%20b/clone", "dir_info": {"editable": True}}, ["-e", "/a b/clone[spark]"]),
-        ({"url": "file:///clone", "dir_info": {}}, ["/clone[spark]"]),
-        ({"url": "file:///w/headwater.whl", "archive_info": {}}, ["/w/headwater.whl[spark]"]),
-        (
-            {"url": "https://host/headwater", "vcs_info": {"vcs": "git", "commit_id": "1"}},
-            ["headwater[spark] @ git+https://host/headwater"],
-        ),
-    ],
+@case_apart(None, ["headwater[spark]"])
+@case_apart({"url": "file:///a%20b/clone", "dir_info": {"editable": True}}, ["-e", "/a b/clone[spark]"])
+@case_apart({"url": "file:///clone", "dir_info": {}}, ["/clone[spark]"])
+@case_apart({"url": "file:///w/headwater.whl", "archive_info": {}}, ["/w/headwater.whl[spark]"])
+@case_apart(
+    {"url": "https://host/headwater", "vcs_info": {"vcs": "git", "commit_id": "1"}},
+    ["headwater[spark] @ git+https://host/headwater"],
 )
 def test_an_extra_comes_from_where_the_package_came_from(
-    origin: dict[str, Any] | None, words: list[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any] | None, words: list[str]
 ) -> None:
     monkeypatch.setattr(Distribution, "from_name", lambda name: Installed(origin))
     assert shlex.split(install_command("spark")) == [sys.executable, "-m", "pip", "install", *words]
@@ -93,19 +88,14 @@ def test_sources_that_were_never_installed(monkeypatch: pytest.MonkeyPatch) -> N
 # What is not to be printed is escaped, once, and nothing else is.
 
 
-@each(
-    ("data", "shown"),
-    [
-        (b"fox", "fox"),
-        ("füchse 🦊".encode(), "füchse 🦊"),
-        (b"\xff\xfe\x00bin", r"\xff\xfe\x00bin"),
-        (b"a\nb\x1b[2J\x7f", r"a\nb\x1b[2J\x7f"),
-        (b"\xc3\xa4\xc3", r"ä\xc3"),
-        ("\u2028\u202e".encode(), r"\u2028\u202e"),
-        (rb"C:\new", r"C:\new"),
-        (b"", ""),
-    ],
-)
+@case(b"fox", "fox")
+@case("füchse 🦊".encode(), "füchse 🦊")
+@case(b"\xff\xfe\x00bin", r"\xff\xfe\x00bin")
+@case(b"a\nb\x1b[2J\x7f", r"a\nb\x1b[2J\x7f")
+@case(b"\xc3\xa4\xc3", r"ä\xc3")
+@case("\u2028\u202e".encode(), r"\u2028\u202e")
+@case(rb"C:\new", r"C:\new")
+@case(b"", "")
 def test_bytes(data: bytes, shown: str) -> None:
     assert escaped_bytes(data) == shown
     assert shown.isprintable()

@@ -42,7 +42,7 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnosResponse, VBucket
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import CollectionCreated, ScopeCreated, encode_event
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
-from support.cases import each
+from support.cases import case, each
 
 SESSION = Path(__file__).parents[2] / "vectors" / "captures" / "collections-7.0.5.txt"
 NOOP = DcpNoop(opaque=7).encode()
@@ -281,7 +281,6 @@ def test_drawn_values_are_what_the_message_says(message: Message) -> None:
     frame = message.to_frame()
     view = read_value(frame, message, NO_FIELDS, bytes_max=100)
     drawn: list[tuple[str, int]] = [(part.name, int(part.number or 0)) for part in view.parts]
-    assert view.fields is not None
     members = view.fields.get("failover_log", [view.fields])
     said = [(name, value) for member in members for name, value in member.items() if isinstance(value, int)]
     assert [pair for pair in said if pair in drawn] == drawn
@@ -319,15 +318,7 @@ def test_the_fields_of_a_recorded_mutation() -> None:
         "cas": 0x18E81BEFE92E0000,
         "datatype": ["JSON"],
         "frame_infos": [],
-        "extras": {
-            "seqno": 23,
-            "rev_seqno": 8,
-            "flags": 0,
-            "expiry": 0,
-            "lock_time": 0,
-            "nmeta": 0,
-            "nru": 2,
-        },
+        "extras": {"seqno": 23, "rev_seqno": 8, "flags": 0, "expiry": 0, "lock_time": 0, "nmeta": 0, "nru": 2},
         "meanings": {},
         "collection_id": 8,
         "key": "apple",
@@ -376,19 +367,13 @@ def test_compressed_values_with_attributes() -> None:
     assert (frame["value"], frame["xattrs"], frame["value_inflated_length"]) == ("{}", {"_sync": "1"}, 18)
 
 
-@pytest.mark.parametrize(
-    ("frame", "error"),
-    [
-        (Frame(magic=Magic.REQUEST, opcode=0x57, extras=bytes(31)), "Mutation must have a key (at byte 24)"),
-        (Frame(magic=Magic.REQUEST, opcode=0x79), "unknown opcode 0x79 (at byte 1)"),
-        (
-            Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0x5C, framing_extras=b"\x25"),
-            "frame info 2 claims 5 bytes (at byte 0)",
-        ),
-        (Frame(magic=Magic.REQUEST, opcode=0x57, extras=bytes(31), key=b"k", value=b"\xff", datatype=2), "not snappy"),
-        (Frame(magic=Magic.REQUEST, opcode=0x5F, extras=bytes(13), value=b"x"), "system event COLLECTION_CREATED"),
-    ],
+@case(Frame(magic=Magic.REQUEST, opcode=0x57, extras=bytes(31)), "Mutation must have a key (at byte 24)")
+@case(Frame(magic=Magic.REQUEST, opcode=0x79), "unknown opcode 0x79 (at byte 1)")
+@case(
+    Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0x5C, framing_extras=b"\x25"), "frame info 2 claims 5 bytes (at byte 0)"
 )
+@case(Frame(magic=Magic.REQUEST, opcode=0x57, extras=bytes(31), key=b"k", value=b"\xff", datatype=2), "not snappy")
+@case(Frame(magic=Magic.REQUEST, opcode=0x5F, extras=bytes(13), value=b"x"), "system event COLLECTION_CREATED")
 def test_a_malformed_message_is_still_a_frame(frame: Frame, error: str) -> None:
     (printed,) = as_json(frame.encode(), exit_code=1)
     assert error in printed["error"]
@@ -398,15 +383,10 @@ def test_a_malformed_message_is_still_a_frame(frame: Frame, error: str) -> None:
     assert result.stderr.startswith("Error: frame #1, byte 0: ")
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        Frame(magic=Magic.REQUEST, opcode=Opcode.SET_WITH_META, extras=bytes(24), key=b"k", value=b"v"),
-        Frame(magic=Magic.SERVER_RESPONSE, opcode=1),
-        Frame(magic=Magic.SERVER_REQUEST, opcode=2, value=b"{}"),
-        ErrorResponse(opcode=Opcode.DCP_OPEN, status=Status.EINVAL, value=b"{}").to_frame(),
-    ],
-)
+@case(Frame(magic=Magic.REQUEST, opcode=Opcode.SET_WITH_META, extras=bytes(24), key=b"k", value=b"v"))
+@case(Frame(magic=Magic.SERVER_RESPONSE, opcode=1))
+@case(Frame(magic=Magic.SERVER_REQUEST, opcode=2, value=b"{}"))
+@case(ErrorResponse(opcode=Opcode.DCP_OPEN, status=Status.EINVAL, value=b"{}").to_frame())
 def test_a_named_opcode_without_a_message_is_no_error(frame: Frame) -> None:
     (printed,) = as_json(frame.encode())
     assert "error" not in printed
@@ -465,17 +445,12 @@ def test_a_packet_capture_names_connection_direction_and_packet(tmp_path: Path) 
     assert result.stderr.count("\n") == 1
 
 
-@each(
-    ("stdin", "said"),
-    [
-        (
-            NOOP + NOOP[:10],
-            "the bytes end 10 bytes into a frame (at byte 24). Send the rest of the bytes, or check that the capture",
-        ),
-        (NOOP + b"GET /", "0x47 is not a magic byte (at byte 24). Cut what stands before the next frame"),
-        (f"{NOOP.hex()}\nhello\n".encode(), "line 2 is neither whole bytes in hex nor an annotation: 'hello'"),
-    ],
+@case(
+    NOOP + NOOP[:10],
+    "the bytes end 10 bytes into a frame (at byte 24). Send the rest of the bytes, or check that the capture",
 )
+@case(NOOP + b"GET /", "0x47 is not a magic byte (at byte 24). Cut what stands before the next frame")
+@case(f"{NOOP.hex()}\nhello\n".encode(), "line 2 is neither whole bytes in hex nor an annotation: 'hello'")
 def test_what_stands_before_a_fault_is_printed(stdin: bytes, said: str) -> None:
     result = run("-", "--json", stdin=stdin)
     assert (result.exit_code, len(result.stdout.splitlines())) == (1, 1)

@@ -26,6 +26,7 @@ from headwater.lake.lake import LakeSettings
 from headwater.lake.set_aside import SetAside
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
 from headwater.landing.loop import LandedBatch, LandingStatus
+from support.cases import case_apart
 
 LAKE: Any = object()
 STATUS = LandingStatus(
@@ -194,14 +195,9 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[LakeSettings]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("arguments", "columns", "infer"),
-    [
-        ((), {}, True),
-        (("--no-columns", "--columns", "a.b=n INT"), {"a.b": TypedColumns.from_ddl("n INT")}, False),
-        (("--columns", "infer", "--columns", "a.b=none"), {"*": ColumnMode.INFER, "a.b": ColumnMode.NONE}, True),
-    ],
-)
+@case_apart((), {}, True)
+@case_apart(("--no-columns", "--columns", "a.b=n INT"), {"a.b": TypedColumns.from_ddl("n INT")}, False)
+@case_apart(("--columns", "infer", "--columns", "a.b=none"), {"*": ColumnMode.INFER, "a.b": ColumnMode.NONE}, True)
 def test_columns(
     prepared: list[LakeSettings], arguments: tuple[str, ...], columns: dict[str, Any], infer: bool
 ) -> None:
@@ -231,13 +227,8 @@ def test_columns_that_documents_are_clustered_by(prepared: list[LakeSettings]) -
     assert len(prepared) == 1
 
 
-@pytest.mark.parametrize(
-    ("columns", "read"),
-    [
-        ("n INT", {"*": TypedColumns.from_ddl("n INT")}),
-        ({"a.b": "infer", "*": "none"}, {"a.b": ColumnMode.INFER, "*": ColumnMode.NONE}),
-    ],
-)
+@case_apart("n INT", {"*": TypedColumns.from_ddl("n INT")})
+@case_apart({"a.b": "infer", "*": "none"}, {"a.b": ColumnMode.INFER, "*": ColumnMode.NONE})
 def test_columns_from_python(monkeypatch: pytest.MonkeyPatch, columns: Any, read: dict[str, Any]) -> None:
     monkeypatch.setattr(land_module.Landing, "start", lambda landing, runner, **_: landing)
     landing: Any = headwater.spark.land(

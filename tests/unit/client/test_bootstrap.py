@@ -34,6 +34,7 @@ from headwater.errors import (
 )
 from headwater.protocol.messages.session import GetClusterConfig, Noop, SelectBucket
 from headwater.protocol.status import Status
+from support.cases import case_apart
 from support.fake_servers import (
     PASSWORD,
     USER,
@@ -126,21 +127,15 @@ def test_the_first_host_that_answers_is_taken(hosts: ExitStack) -> None:
     assert bootstrap(settings([second, first])).asked == second
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        None,
-        hanging_up,
-        saying(b"nonsense"),
-        saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-        answering(without_bucket),
-        refusing(Status.ETMPFAIL),
-        refusing(Status.EACCESS),
-        answering(lambda: Peer(config=b"{}")),
-        answering(lambda: Peer(config=config(rows=[]))),
-    ],
-    ids=["down", "hangs up", "nonsense", "http", "no bucket", "busy", "no access", "no config", "being made"],
-)
+@case_apart(None, id="down")
+@case_apart(hanging_up, id="hangs up")
+@case_apart(saying(b"nonsense"), id="nonsense")
+@case_apart(saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), id="http")
+@case_apart(answering(without_bucket), id="no bucket")
+@case_apart(refusing(Status.ETMPFAIL), id="busy")
+@case_apart(refusing(Status.EACCESS), id="no access")
+@case_apart(answering(lambda: Peer(config=b"{}")), id="no config")
+@case_apart(answering(lambda: Peer(config=config(rows=[]))), id="being made")
 def test_a_host_that_will_not_do_is_skipped(hosts: ExitStack, bad: Talk | None) -> None:
     addresses = serve(hosts, bad, answering(good), bad)
     found = bootstrap(settings(addresses))
@@ -177,20 +172,14 @@ def test_the_network_over_the_key_value_protocol(hosts: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("talk", "kind", "words"),
-    [
-        (answering(without_bucket), UnknownBucket, "there is no bucket 'travel'"),
-        (refusing(Status.EACCESS), AccessDenied, "may not use it"),
-        (refusing(Status.ETMPFAIL), TemporaryFailure, "ETMPFAIL"),
-        (saying(b"nonsense"), BadMagic, "not a magic byte"),
-        (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), WrongProtocol, "answers with HTTP"),
-        (answering(lambda: Peer(config=b"[]")), MalformedJson, "not an object"),
-    ],
-    ids=["no bucket", "no access", "busy", "nonsense", "http", "no config"],
-)
+@case_apart(answering(without_bucket), UnknownBucket, "there is no bucket 'travel'", id="no bucket")
+@case_apart(refusing(Status.EACCESS), AccessDenied, "may not use it", id="no access")
+@case_apart(refusing(Status.ETMPFAIL), TemporaryFailure, "ETMPFAIL", id="busy")
+@case_apart(saying(b"nonsense"), BadMagic, "not a magic byte", id="nonsense")
+@case_apart(saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), WrongProtocol, "answers with HTTP", id="http")
+@case_apart(answering(lambda: Peer(config=b"[]")), MalformedJson, "not an object", id="no config")
 def test_what_one_host_says_is_not_hidden_by_others_that_are_down(
-    hosts: ExitStack, talk: Talk, kind: type[HeadwaterError], words: str, place: int
+    hosts: ExitStack, place: int, talk: Talk, kind: type[HeadwaterError], words: str
 ) -> None:
     talks: list[Talk | None] = [None, None]
     talks.insert(place, talk)

@@ -35,7 +35,7 @@ from headwater.errors import (
     UnknownBucket,
     WrongProtocol,
 )
-from support.cases import each
+from support.cases import case, case_apart, each
 from support.fake_servers import answering_http, down, dripping, hanging_up, http_answer, saying, serving, silent
 from support.machine import self_signed
 from support.node_process import PASSWORD, USER
@@ -103,17 +103,12 @@ def chunked(*parts: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
 
 
-@pytest.mark.parametrize(
-    "stream",
-    [
-        chunked(BODY, b"\n\n\n\n"),
-        chunked(BODY + b"\n\n", b"\n\n{}\n\n\n\n"),
-        chunked(*(BODY[at : at + 7] for at in range(0, len(BODY), 7)), b"\n", b"\n", b"\n", b"\n"),
-        b"HTTP/1.0 200 OK\r\n\r\n" + BODY + b"\n\n\n\n" + b"\n\n\n\n",
-        http_answer(BODY + b"\n\n\n\n"),
-        http_answer(BODY),
-    ],
-)
+@case(chunked(BODY, b"\n\n\n\n"))
+@case(chunked(BODY + b"\n\n", b"\n\n{}\n\n\n\n"))
+@case(chunked(*(BODY[at : at + 7] for at in range(0, len(BODY), 7)), b"\n", b"\n", b"\n", b"\n"))
+@case(b"HTTP/1.0 200 OK\r\n\r\n" + BODY + b"\n\n\n\n" + b"\n\n\n\n")
+@case(http_answer(BODY + b"\n\n\n\n"))
+@case(http_answer(BODY))
 def test_the_first_config_of_a_stream_for_servers_that_have_nothing_else(stream: bytes) -> None:
     """The stream stays open: what is awaited is a config, and not the end."""
     requests: list[str] = []
@@ -127,18 +122,13 @@ def test_an_answer_that_ends_with_the_connection() -> None:
         assert fetch(address).version == (0, 7)
 
 
-@pytest.mark.parametrize(
-    ("asked", "query", "first"),
-    [
-        (Address("127.0.0.1", 8091), "", Address("127.0.0.1", 11210)),
-        (Address("public1", 31091), "", Address("public0", 30210)),
-        (Address("public0", 8091), "", Address("public0", 11210)),
-        (Address("127.0.0.1", 8091), "&network=external", Address("public0", 30210)),
-        (Address("public1", 31091), "&network=default", Address("public1", 11210)),
-    ],
-)
-def test_the_network_is_told_by_the_port_of_the_manager(
-    asked: Address, query: str, first: Address, monkeypatch: pytest.MonkeyPatch
+@case_apart(Address("127.0.0.1", 8091), "", Address("127.0.0.1", 11210))
+@case_apart(Address("public1", 31091), "", Address("public0", 30210))
+@case_apart(Address("public0", 8091), "", Address("public0", 11210))
+@case_apart(Address("127.0.0.1", 8091), "&network=external", Address("public0", 30210))
+@case_apart(Address("public1", 31091), "&network=default", Address("public1", 11210))
+def test_the_managers_port_names_the_network(
+    monkeypatch: pytest.MonkeyPatch, asked: Address, query: str, first: Address
 ) -> None:
     """The names lead nowhere, so a client that asks them is led to a server here."""
     with serving(answering_http({TERSE: http_answer(BODY)}, [])) as address:
@@ -197,20 +187,15 @@ def encrypted_body() -> bytes:
     return json.dumps({**CONFIG, "nodesExt": nodes}).encode()
 
 
-@each(
-    ("status", "kind", "words"),
-    [
-        (401, AuthenticationFailed, "the user or the password is wrong"),
-        (403, AccessDenied, "may not use bucket 'travel'"),
-        (404, UnknownBucket, "no bucket 'travel'"),
-        (429, TemporaryFailure, "429"),
-        (503, TemporaryFailure, "503"),
-        (400, RemoteProtocolError, "HTTP status 400"),
-        (301, RemoteProtocolError, "HTTP status 301"),
-        (204, RemoteProtocolError, "HTTP status 204"),
-        (500, RemoteProtocolError, "HTTP status 500"),
-    ],
-)
+@case(401, AuthenticationFailed, "the user or the password is wrong")
+@case(403, AccessDenied, "may not use bucket 'travel'")
+@case(404, UnknownBucket, "no bucket 'travel'")
+@case(429, TemporaryFailure, "429")
+@case(503, TemporaryFailure, "503")
+@case(400, RemoteProtocolError, "HTTP status 400")
+@case(301, RemoteProtocolError, "HTTP status 301")
+@case(204, RemoteProtocolError, "HTTP status 204")
+@case(500, RemoteProtocolError, "HTTP status 500")
 def test_refusals(status: int, kind: type[HeadwaterError], words: str) -> None:
     with serving(answering_http({TERSE: http_answer(b"", status=status)}, [])) as address:
         error = failure(address)
@@ -232,27 +217,20 @@ def test_a_host_that_is_down() -> None:
     assert str(address) in error.reason
 
 
-@each(
-    ("talk", "kind"),
-    [
-        (silent, NoAnswer),
-        (dripping(b"HTTP/1.1 200 OK\r\nX: ", every_s=0.02), NoAnswer),
-        (hanging_up, ConnectionClosed),
-        (saying(b""), ConnectionClosed),
-        (saying(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"), ConnectionClosed),
-        (saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"), ConnectionClosed),
-        (saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{"), WrongProtocol),
-        (saying(b"\x81\x1f" + bytes(22)), WrongProtocol),
-        (saying(b"SSH-2.0-OpenSSH_9.2\r\n"), WrongProtocol),
-        (saying(b"HTTP/1.1 abc OK\r\n\r\n"), WrongProtocol),
-        (saying(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 10_000), WrongProtocol),
-        (saying(b"HTTP/1.1 200 " + b"O" * 100_000), WrongProtocol),
-        (saying(b"\x15\x03\x01\x00\x02\x02\x46"), TlsFailed),
-    ],
-)
-def test_servers_that_are_no_cluster_managers(
-    talk: Callable[[socket.socket], None], kind: type[HeadwaterError]
-) -> None:
+@case(silent, NoAnswer)
+@case(dripping(b"HTTP/1.1 200 OK\r\nX: ", every_s=0.02), NoAnswer)
+@case(hanging_up, ConnectionClosed)
+@case(saying(b""), ConnectionClosed)
+@case(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"), ConnectionClosed)
+@case(saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"), ConnectionClosed)
+@case(saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{"), WrongProtocol)
+@case(saying(b"\x81\x1f" + bytes(22)), WrongProtocol)
+@case(saying(b"SSH-2.0-OpenSSH_9.2\r\n"), WrongProtocol)
+@case(saying(b"HTTP/1.1 abc OK\r\n\r\n"), WrongProtocol)
+@case(saying(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 10_000), WrongProtocol)
+@case(saying(b"HTTP/1.1 200 " + b"O" * 100_000), WrongProtocol)
+@case(saying(b"\x15\x03\x01\x00\x02\x02\x46"), TlsFailed)
+def test_servers_that_are_no_managers(talk: Callable[[socket.socket], None], kind: type[HeadwaterError]) -> None:
     with serving(talk) as address:
         error = failure(address, timeouts=QUICK)
     assert type(error) is kind

@@ -42,7 +42,7 @@ from headwater.protocol.messages.session import (
 from headwater.protocol.sasl import Mechanism, encode_nonce
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
-from support.cases import each
+from support.cases import case, case_apart, each
 from support.fake_servers import ASKED, CONFIG, PASSWORD, USER, Peer, ok, refused
 
 
@@ -238,15 +238,10 @@ def test_a_password_is_not_sent_in_clear_where_others_can_listen() -> None:
     assert "SASL_AUTH" not in opcodes(peer)
 
 
-@each(
-    ("options", "status", "kind", "words"),
-    [
-        ({"bucket": "travle"}, None, UnknownBucket, "there is no bucket 'travle'"),
-        ({}, Status.EACCESS, AccessDenied, "give the user a role"),
-        ({"credentials": None}, Status.EACCESS, AccessDenied, "no user has logged in"),
-        ({"bucket_was_seen": True}, Status.KEY_ENOENT, BucketNotReady, "is not there at the moment"),
-    ],
-)
+@case({"bucket": "travle"}, None, UnknownBucket, "there is no bucket 'travle'")
+@case({}, Status.EACCESS, AccessDenied, "give the user a role")
+@case({"credentials": None}, Status.EACCESS, AccessDenied, "no user has logged in")
+@case({"bucket_was_seen": True}, Status.KEY_ENOENT, BucketNotReady, "is not there at the moment")
 def test_a_bucket_that_is_refused(
     options: dict[str, Any], status: Status | None, kind: type[StatusError], words: str
 ) -> None:
@@ -285,20 +280,15 @@ def test_a_false_server_cannot_make_up_the_signature() -> None:
 # --- nonsense -----------------------------------------------------------------------------------------------------
 
 
-@each(
-    ("data", "kind", "hint"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", WrongProtocol, "bootstrap=http"),
-        (b"H", WrongProtocol, "bootstrap=http"),
-        (b"\x15\x03\x01\x00\x02\x02\x46", TlsFailed, "couchbases://"),
-        (b"\x15", TlsFailed, "couchbases://"),
-        (b"\x16\x03\x03", TlsFailed, "couchbases://"),
-        (b"\x15\x04", BadMagic, "key-value protocol"),
-        (b"HELO", BadMagic, "key-value protocol"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", BadMagic, "key-value protocol"),
-        (b"\x00", BadMagic, "key-value protocol"),
-    ],
-)
+@case(b"HTTP/1.1 400 Bad Request\r\n\r\n", WrongProtocol, "bootstrap=http")
+@case(b"H", WrongProtocol, "bootstrap=http")
+@case(b"\x15\x03\x01\x00\x02\x02\x46", TlsFailed, "couchbases://")
+@case(b"\x15", TlsFailed, "couchbases://")
+@case(b"\x16\x03\x03", TlsFailed, "couchbases://")
+@case(b"\x15\x04", BadMagic, "key-value protocol")
+@case(b"HELO", BadMagic, "key-value protocol")
+@case(b"SSH-2.0-OpenSSH_9.2\r\n", BadMagic, "key-value protocol")
+@case(b"\x00", BadMagic, "key-value protocol")
 def test_bytes_that_are_no_frames(data: bytes, kind: type[HeadwaterError], hint: str) -> None:
     client = handshake()
     with pytest.raises(HeadwaterError) as raised:
@@ -325,16 +315,10 @@ def test_an_answer_that_is_too_large() -> None:
         client.receive_data(b"\x81\x1f" + bytes(6) + b"\x7f\xff\xff\xff" + bytes(12))
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda request: ok(Noop(opaque=request.opaque)),
-        lambda request: HelloResponse(opaque=request.opaque + 1),
-        lambda request: Noop(opaque=request.opaque),
-        lambda request: ClustermapChangeNotification(epoch=1, revision=1),
-    ],
-    ids=["another opcode", "another opaque", "a request", "a notification"],
-)
+@case_apart(lambda request: ok(Noop(opaque=request.opaque)), id="another opcode")
+@case_apart(lambda request: HelloResponse(opaque=request.opaque + 1), id="another opaque")
+@case_apart(lambda request: Noop(opaque=request.opaque), id="a request")
+@case_apart(lambda request: ClustermapChangeNotification(epoch=1, revision=1), id="a notification")
 def test_an_answer_to_something_else(answer: Callable[[Request], Response | Request]) -> None:
     peer = Peer()
     peer.replace[Hello] = answer

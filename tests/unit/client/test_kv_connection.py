@@ -50,7 +50,7 @@ from headwater.protocol.messages.session import (
 )
 from headwater.protocol.sasl import Credentials, Mechanism
 from headwater.protocol.status import Status
-from support.cases import each
+from support.cases import case, each
 from support.fake_servers import (
     CONFIG,
     PASSWORD,
@@ -107,15 +107,10 @@ def test_a_connection_that_is_ready(mechanism: Mechanism | None) -> None:
         assert connection.sock.gettimeout() == PATIENT.answer_s
 
 
-@pytest.mark.parametrize(
-    ("tls", "is_loopback", "mechanism", "is_sent"),
-    [
-        (None, False, None, False),
-        (None, False, "PLAIN", True),
-        (None, True, None, True),
-        (TlsSettings(), False, None, True),
-    ],
-)
+@case(None, False, None, False)
+@case(None, False, "PLAIN", True)
+@case(None, True, None, True)
+@case(TlsSettings(), False, None, True)
 def test_where_a_password_may_be_sent_in_clear(
     tls: TlsSettings | None, is_loopback: bool, mechanism: str | None, is_sent: bool
 ) -> None:
@@ -178,16 +173,11 @@ def replying(reply: Callable[[Request], bytes]) -> Callable[[socket.socket], Non
     return talk
 
 
-@pytest.mark.parametrize(
-    ("reply", "kind", "reason"),
-    [
-        (lambda request: ok(Get(key=b"k")).encode(), UnexpectedMessage, "GET, where the answer to Noop was due"),
-        (lambda request: ok(Noop(opaque=8)).encode(), UnexpectedMessage, "NOOP, where"),
-        (lambda request: ok(request).encode()[:20], ConnectionClosed, "has closed the connection"),
-        (lambda request: b"nonsense", BadMagic, "not a magic byte"),
-        (lambda request: refused(request, Status.NOT_MY_VBUCKET).encode(), NotMyVBucket, "refused Noop"),
-    ],
-)
+@case(lambda request: ok(Get(key=b"k")).encode(), UnexpectedMessage, "GET, where the answer to Noop was due")
+@case(lambda request: ok(Noop(opaque=8)).encode(), UnexpectedMessage, "NOOP, where")
+@case(lambda request: ok(request).encode()[:20], ConnectionClosed, "has closed the connection")
+@case(lambda request: b"nonsense", BadMagic, "not a magic byte")
+@case(lambda request: refused(request, Status.NOT_MY_VBUCKET).encode(), NotMyVBucket, "refused Noop")
 def test_answers_that_are_none(reply: Callable[[Request], bytes], kind: type[HeadwaterError], reason: str) -> None:
     with serving(replying(reply)) as address, connect(address) as connection:
         with pytest.raises(HeadwaterError) as raised:
@@ -232,19 +222,14 @@ def test_answers_before_the_end_are_handed_out() -> None:
         asyncio.run(ask(address))
 
 
-@each(
-    ("talk", "options", "kind", "reason", "hint"),
-    [
-        (answering(Peer), {"password": "wrong"}, AuthenticationFailed, "the user or the password is wrong", ""),
-        (answering(Peer), {"bucket": "travle"}, UnknownBucket, "there is no bucket 'travle'", ""),
-        (silent, {"timeouts": QUICK}, NoAnswer, "{address} has not answered for 0.2 seconds", ""),
-        # The handshake as a whole has its time.
-        (dripping(b"\x81" + bytes(1000), every_s=0.02), {"timeouts": QUICK}, NoAnswer, "has not answered", ""),
-        (hanging_up, {}, ConnectionClosed, "when Hello was to be answered", "TLS on both ends or on neither"),
-        (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), {}, WrongProtocol, "answers with HTTP", "?bootstrap=http"),
-        (None, {}, HostUnreachable, "{address} can't be reached: Connection refused", ""),
-    ],
-)
+@case(answering(Peer), {"password": "wrong"}, AuthenticationFailed, "the user or the password is wrong", "")
+@case(answering(Peer), {"bucket": "travle"}, UnknownBucket, "there is no bucket 'travle'", "")
+@case(silent, {"timeouts": QUICK}, NoAnswer, "{address} has not answered for 0.2 seconds", "")
+# The handshake as a whole has its time.
+@case(dripping(b"\x81" + bytes(1000), every_s=0.02), {"timeouts": QUICK}, NoAnswer, "has not answered", "")
+@case(hanging_up, {}, ConnectionClosed, "when Hello was to be answered", "TLS on both ends or on neither")
+@case(saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), {}, WrongProtocol, "answers with HTTP", "?bootstrap=http")
+@case(None, {}, HostUnreachable, "{address} can't be reached: Connection refused", "")
 def test_servers_that_will_not_do(
     talk: Talk | None, options: dict[str, Any], kind: type[HeadwaterError], reason: str, hint: str
 ) -> None:
@@ -454,20 +439,14 @@ class Seen(AsyncKvConnection):
         self.made.append(self)
 
 
-def test_an_answer_to_one_that_is_just_being_cancelled() -> None:
+async def test_an_answer_to_one_that_is_just_being_cancelled() -> None:
     """Between a cancellation and what it does there is a turn of the loop, in which data may come."""
-
-    async def story() -> None:
-        with serving(silent) as address:
-            opening = asyncio.create_task(
-                Seen.open(address, Login(credentials=Credentials(USER, PASSWORD), bucket=None))
-            )
-            while not Seen.made or not Seen.made[0].is_usable:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.05)
-            opening.cancel()
-            Seen.made[0].data_received(HelloResponse().encode())
-            with pytest.raises(asyncio.CancelledError):
-                await opening
-
-    asyncio.run(story())
+    with serving(silent) as address:
+        opening = asyncio.create_task(Seen.open(address, Login(credentials=Credentials(USER, PASSWORD), bucket=None)))
+        while not Seen.made or not Seen.made[0].is_usable:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        opening.cancel()
+        Seen.made[0].data_received(HelloResponse().encode())
+        with pytest.raises(asyncio.CancelledError):
+            await opening

@@ -33,6 +33,7 @@ from headwater.protocol.messages.dcp_streams import BufferAck, DcpNoop, Open, Op
 from headwater.protocol.messages.session import ClustermapChangeNotification, GetClusterConfig, Hello, HelloResponse
 from headwater.protocol.numbers import CollectionId, Seqno
 from headwater.protocol.status import Status
+from support.cases import case
 
 BUFFER_BYTES = 1000
 
@@ -160,14 +161,9 @@ def test_an_answer_comes_with_its_request() -> None:
     assert (event.request.opaque, event.answer.opaque) == (opaque, opaque)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        PlainResponse(opcode=Opcode.GET_CLUSTER_CONFIG, opaque=77).encode(),
-        PlainResponse(opcode=Opcode.DCP_NOOP, opaque=5).encode(),
-        mutation(2) + mutation(2),
-    ],
-)
+@case(PlainResponse(opcode=Opcode.GET_CLUSTER_CONFIG, opaque=77).encode())
+@case(PlainResponse(opcode=Opcode.DCP_NOOP, opaque=5).encode())
+@case(mutation(2) + mutation(2))
 def test_what_no_server_should_say(data: bytes) -> None:
     talk = Talk().make_ready()
     while talk.link.send_request(GetClusterConfig()) < 5:

@@ -44,7 +44,7 @@ from headwater.protocol.numbers import SEQNO_MAX, CollectionId, Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import StreamRequestValue
-from support.cases import each
+from support.cases import case
 
 OLD = FailoverLog.start(Vbuuid(1))
 
@@ -265,19 +265,12 @@ def test_every_known_reason_has_its_row() -> None:
     assert set(AFTER_END) == set(StreamEndReason)
 
 
-@pytest.mark.parametrize(
-    ("reason", "end", "is_done"),
-    [
-        (StreamEndReason.OK, 50, True),
-        (StreamEndReason.OK, SEQNO_MAX, False),
-        (StreamEndReason.FILTER_EMPTY, SEQNO_MAX, True),
-        (StreamEndReason.STATE_CHANGED, 50, False),
-        (StreamEndReason.STATE_CHANGED, 3, False),
-    ],
-)
-def test_what_is_held_is_passed_on_at_the_end_of_all_and_only_then(
-    reason: StreamEndReason, end: int, is_done: bool
-) -> None:
+@case(StreamEndReason.OK, 50, True)
+@case(StreamEndReason.OK, SEQNO_MAX, False)
+@case(StreamEndReason.FILTER_EMPTY, SEQNO_MAX, True)
+@case(StreamEndReason.STATE_CHANGED, 50, False)
+@case(StreamEndReason.STATE_CHANGED, 3, False)
+def test_held_changes_are_passed_on_only_at_the_end_of_all(reason: StreamEndReason, end: int, is_done: bool) -> None:
     """What is left of the snapshot is hidden from us, and its end is the place. A stream that breaks off inside of a
     snapshot is asked for again, also if the end that was wanted has come."""
     stream = accepted()
@@ -380,11 +373,7 @@ def at(vbuuid: Vbuuid, seqno: int, start: int | None = None) -> StreamOffset:
 
 
 def resumed(
-    asked: StreamOffset,
-    demanded: int,
-    server: FailoverLog,
-    boundaries: list[int],
-    own: FailoverLog | None = None,
+    asked: StreamOffset, demanded: int, server: FailoverLog, boundaries: list[int], own: FailoverLog | None = None
 ) -> StreamOffset:
     return resume_point(
         asked,
@@ -402,25 +391,20 @@ OWN_60, OWN_30 = log((OLD_BRANCH, 60), (OLDEST, 0)), log((OLD_BRANCH, 30), (OLDE
 PARTED_45 = log((NEW, 45), (OLDEST, 0))
 
 
-@each(
-    ("asked", "demanded", "server", "boundaries", "own", "point"),
-    [
-        # The last complete snapshot before the demanded seqno, or a boundary that is this seqno itself.
-        (at(OLD_BRANCH, 100), 55, SERVER, [0, 30, 50, 80, 100], None, at(OLD_BRANCH, 50)),
-        (at(OLD_BRANCH, 100), 55, SERVER, [0, 55, 100], None, at(OLD_BRANCH, 55)),
-        # The demanded seqno lies inside a snapshot: versions before it were never seen.
-        (at(OLD_BRANCH, 100), 55, SERVER, [0, 100], None, StreamOffset()),
-        # Deletions have been purged: what is held can't be trusted at any seqno.
-        (at(NEW, 100), 0, SERVER, [0, 30, 100], None, StreamOffset()),
-        # A branch that the server does not know is traced back to one that both know, which either may have left first.
-        (at(OLD_BRANCH, 100), 0, PARTED_45, [0, 20, 40, 70, 100], OWN_60, at(OLDEST, 40)),
-        (at(OLD_BRANCH, 100), 0, PARTED_45, [0, 20, 40, 100], OWN_30, at(OLDEST, 20)),
-        # Nothing in common.
-        (at(OLD_BRANCH, 100), 0, log((NEW, 0)), [0, 50, 100], None, StreamOffset()),
-        (at(OLD_BRANCH, 100), 0, log((NEW, 0)), [0, 50, 100], log((OLD_BRANCH, 0)), StreamOffset()),
-        (at(OLD_BRANCH, 100), 0, log((NEW, 0)), [0, 50, 100], log((OLD_BRANCH, 7), (OTHER, 0)), StreamOffset()),
-    ],
-)
+# The last complete snapshot before the demanded seqno, or a boundary that is this seqno itself.
+@case(at(OLD_BRANCH, 100), 55, SERVER, [0, 30, 50, 80, 100], None, at(OLD_BRANCH, 50))
+@case(at(OLD_BRANCH, 100), 55, SERVER, [0, 55, 100], None, at(OLD_BRANCH, 55))
+# The demanded seqno lies inside a snapshot: versions before it were never seen.
+@case(at(OLD_BRANCH, 100), 55, SERVER, [0, 100], None, StreamOffset())
+# Deletions have been purged: what is held can't be trusted at any seqno.
+@case(at(NEW, 100), 0, SERVER, [0, 30, 100], None, StreamOffset())
+# A branch that the server does not know is traced back to one that both know, which either may have left first.
+@case(at(OLD_BRANCH, 100), 0, PARTED_45, [0, 20, 40, 70, 100], OWN_60, at(OLDEST, 40))
+@case(at(OLD_BRANCH, 100), 0, PARTED_45, [0, 20, 40, 100], OWN_30, at(OLDEST, 20))
+# Nothing in common.
+@case(at(OLD_BRANCH, 100), 0, log((NEW, 0)), [0, 50, 100], None, StreamOffset())
+@case(at(OLD_BRANCH, 100), 0, log((NEW, 0)), [0, 50, 100], log((OLD_BRANCH, 0)), StreamOffset())
+@case(at(OLD_BRANCH, 100), 0, log((NEW, 0)), [0, 50, 100], log((OLD_BRANCH, 7), (OTHER, 0)), StreamOffset())
 def test_the_point_to_resume_from(
     asked: StreamOffset,
     demanded: int,

@@ -13,17 +13,7 @@ import headwater
 from headwater.kernels import machine_code
 from headwater.kernels.compiling import compiled_object
 from headwater.kernels.machine_code import KERNEL_MODULES, KERNELS, Kernel, compile_kernels
-from headwater.kernels.memory import (
-    AnyBytes,
-    Bools,
-    Column,
-    Int64Rows,
-    Int64s,
-    UInt32,
-    UInt64,
-    kernel,
-    read_only,
-)
+from headwater.kernels.memory import AnyBytes, Bools, Column, Int64Rows, Int64s, UInt32, UInt64, kernel, read_only
 
 
 def test_the_list_of_modules_has_every_one_with_a_kernel() -> None:

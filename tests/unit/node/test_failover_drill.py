@@ -22,6 +22,7 @@ from headwater.protocol.messages.dcp_streams import (
 from headwater.protocol.messages.documents import Get, GetLocked, Set
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId
 from headwater.protocol.status import Status
+from support.cases import case_apart
 from support.kv_harness import WITH_COLLECTIONS, Client, Node
 
 VBUCKET = VBucketId(2)
@@ -53,7 +54,6 @@ def test_collections_made_since_are_told_again(node: Node) -> None:
     assert (rolled.to_seqno, rolled.high_seqno_before) == (2, 5)
     assert history(node) == [(1, "a"), (2, "early"), (3, "late")]
     facts = node.bucket.vbuckets.facts[VBUCKET]
-    assert facts is not None
     assert (facts.failover_log.newest.vbuuid, facts.failover_log.newest.seqno) == (rolled.vbuuid, 2)
 
 
@@ -82,7 +82,6 @@ def test_a_consumer_that_could_not_be_told_in_time_is_told_later(node: Node, cli
     consumer.succeed(Control(key=b"connection_buffer_size", value=b"100"))
     consumer.succeed(StreamRequest(vbucket=VBUCKET))
     connection = consumer.session.dcp
-    assert connection is not None
     connection.produce(1_000_000)
     assert not connection.window.is_open
     roll_back_vbucket(node.bucket_service, VBUCKET, Seqno(1))
@@ -105,15 +104,10 @@ def test_locks_of_the_vbucket_are_gone(node: Node, client: Client) -> None:
     assert client.refused(Set(vbucket=VBucketId(3), key=b"a", value=b"2")) == Status.LOCKED
 
 
-@pytest.mark.parametrize(
-    ("vbucket", "seqno", "words"),
-    [
-        (8, 0, "no vbucket 8"),
-        (0xFFFF, 0, "no vbucket 65535"),
-        (2, 1, "beyond the high seqno 0"),
-        (5, 0, "5 is replica"),
-    ],
-)
+@case_apart(8, 0, "no vbucket 8")
+@case_apart(0xFFFF, 0, "no vbucket 65535")
+@case_apart(2, 1, "beyond the high seqno 0")
+@case_apart(5, 0, "5 is replica")
 def test_what_can_not_be_rolled_back(node: Node, vbucket: int, seqno: int, words: str) -> None:
     node.bucket.set_vbucket_state(5, VBucketState.REPLICA)
     with pytest.raises(InvalidInput, match=words):

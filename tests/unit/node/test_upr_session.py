@@ -75,7 +75,6 @@ class World:
     @property
     def branch(self) -> tuple[int, int]:
         facts = self.bucket.vbuckets.facts[VBUCKET]
-        assert facts is not None
         return facts.failover_log.newest.vbuuid, facts.failover_log.newest.seqno
 
 

@@ -22,7 +22,7 @@ from headwater.protocol.system_events import (
     ScopeCreated,
     ScopeDropped,
 )
-from support.cases import each
+from support.cases import case, each
 
 GARDEN = (
     Manifest()
@@ -95,19 +95,14 @@ def test_the_default_collection_can_be_dropped_and_does_not_come_back() -> None:
         without.with_collection("_default", "_default")
 
 
-@each(
-    "change",
-    [
-        lambda: GARDEN.with_scope("garden"),
-        lambda: GARDEN.with_scope("_default"),
-        lambda: GARDEN.with_collection("garden", "fruit"),
-        lambda: GARDEN.with_collection("nowhere", "fruit"),
-        lambda: GARDEN.without_scope("nowhere"),
-        lambda: GARDEN.without_scope("_default"),
-        lambda: GARDEN.without_collection("garden", "nuts"),
-        lambda: GARDEN.without_collection("nowhere", "fruit"),
-    ],
-)
+@case(lambda: GARDEN.with_scope("garden"))
+@case(lambda: GARDEN.with_scope("_default"))
+@case(lambda: GARDEN.with_collection("garden", "fruit"))
+@case(lambda: GARDEN.with_collection("nowhere", "fruit"))
+@case(lambda: GARDEN.without_scope("nowhere"))
+@case(lambda: GARDEN.without_scope("_default"))
+@case(lambda: GARDEN.without_collection("garden", "nuts"))
+@case(lambda: GARDEN.without_collection("nowhere", "fruit"))
 def test_changes_that_are_not_possible(change: Any) -> None:
     with pytest.raises(LocalProtocolError):
         change()
@@ -182,7 +177,6 @@ def test_both_names_of_the_longest_life(ttl: int) -> None:
     for name in ("maxTTL", "max_ttl"):
         decoded = Manifest.decode(encoded(fruit={name: ttl}))
         fruit = decoded.find("_default", "fruit")
-        assert fruit is not None
         assert fruit.max_ttl_s == ttl
 
 
@@ -203,64 +197,59 @@ def test_what_is_good_is_good() -> None:
     assert Manifest.decode(encoded(scopes=[DEFAULT_SCOPE, system])).find("_system", "_mobile") is not None
 
 
-@each(
-    "data",
-    [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b'"text"',
-        b"{}",
-        b"\xff",
-        b"[" * 100_000,
-        encoded(uid=None),
-        encoded(uid=1),
-        encoded(uid="g"),
-        encoded(uid=""),
-        encoded(uid="-1"),
-        encoded(uid="1" + "0" * 16),
-        encoded(scopes=None),
-        encoded(scopes=5),
-        encoded(scopes={}),
-        encoded(scopes=[]),
-        encoded(scopes=[None]),
-        encoded(scopes=["_default"]),
-        encoded(scopes=[{"name": "_default"}]),
-        encoded(scopes=[{"uid": "0"}]),
-        encoded(scopes=[{"name": "garden", "uid": "8"}]),
-        encoded(scopes=[{"name": "garden", "uid": "0"}]),
-        encoded(scopes=[{"name": "_default", "uid": "8"}]),
-        encoded(scopes=[DEFAULT_SCOPE, {"name": "_default", "uid": "8"}]),
-        encoded(scopes=[DEFAULT_SCOPE, {"name": "a", "uid": "8"}, {"name": "b", "uid": "8"}]),
-        encoded(scopes=[DEFAULT_SCOPE, {"name": "a", "uid": "8"}, {"name": "a", "uid": "9"}]),
-        encoded(scopes=[DEFAULT_SCOPE, {"name": "a", "uid": "100000000"}]),
-        encoded(scopes=[DEFAULT_SCOPE, {"name": "a", "uid": "8", "collections": 5}]),
-        encoded(scopes=[DEFAULT_SCOPE, {"name": "a", "uid": "8", "collections": [{"name": "_default", "uid": "0"}]}]),
-        encoded(fruit={"uid": "0"}),
-        encoded(fruit={"uid": "0", "name": "_default"}),
-        encoded(fruit={"name": "_default"}),
-        encoded(fruit={"uid": "100000000"}),
-        encoded(fruit={"uid": 8}),
-        encoded(fruit={"name": None}),
-        encoded(fruit={"name": 5}),
-        encoded(fruit={"name": ""}),
-        encoded(fruit={"name": "with space"}),
-        encoded(fruit={"name": "x" * 252}),
-        encoded(fruit={"maxTTL": -1}),
-        encoded(fruit={"maxTTL": 2**31}),
-        encoded(fruit={"maxTTL": "5"}),
-        encoded(fruit={"maxTTL": 1.5}),
-        encoded(fruit={"maxTTL": True}),
-        encoded(ids_used="x"),
-        encoded(ids_used=-1),
-        encoded(ids_used=None),
-        encoded(ids_used=True),
-        encoded(ids_used=2**32),
-        encoded(ids_used=float("inf")),
-        encoded(ids_used=float("nan")),
-    ],
-)
+@case(b"")
+@case(b"{")
+@case(b"null")
+@case(b"[]")
+@case(b'"text"')
+@case(b"{}")
+@case(b"\xff")
+@case(b"[" * 100_000)
+@case(encoded(uid=None))
+@case(encoded(uid=1))
+@case(encoded(uid="g"))
+@case(encoded(uid=""))
+@case(encoded(uid="-1"))
+@case(encoded(uid="1" + "0" * 16))
+@case(encoded(scopes=None))
+@case(encoded(scopes=5))
+@case(encoded(scopes={}))
+@case(encoded(scopes=[]))
+@case(encoded(scopes=[None]))
+@case(encoded(scopes=["_default"]))
+@case(encoded(scopes=[{"name": "_default"}]))
+@case(encoded(scopes=[{"uid": "0"}]))
+@case(encoded(scopes=[{"name": "garden", "uid": "8"}]))
+@case(encoded(scopes=[{"name": "garden", "uid": "0"}]))
+@case(encoded(scopes=[{"name": "_default", "uid": "8"}]))
+@case(encoded(scopes=[DEFAULT_SCOPE, {"name": "_default", "uid": "8"}]))
+@case(encoded(scopes=[DEFAULT_SCOPE, {"name": "a", "uid": "8"}, {"name": "b", "uid": "8"}]))
+@case(encoded(scopes=[DEFAULT_SCOPE, {"name": "a", "uid": "8"}, {"name": "a", "uid": "9"}]))
+@case(encoded(scopes=[DEFAULT_SCOPE, {"name": "a", "uid": "100000000"}]))
+@case(encoded(scopes=[DEFAULT_SCOPE, {"name": "a", "uid": "8", "collections": 5}]))
+@case(encoded(scopes=[DEFAULT_SCOPE, {"name": "a", "uid": "8", "collections": [{"name": "_default", "uid": "0"}]}]))
+@case(encoded(fruit={"uid": "0"}))
+@case(encoded(fruit={"uid": "0", "name": "_default"}))
+@case(encoded(fruit={"name": "_default"}))
+@case(encoded(fruit={"uid": "100000000"}))
+@case(encoded(fruit={"uid": 8}))
+@case(encoded(fruit={"name": None}))
+@case(encoded(fruit={"name": 5}))
+@case(encoded(fruit={"name": ""}))
+@case(encoded(fruit={"name": "with space"}))
+@case(encoded(fruit={"name": "x" * 252}))
+@case(encoded(fruit={"maxTTL": -1}))
+@case(encoded(fruit={"maxTTL": 2**31}))
+@case(encoded(fruit={"maxTTL": "5"}))
+@case(encoded(fruit={"maxTTL": 1.5}))
+@case(encoded(fruit={"maxTTL": True}))
+@case(encoded(ids_used="x"))
+@case(encoded(ids_used=-1))
+@case(encoded(ids_used=None))
+@case(encoded(ids_used=True))
+@case(encoded(ids_used=2**32))
+@case(encoded(ids_used=float("inf")))
+@case(encoded(ids_used=float("nan")))
 def test_what_is_not_a_manifest(data: bytes) -> None:
     with pytest.raises(MalformedJson):
         Manifest.decode(data)
@@ -324,7 +313,6 @@ def test_what_changed() -> None:
     fruit = GARDEN.find("garden", "fruit")
     assert fruit is not None
     garden = GARDEN.scope("garden")
-    assert garden is not None
     changed = replace(garden, collections=(replace(fruit, max_ttl_s=None, history=True), *garden.collections[1:]))
     newer = replace(GARDEN, uid=ManifestUid(9), scopes=(GARDEN.scopes[0], changed))
     assert GARDEN.events_to(newer) == [

@@ -33,7 +33,7 @@ from headwater.protocol.stream_requests import (
     StreamRefusal,
     admit_stream,
 )
-from support.cases import each
+from support.cases import case, each
 
 OLD, NEW, STRANGER = 0xA, 0xB, 0xC
 LOG = FailoverLog((FailoverEntry(vbuuid=NEW, seqno=20), FailoverEntry(vbuuid=OLD, seqno=0)))
@@ -113,35 +113,32 @@ class Differing:
 SUCCESS, EINVAL = Status.SUCCESS, Status.EINVAL
 
 
-@each(
-    "row",
-    [
-        Differing("an unknown flag", (SUCCESS, EINVAL), request={"flags": StreamFlags(0x1000)}),
-        Differing("cache transfer, newer than 8.0", (SUCCESS, EINVAL), request={"flags": StreamFlags.CACHE_TRANSFER}),
-        Differing("no values, a flag of the seed", (SUCCESS, SUCCESS), request={"flags": StreamFlags.NO_VALUE}),
-        Differing("an empty value", (SUCCESS, EINVAL), value=b"{}"),
-        Differing("an unknown key alone", (SUCCESS, EINVAL), value=b'{"x":1}'),
-        Differing("an unknown key beside a known one", (SUCCESS, SUCCESS), value=b'{"uid":"0","x":1}'),
-        Differing("a manifest ahead", (Status.MANIFEST_IS_AHEAD, SUCCESS), value=b'{"uid":"ffff"}'),
-        Differing("a uid that is no number", (EINVAL, SUCCESS), value=b'{"uid":"zz"}'),
-        Differing("no collections", (EINVAL, SUCCESS), value=b'{"collections":[]}'),
-        Differing(
-            "a filter with sync writes",
-            (SUCCESS, Status.NOT_SUPPORTED),
-            value=b'{"collections":["8"]}',
-            connection={"sync_writes": True},
-        ),
-        Differing("a pending vbucket", (SUCCESS, Status.NOT_MY_VBUCKET), vbucket={"state": VBucketState.PENDING}),
-        Differing(
-            "from latest, unknown vbuuid",
-            (SUCCESS, Status.ROLLBACK),
-            request={"flags": StreamFlags.FROM_LATEST, "vbuuid": STRANGER},
-        ),
-        Differing(
-            "from latest, no vbuuid", (SUCCESS, SUCCESS), request={"flags": StreamFlags.FROM_LATEST, "vbuuid": 0}
-        ),
-    ],
+@case(Differing("an unknown flag", (SUCCESS, EINVAL), request={"flags": StreamFlags(0x1000)}))
+@case(Differing("cache transfer, newer than 8.0", (SUCCESS, EINVAL), request={"flags": StreamFlags.CACHE_TRANSFER}))
+@case(Differing("no values, a flag of the seed", (SUCCESS, SUCCESS), request={"flags": StreamFlags.NO_VALUE}))
+@case(Differing("an empty value", (SUCCESS, EINVAL), value=b"{}"))
+@case(Differing("an unknown key alone", (SUCCESS, EINVAL), value=b'{"x":1}'))
+@case(Differing("an unknown key beside a known one", (SUCCESS, SUCCESS), value=b'{"uid":"0","x":1}'))
+@case(Differing("a manifest ahead", (Status.MANIFEST_IS_AHEAD, SUCCESS), value=b'{"uid":"ffff"}'))
+@case(Differing("a uid that is no number", (EINVAL, SUCCESS), value=b'{"uid":"zz"}'))
+@case(Differing("no collections", (EINVAL, SUCCESS), value=b'{"collections":[]}'))
+@case(
+    Differing(
+        "a filter with sync writes",
+        (SUCCESS, Status.NOT_SUPPORTED),
+        value=b'{"collections":["8"]}',
+        connection={"sync_writes": True},
+    )
 )
+@case(Differing("a pending vbucket", (SUCCESS, Status.NOT_MY_VBUCKET), vbucket={"state": VBucketState.PENDING}))
+@case(
+    Differing(
+        "from latest, unknown vbuuid",
+        (SUCCESS, Status.ROLLBACK),
+        request={"flags": StreamFlags.FROM_LATEST, "vbuuid": STRANGER},
+    )
+)
+@case(Differing("from latest, no vbuuid", (SUCCESS, SUCCESS), request={"flags": StreamFlags.FROM_LATEST, "vbuuid": 0}))
 def test_dialects_judge_differently(row: Differing) -> None:
     for name, status in zip(("7.0", "8.0"), row.statuses, strict=True):
         scenario = Scenario(raw_value=row.value, dialect=DIALECTS[name])
@@ -427,9 +424,7 @@ FAULTS: dict[Callable[[Scenario], None], Status] = {
 
 
 @each(("first", "second"), list(combinations(FAULTS, 2)))
-def test_of_two_faults_the_earlier_check_decides(
-    first: Callable[[Scenario], None], second: Callable[[Scenario], None]
-) -> None:
+def test_the_first_fault_decides(first: Callable[[Scenario], None], second: Callable[[Scenario], None]) -> None:
     for faults in ((first, second), (second, first)):
         scenario = Scenario()
         for fault in faults:
@@ -452,30 +447,27 @@ class Bounds(NamedTuple):
 
 
 NO_FLAGS = StreamFlags(0)
-BOUNDS = [
-    Bounds("as asked for", NO_FLAGS, 5, 28, 5, 28),
-    Bounds("without an end", NO_FLAGS, 5, SEQNO_MAX, 5, SEQNO_MAX),
-    Bounds("an end in the future", NO_FLAGS, 5, 99, 5, 99),
-    Bounds("nothing", NO_FLAGS, 5, 5, 5, 5),
-    # "The server will overwrite the value of the end sequence number field" (seed 002).
-    Bounds("latest, without an end", StreamFlags.LATEST, 5, SEQNO_MAX, 5, 30),
-    Bounds("latest, with an earlier end, which is overwritten", StreamFlags.LATEST, 5, 7, 5, 30),
-    Bounds("latest, from the high seqno", StreamFlags.LATEST, 30, SEQNO_MAX, 30, 30),
-    # "up to the sequence number specified by the end sequence number or the last on disk item" (seed 002).
-    Bounds("disk only, without an end", StreamFlags.DISK_ONLY, 5, SEQNO_MAX, 5, 30),
-    Bounds("disk only, with an earlier end", StreamFlags.DISK_ONLY, 5, 7, 5, 7),
-    Bounds("disk only, from the high seqno", StreamFlags.DISK_ONLY, 30, SEQNO_MAX, 30, 30),
-    Bounds("disk only and latest", StreamFlags.DISK_ONLY | StreamFlags.LATEST, 5, 7, 5, 30),
-    Bounds("from latest", StreamFlags.FROM_LATEST, 0, SEQNO_MAX, 30, SEQNO_MAX),
-    Bounds("from latest, whatever the start", StreamFlags.FROM_LATEST, 5, SEQNO_MAX, 30, SEQNO_MAX),
-    Bounds("from latest, with an end in the past: nothing", StreamFlags.FROM_LATEST, 0, 7, 30, 30),
-    Bounds("from latest to latest: nothing", StreamFlags.FROM_LATEST | StreamFlags.LATEST, 0, SEQNO_MAX, 30, 30),
-    Bounds("flags that do not touch the bounds", StreamFlags.TAKEOVER | StreamFlags.NO_VALUE, 5, 28, 5, 28),
-    Bounds("unknown flags", StreamFlags(0x8000), 5, 28, 5, 28),
-]
 
 
-@each("row", BOUNDS)
+@case(Bounds("as asked for", NO_FLAGS, 5, 28, 5, 28))
+@case(Bounds("without an end", NO_FLAGS, 5, SEQNO_MAX, 5, SEQNO_MAX))
+@case(Bounds("an end in the future", NO_FLAGS, 5, 99, 5, 99))
+@case(Bounds("nothing", NO_FLAGS, 5, 5, 5, 5))
+# "The server will overwrite the value of the end sequence number field" (seed 002).
+@case(Bounds("latest, without an end", StreamFlags.LATEST, 5, SEQNO_MAX, 5, 30))
+@case(Bounds("latest, with an earlier end, which is overwritten", StreamFlags.LATEST, 5, 7, 5, 30))
+@case(Bounds("latest, from the high seqno", StreamFlags.LATEST, 30, SEQNO_MAX, 30, 30))
+# "up to the sequence number specified by the end sequence number or the last on disk item" (seed 002).
+@case(Bounds("disk only, without an end", StreamFlags.DISK_ONLY, 5, SEQNO_MAX, 5, 30))
+@case(Bounds("disk only, with an earlier end", StreamFlags.DISK_ONLY, 5, 7, 5, 7))
+@case(Bounds("disk only, from the high seqno", StreamFlags.DISK_ONLY, 30, SEQNO_MAX, 30, 30))
+@case(Bounds("disk only and latest", StreamFlags.DISK_ONLY | StreamFlags.LATEST, 5, 7, 5, 30))
+@case(Bounds("from latest", StreamFlags.FROM_LATEST, 0, SEQNO_MAX, 30, SEQNO_MAX))
+@case(Bounds("from latest, whatever the start", StreamFlags.FROM_LATEST, 5, SEQNO_MAX, 30, SEQNO_MAX))
+@case(Bounds("from latest, with an end in the past: nothing", StreamFlags.FROM_LATEST, 0, 7, 30, 30))
+@case(Bounds("from latest to latest: nothing", StreamFlags.FROM_LATEST | StreamFlags.LATEST, 0, SEQNO_MAX, 30, 30))
+@case(Bounds("flags that do not touch the bounds", StreamFlags.TAKEOVER | StreamFlags.NO_VALUE, 5, 28, 5, 28))
+@case(Bounds("unknown flags", StreamFlags(0x8000), 5, 28, 5, 28))
 def test_bounds_of_an_accepted_stream(row: Bounds) -> None:
     scenario = Scenario()
     scenario.request |= {
@@ -508,16 +500,11 @@ def test_the_snapshot_a_client_is_in_goes_on_from_its_start() -> None:
     assert (admission.start_seqno, admission.snapshot_start_seqno) == (25, 22)
 
 
-@pytest.mark.parametrize(
-    ("members", "stream_id", "collections", "scope"),
-    [
-        ({}, None, None, None),
-        ({"sid": 71}, 71, None, None),
-        ({"collections": ["9", "0"]}, None, (9, 0), None),
-        ({"scope": "8"}, None, None, 8),
-        ({"sid": 1, "collections": ["8"], "uid": "b4"}, 1, (8,), None),
-    ],
-)
+@case({}, None, None, None)
+@case({"sid": 71}, 71, None, None)
+@case({"collections": ["9", "0"]}, None, (9, 0), None)
+@case({"scope": "8"}, None, None, 8)
+@case({"sid": 1, "collections": ["8"], "uid": "b4"}, 1, (8,), None)
 def test_sid_and_filter_of_an_accepted_stream(
     members: dict[str, Any], stream_id: int | None, collections: tuple[int, ...] | None, scope: int | None
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from headwater.errors import LocalProtocolError, MalformedJson
 from headwater.protocol.numbers import STREAM_REQUEST_VALUE_BYTES_MAX
 from headwater.protocol.stream_requests import CacheTransferOptions, StreamRequestValue
-from support.cases import each
+from support.cases import case, case_apart, each
 
 EXAMPLES = {
     '{"uid" : "b4"}': StreamRequestValue(uid=0xB4),
@@ -129,11 +129,9 @@ def test_what_is_refused(text: str, reason: str) -> None:
         StreamRequestValue.decode(text.encode())
 
 
-@pytest.mark.parametrize(
-    "value",
-    [b"\xff", b"[" * 60_000, b'{"sid":' + b"1" * 5000 + b"}"],
-    ids=["not UTF-8", "too deep", "a number too long for Python"],
-)
+@case_apart(b"\xff", id="not UTF-8")
+@case_apart(b"[" * 60_000, id="too deep")
+@case_apart(b'{"sid":' + b"1" * 5000 + b"}", id="a number too long for Python")
 def test_junk_is_refused_as_malformed_json(value: bytes) -> None:
     with pytest.raises(MalformedJson, match="not JSON"):
         StreamRequestValue.decode(value)
@@ -171,13 +169,8 @@ def test_two_filters_are_our_own_fault() -> None:
         StreamRequestValue(collections=(8,), scope=8).encode()
 
 
-@pytest.mark.parametrize(
-    ("value", "is_filtered"),
-    [
-        (StreamRequestValue(uid=1, sid=1, purge_seqno=1), False),
-        (StreamRequestValue(collections=(0,)), True),
-        (StreamRequestValue(scope=0), True),
-    ],
-)
+@case(StreamRequestValue(uid=1, sid=1, purge_seqno=1), False)
+@case(StreamRequestValue(collections=(0,)), True)
+@case(StreamRequestValue(scope=0), True)
 def test_a_filter_is_by_collections_or_by_scope(value: StreamRequestValue, is_filtered: bool) -> None:
     assert value.is_filtered == is_filtered

@@ -21,7 +21,7 @@ from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.features import Magic
 from headwater.protocol.frames import Frame, FrameBuffer, decode_frames
 from headwater.protocol.numbers import KEY_BYTES_MAX, SEQNO_MAX, Cas, Seqno, VBucketId, Vbuuid
-from support.cases import each
+from support.cases import case, each
 
 HEADER: dict[str, Any] = {"vbucket": VBucketId(12), "request_id": 45}
 CHANGE: dict[str, Any] = {**HEADER, "cas": Cas(165), "by_seqno": Seqno(2251), "rev_seqno": 3, "key": b"mykey"}
@@ -230,15 +230,10 @@ def test_an_unknown_opcode(magic: Magic, opcode: int) -> None:
     refused(Frame(magic=magic, opcode=opcode), UnknownOpcode, f"unknown opcode 0x{opcode:02x}", offset=1)
 
 
-@pytest.mark.parametrize(
-    ("opcode", "unknown"),
-    [
-        (upr.UprOpcode.REQUEST, (0, 3, 255)),
-        (upr.UprOpcode.RESPONSE, (0, 4, 255)),
-        (upr.UprOpcode.STREAM_BEGIN, (1, 255)),
-        (upr.UprOpcode.STREAM_MESSAGE, (0, 7, 255)),
-    ],
-)
+@case(upr.UprOpcode.REQUEST, (0, 3, 255))
+@case(upr.UprOpcode.RESPONSE, (0, 4, 255))
+@case(upr.UprOpcode.STREAM_BEGIN, (1, 255))
+@case(upr.UprOpcode.STREAM_MESSAGE, (0, 7, 255))
 def test_an_unknown_type(opcode: upr.UprOpcode, unknown: tuple[int, ...]) -> None:
     for number in unknown:
         frame = Frame(magic=opcode.magic, opcode=opcode, datatype=number)
@@ -278,22 +273,17 @@ def test_the_longest_failover_log_and_one_more() -> None:
     refused(too_long, MalformedMessage, "1025 pairs exceeds 1024", offset=8)
 
 
-@each(
-    ("packet", "reason"),
-    [
-        (replace(FAILOVER_LOG, failover_log=()), "1 to 1024 pairs, not 0. Answer UprNotMyVBucket"),
-        (replace(FAILOVER_LOG, failover_log=(PAIR,) * 1025), "1 to 1024 pairs, not 1025"),
-        (replace(STREAM_REQUEST, group_id=b"g" * 251), "a group_id of 251 bytes exceeds 250"),
-        (replace(MUTATION, key=b"k" * 251), "a key of 251 bytes exceeds 250"),
-        (replace(DELETION, key=b""), "Deletion must have a key"),
-        (replace(ROLLBACK, rollback_seqno=Seqno(2**64)), "Rollback: .* rollback_seqno"),
-        (replace(EXPIRATION, item_exp=2**32), "Expiration: .* item_exp"),
-        (replace(FLUSH, vbucket=VBucketId(2**16)), "Flush: .* vbucket"),
-        (replace(FLUSH, request_id=-1), "Flush: .* request_id"),
-        (replace(FLUSH, cas=Cas(2**64)), "Flush: .* cas"),
-        (upr.UprStreamEnd(reason=upr.UprStreamEndReason(256)), "StreamEnd: .* request_type"),
-    ],
-)
+@case(replace(FAILOVER_LOG, failover_log=()), "1 to 1024 pairs, not 0. Answer UprNotMyVBucket")
+@case(replace(FAILOVER_LOG, failover_log=(PAIR,) * 1025), "1 to 1024 pairs, not 1025")
+@case(replace(STREAM_REQUEST, group_id=b"g" * 251), "a group_id of 251 bytes exceeds 250")
+@case(replace(MUTATION, key=b"k" * 251), "a key of 251 bytes exceeds 250")
+@case(replace(DELETION, key=b""), "Deletion must have a key")
+@case(replace(ROLLBACK, rollback_seqno=Seqno(2**64)), "Rollback: .* rollback_seqno")
+@case(replace(EXPIRATION, item_exp=2**32), "Expiration: .* item_exp")
+@case(replace(FLUSH, vbucket=VBucketId(2**16)), "Flush: .* vbucket")
+@case(replace(FLUSH, request_id=-1), "Flush: .* request_id")
+@case(replace(FLUSH, cas=Cas(2**64)), "Flush: .* cas")
+@case(upr.UprStreamEnd(reason=upr.UprStreamEndReason(256)), "StreamEnd: .* request_type")
 def test_what_cannot_be_sent(packet: upr.UprPacket, reason: str) -> None:
     with pytest.raises(LocalProtocolError, match=reason):
         packet.encode()

@@ -17,7 +17,7 @@ from headwater.protocol.values import (
     decompressed_bytes,
     encode_xattrs,
 )
-from support.cases import each
+from support.cases import case, case_apart
 
 # Length 11, then one literal of 11 bytes (tag (11 - 1) << 2): the block format written by hand.
 HELLO = b"\x0b\x28hello world"
@@ -31,19 +31,13 @@ def test_blocks_written_by_hand(compressed: bytes, value: bytes) -> None:
     assert decompressed_bytes(compressed) == len(value)
 
 
-@pytest.mark.parametrize(
-    "compressed",
-    [
-        b"",
-        b"\xff\xff\xff\xff\xff\xff",
-        HELLO[:-1],
-        HELLO + b"x",
-        b"\x0c" + HELLO[1:],
-        b"\x14\x04ab\x46\x03\x00",
-        b'{"n":0}',
-    ],
-    ids=["empty", "no length", "cut", "too long", "wrong length", "a copy from before the start", "JSON"],
-)
+@case_apart(b"", id="empty")
+@case_apart(b"\xff\xff\xff\xff\xff\xff", id="no length")
+@case_apart(HELLO[:-1], id="cut")
+@case_apart(HELLO + b"x", id="too long")
+@case_apart(b"\x0c" + HELLO[1:], id="wrong length")
+@case_apart(b"\x14\x04ab\x46\x03\x00", id="a copy from before the start")
+@case_apart(b'{"n":0}', id="JSON")
 def test_what_is_not_snappy_is_refused(compressed: bytes) -> None:
     with pytest.raises(MalformedSnappy, match="not snappy"):
         decompress(compressed)
@@ -99,25 +93,20 @@ def test_golden_bytes(parts: ValueParts, value: bytes) -> None:
     assert value[body_offset(value) :] == parts.body
 
 
-@each(
-    ("value", "reason"),
-    [
-        (b"", "too short"),
-        (b"\0\0\0", "too short"),
-        (b"\0\0\0\x01", "claim 1 bytes of a value of 4"),
-        (b"\xff\xff\xff\xff", "exceed"),
-        (b"\0\0\0\x02\0\0", "length of an extended attribute is cut off"),
-        (b"\0\0\0\x07\0\0\0\x04a\0\0", "beyond its section"),
-        # The pair would fit the value, but not the section.
-        (b"\0\0\0\x07\0\0\0\x04a\0\x001", "beyond its section"),
-        (b"\0\0\0\x04\0\0\0\0", "not `name NUL json NUL`"),
-        (b"\0\0\0\x06\0\0\0\x02a\0", "not `name NUL json NUL`"),
-        (b"\0\0\0\x07\0\0\0\x03a\x001", "not `name NUL json NUL`"),
-        (b"\0\0\0\x08\0\0\0\x04a\0\0\0", "not `name NUL json NUL`"),
-        (b"\0\0\0\x07\0\0\0\x03\xff\0\0", "not UTF-8"),
-        (b"\0\0\0\x0e" + b"\0\0\0\x03a\0\0" * 2, "stands twice"),
-    ],
-)
+@case(b"", "too short")
+@case(b"\0\0\0", "too short")
+@case(b"\0\0\0\x01", "claim 1 bytes of a value of 4")
+@case(b"\xff\xff\xff\xff", "exceed")
+@case(b"\0\0\0\x02\0\0", "length of an extended attribute is cut off")
+@case(b"\0\0\0\x07\0\0\0\x04a\0\0", "beyond its section")
+# The pair would fit the value, but not the section.
+@case(b"\0\0\0\x07\0\0\0\x04a\0\x001", "beyond its section")
+@case(b"\0\0\0\x04\0\0\0\0", "not `name NUL json NUL`")
+@case(b"\0\0\0\x06\0\0\0\x02a\0", "not `name NUL json NUL`")
+@case(b"\0\0\0\x07\0\0\0\x03a\x001", "not `name NUL json NUL`")
+@case(b"\0\0\0\x08\0\0\0\x04a\0\0\0", "not `name NUL json NUL`")
+@case(b"\0\0\0\x07\0\0\0\x03\xff\0\0", "not UTF-8")
+@case(b"\0\0\0\x0e" + b"\0\0\0\x03a\0\0" * 2, "stands twice")
 def test_a_section_that_does_not_add_up_is_refused(value: bytes, reason: str) -> None:
     with pytest.raises(MalformedXattrs, match=reason):
         decode_xattrs(value)

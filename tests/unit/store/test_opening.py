@@ -29,6 +29,7 @@ from headwater.store.engine import DeleteRow, Engine, MemoryEngine, PutRow, Tabl
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket, stored_facts
 from headwater.store.settling import flush, remove_vbucket, roll_back, settle_now
+from support.cases import case_apart
 from support.store_harness import (
     NOTHING_KEPT,
     SECRET,
@@ -311,20 +312,12 @@ def test_a_crash_between_the_steps_of_compaction(monkeypatch: pytest.MonkeyPatch
     assert stops > 3
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        lambda bucket: roll_back(bucket, 1, 4),
-        lambda bucket: roll_back(bucket, 1, 0, branch=True),
-        lambda bucket: remove_vbucket(bucket, 1),
-        flush,
-        close_bucket,
-    ],
-    ids=["rollback", "rollback to 0", "removal", "flush", "close"],
-)
-def test_a_crash_leaves_an_action_done_or_not_done(
-    monkeypatch: pytest.MonkeyPatch, action: Callable[[Bucket], object]
-) -> None:
+@case_apart(lambda bucket: roll_back(bucket, 1, 4), id="rollback")
+@case_apart(lambda bucket: roll_back(bucket, 1, 0, branch=True), id="rollback to 0")
+@case_apart(lambda bucket: remove_vbucket(bucket, 1), id="removal")
+@case_apart(flush, id="flush")
+@case_apart(close_bucket, id="close")
+def test_a_crash_leaves_no_half_action(monkeypatch: pytest.MonkeyPatch, action: Callable[[Bucket], object]) -> None:
     """With a change still pending: that may be durable when the action is not done, as if it had come before."""
     small_blocks(monkeypatch)
 

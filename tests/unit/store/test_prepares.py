@@ -19,11 +19,7 @@ from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import expire_documents
 from headwater.store.engine import MemoryEngine
-from headwater.store.prepares import (
-    PendingPrepare,
-    decide_by_changes,
-    decode_prepare,
-)
+from headwater.store.prepares import PendingPrepare, decide_by_changes, decode_prepare
 from headwater.store.settling import abandon, flush, remove_vbuckets, roll_back, settle_now
 from support.store_harness import (
     EVERYTHING_KEPT,

@@ -34,7 +34,7 @@ from headwater.store.runs import (
     split_after,
     split_before,
 )
-from support.cases import each
+from support.cases import case, each
 
 frame_end = part_for_python(runs.frame_end)
 
@@ -134,19 +134,14 @@ def test_prepares_and_aborts_are_not_visible_and_what_decides_a_prepare_complete
     assert seen == [(4, 0, 0), (5, 5, 4), (7, 5, 4), (8, 5, 7)]
 
 
-@each(
-    "frames",
-    [
-        [change(1, 1), change(1, 0)],
-        [change(1, 4)],
-        [change(2, 1), change(2, 1)],
-        [change(2, 1), change(1, 1)],
-        [change(0, 1)],
-        [change(1)[:-1]],
-        [change(1), change(2)[:20]],
-        [Set(key=b"k").encode()],
-    ],
-)
+@case([change(1, 1), change(1, 0)])
+@case([change(1, 4)])
+@case([change(2, 1), change(2, 1)])
+@case([change(2, 1), change(1, 1)])
+@case([change(0, 1)])
+@case([change(1)[:-1]])
+@case([change(1), change(2)[:20]])
+@case([Set(key=b"k").encode()])
 def test_groups_that_are_not_sound(frames: list[bytes]) -> None:
     assert not group_starts_of(as_run(b"".join(frames)), np.empty(5, dtype=np.int64))
 

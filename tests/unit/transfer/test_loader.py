@@ -21,6 +21,7 @@ from headwater.protocol.messages.documents import Set, StoreResponse
 from headwater.protocol.status import Status
 from headwater.transfer.loader import RETRY_PAUSE_S, RETRY_PAUSE_S_MAX, RETRY_S_MAX, WriteLane, retry_pause_s
 from headwater.transfer.set_frames import Documents, SetFrames, encode_sets, vbuckets_of
+from support.cases import case
 
 
 def sets(*keys: str, collections: bool = True) -> SetFrames:
@@ -200,18 +201,13 @@ def test_the_numbers_go_round() -> None:
     assert lane.is_idle
 
 
-@pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        (b"HTTP/1.1 400 Bad Request", BadMagic),
-        (Set(key=b"a", opaque=0).encode(), BadMagic),
-        (answers(1, OK), UnexpectedMessage),
-        (StoreResponse(opcode=Opcode.ADD, opaque=0).encode(), UnexpectedMessage),
-        (b"\x81\x01\x00\x05" + bytes(20), LengthMismatch),
-        (b"\x18\x01\x02\x05" + bytes(20), LengthMismatch),
-        (b"\x81\x01" + bytes(6) + b"\x7f\xff\xff\xff" + bytes(12), FrameTooLarge),
-    ],
-)
+@case(b"HTTP/1.1 400 Bad Request", BadMagic)
+@case(Set(key=b"a", opaque=0).encode(), BadMagic)
+@case(answers(1, OK), UnexpectedMessage)
+@case(StoreResponse(opcode=Opcode.ADD, opaque=0).encode(), UnexpectedMessage)
+@case(b"\x81\x01\x00\x05" + bytes(20), LengthMismatch)
+@case(b"\x18\x01\x02\x05" + bytes(20), LengthMismatch)
+@case(b"\x81\x01" + bytes(6) + b"\x7f\xff\xff\xff" + bytes(12), FrameTooLarge)
 def test_nonsense(data: bytes, error: type[Exception]) -> None:
     lane = lane_at(0, "a")
     sent_frames(lane)

@@ -37,16 +37,12 @@ from headwater.errors import (
 from headwater.protocol.messages import Request, Response
 from headwater.protocol.numbers import Cas, CollectionId
 from headwater.protocol.status import Status
-from support.cases import each
+from support.cases import case, each
 
 ADA = Seat(id="1a", member_id="ada", heartbeat=3, lease_s=15.0)
 BEA = Seat(id="2b", member_id="bea", heartbeat=9, lease_s=4.5, is_replaced=True)
 DOCUMENT = GroupDocument(
-    first_generation=1000,
-    seats=(ADA, BEA),
-    owners=("1a", "2b", None),
-    targets=("1a", "1a", "2b"),
-    takings=(1, 4, 2),
+    first_generation=1000, seats=(ADA, BEA), owners=("1a", "2b", None), targets=("1a", "1a", "2b"), takings=(1, 4, 2)
 )
 
 
@@ -208,18 +204,12 @@ def status(number: Status) -> StatusError:
     return status_error(number, "no")
 
 
-@pytest.mark.parametrize(
-    ("answer", "that_are_none"),
-    [
-        (KeyNotFound(Status.KEY_ENOENT), {"read", "replace"}),
-        (KeyExists(Status.KEY_EEXISTS), {"add", "replace"}),
-        (status(Status.NOT_STORED), {"add"}),
-        (UnknownBucket(Status.KEY_ENOENT), set()),
-        (TemporaryFailure(Status.ETMPFAIL), set()),
-        (SyncWriteAmbiguous(Status.SYNC_WRITE_AMBIGUOUS), set()),
-    ],
-    ids=lambda value: type(value).__name__,
-)
+@case(KeyNotFound(Status.KEY_ENOENT), {"read", "replace"})
+@case(KeyExists(Status.KEY_EEXISTS), {"add", "replace"})
+@case(status(Status.NOT_STORED), {"add"})
+@case(UnknownBucket(Status.KEY_ENOENT), set())
+@case(TemporaryFailure(Status.ETMPFAIL), set())
+@case(SyncWriteAmbiguous(Status.SYNC_WRITE_AMBIGUOUS), set())
 def test_only_what_others_have_done_is_a_value(answer: StatusError, that_are_none: set[str]) -> None:
     assert calls(answer) == {name: None if name in that_are_none else answer for name in ("read", "add", "replace")}
 

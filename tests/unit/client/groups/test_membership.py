@@ -17,7 +17,7 @@ from headwater.client.groups import (
 )
 from headwater.errors import InvalidInput, LocalProtocolError
 from headwater.protocol.numbers import VBucketId
-from support.cases import each
+from support.cases import case
 from support.group_fakes import joined
 
 
@@ -114,24 +114,19 @@ def assignment(reading: dict[int, int], to_release: dict[int, int] | None = None
     return Assignment(number=1, vbuckets=vbuckets(*reading), to_release=vbuckets(*leaving), generations=generations)
 
 
-@each(
-    ("older", "newer", "begin", "hand_over", "drop"),
-    [
-        # What is new begins, and what stays goes on.
-        (({1: 7, 2: 3},), ({1: 7, 2: 3, 3: 1},), {3}, (), ()),
-        (({1: 7, 2: 3},), ({1: 7, 2: 3},), (), (), ()),
-        # What moves away is handed over, and gone then: `drop` does no harm to what the reader has stopped before.
-        (({1: 7, 2: 3},), ({1: 7}, {2: 3}), (), {2}, ()),
-        (({1: 7}, {2: 3}), ({1: 7},), (), (), {2}),
-        # What is lost is dropped, and what was another's in between begins again.
-        (({1: 7}, {2: 3}), ({},), (), (), {1, 2}),
-        (({1: 7},), ({1: 9},), {1}, (), {1}),
-        # What came and goes between two looks has only to be released.
-        (({},), ({}, {1: 9}), (), {1}, ()),
-        (({1: 7},), ({}, {1: 9}), (), {1}, {1}),
-    ],
-)
-def test_what_a_reader_has_to_do_when_its_assignment_changes(
+# What is new begins, and what stays goes on.
+@case(({1: 7, 2: 3},), ({1: 7, 2: 3, 3: 1},), {3}, (), ())
+@case(({1: 7, 2: 3},), ({1: 7, 2: 3},), (), (), ())
+# What moves away is handed over, and gone then: `drop` does no harm to what the reader has stopped before.
+@case(({1: 7, 2: 3},), ({1: 7}, {2: 3}), (), {2}, ())
+@case(({1: 7}, {2: 3}), ({1: 7},), (), (), {2})
+# What is lost is dropped, and what was another's in between begins again.
+@case(({1: 7}, {2: 3}), ({},), (), (), {1, 2})
+@case(({1: 7},), ({1: 9},), {1}, (), {1})
+# What came and goes between two looks has only to be released.
+@case(({},), ({}, {1: 9}), (), {1}, ())
+@case(({1: 7},), ({}, {1: 9}), (), {1}, {1})
+def test_what_a_reader_does_with_a_change(
     older: Any, newer: Any, begin: set[int], hand_over: set[int], drop: set[int]
 ) -> None:
     assert assignment(*newer).since(assignment(*older)) == AssignmentChange(

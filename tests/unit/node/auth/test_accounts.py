@@ -13,6 +13,7 @@ from headwater.node.auth.accounts import ADMIN, Accounts
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users
 from headwater.node.node_folder import NodeFolder
 from headwater.protocol.sasl import Credentials
+from support.cases import case_apart
 
 
 def accounts_in(folder: Path) -> Accounts:
@@ -50,15 +51,10 @@ def test_one_that_is_named_is_an_admin_and_keeps_nothing_but_its_name(tmp_path: 
     assert accounts.in_force.is_admin("ann")
 
 
-@pytest.mark.parametrize(
-    ("name", "password", "told"),
-    [
-        ("rob", "violets", "rob, who has another password on this node: nothing is changed"),
-        ("sid", "whatever", "sid, who is no user of this node: nothing is changed"),
-        ("rob", "a password", None),
-        ("ann", "pencil", None),
-    ],
-)
+@case_apart("rob", "violets", "rob, who has another password on this node: nothing is changed")
+@case_apart("sid", "whatever", "sid, who is no user of this node: nothing is changed")
+@case_apart("rob", "a password", None)
+@case_apart("ann", "pencil", None)
 def test_the_environment_changes_no_user(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, password: str, told: str | None
 ) -> None:
@@ -109,7 +105,6 @@ async def test_a_change_is_on_disk_before_it_is_in_force(tmp_path: Path) -> None
 
     def look(users: Users) -> None:
         stored = NodeFolder(tmp_path).load_users()
-        assert stored is not None
         seen.append((set(users.by_name), set(stored.by_name)))
 
     accounts.on_change = look
@@ -157,7 +152,6 @@ async def test_other_nodes_are_let_in_and_never_stored(tmp_path: Path) -> None:
     assert accounts.is_node("@cluster-beer")
     assert not accounts.is_node("bob")
     stored = NodeFolder(tmp_path).load_users()
-    assert stored is not None
     assert stored.by_name.keys() == {"ann", "bob"}
     accounts.let_nodes_in("beer", None)
     assert "@cluster-beer" not in accounts.in_force.by_name

@@ -36,7 +36,7 @@ from headwater.protocol.sasl import (
     ScramClient,
     ScramServer,
 )
-from support.cases import each
+from support.cases import case, each
 
 SALTS = bytes(range(SALTS_BYTES))
 EMPTY = Users(decoy_secret=bytes(32), iterations=4096)
@@ -230,31 +230,20 @@ def is_there(grant: Grant) -> bool:
     return (grant.bucket, grant.scope, grant.collection) in PLACES
 
 
-@each(
-    ("text", "grants"),
-    [
-        ("", set()),
-        (" , ", set()),
-        ("admin", {Grant(Role.ADMIN)}),
-        ("Admin", {Grant(Role.ADMIN)}),
-        ("data_reader[*]", {Grant(Role.DATA_READER)}),
-        (
-            "data_reader[beer], data_writer[a.b%c-d]",
-            {Grant(Role.DATA_READER, "beer"), Grant(Role.DATA_WRITER, "a.b%c-d")},
-        ),
-        ("data_dcp_reader[beer:*:*],data_dcp_reader[beer:*]", {Grant(Role.DATA_DCP_READER, "beer")}),
-        ("data_reader[beer:inventory]", {Grant(Role.DATA_READER, "beer", "inventory")}),
-        ("data_writer[beer:inventory:hotels]", {Grant(Role.DATA_WRITER, "beer", "inventory", "hotels")}),
-        (
-            "ro_admin,query_select[beer],fts_searcher[*]",
-            {Grant(Role.RO_ADMIN), Grant(Role.QUERY_SELECT, "beer"), Grant(Role.FTS_SEARCHER)},
-        ),
-        (
-            "bucket_admin[beer],bucket_full_access[*]",
-            {Grant(Role.BUCKET_ADMIN, "beer"), Grant(Role.BUCKET_FULL_ACCESS)},
-        ),
-    ],
+@case("", set())
+@case(" , ", set())
+@case("admin", {Grant(Role.ADMIN)})
+@case("Admin", {Grant(Role.ADMIN)})
+@case("data_reader[*]", {Grant(Role.DATA_READER)})
+@case("data_reader[beer], data_writer[a.b%c-d]", {Grant(Role.DATA_READER, "beer"), Grant(Role.DATA_WRITER, "a.b%c-d")})
+@case("data_dcp_reader[beer:*:*],data_dcp_reader[beer:*]", {Grant(Role.DATA_DCP_READER, "beer")})
+@case("data_reader[beer:inventory]", {Grant(Role.DATA_READER, "beer", "inventory")})
+@case("data_writer[beer:inventory:hotels]", {Grant(Role.DATA_WRITER, "beer", "inventory", "hotels")})
+@case(
+    "ro_admin,query_select[beer],fts_searcher[*]",
+    {Grant(Role.RO_ADMIN), Grant(Role.QUERY_SELECT, "beer"), Grant(Role.FTS_SEARCHER)},
 )
+@case("bucket_admin[beer],bucket_full_access[*]", {Grant(Role.BUCKET_ADMIN, "beer"), Grant(Role.BUCKET_FULL_ACCESS)})
 def test_roles_are_read(text: str, grants: set[Grant]) -> None:
     assert parse_roles(text, is_there=is_there) == grants
 
@@ -289,21 +278,16 @@ def test_what_is_no_role(role: str) -> None:
     assert all(str(known) in refused.value.hint for known in KNOWN_ROLES)
 
 
-@pytest.mark.parametrize(
-    ("grants", "written"),
+@case([], [])
+@case([Grant(Role.ADMIN)], [{"role": "admin"}])
+@case(
+    [Grant(Role.READER, "beer"), Grant(Role.DATA_READER, "beer")],
     [
-        ([], []),
-        ([Grant(Role.ADMIN)], [{"role": "admin"}]),
-        (
-            [Grant(Role.READER, "beer"), Grant(Role.DATA_READER, "beer")],
-            [
-                {"role": "data_dcp_reader", "bucket_name": "beer", **DATA},
-                {"role": "data_reader", "bucket_name": "beer", **DATA},
-            ],
-        ),
-        ([Grant(Role.BUCKET_ADMIN, "beer")], [{"role": "bucket_admin", "bucket_name": "beer"}]),
+        {"role": "data_dcp_reader", "bucket_name": "beer", **DATA},
+        {"role": "data_reader", "bucket_name": "beer", **DATA},
     ],
 )
+@case([Grant(Role.BUCKET_ADMIN, "beer")], [{"role": "bucket_admin", "bucket_name": "beer"}])
 def test_roles_are_written(grants: list[Grant], written: list[dict[str, str]]) -> None:
     assert roles_of(grants) == written
 

@@ -13,6 +13,7 @@ import pytest
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role
 from headwater.node.http.app import ROUTES, http_app
 from headwater.node.node_state import NodeState
+from support.cases import case_apart
 from support.http_node import ADMIN, READER, SCOPES, STRANGER, Client, Node
 
 PATHS = {
@@ -48,19 +49,14 @@ def test_a_bucket_that_one_may_not_use_might_as_well_not_exist(ask: Client) -> N
     assert ask("GET", "/pools/default", auth=STRANGER).json()["bucketNames"] == []
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "Bearer abc",
-        "Basic",
-        "Basic !!!",
-        b"Basic \xff",
-        "Basic " + base64.b64encode(b"no colon").decode(),
-        "Basic " + base64.b64encode(b":no name").decode(),
-        "Basic " + base64.b64encode(b"\xff:x").decode(),
-        "Basic " + base64.b64encode(b"n" * 129 + b":x").decode(),
-    ],
-)
+@case_apart("Bearer abc")
+@case_apart("Basic")
+@case_apart("Basic !!!")
+@case_apart(b"Basic \xff")
+@case_apart("Basic " + base64.b64encode(b"no colon").decode())
+@case_apart("Basic " + base64.b64encode(b":no name").decode())
+@case_apart("Basic " + base64.b64encode(b"\xff:x").decode())
+@case_apart("Basic " + base64.b64encode(b"n" * 129 + b":x").decode())
 def test_credentials_that_can_t_be_read(node: Node, ask: Client, header: str | bytes) -> None:
     answer = ask("GET", "/pools", auth=None, headers={"Authorization": header})
     assert answer.status_code == 401
@@ -92,19 +88,14 @@ async def ask_for(node: Node, url: str, *, host: str | None = None, is_tls_only:
         return await client.get(url, headers={} if host is None else {"Host": host})
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("lake.example.com:8091", 200),
-        ("LAKE.example.com", 200),
-        ("127.0.0.1:8091", 200),
-        ("[2001:db8::1]:8091", 200),
-        ("localhost:8091", 200),
-        ("evil.example.net", 421),
-        ("[1.2.3]", 421),
-        ("lake.example.com.evil.example.net:8091", 421),
-    ],
-)
+@case_apart("lake.example.com:8091", 200)
+@case_apart("LAKE.example.com", 200)
+@case_apart("127.0.0.1:8091", 200)
+@case_apart("[2001:db8::1]:8091", 200)
+@case_apart("localhost:8091", 200)
+@case_apart("evil.example.net", 421)
+@case_apart("[1.2.3]", 421)
+@case_apart("lake.example.com.evil.example.net:8091", 421)
 async def test_requests_are_for_this_node(node: Node, host: str, status: int) -> None:
     """A page of another site can have its name lead here, and the browser believes it."""
     assert (await ask_for(node, "http://node/", host=host)).status_code == status

@@ -98,7 +98,6 @@ async def test_settings_that_are_honoured(tmp_path: Path) -> None:
         for form in ({"name": "kept"}, {"name": "plain", "history": "false"}):
             await ask("POST", "/buckets/travel/scopes/_default/collections", **form)
         bucket = node.bucket("travel")
-        assert bucket is not None
         found = {one.name: one.history for _, one in bucket.manifest.collections()}
         assert (found["kept"], found["plain"]) == (True, False)
         assert (await ask("POST", "/buckets/travel", durabilityMinLevel="none")).status_code == 200
@@ -127,9 +126,7 @@ async def test_a_collection_is_changed_in_what_is_given(tmp_path: Path) -> None:
         await ask("POST", collections, name="carts", maxTTL="60")
         assert (await ask("PATCH", f"{collections}/carts", history="true")).json() == {"uid": "2"}
         bucket = node.bucket("default")
-        assert bucket is not None
         carts = bucket.manifest.find("_default", "carts")
-        assert carts is not None
         assert (carts.max_ttl_s, carts.history) == (60, True)
         for path, form, status in (
             ("carts", {}, 400),

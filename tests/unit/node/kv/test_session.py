@@ -20,14 +20,7 @@ from headwater.protocol.frames import Frame, FrameInfo, RequestInfo, ResponseInf
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request
 from headwater.protocol.messages.dcp_streams import Open, OpenFlags
-from headwater.protocol.messages.documents import (
-    Append,
-    Get,
-    GetLocked,
-    GetQuiet,
-    Set,
-    SetQuiet,
-)
+from headwater.protocol.messages.documents import Append, Get, GetLocked, GetQuiet, Set, SetQuiet
 from headwater.protocol.messages.session import (
     FEATURES_MAX,
     GetClusterConfig,
@@ -45,18 +38,13 @@ from headwater.protocol.messages.session import (
     Verbosity,
     Version,
 )
-from headwater.protocol.messages.subdocument import (
-    LookupSpec,
-    MultiLookup,
-    SubdocCounter,
-    SubdocExists,
-    SubdocGetCount,
-)
+from headwater.protocol.messages.subdocument import LookupSpec, MultiLookup, SubdocCounter, SubdocExists, SubdocGetCount
 from headwater.protocol.messages.vbuckets import GetCollectionId, GetScopeId
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.sasl import SCRAM_MECHANISMS, Mechanism, PlainLogin, ScramClient
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
+from support.cases import case_apart
 from support.kv_harness import FEATURES, PASSWORD, Client, Node
 
 PLAIN = SaslAuth(key=b"PLAIN", value=PlainLogin(user="admin", password=PASSWORD).encode())
@@ -227,24 +215,17 @@ LARGE = b'{"n":0,"pad":"%s"}' % bytes(TURN_WORK // 2).hex().encode()
 
 def finish_task(client: Client) -> None:
     assert client.session.waits_for is Waits.FOR_WORK
-    assert client.session.postponed is not None
     client.session.postponed.task.run()
     client.session.finish_work()
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        SubdocExists(key=b"k", path=b"n"),
-        SubdocGetCount(key=b"k", path=b""),
-        MultiLookup(key=b"k", specs=(LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"n"),)),
-        SubdocCounter(key=b"k", path=b"n", new_value=b"1"),
-        Set(key=b"l", value=b"[" * (TURN_WORK + 1)),
-        Set(key=b"l", value=compress(bytes(TURN_WORK + 1)), datatype=Datatype.SNAPPY),
-        Append(key=b"k", value=b"1"),
-    ],
-    ids=lambda request: type(request).__name__,
-)
+@case_apart(SubdocExists(key=b"k", path=b"n"))
+@case_apart(SubdocGetCount(key=b"k", path=b""))
+@case_apart(MultiLookup(key=b"k", specs=(LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"n"),)))
+@case_apart(SubdocCounter(key=b"k", path=b"n", new_value=b"1"))
+@case_apart(Set(key=b"l", value=b"[" * (TURN_WORK + 1)))
+@case_apart(Set(key=b"l", value=compress(bytes(TURN_WORK + 1)), datatype=Datatype.SNAPPY))
+@case_apart(Append(key=b"k", value=b"1"))
 def test_what_takes_longer_than_a_turn_is_done_by_a_worker(node: Node, client: Client, request_: Request) -> None:
     client.succeed(Set(key=b"k", value=LARGE))
     client.session.receive_data(request_.encode() + Noop(opaque=7).encode())
@@ -290,16 +271,12 @@ def test_rights_that_were_lost_meanwhile_count(client: Client) -> None:
     assert [answer.status for answer in client.received()] == [Status.EACCESS]
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        GetCollectionId(value=b"a." * 10_000_000),
-        GetCollectionId(value=b"a." * 1000),
-        GetScopeId(value=b"a" * 504),
-        SaslAuth(key=b"PLAIN", value=bytes(5000)),
-        Open(key=b"c", flags=OpenFlags.PRODUCER, datatype=Datatype.JSON, value=b'{"consumer_name":"%s"}' % bytes(5000)),
-    ],
-    ids=lambda request: type(request).__name__,
+@case_apart(GetCollectionId(value=b"a." * 10_000_000))
+@case_apart(GetCollectionId(value=b"a." * 1000))
+@case_apart(GetScopeId(value=b"a" * 504))
+@case_apart(SaslAuth(key=b"PLAIN", value=bytes(5000)))
+@case_apart(
+    Open(key=b"c", flags=OpenFlags.PRODUCER, datatype=Datatype.JSON, value=b'{"consumer_name":"%s"}' % bytes(5000))
 )
 def test_requests_that_say_too_much_are_refused_unread(client: Client, request_: Request) -> None:
     assert client.refused(request_) in (Status.EINVAL, Status.AUTH_ERROR)
@@ -325,9 +302,7 @@ def test_nothing_is_handled_while_a_password_is_checked(stranger: Client) -> Non
 
 
 @pytest.mark.parametrize("limits", [ServerLimits(pending_bytes_max=1000), ServerLimits(node_pending_bytes_max=1000)])
-def test_writes_wait_while_too_much_is_not_durable_and_reads_do_not(
-    node: Node, client: Client, limits: ServerLimits
-) -> None:
+def test_only_writes_wait_for_the_disk(node: Node, client: Client, limits: ServerLimits) -> None:
     client.session._limits = limits
     client.succeed(Set(key=b"k", value=b"1"))
     read, write = Get(key=b"k"), Set(key=b"l", value=bytes(1000))
@@ -395,18 +370,13 @@ def test_a_message_that_is_known_and_not_served(client: Client, monkeypatch: pyt
     assert client.refused(Verbosity(level=1)) == Status.UNKNOWN_COMMAND
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        Frame(magic=Magic.REQUEST, opcode=Opcode.GET, extras=b"x", key=b"k"),
-        Frame(magic=Magic.REQUEST, opcode=Opcode.GET),
-        Frame(magic=Magic.REQUEST, opcode=Opcode.GET, key=b"k", value=b"v"),
-        Frame(magic=Magic.REQUEST, opcode=Opcode.GET, key=b"k" * 251),
-        Frame(magic=Magic.REQUEST, opcode=Opcode.SET, key=b"k", value=b"v"),
-        Frame(magic=Magic.REQUEST, opcode=Opcode.SUBDOC_MULTI_LOOKUP, key=b"k", value=b"\xc5\0\0\x05a"),
-        Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=Opcode.GET, key=b"k", framing_extras=b"\x1f"),
-    ],
-)
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.GET, extras=b"x", key=b"k"))
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.GET))
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.GET, key=b"k", value=b"v"))
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.GET, key=b"k" * 251))
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.SET, key=b"k", value=b"v"))
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.SUBDOC_MULTI_LOOKUP, key=b"k", value=b"\xc5\0\0\x05a"))
+@case_apart(Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=Opcode.GET, key=b"k", framing_extras=b"\x1f"))
 def test_malformed_requests_are_answered_and_the_connection_lives(client: Client, frame: Frame) -> None:
     response = client.call(replace(frame, opaque=7).encode())
     assert isinstance(response, ErrorResponse)
@@ -476,7 +446,7 @@ def test_answers_come_in_the_order_of_the_requests(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("write", "opaques"), [(Set, [1, 2]), (SetQuiet, [2])])
-def test_an_answer_that_waits_holds_back_those_behind_it(
+def test_a_waiting_answer_holds_back_later_ones(
     node: Node, client: Client, write: type[Set], opaques: list[int]
 ) -> None:
     """Also that of a quiet write, which is not sent."""
@@ -530,12 +500,7 @@ def test_a_bootstrap_in_one_write_that_fails_on_the_way(node: Node) -> None:
     answers = client.call_all(
         Hello(key=b"gocbcore", features=FEATURES), WRONG, SelectBucket(key=b"default"), GetClusterConfig()
     )
-    assert [answer.status for answer in answers] == [
-        Status.SUCCESS,
-        Status.AUTH_ERROR,
-        Status.EACCESS,
-        Status.EACCESS,
-    ]
+    assert [answer.status for answer in answers] == [Status.SUCCESS, Status.AUTH_ERROR, Status.EACCESS, Status.EACCESS]
 
 
 def test_every_request_is_counted(client: Client) -> None:

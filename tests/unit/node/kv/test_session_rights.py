@@ -8,23 +8,9 @@ from headwater.node.auth.users import SALTS_BYTES, Grant, Role
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import Open, OpenFlags
-from headwater.protocol.messages.documents import (
-    Get,
-    Increment,
-    Set,
-    SetQuiet,
-)
-from headwater.protocol.messages.session import (
-    GetClusterConfig,
-    Hello,
-    SaslAuth,
-    SelectBucket,
-    Stat,
-)
-from headwater.protocol.messages.vbuckets import (
-    GetCollectionId,
-    GetCollectionsManifest,
-)
+from headwater.protocol.messages.documents import Get, Increment, Set, SetQuiet
+from headwater.protocol.messages.session import GetClusterConfig, Hello, SaslAuth, SelectBucket, Stat
+from headwater.protocol.messages.vbuckets import GetCollectionId, GetCollectionsManifest
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status

@@ -86,7 +86,7 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, ObserveSeqnoRes
 from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
-from support.cases import each
+from support.cases import case, case_apart, each
 
 
 def request(opcode: int, *, extras: str = "", key: bytes = b"", value: bytes = b"", magic: int = 0x80) -> Frame:
@@ -144,10 +144,7 @@ def test_every_dcp_opcode_is_in_the_table() -> None:
 
 def sound(opcode: int, extras_bytes: int, key: str, value: str) -> Frame:
     return request(
-        opcode,
-        extras="01" * extras_bytes,
-        key=b"key" if key == MUST else b"",
-        value=b"value" if value == MUST else b"",
+        opcode, extras="01" * extras_bytes, key=b"key" if key == MUST else b"", value=b"value" if value == MUST else b""
     )
 
 
@@ -164,9 +161,7 @@ def test_extras_have_one_of_their_lengths(opcode: int, lengths: tuple[int, ...],
 
 @each("part", ["key", "value"])
 @each(("opcode", "lengths", "key", "value"), ROWS)
-def test_key_and_value_are_there_as_the_documents_say(
-    opcode: int, lengths: tuple[int, ...], key: str, value: str, part: str
-) -> None:
+def test_key_and_value_as_documented(opcode: int, lengths: tuple[int, ...], key: str, value: str, part: str) -> None:
     frame = sound(opcode, lengths[0], key, value)
     rule = key if part == "key" else value
     for given in (b"", b"given"):
@@ -178,16 +173,11 @@ def test_key_and_value_are_there_as_the_documents_say(
             assert decode_message(changed).to_frame() == changed
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        Open(key=b""),
-        Mutation(seqno=1, rev_seqno=1, key=b""),
-        Get(key=b""),
-        Control(key=b"", value=b"true"),
-        Control(key=b"enable_noop", value=b""),
-    ],
-)
+@case(Open(key=b""))
+@case(Mutation(seqno=1, rev_seqno=1, key=b""))
+@case(Get(key=b""))
+@case(Control(key=b"", value=b"true"))
+@case(Control(key=b"enable_noop", value=b""))
 def test_a_message_without_a_part_it_must_have_is_our_own_fault(message: Message) -> None:
     with pytest.raises(LocalProtocolError, match="must have a"):
         message.encode()
@@ -261,11 +251,9 @@ V2_0_FIELDS = V1_FIELDS + "0000000000000007" + "0000000000000006"
 V2_2_FIELDS = V2_0_FIELDS + "0000000000000005" + "0000000000000004"
 
 
-@pytest.mark.parametrize(
-    ("marker", "version", "extras", "value"),
-    [(V1, None, V1_FIELDS, ""), (V2_0, 0, "00", V2_0_FIELDS), (V2_2, 2, "02", V2_2_FIELDS)],
-    ids=["v1", "v2.0", "v2.2"],
-)
+@case_apart(V1, None, V1_FIELDS, "", id="v1")
+@case_apart(V2_0, 0, "00", V2_0_FIELDS, id="v2.0")
+@case_apart(V2_2, 2, "02", V2_2_FIELDS, id="v2.2")
 def test_snapshot_marker_versions(marker: SnapshotMarker, version: int | None, extras: str, value: str) -> None:
     assert marker.version == version
     frame = marker.to_frame()
@@ -273,36 +261,26 @@ def test_snapshot_marker_versions(marker: SnapshotMarker, version: int | None, e
     assert decode_message(frame) == marker
 
 
-@each(
-    ("extras", "value"),
-    [
-        ("00", V1_FIELDS),
-        ("00", V2_2_FIELDS),
-        ("02", V2_0_FIELDS),
-        ("02", ""),
-        ("01", V2_0_FIELDS + "00" * 8),
-        ("03", V2_2_FIELDS),
-        (V1_FIELDS, "00"),
-        ("0000", V2_0_FIELDS),
-        ("", V1_FIELDS),
-    ],
-)
+@case("00", V1_FIELDS)
+@case("00", V2_2_FIELDS)
+@case("02", V2_0_FIELDS)
+@case("02", "")
+@case("01", V2_0_FIELDS + "00" * 8)
+@case("03", V2_2_FIELDS)
+@case(V1_FIELDS, "00")
+@case("0000", V2_0_FIELDS)
+@case("", V1_FIELDS)
 def test_a_marker_of_another_shape_is_refused(extras: str, value: str) -> None:
     with pytest.raises(MalformedMessage):
         decode_message(request(Opcode.DCP_SNAPSHOT_MARKER, extras=extras, value=bytes.fromhex(value)))
 
 
-@pytest.mark.parametrize(
-    ("marker", "missing"),
-    [
-        (replace(V1, max_visible_seqno=7), "high_completed_seqno"),
-        (replace(V1, high_completed_seqno=6), "max_visible_seqno"),
-        (replace(V2_0, purge_seqno=4), "high_prepared_seqno"),
-        (replace(V2_0, high_prepared_seqno=5), "purge_seqno"),
-        (replace(V1, purge_seqno=4), "max_visible_seqno"),
-        (replace(V1, high_prepared_seqno=5), "max_visible_seqno"),
-    ],
-)
+@case(replace(V1, max_visible_seqno=7), "high_completed_seqno")
+@case(replace(V1, high_completed_seqno=6), "max_visible_seqno")
+@case(replace(V2_0, purge_seqno=4), "high_prepared_seqno")
+@case(replace(V2_0, high_prepared_seqno=5), "purge_seqno")
+@case(replace(V1, purge_seqno=4), "max_visible_seqno")
+@case(replace(V1, high_prepared_seqno=5), "max_visible_seqno")
 def test_a_marker_drops_no_field_it_was_given(marker: SnapshotMarker, missing: str) -> None:
     """A field given without the others of its version asks for that version, and says what it lacks."""
     with pytest.raises(LocalProtocolError, match=missing):
@@ -314,39 +292,29 @@ def test_a_marker_drops_no_field_it_was_given(marker: SnapshotMarker, missing: s
 SEQNOS = "0000000000000008" + "0000000000000002"
 
 
-@each(
-    ("message", "extras"),
-    [
-        (Deletion(seqno=8, rev_seqno=2, nmeta=3, key=b"k"), SEQNOS + "0003"),
-        (Deletion(seqno=8, rev_seqno=2, delete_time=0x6AF92E04, key=b"k"), SEQNOS + "6af92e0400"),
-        (Deletion(seqno=8, rev_seqno=2, delete_time=0, key=b"k"), SEQNOS + "0000000000"),
-        (Expiration(seqno=8, rev_seqno=2, key=b"k"), SEQNOS + "0000"),
-        (Expiration(seqno=8, rev_seqno=2, delete_time=0x6AF92E07, key=b"k"), SEQNOS + "6af92e07"),
-        (SetVBucket(state=VBucketState.ACTIVE), "01"),
-        (SetVBucket(state=VBucketState.ACTIVE, state_is_wide=True), "00000001"),
-        (GetAllVbSeqnos(), ""),
-        (GetAllVbSeqnos(state=1), "00000001"),
-        (GetAllVbSeqnos(state=0, collection=9), "0000000000000009"),
-        (GetClusterConfig(), ""),
-        (GetClusterConfig(epoch=1, revision=2), "00000000000000010000000000000002"),
-        (StoreResponse(opcode=Opcode.SET), ""),
-        (StoreResponse(opcode=Opcode.SET, vbuuid=1, seqno=2), "00000000000000010000000000000002"),
-    ],
-)
+@case(Deletion(seqno=8, rev_seqno=2, nmeta=3, key=b"k"), SEQNOS + "0003")
+@case(Deletion(seqno=8, rev_seqno=2, delete_time=0x6AF92E04, key=b"k"), SEQNOS + "6af92e0400")
+@case(Deletion(seqno=8, rev_seqno=2, delete_time=0, key=b"k"), SEQNOS + "0000000000")
+@case(Expiration(seqno=8, rev_seqno=2, key=b"k"), SEQNOS + "0000")
+@case(Expiration(seqno=8, rev_seqno=2, delete_time=0x6AF92E07, key=b"k"), SEQNOS + "6af92e07")
+@case(SetVBucket(state=VBucketState.ACTIVE), "01")
+@case(SetVBucket(state=VBucketState.ACTIVE, state_is_wide=True), "00000001")
+@case(GetAllVbSeqnos(), "")
+@case(GetAllVbSeqnos(state=1), "00000001")
+@case(GetAllVbSeqnos(state=0, collection=9), "0000000000000009")
+@case(GetClusterConfig(), "")
+@case(GetClusterConfig(epoch=1, revision=2), "00000000000000010000000000000002")
+@case(StoreResponse(opcode=Opcode.SET), "")
+@case(StoreResponse(opcode=Opcode.SET, vbuuid=1, seqno=2), "00000000000000010000000000000002")
 def test_the_version_is_that_of_the_given_fields(message: Message, extras: str) -> None:
     assert message.to_frame().extras.hex() == extras
     assert round_trip(message) == message
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        GetClusterConfig(epoch=1),
-        GetAllVbSeqnos(collection=9),
-        StoreResponse(opcode=Opcode.SET, vbuuid=1),
-        ObserveSeqnoResponse(vbucket=0, vbuuid=1, persisted_seqno=1, current_seqno=1, old_vbuuid=2),
-    ],
-)
+@case(GetClusterConfig(epoch=1))
+@case(GetAllVbSeqnos(collection=9))
+@case(StoreResponse(opcode=Opcode.SET, vbuuid=1))
+@case(ObserveSeqnoResponse(vbucket=0, vbuuid=1, persisted_seqno=1, current_seqno=1, old_vbuuid=2))
 def test_half_a_version_is_our_own_fault(message: Message) -> None:
     with pytest.raises(LocalProtocolError):
         message.encode()
@@ -403,22 +371,17 @@ def test_a_cache_transfer_that_is_cut_off_is_refused(kept: int) -> None:
         cache_transfer(ITEM_BYTES + ITEM_BYTES[:kept])
 
 
-@each(
-    ("value", "reason"),
-    [
-        (b"", "fewer than 1 items"),
-        (item_bytes(key=b""), "needs 2 bytes"),
-        (item_bytes(key=b"\x08"), "needs 2 bytes"),
-        (item_bytes(key=b"\x08" + b"k" * 251), "exceeds 250 bytes"),
-        (item_bytes(key=b"\x80\x80"), "collection id is cut off"),
-        (item_bytes(key=b"\x80\x00k"), "shortest form"),
-        # A length that would reach far beyond the frame is held against it before anything is taken.
-        (item_bytes(key=b"\x08k", value_bytes=2**32 - 1), "cut off"),
-        (item_bytes(key=b"\x08k", key_bytes=0xFFFF), "cut off"),
-        # The collection id may not borrow bytes from the value.
-        (item_bytes(key=b"\x80\x80", value_bytes=1, value=b"\x01"), "collection id is cut off"),
-    ],
-)
+@case(b"", "fewer than 1 items")
+@case(item_bytes(key=b""), "needs 2 bytes")
+@case(item_bytes(key=b"\x08"), "needs 2 bytes")
+@case(item_bytes(key=b"\x08" + b"k" * 251), "exceeds 250 bytes")
+@case(item_bytes(key=b"\x80\x80"), "collection id is cut off")
+@case(item_bytes(key=b"\x80\x00k"), "shortest form")
+# A length that would reach far beyond the frame is held against it before anything is taken.
+@case(item_bytes(key=b"\x08k", value_bytes=2**32 - 1), "cut off")
+@case(item_bytes(key=b"\x08k", key_bytes=0xFFFF), "cut off")
+# The collection id may not borrow bytes from the value.
+@case(item_bytes(key=b"\x80\x80", value_bytes=1, value=b"\x01"), "collection id is cut off")
 def test_an_item_outside_its_bounds_is_refused(value: bytes, reason: str) -> None:
     with pytest.raises(MalformedMessage, match=reason):
         cache_transfer(value)
@@ -474,20 +437,12 @@ def test_a_reason_to_end_nobody_knows_is_kept(number: int, name: str | None) -> 
     assert round_trip(message) == message
 
 
-@pytest.mark.parametrize(
-    ("build", "flags"),
-    [
-        (lambda flags: StreamRequest(flags=flags), StreamFlags),
-        (lambda flags: AddStream(flags=flags), StreamFlags),
-        (lambda flags: Open(flags=flags, key=b"name"), OpenFlags),
-        (lambda flags: OsoSnapshot(flags=flags), OsoFlags),
-        (lambda flags: replace(V1, flags=flags), SnapshotFlags),
-    ],
-    ids=["stream request", "add stream", "open", "OSO snapshot", "snapshot marker"],
-)
-def test_flags_nobody_knows_are_kept_and_not_remembered(
-    build: Callable[[int], Message], flags: type[StreamFlags]
-) -> None:
+@case_apart(lambda flags: StreamRequest(flags=flags), StreamFlags, id="stream request")
+@case_apart(lambda flags: AddStream(flags=flags), StreamFlags, id="add stream")
+@case_apart(lambda flags: Open(flags=flags, key=b"name"), OpenFlags, id="open")
+@case_apart(lambda flags: OsoSnapshot(flags=flags), OsoFlags, id="OSO snapshot")
+@case_apart(lambda flags: replace(V1, flags=flags), SnapshotFlags, id="snapshot marker")
+def test_unknown_flags_are_kept(build: Callable[[int], Message], flags: type[StreamFlags]) -> None:
     """A peer may send 2**32 different ones; the standard library's flags would hold each of them for ever."""
     remembered = len(flags._value2member_map_)
     for number in range(0x80000001, 0x80001001, 16):
@@ -497,29 +452,30 @@ def test_flags_nobody_knows_are_kept_and_not_remembered(
     assert len(flags._value2member_map_) <= remembered + 1
 
 
-NUMBERS: list[tuple[type[IntEnum | IntFlag], str]] = [
-    (SnapshotFlags, "MEMORY=1 DISK=2 CHECKPOINT=4 ACK=8 HISTORY=16 MAY_CONTAIN_DUPLICATES=32"),
-    (OsoFlags, "START=1 END=2"),
-    (VBucketState, "ACTIVE=1 REPLICA=2 PENDING=3 DEAD=4"),
+@case(SnapshotFlags, "MEMORY=1 DISK=2 CHECKPOINT=4 ACK=8 HISTORY=16 MAY_CONTAIN_DUPLICATES=32")
+@case(OsoFlags, "START=1 END=2")
+@case(VBucketState, "ACTIVE=1 REPLICA=2 PENDING=3 DEAD=4")
+@case(
+    StreamEndReason,
     (
-        StreamEndReason,
         "OK=0 CLOSED=1 STATE_CHANGED=2 DISCONNECTED=3 TOO_SLOW=4 BACKFILL_FAILED=5 ROLLBACK=6 FILTER_EMPTY=7"
-        " LOST_PRIVILEGES=8",
+        " LOST_PRIVILEGES=8"
     ),
+)
+@case(
+    OpenFlags,
     (
-        OpenFlags,
         "PRODUCER=1 NOTIFIER=2 INCLUDE_XATTRS=4 NO_VALUE=8 COLLECTIONS=16 INCLUDE_DELETE_TIMES=32"
-        " NO_VALUE_WITH_UNDERLYING_DATATYPE=64 INCLUDE_DELETED_USER_XATTRS=256 SKIP_DELETES_IN_INITIAL_BACKFILL=512",
+        " NO_VALUE_WITH_UNDERLYING_DATATYPE=64 INCLUDE_DELETED_USER_XATTRS=256 SKIP_DELETES_IN_INITIAL_BACKFILL=512"
     ),
+)
+@case(
+    StreamFlags,
     (
-        StreamFlags,
         "TAKEOVER=1 DISK_ONLY=2 LATEST=4 NO_VALUE=8 ACTIVE_ONLY=16 STRICT_VBUUID=32 FROM_LATEST=64"
-        " IGNORE_PURGED_TOMBSTONES=128 CACHE_TRANSFER=256",
+        " IGNORE_PURGED_TOMBSTONES=128 CACHE_TRANSFER=256"
     ),
-]
-
-
-@each(("kind", "members"), NUMBERS)
+)
 def test_the_numbers_are_those_of_the_documents(kind: type[IntEnum | IntFlag], members: str) -> None:
     assert " ".join(f"{member.name}={member.value}" for member in kind) == members
 
@@ -533,13 +489,8 @@ def test_a_rollback_has_a_form_of_its_own() -> None:
     assert round_trip(message) == message
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        StreamRequestResponse(status=Status.ROLLBACK),
-        StreamRequestResponse(status=Status.SUCCESS, rollback_seqno=0),
-    ],
-)
+@case(StreamRequestResponse(status=Status.ROLLBACK))
+@case(StreamRequestResponse(status=Status.SUCCESS, rollback_seqno=0))
 def test_a_rollback_seqno_belongs_to_its_status(message: Message) -> None:
     with pytest.raises(LocalProtocolError, match="ROLLBACK"):
         message.encode()
@@ -553,22 +504,17 @@ def test_a_stream_request_response_of_another_length_is_refused(status: Status, 
         decode_message(response(Opcode.DCP_STREAM_REQUEST, status, value=value))
 
 
-@pytest.mark.parametrize(
-    ("value", "context"),
-    [
-        (
-            b'{"error":{"context":"Request must include extras of length 48"}}',
-            "Request must include extras of length 48",
-        ),
-        (b"Not found", "Not found"),
-        (b"", ""),
-        (b'{"error":{}}', '{"error":{}}'),
-        (b"[]", "[]"),
-        (b"\xff", "\N{REPLACEMENT CHARACTER}"),
-        (b"[" * 100_000, "[" * 100_000),
-    ],
-    ids=["JSON", "text", "nothing", "no context", "a list", "not UTF-8", "too deep"],
+@case_apart(
+    b'{"error":{"context":"Request must include extras of length 48"}}',
+    "Request must include extras of length 48",
+    id="JSON",
 )
+@case_apart(b"Not found", "Not found", id="text")
+@case_apart(b"", "", id="nothing")
+@case_apart(b'{"error":{}}', '{"error":{}}', id="no context")
+@case_apart(b"[]", "[]", id="a list")
+@case_apart(b"\xff", "\N{REPLACEMENT CHARACTER}", id="not UTF-8")
+@case_apart(b"[" * 100_000, "[" * 100_000, id="too deep")
 def test_an_error_tells_the_servers_words(value: bytes, context: str) -> None:
     message = decode_message(response(Opcode.DCP_CONTROL, Status.EINVAL, value=value))
     assert isinstance(message, ErrorResponse)
@@ -635,29 +581,24 @@ def test_a_response_to_a_servers_request_is_not_one_to_a_clients() -> None:
 # --- structured values --------------------------------------------------------------------------------------------
 
 
-@each(
-    "frame",
-    [
-        request(Opcode.HELLO, value=b"\0"),
-        request(Opcode.GET_ERROR_MAP, value=b"\0"),
-        request(Opcode.GET_ERROR_MAP),
-        request(Opcode.OBSERVE_SEQNO, value=bytes(7)),
-        response(Opcode.HELLO, value=b"\0\1\2"),
-        response(Opcode.GET_VBUCKET, value=bytes(3)),
-        response(Opcode.GET_ALL_VB_SEQNOS, value=bytes(11)),
-        response(Opcode.DCP_GET_FAILOVER_LOG, value=bytes(17)),
-        response(Opcode.OBSERVE_SEQNO),
-        response(Opcode.OBSERVE_SEQNO, value=bytes(26)),
-        response(Opcode.OBSERVE_SEQNO, value=b"\1" + bytes(26)),
-        response(Opcode.OBSERVE_SEQNO, value=b"\2" + bytes(26)),
-        response(Opcode.INCREMENT, value=bytes(7)),
-        request(Opcode.SUBDOC_GET, extras="0005 00", key=b"k", value=b"path"),
-        request(Opcode.SUBDOC_MULTI_LOOKUP, key=b"k", value=b"\xc5\0\0\5path"),
-        request(Opcode.SUBDOC_MULTI_MUTATION, key=b"k", value=b"\xc5\0\0\1\0\0\0\2pv"),
-        response(Opcode.SUBDOC_MULTI_LOOKUP, value=b"\0\0\0\0\0\2v"),
-        response(Opcode.SUBDOC_MULTI_MUTATION, value=b"\0\0\0\0\0"),
-    ],
-)
+@case(request(Opcode.HELLO, value=b"\0"))
+@case(request(Opcode.GET_ERROR_MAP, value=b"\0"))
+@case(request(Opcode.GET_ERROR_MAP))
+@case(request(Opcode.OBSERVE_SEQNO, value=bytes(7)))
+@case(response(Opcode.HELLO, value=b"\0\1\2"))
+@case(response(Opcode.GET_VBUCKET, value=bytes(3)))
+@case(response(Opcode.GET_ALL_VB_SEQNOS, value=bytes(11)))
+@case(response(Opcode.DCP_GET_FAILOVER_LOG, value=bytes(17)))
+@case(response(Opcode.OBSERVE_SEQNO))
+@case(response(Opcode.OBSERVE_SEQNO, value=bytes(26)))
+@case(response(Opcode.OBSERVE_SEQNO, value=b"\1" + bytes(26)))
+@case(response(Opcode.OBSERVE_SEQNO, value=b"\2" + bytes(26)))
+@case(response(Opcode.INCREMENT, value=bytes(7)))
+@case(request(Opcode.SUBDOC_GET, extras="0005 00", key=b"k", value=b"path"))
+@case(request(Opcode.SUBDOC_MULTI_LOOKUP, key=b"k", value=b"\xc5\0\0\5path"))
+@case(request(Opcode.SUBDOC_MULTI_MUTATION, key=b"k", value=b"\xc5\0\0\1\0\0\0\2pv"))
+@case(response(Opcode.SUBDOC_MULTI_LOOKUP, value=b"\0\0\0\0\0\2v"))
+@case(response(Opcode.SUBDOC_MULTI_MUTATION, value=b"\0\0\0\0\0"))
 def test_a_value_that_does_not_add_up_is_refused(frame: Frame) -> None:
     with pytest.raises(MalformedMessage):
         decode_message(frame)
@@ -674,13 +615,8 @@ def test_the_paths_of_one_request_have_a_limit() -> None:
         decode_message(replace(frame, value=frame.value + specs[0].encode()))
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
-        MutationResult(index=0, status=Status.SUCCESS),
-        MutationResult(index=0, status=Status.SUBDOC_PATH_ENOENT, value=b"v"),
-    ],
-)
+@case(MutationResult(index=0, status=Status.SUCCESS))
+@case(MutationResult(index=0, status=Status.SUBDOC_PATH_ENOENT, value=b"v"))
 def test_a_mutation_result_has_a_value_only_where_it_succeeded(result: MutationResult) -> None:
     with pytest.raises(LocalProtocolError, match="succeeded only"):
         MultiMutationResponse(results=(result,)).encode()
@@ -751,25 +687,13 @@ def test_the_status_and_the_key_are_named() -> None:
     assert error.hint == KeyNotFound.default_hint
 
 
-@pytest.mark.parametrize(
-    ("request_", "status", "value", "reason"),
-    [
-        (
-            Get(key=b"k"),
-            Status.EINVAL,
-            b'{"error": {"context": "no such thing"}}',
-            "Get of 'k': EINVAL (no such thing)",
-        ),
-        # A cluster map is no words.
-        (Get(key=b"k"), Status.NOT_MY_VBUCKET, b'{"rev": 1}', "Get of 'k': NOT_MY_VBUCKET"),
-        (Noop(), Status.EBUSY, b"", "Noop: EBUSY"),
-        (Get(key=b"k" * 60_000), Status.EINVAL, b"", f"Get of '{'k' * 250}'…: EINVAL"),
-        (Get(key=b"a\xff"), Status.KEY_ENOENT, b"", r"Get of 'a\\xff': KEY_ENOENT"),
-    ],
-)
-def test_the_request_and_the_words_of_the_server_are_kept(
-    request_: Request, status: Status, value: bytes, reason: str
-) -> None:
+@case(Get(key=b"k"), Status.EINVAL, b'{"error": {"context": "no such thing"}}', "Get of 'k': EINVAL (no such thing)")
+# A cluster map is no words.
+@case(Get(key=b"k"), Status.NOT_MY_VBUCKET, b'{"rev": 1}', "Get of 'k': NOT_MY_VBUCKET")
+@case(Noop(), Status.EBUSY, b"", "Noop: EBUSY")
+@case(Get(key=b"k" * 60_000), Status.EINVAL, b"", f"Get of '{'k' * 250}'…: EINVAL")
+@case(Get(key=b"a\xff"), Status.KEY_ENOENT, b"", r"Get of 'a\\xff': KEY_ENOENT")
+def test_an_error_keeps_the_servers_words(request_: Request, status: Status, value: bytes, reason: str) -> None:
     assert refused_request(request_, answer(status, value)).reason == f"the server refused {reason}"
 
 

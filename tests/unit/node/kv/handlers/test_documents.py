@@ -27,13 +27,7 @@ from headwater.protocol.messages.documents import (
     Set,
 )
 from headwater.protocol.messages.session import Noop
-from headwater.protocol.messages.subdocument import (
-    LookupSpec,
-    MultiLookup,
-    MultiMutation,
-    MutationSpec,
-    PathFlags,
-)
+from headwater.protocol.messages.subdocument import LookupSpec, MultiLookup, MultiMutation, MutationSpec, PathFlags
 from headwater.protocol.messages.vbuckets import (
     OBSERVED_KEYS_MAX,
     KeyState,
@@ -221,7 +215,6 @@ def test_with_durability_in_memory_nothing_waits(node: Node) -> None:
 
 def vbuuid(node: Node, vbucket: int = 0) -> Vbuuid:
     facts = node.bucket.vbuckets.facts[vbucket]
-    assert facts is not None
     return facts.failover_log.newest.vbuuid
 
 

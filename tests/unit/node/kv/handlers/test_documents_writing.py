@@ -40,7 +40,7 @@ from headwater.protocol.numbers import VALUE_BYTES_MAX, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
 from headwater.store.set_run import _expiry
-from support.cases import each
+from support.cases import case, case_apart
 from support.kv_harness import START_S, Client, Node
 
 STORES = (Set, Add, Replace)
@@ -100,22 +100,17 @@ def test_append_of_a_compressed_value(client: Client) -> None:
 # --- expiry -------------------------------------------------------------------------------------------------------
 
 
-@each(
-    ("asked", "max_ttl_s", "expected"),
-    [
-        (0, None, 0),
-        (0, 0, 0),
-        (1, None, START_S + 1),
-        (MONTH_S, None, START_S + MONTH_S),
-        (MONTH_S + 1, None, MONTH_S + 1),
-        (START_S + 5, None, START_S + 5),
-        (0, 60, START_S + 60),
-        (30, 60, START_S + 30),
-        (90, 60, START_S + 60),
-        (START_S + 90, 60, START_S + 60),
-        (2**32 - 1, None, 2**32 - 1),
-    ],
-)
+@case(0, None, 0)
+@case(0, 0, 0)
+@case(1, None, START_S + 1)
+@case(MONTH_S, None, START_S + MONTH_S)
+@case(MONTH_S + 1, None, MONTH_S + 1)
+@case(START_S + 5, None, START_S + 5)
+@case(0, 60, START_S + 60)
+@case(30, 60, START_S + 30)
+@case(90, 60, START_S + 60)
+@case(START_S + 90, 60, START_S + 60)
+@case(2**32 - 1, None, 2**32 - 1)
 def test_the_time_of_expiry(asked: int, max_ttl_s: int | None, expected: int) -> None:
     assert expiry_time(asked, now_s=START_S, max_ttl_s=max_ttl_s) == expected
     assert part_for_python(_expiry)(asked, START_S, max_ttl_s or 0) == expected
@@ -203,16 +198,11 @@ def test_a_value_that_grows_too_large(client: Client) -> None:
 # --- extended attributes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        Set(key=b"k", value=b"[2]"),
-        Replace(key=b"k", value=b"[2]"),
-        Append(key=b"k", value=b" "),
-        Prepend(key=b"k", value=b" "),
-        Touch(key=b"k", expiry=60),
-    ],
-)
+@case_apart(Set(key=b"k", value=b"[2]"))
+@case_apart(Replace(key=b"k", value=b"[2]"))
+@case_apart(Append(key=b"k", value=b" "))
+@case_apart(Prepend(key=b"k", value=b" "))
+@case_apart(Touch(key=b"k", expiry=60))
 def test_a_new_body_leaves_the_extended_attributes_alone(client: Client, write: Set) -> None:
     client.succeed(Set(key=b"k", value=b"[1]"))
     set_xattr(client, b"k", b"note", b'"mine"')
@@ -267,7 +257,6 @@ def test_a_document_that_comes_back_has_no_attributes(client: Client) -> None:
 
 def test_a_write_tells_where_it_stands_in_history(node: Node, client: Client) -> None:
     facts = node.bucket.vbuckets.facts[0]
-    assert facts is not None
     vbuuid = facts.failover_log.newest.vbuuid
     for seqno, request in enumerate(
         [
@@ -319,15 +308,10 @@ def test_a_durable_write_waits_for_its_commit(node: Node, level: DurabilityLevel
     assert [response.status for response in client.received()] == [Status.SUCCESS]
 
 
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (b"\x00", Status.DURABILITY_INVALID_LEVEL),
-        (b"\x04", Status.DURABILITY_INVALID_LEVEL),
-        (b"\xff", Status.DURABILITY_INVALID_LEVEL),
-        (b"\1\0", Status.EINVAL),
-    ],
-)
+@case_apart(b"\x00", Status.DURABILITY_INVALID_LEVEL)
+@case_apart(b"\x04", Status.DURABILITY_INVALID_LEVEL)
+@case_apart(b"\xff", Status.DURABILITY_INVALID_LEVEL)
+@case_apart(b"\1\0", Status.EINVAL)
 def test_durabilities_that_are_refused(client: Client, data: bytes, status: Status) -> None:
     info = FrameInfo(RequestInfo.DURABILITY, data)
     assert client.refused(Delete(key=b"k", frame_infos=(info,))) == Status.KEY_ENOENT

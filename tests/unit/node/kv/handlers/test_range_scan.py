@@ -25,6 +25,7 @@ from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
 from headwater.store.settling import flush, settle_now
+from support.cases import case_apart
 from support.kv_harness import WITH_COLLECTIONS, Client, Node
 
 KEYS = [b"a", b"b", b"ba", b"bb", b"c"]
@@ -70,17 +71,12 @@ def keys_of(client: Client, *, items_max: int = 0, **members: Any) -> list[bytes
 # --- what is asked for --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("bounds", "expected"),
-    [
-        ({"start": b"", "end": b"\xff"}, KEYS),
-        ({"start": b"b", "end": b"bb"}, [b"b", b"ba", b"bb"]),
-        ({"excl_start": b"b", "excl_end": b"bb"}, [b"ba"]),
-        ({"start": b"b", "end": b"b\xff"}, [b"b", b"ba", b"bb"]),
-        ({"excl_start": b"bb", "end": b"c"}, [b"c"]),
-    ],
-)
 @pytest.mark.usefixtures("stored")
+@case_apart({"start": b"", "end": b"\xff"}, KEYS)
+@case_apart({"start": b"b", "end": b"bb"}, [b"b", b"ba", b"bb"])
+@case_apart({"excl_start": b"b", "excl_end": b"bb"}, [b"ba"])
+@case_apart({"start": b"b", "end": b"b\xff"}, [b"b", b"ba", b"bb"])
+@case_apart({"excl_start": b"bb", "end": b"c"}, [b"c"])
 def test_ranges(client: Client, bounds: dict[str, bytes], expected: list[bytes]) -> None:
     assert keys_of(client, **between(**bounds)) == keys_of(client, items_max=1, **between(**bounds)) == expected
 
@@ -204,30 +200,25 @@ def test_the_statistics_show_scans(client: Client) -> None:
 START = {"start": ""}
 
 
-@pytest.mark.parametrize(
-    ("members", "status"),
-    [
-        (between(start=b"x", end=b"y"), Status.KEY_ENOENT),
-        ({**EVERYTHING, "key_only": True, "include_xattrs": True}, Status.EINVAL),
-        ({**EVERYTHING, "sampling": {"samples": 1}}, Status.EINVAL),
-        ({"sampling": {}}, Status.EINVAL),
-        ({"sampling": {"samples": 0}}, Status.EINVAL),
-        ({"sampling": {"samples": True}}, Status.EINVAL),
-        ({"sampling": []}, Status.EINVAL),
-        ({"range": START}, Status.EINVAL),
-        ({"range": {**START, "excl_start": "", "end": ""}}, Status.EINVAL),
-        ({"range": {**START, "end": "not base64"}}, Status.EINVAL),
-        ({"range": {**START, "end": 5}}, Status.EINVAL),
-        (between(start=b"", end=b"x" * 251), Status.EINVAL),
-        ({**EVERYTHING, "collection": 8}, Status.EINVAL),
-        ({**EVERYTHING, "collection": "0x8"}, Status.EINVAL),
-        ({**EVERYTHING, "key_only": 1}, Status.EINVAL),
-        ({**EVERYTHING, "name": "x" * 51}, Status.EINVAL),
-        ({**EVERYTHING, "more": "x" * 4096}, Status.EINVAL),
-        ({**EVERYTHING, "snapshot_requirements": 5}, Status.EINVAL),
-    ],
-)
 @pytest.mark.usefixtures("stored")
+@case_apart(between(start=b"x", end=b"y"), Status.KEY_ENOENT)
+@case_apart({**EVERYTHING, "key_only": True, "include_xattrs": True}, Status.EINVAL)
+@case_apart({**EVERYTHING, "sampling": {"samples": 1}}, Status.EINVAL)
+@case_apart({"sampling": {}}, Status.EINVAL)
+@case_apart({"sampling": {"samples": 0}}, Status.EINVAL)
+@case_apart({"sampling": {"samples": True}}, Status.EINVAL)
+@case_apart({"sampling": []}, Status.EINVAL)
+@case_apart({"range": START}, Status.EINVAL)
+@case_apart({"range": {**START, "excl_start": "", "end": ""}}, Status.EINVAL)
+@case_apart({"range": {**START, "end": "not base64"}}, Status.EINVAL)
+@case_apart({"range": {**START, "end": 5}}, Status.EINVAL)
+@case_apart(between(start=b"", end=b"x" * 251), Status.EINVAL)
+@case_apart({**EVERYTHING, "collection": 8}, Status.EINVAL)
+@case_apart({**EVERYTHING, "collection": "0x8"}, Status.EINVAL)
+@case_apart({**EVERYTHING, "key_only": 1}, Status.EINVAL)
+@case_apart({**EVERYTHING, "name": "x" * 51}, Status.EINVAL)
+@case_apart({**EVERYTHING, "more": "x" * 4096}, Status.EINVAL)
+@case_apart({**EVERYTHING, "snapshot_requirements": 5}, Status.EINVAL)
 def test_descriptions_that_are_refused(client: Client, members: dict[str, Any], status: Status) -> None:
     response = client.call(described(**members))
     assert (response.status, bool(getattr(response, "context", ""))) == (status, True)

@@ -22,6 +22,7 @@ from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 from headwater.store.receiving import begin_snapshot, receive_change, take_failover_log
+from support.cases import case_apart
 from support.kv_harness import START_S, WITH_COLLECTIONS, Client, Node
 
 
@@ -65,18 +66,13 @@ def test_statistics_of_a_document_of_a_collection(node: Node, client: Client) ->
         assert statistics(client, b"key k 0 " + named)["key_flags"] == "9"
 
 
-@pytest.mark.parametrize(
-    ("argument", "status"),
-    [
-        (b"none 0", Status.KEY_ENOENT),
-        (b"k 99", Status.NOT_MY_VBUCKET),
-        (b"k", Status.EINVAL),
-        (b" 0", Status.EINVAL),
-        (b"k x", Status.EINVAL),
-        pytest.param(b"k " + b"9" * 5000, Status.EINVAL, id="more digits than Python reads"),
-        (b"k 0 no.such", Status.UNKNOWN_COLLECTION),
-    ],
-)
+@case_apart(b"none 0", Status.KEY_ENOENT)
+@case_apart(b"k 99", Status.NOT_MY_VBUCKET)
+@case_apart(b"k", Status.EINVAL)
+@case_apart(b" 0", Status.EINVAL)
+@case_apart(b"k x", Status.EINVAL)
+@case_apart(b"k " + b"9" * 5000, Status.EINVAL)
+@case_apart(b"k 0 no.such", Status.UNKNOWN_COLLECTION)
 def test_documents_that_have_no_statistics(client: Client, argument: bytes, status: Status) -> None:
     assert client.refused(Stat(key=b"key " + argument)) == status
 
@@ -149,16 +145,11 @@ def test_seqnos_of_vbuckets_are_durable_ones(node: Node, client: Client) -> None
     }
 
 
-@pytest.mark.parametrize(
-    ("groups", "status"),
-    [
-        (
-            (b"vbucket 8", b"vbucket-details x", b"vbucket-seqno -1", b"vbucket-details 99", b"vbucket " + b"9" * 5000),
-            Status.NOT_MY_VBUCKET,
-        ),
-        ((b"nonsense", b"uuid 1", b"\xff", b"VBUCKET"), Status.KEY_ENOENT),
-    ],
+@case_apart(
+    (b"vbucket 8", b"vbucket-details x", b"vbucket-seqno -1", b"vbucket-details 99", b"vbucket " + b"9" * 5000),
+    Status.NOT_MY_VBUCKET,
 )
+@case_apart((b"nonsense", b"uuid 1", b"\xff", b"VBUCKET"), Status.KEY_ENOENT)
 def test_vbuckets_and_groups_that_do_not_exist(client: Client, groups: tuple[bytes, ...], status: Status) -> None:
     assert statistics(client, b"uuid") == {"uuid": "0123456789abcdef"}
     for group in groups:
@@ -258,7 +249,6 @@ def open_consumer(node: Node, name: bytes) -> Client:
 
 
 def produce(consumer: Client) -> bytes:
-    assert consumer.session.dcp is not None
     return consumer.session.dcp.produce(1_000_000)
 
 

@@ -60,11 +60,9 @@ def test_a_topology_is_kept(node: Node, client: Client) -> None:
     client.succeed(SetVBucket(vbucket=VB3, state=VBucketState.ACTIVE, value=value))
     node.reopen()
     facts = node.bucket.vbuckets.facts[3]
-    assert facts is not None
     assert [list(chain) for chain in facts.topology or ()] == [["a", "b", None]]
     node.client().succeed(SetVBucket(vbucket=VB3, state=VBucketState.ACTIVE, value=b'{"topology":null}'))
     facts = node.bucket.vbuckets.facts[3]
-    assert facts is not None
     assert facts.topology is None
 
 
@@ -91,7 +89,6 @@ def test_a_vbucket_made_active_again_branches(node: Node, client: Client) -> Non
     client.succeed(SetVBucket(vbucket=VB3, state=VBucketState.REPLICA))
     client.succeed(SetVBucket(vbucket=VB3, state=VBucketState.ACTIVE))
     facts = node.bucket.vbuckets.facts[3]
-    assert facts is not None
     assert [entry.seqno for entry in facts.failover_log.entries] == [1, 0]
 
 

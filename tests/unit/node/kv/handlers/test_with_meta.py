@@ -27,6 +27,7 @@ from headwater.protocol.messages.subdocument import LookupSpec, MultiLookup, Pat
 from headwater.protocol.numbers import Cas, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
+from support.cases import case_apart
 from support.kv_harness import START_S, Client, Node
 
 CAS = START_S * 1_000_000_000
@@ -158,23 +159,18 @@ def test_quiet_forms_answer_only_where_they_fail(client: Client) -> None:
     assert [(answer.opaque, answer.status) for answer in client.call_all(*quiet)] == [(2, Status.KEY_EEXISTS)]
 
 
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
-        (SetWithMeta(**version(options=MetaOptions.FORCE_ACCEPT)), Status.EINVAL),
-        (SetWithMeta(**version(options=MetaOptions.REGENERATE_CAS)), Status.EINVAL),
-        (SetWithMeta(**version(options=MetaOptions.IS_EXPIRATION)), Status.EINVAL),
-        (DeleteWithMeta(**version(options=MetaOptions(0x20))), Status.EINVAL),
-        (SetWithMeta(**version(rev_seqno=2**48)), Status.EINVAL),
-        (SetWithMeta(**version(meta_cas=0)), Status.KEY_EEXISTS),
-        (SetWithMeta(**version(meta_cas=2**64 - 1)), Status.KEY_EEXISTS),
-        (SetWithMeta(**version(meta_cas=CAS + 66 * 60 * 10**9)), Status.CAS_VALUE_INVALID),
-        (SetWithMeta(**version(), frame_infos=(durability(DurabilityLevel.MAJORITY),)), Status.EINVAL),
-        (SetWithMeta(**version(), value=b"\0\0\0\x09", datatype=Datatype.XATTR), Status.XATTR_EINVAL),
-        (DeleteWithMeta(**version(), value=b"body"), Status.EINVAL),
-        (SetWithMeta(**version(vbucket=VBucketId(99))), Status.NOT_MY_VBUCKET),
-    ],
-)
+@case_apart(SetWithMeta(**version(options=MetaOptions.FORCE_ACCEPT)), Status.EINVAL)
+@case_apart(SetWithMeta(**version(options=MetaOptions.REGENERATE_CAS)), Status.EINVAL)
+@case_apart(SetWithMeta(**version(options=MetaOptions.IS_EXPIRATION)), Status.EINVAL)
+@case_apart(DeleteWithMeta(**version(options=MetaOptions(0x20))), Status.EINVAL)
+@case_apart(SetWithMeta(**version(rev_seqno=2**48)), Status.EINVAL)
+@case_apart(SetWithMeta(**version(meta_cas=0)), Status.KEY_EEXISTS)
+@case_apart(SetWithMeta(**version(meta_cas=2**64 - 1)), Status.KEY_EEXISTS)
+@case_apart(SetWithMeta(**version(meta_cas=CAS + 66 * 60 * 10**9)), Status.CAS_VALUE_INVALID)
+@case_apart(SetWithMeta(**version(), frame_infos=(durability(DurabilityLevel.MAJORITY),)), Status.EINVAL)
+@case_apart(SetWithMeta(**version(), value=b"\0\0\0\x09", datatype=Datatype.XATTR), Status.XATTR_EINVAL)
+@case_apart(DeleteWithMeta(**version(), value=b"body"), Status.EINVAL)
+@case_apart(SetWithMeta(**version(vbucket=VBucketId(99))), Status.NOT_MY_VBUCKET)
 def test_what_is_refused(client: Client, request_: SetWithMeta, status: Status) -> None:
     assert client.refused(request_) == status
     assert client.refused(GetMeta(key=b"k")) == Status.KEY_ENOENT
