@@ -76,7 +76,7 @@ def test_no_old_answer_is_taken_after_a_failure(node: NodeProcess, monkeypatch: 
     with surveyor_of(node) as surveyor:
         expected = surveyor.survey()
         with monkeypatch.context() as patch:
-            patch.setattr("headwater.client.survey.decode_failover_log", refuse)
+            patch.setattr("headwater.protocol.messages.dcp_streams.decode_failover_log", refuse)
             with pytest.raises(HeadwaterError, match="can't be read"):
                 surveyor.survey()
         assert surveyor.survey() == expected

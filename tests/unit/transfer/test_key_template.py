@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from headwater.errors import InvalidDocument, InvalidKeyTemplate
-from headwater.transfer import generated_documents
-from headwater.transfer.generated_documents import VALUE_BYTES_MIN, GeneratedDocuments
-from headwater.transfer.key_template import KeyField, KeyTemplate, Literal, Number
+from headwater.transfer import key_template
+from headwater.transfer.key_template import VALUE_BYTES_MIN, GeneratedDocuments, KeyField, KeyTemplate, Literal, Number
 from support.cases import case
 
 
@@ -29,16 +28,9 @@ def build(template: str, *documents: str, first: int = 1) -> tuple[list[str], In
 def test_a_template_in_pieces() -> None:
     template = KeyTemplate.parse("ü::{a}-{#}-{b}{a}{{}}")
     assert template.pieces == (
-        Literal("ü::".encode()),
-        KeyField("a"),
-        Literal(b"-"),
-        Number(),
-        Literal(b"-"),
-        KeyField("b"),
-        KeyField("a"),
-        Literal(b"{"),
-        Literal(b"}"),
-    )
+        Literal("ü::".encode()), KeyField("a"), Literal(b"-"), Number(), Literal(b"-"), KeyField("b"), KeyField("a"),
+        Literal(b"{"), Literal(b"}"),
+    )  # fmt: skip
     assert template.fields == ("a", "b")
 
 
@@ -156,7 +148,7 @@ def test_the_seed_decides() -> None:
 
 def test_the_batch_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     all_at_once = generate(100)
-    monkeypatch.setattr(generated_documents, "BATCH_DOCUMENTS_MAX", 7)
+    monkeypatch.setattr(key_template, "BATCH_DOCUMENTS_MAX", 7)
     assert generate(100) == all_at_once
 
 
