@@ -115,7 +115,7 @@ def test_a_path_is_a_checkpoint(client: headwater.blocking.Client, tmp_path: Pat
     assert mutations(client.changes(end="now", checkpoint=tmp_path / "place.json"))
     assert not mutations(client.changes(end="now", checkpoint=str(tmp_path / "place.json")))
     with pytest.raises(InvalidInput, match="3 is no checkpoint"):
-        client.changes(checkpoint=3)  # type: ignore[arg-type]
+        client.changes(checkpoint=3)
 
 
 # --- into tables --------------------------------------------------------------------------------------------------

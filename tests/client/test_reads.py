@@ -72,7 +72,7 @@ async def test_a_wait_that_is_cancelled_loses_nothing(node: NodeProcess) -> None
         async with asyncio.timeout(30):
             while seen != KEYS:
                 try:
-                    seen.add((await asyncio.wait_for(anext(changes), 0.002)).key)  # type: ignore[union-attr]
+                    seen.add((await asyncio.wait_for(anext(changes), 0.002)).key)
                 except TimeoutError:
                     continue
 
@@ -95,7 +95,7 @@ def test_a_read_that_waits_ends_when_its_client_is_closed(node: NodeProcess) -> 
 @pytest.mark.parametrize("rounds", range(5))
 async def test_a_read_that_is_closed_while_it_begins_leaves_nothing_behind(node: NodeProcess, rounds: int) -> None:
     client = await client_of(node).__aenter__()
-    reading = asyncio.create_task(anext(client.batches(), None))  # type: ignore[arg-type]
+    reading = asyncio.create_task(anext(client.batches(), None))
     await asyncio.sleep(rounds * 0.002)
     await client.close()
     await asyncio.wait_for(reading, 10)

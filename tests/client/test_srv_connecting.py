@@ -93,9 +93,7 @@ def test_all_commands_find_the_host_that_is_up(start_node: StartNode, dns_server
     assert "cluster" in command("cluster", "init", url, "--replicas", "0")
 
 
-def test_certificates_are_checked_by_the_dns_name(
-    start_node: StartNode, dns_server: DnsServer, tmp_path: Path
-) -> None:
+def test_certificates_are_checked_by_the_dns_name(start_node: StartNode, dns_server: DnsServer, tmp_path: Path) -> None:
     """The certificate is for localhost, and knows nothing of the name in the connection string."""
     certificate, key = self_signed(tmp_path)
     node = start_node("--vbuckets", "1", "--tls-cert", str(certificate), "--tls-key", str(key))

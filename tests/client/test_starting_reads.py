@@ -45,7 +45,7 @@ async def test_all_that_is_written_after_start_is_seen(node: NodeProcess) -> Non
         changes = client.changes(start="now")
         await changes.start()
         after = write(node)
-        seen = {(await asyncio.wait_for(anext(changes), 30)).key for _ in after}  # type: ignore[union-attr]
+        seen = {(await asyncio.wait_for(anext(changes), 30)).key for _ in after}
         assert seen == after
         assert not seen & before
 
@@ -57,7 +57,7 @@ def test_all_that_is_written_after_a_blocking_start_is_seen(node: NodeProcess) -
         changes.start()
         assert len(changes.offsets.offsets) == VBUCKETS
         after = write(node)
-        assert {next(changes).key for _ in after} == after  # type: ignore[union-attr]
+        assert {next(changes).key for _ in after} == after
 
 
 def test_a_read_from_now_on_begins_with_its_first_change_unless_it_is_started(node: NodeProcess) -> None:
@@ -113,4 +113,4 @@ def test_a_program_that_dies_before_its_first_change_keeps_its_now(node: NodePro
     after = write(node)
     with headwater.blocking.connect(f"{node.url}/default", **LOGIN) as client:
         changes = client.changes(start="now", end="now", checkpoint=FileCheckpoint(path))
-        assert {change.key for change in changes} == after  # type: ignore[union-attr]
+        assert {change.key for change in changes} == after

@@ -375,16 +375,12 @@ async def fail_over(processes: ClusterProcesses) -> None:
         coordinator.close()
 
 
-async def active_on(port: NodePort) -> int:
-    return sum(copy.state == VBucketState.ACTIVE for copy in (await port.copies()).values())
-
-
 async def wait_until_it_has_nothing_active(processes: ClusterProcesses) -> None:
     # Started with --user and --password, it has the admin's old password again. That is its own business.
     port = NodePort(processes.nodes[LOST].address, processes.login)
     give_up_s = time.monotonic() + HEARD_S_MAX
     try:
-        while active := await active_on(port):
+        while active := sum(copy.state == VBucketState.ACTIVE for copy in (await port.copies()).values()):
             assert time.monotonic() < give_up_s, f"{active} vbuckets are active on two nodes"
             await asyncio.sleep(0.1)
     finally:

@@ -74,7 +74,7 @@ async def test_a_failover_in_the_middle_of_a_rebalance(tmp_path: Path) -> None:
     async with two_operators(tmp_path, 3) as (nodes, first, second):
         nodes.running[1].hold_replicas("default")
         rebalance = asyncio.create_task(first.rebalance())
-        await soon(lambda: bool(nodes.running[0].membership("default").config.building))  # type: ignore[union-attr]
+        await soon(lambda: bool(nodes.running[0].membership("default").config.building))
         await second.failover([nodes.name(1)])
         with pytest.raises(Overtaken):
             await rebalance

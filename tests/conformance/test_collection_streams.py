@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.base import ErrorResponse
 from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, ManifestUid, Seqno, VBucketId
@@ -45,15 +44,9 @@ def _consumer(world: World, **controls: str) -> Consumer:
 def test_a_stream_of_everything_has_system_events_in_their_places(shop: World) -> None:
     lines = _consumer(shop).stream()
     assert lines == [
-        "marker 0..7",
-        "event SCOPE_CREATED@1",
-        "event COLLECTION_CREATED@2",
-        "event COLLECTION_CREATED@3",
-        "set plain@4",
-        "set 8:apple@5",
-        "set a:order@6",
-        "set 8:pear@7",
-    ]
+        "marker 0..7", "event SCOPE_CREATED@1", "event COLLECTION_CREATED@2", "event COLLECTION_CREATED@3",
+        "set plain@4", "set 8:apple@5", "set a:order@6", "set 8:pear@7",
+    ]  # fmt: skip
 
 
 def test_events_are_packed_unless_flatbuffers_are_asked_for(shop: World) -> None:
@@ -153,7 +146,6 @@ def test_drop_of_a_filtered_scope_ends_the_stream(shop: World) -> None:
 @case_apart(b'{"scope":"99"}', Status.UNKNOWN_SCOPE)
 def test_what_is_unknown_is_refused_with_the_manifest_uid(shop: World, value: bytes, status: Status) -> None:
     answer = _consumer(shop).call(stream_request(value=value))
-    assert isinstance(answer, ErrorResponse)
     assert answer.status == status
     assert b'"manifest_uid":"3"' in answer.value.replace(b" ", b"")
 

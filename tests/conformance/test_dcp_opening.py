@@ -85,7 +85,7 @@ def test_a_name_has_1_to_250_bytes(world: World, name: bytes) -> None:
 
 
 def test_the_value_of_an_open_is_for_a_consumer_and_says_that_it_is_json(world: World) -> None:
-    """What a 7.0.5 server refuses is in its recorded session (`test_recorded_replicas`); these are not."""
+    """What a 7.0.5 server refuses is in its recorded session (`test_recorded_sessions_replayed`); these are not."""
     connection = world.connection()
     long = b'{"consumer_name":"%s"}' % (b"n" * 201)
     for value in (b"not json", b"[" * 100_000, long, b'{"consumer_name":"n","other":1}'):

@@ -95,7 +95,7 @@ def all_names() -> set[str]:
 
 
 def _full(family: object) -> str:
-    return f"{family.name}_total" if family.type == "counter" else family.name  # type: ignore[attr-defined]
+    return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def test_grafana_uses_names_that_exist() -> None:

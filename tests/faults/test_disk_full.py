@@ -150,7 +150,10 @@ def fill(folder: Path, report: Path, *, size: int, per_commit: int, settles: boo
         if failures == 3:
             break
         if settling.is_due(bucket):
-            settle_or_not(bucket)
+            try:
+                settle_now(bucket)
+            except StoreFull as error:
+                check_sentence(error)
     no_limit()
     more = list(range(10**6, 10**6 + 50))
     assert commit(bucket, more, size)
@@ -158,13 +161,6 @@ def fill(folder: Path, report: Path, *, size: int, per_commit: int, settles: boo
     settle_now(bucket)
     assert documents(bucket) == expected(acknowledged, size)
     report.write_text(json.dumps(acknowledged))
-
-
-def settle_or_not(bucket: Bucket) -> None:
-    try:
-        settle_now(bucket)
-    except StoreFull as error:
-        check_sentence(error)
 
 
 @pytest.mark.parametrize(("size", "per_commit"), SHAPES, ids=SHAPE_IDS)

@@ -17,15 +17,10 @@ from support.cases import case
 
 u32, u64 = (st.integers(0, 2**bits - 1) for bits in (32, 64))
 common = {
-    "vbucket": st.integers(0, 0xFFFF),
-    "opaque": u32,
-    "cas": u64,
-    "seqno": u64,
-    "rev_seqno": u64,
+    "vbucket": st.integers(0, 0xFFFF), "opaque": u32, "cas": u64, "seqno": u64, "rev_seqno": u64,
     "frame_infos": st.sampled_from([(), (frames.stream_id(7),)]),
-    "key": st.binary(min_size=2, max_size=20).map(lambda key: b"\x08" + key),
-    "value": st.binary(max_size=50),
-}
+    "key": st.binary(min_size=2, max_size=20).map(lambda key: b"\x08" + key), "value": st.binary(max_size=50),
+}  # fmt: skip
 changes = st.one_of(
     st.builds(Mutation, **common, flags=u32, expiry=u32),
     st.builds(Deletion, **common, delete_time=st.one_of(st.none(), u32)),

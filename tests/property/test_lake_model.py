@@ -337,7 +337,7 @@ class LakeMachine(RuleBasedStateMachine):
                     assert isinstance(kept, int)
                     self.delivered[vbucket] = [it for it in self.delivered[vbucket] if it.seqno <= kept]
                 else:
-                    self.delivered[vbucket].append(by_seqno[row["seqno"]])  # type: ignore[index]
+                    self.delivered[vbucket].append(by_seqno[row["seqno"]])
 
     # --- what must be true ----------------------------------------------------------------------------------------
 

@@ -132,7 +132,7 @@ def test_a_map_of_another_bucket_fails_the_read_and_nothing_else() -> None:
     connection = connect(run)
     config = json.loads(run.cluster.config()) | {"uuid": "another", "rev": 9}
     config["vBucketServerMap"]["vBucketMap"] = [[0]]
-    connection.cluster.config = lambda: json.dumps(config).encode()  # type: ignore[method-assign]
+    connection.cluster.config = lambda: json.dumps(config).encode()
     run.now_s += run.options.poll_interval_s
     ask(run)
     arrive(run)

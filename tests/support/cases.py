@@ -32,7 +32,7 @@ def case(*values: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
         cases.insert(0, values)
         if len(cases) == 1:
             test = _all_cases(test, list(inspect.signature(test).parameters)[-len(values) :], cases)
-            test.cases = cases  # type: ignore[attr-defined]
+            test.cases = cases
         return test
 
     return decorate
@@ -46,7 +46,7 @@ def case_apart(*values: Any, id: str | None = None) -> Callable[[Callable[..., N
         cases.insert(0, pytest.param(*values, id=id))
         if len(cases) == 1:
             test = pytest.mark.parametrize(list(inspect.signature(test).parameters)[-len(values) :], cases)(test)
-            test.cases = cases  # type: ignore[attr-defined]
+            test.cases = cases
         return test
 
     return decorate
@@ -65,7 +65,7 @@ def _all_cases(test: Callable[..., None], wanted: list[str], cases: list[tuple[A
     all_cases.__name__, all_cases.__doc__, all_cases.__module__ = test.__name__, test.__doc__, test.__module__
     signature = inspect.signature(test)
     others = [parameter for name, parameter in signature.parameters.items() if name not in wanted]
-    all_cases.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+    all_cases.__signature__ = signature.replace(parameters=others)
     return all_cases
 
 

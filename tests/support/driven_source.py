@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
 from headwater.landing.freshness import Freshness
@@ -80,7 +78,6 @@ def batch_reader(bucket: SourceBucket, **options: str) -> ClosedReader:
 def rows_of(batches: Any) -> list[Row]:
     rows: list[Row] = []
     for batch in batches:
-        assert isinstance(batch, pa.RecordBatch)
         rows += batch.to_pylist()
     return rows
 

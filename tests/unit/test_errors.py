@@ -37,18 +37,9 @@ from support.cases import each
 
 ALL_ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)]
 FAMILIES = (
-    CaptureError,
-    CheckpointError,
-    ConnectionFailed,
-    GroupError,
-    InvalidInput,
-    LakeError,
-    LocalProtocolError,
-    Overtaken,
-    RemoteProtocolError,
-    StatusError,
-    StoreError,
-)
+    CaptureError, CheckpointError, ConnectionFailed, GroupError, InvalidInput, LakeError, LocalProtocolError,
+    Overtaken, RemoteProtocolError, StatusError, StoreError,
+)  # fmt: skip
 
 
 def make(cls: type[HeadwaterError]) -> HeadwaterError:
@@ -196,15 +187,9 @@ def test_a_status_without_a_class_is_kept(status: int) -> None:
 def test_retries_are_told_by_the_classes() -> None:
     retriable = {Status(status).name for status, cls in STATUS_ERRORS.items() if cls.retriable}
     assert retriable == {
-        "NOT_MY_VBUCKET",
-        "LOCKED",
-        "ENOMEM",
-        "EBUSY",
-        "ETMPFAIL",
-        "MANIFEST_IS_AHEAD",
-        "SYNC_WRITE_IN_PROGRESS",
+        "NOT_MY_VBUCKET", "LOCKED", "ENOMEM", "EBUSY", "ETMPFAIL", "MANIFEST_IS_AHEAD", "SYNC_WRITE_IN_PROGRESS",
         "SYNC_WRITE_RE_COMMIT_IN_PROGRESS",
-    }
+    }  # fmt: skip
     stale = {Status(status).name for status, cls in STATUS_ERRORS.items() if cls.stale_topology}
     assert stale == {"NOT_MY_VBUCKET"}
 

@@ -129,20 +129,10 @@ def test_a_line_of_json_for_each_batch(capsys: pytest.CaptureFixture[str]) -> No
     run(Query([batch(7), batch(8)]), as_json=True)
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first == {
-        "batch": 3,
-        "rows": 7,
-        "seconds": 0.5,
-        "rollbacks": 1,
-        "merges": 1,
-        "collections": {"a.b": 7},
-        "lag": 17,
-        "lag_seconds": 2.5,
-        "documents_age_seconds": 300.0,
-        "documents": 900,
-        "total_rows": 1200,
-        "total_rollbacks": 2,
-        "set_aside": {},
-    }
+        "batch": 3, "rows": 7, "seconds": 0.5, "rollbacks": 1, "merges": 1, "collections": {"a.b": 7}, "lag": 17,
+        "lag_seconds": 2.5, "documents_age_seconds": 300.0, "documents": 900, "total_rows": 1200,
+        "total_rollbacks": 2, "set_aside": {},
+    }  # fmt: skip
     assert second["rows"] == 8
     aside = replace(batch(), status=replace(STATUS, tables_set_aside=1, set_aside=(ASIDE,)))
     run(Query([aside]), as_json=True)
@@ -266,21 +256,13 @@ def lines(status: LandingStatus | None) -> dict[str, float]:
 
 def test_the_numbers_are_those_of_the_status() -> None:
     assert lines(SCRAPED_STATUS) == {
-        "headwater_land_rows_total": 1200,
-        "headwater_land_batches_total": 12,
-        "headwater_land_rollbacks_total": 3,
-        "headwater_land_active": 1,
-        "headwater_land_tables": 2,
-        "headwater_land_documents": 900,
-        "headwater_land_lag_seqnos": 17,
-        "headwater_land_lag_seconds": 2.5,
-        "headwater_land_documents_age_seconds": 4.5,
-        "headwater_land_last_batch_seconds": 0.3,
-        "headwater_land_last_merge_seconds": 1.1,
-        "headwater_land_failures": 0,
-        "headwater_land_tables_set_aside": 0,
+        "headwater_land_rows_total": 1200, "headwater_land_batches_total": 12, "headwater_land_rollbacks_total": 3,
+        "headwater_land_active": 1, "headwater_land_tables": 2, "headwater_land_documents": 900,
+        "headwater_land_lag_seqnos": 17, "headwater_land_lag_seconds": 2.5,
+        "headwater_land_documents_age_seconds": 4.5, "headwater_land_last_batch_seconds": 0.3,
+        "headwater_land_last_merge_seconds": 1.1, "headwater_land_failures": 0, "headwater_land_tables_set_aside": 0,
         "headwater_land_merges_slow": 0,
-    }
+    }  # fmt: skip
     assert len(METRICS) == len(fields(LandingStatus)) - 3, "all of it but the words"
 
 

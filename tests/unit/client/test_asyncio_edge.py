@@ -30,7 +30,7 @@ def new_edge(address: Address, *, from_now: bool = False, **options: float) -> A
 
     def make_reader(now_s: float) -> Reader:
         return Reader(
-            ReadOptions(**options),  # type: ignore[arg-type]
+            ReadOptions(**options),
             cluster_map=cluster_map,
             seeds=(address,),
             offsets={VBucketId(0): StreamOffset()},
@@ -60,7 +60,7 @@ def loop_factory(request: pytest.FixtureRequest) -> Callable[[], asyncio.Abstrac
 
 def run(factory: Callable[[], asyncio.AbstractEventLoop], work: Callable[[], object]) -> None:
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(work())  # type: ignore[arg-type]
+        runner.run(work())
 
 
 @pytest.mark.parametrize("method", ["received", "receive_buffer", "on_connected", "tick"])

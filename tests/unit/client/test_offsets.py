@@ -62,9 +62,9 @@ def test_nobody_can_change_them() -> None:
     mine[VBucketId(0)] = INSIDE
     assert made[VBucketId(0)] == COMPLETE
     with pytest.raises(TypeError):
-        made.offsets[VBucketId(0)] = INSIDE  # type: ignore[index]
+        made.offsets[VBucketId(0)] = INSIDE
     with pytest.raises(AttributeError):
-        made.bucket_uuid = "other"  # type: ignore[misc]
+        made.bucket_uuid = "other"
 
 
 @pytest.mark.parametrize("empty", [Offsets(UUID), Offsets("", {})])

@@ -68,14 +68,10 @@ def _all_kinds(
 
 def arguments(**other: object) -> list[object]:
     given = {
-        "data": np.frombuffer(b"abc", dtype=np.uint8),
-        "marks": np.zeros(2, dtype=np.bool_),
-        "rows": np.zeros((1, 2), dtype=np.int64),
-        "number": -2,
-        "small": np.uint32(2**32 - 1),
-        "large": 2**64 - 1,
+        "data": np.frombuffer(b"abc", dtype=np.uint8), "marks": np.zeros(2, dtype=np.bool_),
+        "rows": np.zeros((1, 2), dtype=np.int64), "number": -2, "small": np.uint32(2**32 - 1), "large": 2**64 - 1,
         "is_so": True,
-    }
+    }  # fmt: skip
     return list((given | other).values())
 
 

@@ -257,7 +257,7 @@ class Tracking(RuleBasedStateMachine):
 
     @rule(state=st.sampled_from([VBucketState.REPLICA, VBucketState.ACTIVE]))
     def change_state(self, state: VBucketState) -> None:
-        topology = self.bucket.vbuckets.facts[VB].topology  # type: ignore[union-attr]
+        topology = self.bucket.vbuckets.facts[VB].topology
         self.bucket.set_vbucket_state(VB, state)
         facts = self.bucket.vbuckets.facts[VB]
         assert facts is not None
@@ -319,7 +319,7 @@ TestTracking.settings = settings(stateful_step_count=40)
 @case((["a", "b"], ["a"]), (("a", "b"),))
 @case((["a", "b"], ["c", "d", None]), (("a", "b"), ("c", "d", None)))
 def test_only_chains_with_copies_have_a_say(topology: object, chains: object) -> None:
-    assert chains_of(topology) == chains  # type: ignore[arg-type]
+    assert chains_of(topology) == chains
 
 
 @case((), True)

@@ -108,14 +108,10 @@ def rights(needs: str) -> set[str]:
 
 NEEDS = {name: rights(needs) for needs, names in COMMANDS.items() for name in names.split()}
 _GIVEN: dict[str, Any] = {
-    "key": b"k",
-    "path": b"p",
-    "value": b"{}",
-    "scan_id": bytes(16),
-    "specs": (),
+    "key": b"k", "path": b"p", "value": b"{}", "scan_id": bytes(16), "specs": (),
     "keys": (ObservedKey(vbucket=VBucketId(0), key=b"k"),),
     "items": (CacheItem(seqno=Seqno(1), collection_id=CollectionId(0), key=b"k"),),
-}
+}  # fmt: skip
 
 
 def sample(cls: type[Request]) -> Request:

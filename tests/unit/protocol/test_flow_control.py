@@ -15,16 +15,9 @@ from support.cases import case, each
 @each("opcode", [opcode for opcode in Opcode if opcode.name.startswith("DCP_")])
 def test_data_counts_and_the_talk_about_it_does_not(opcode: Opcode) -> None:
     talk = {
-        "DCP_OPEN",
-        "DCP_ADD_STREAM",
-        "DCP_CLOSE_STREAM",
-        "DCP_STREAM_REQUEST",
-        "DCP_GET_FAILOVER_LOG",
-        "DCP_NOOP",
-        "DCP_BUFFER_ACK",
-        "DCP_CONTROL",
-        "DCP_SEQNO_ACKNOWLEDGED",
-    }
+        "DCP_OPEN", "DCP_ADD_STREAM", "DCP_CLOSE_STREAM", "DCP_STREAM_REQUEST", "DCP_GET_FAILOVER_LOG", "DCP_NOOP",
+        "DCP_BUFFER_ACK", "DCP_CONTROL", "DCP_SEQNO_ACKNOWLEDGED",
+    }  # fmt: skip
     assert (opcode in COUNTED) == (opcode.name not in talk)
 
 

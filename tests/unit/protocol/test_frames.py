@@ -6,14 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.errors import (
-    BadMagic,
-    FrameTooLarge,
-    LengthMismatch,
-    LocalProtocolError,
-    MalformedFrameInfo,
-    TruncatedFrame,
-)
+from headwater import errors
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import (
     HEADER_BYTES,
@@ -92,7 +85,7 @@ def test_there_are_no_other_magics() -> None:
 
 @each("magic", sorted(set(range(256)) - set(Magic)))
 def test_any_other_magic_is_refused_on_its_first_byte(magic: int) -> None:
-    with pytest.raises(BadMagic, match=f"0x{magic:02x} is not a magic byte"):
+    with pytest.raises(errors.BadMagic, match=f"0x{magic:02x} is not a magic byte"):
         decode_frame(bytes([magic]))
 
 
@@ -123,14 +116,14 @@ def test_parts_must_fit_the_body(data: bytes, is_sound: bool) -> None:
     if is_sound:
         assert decode_frame(data) is None
         return
-    with pytest.raises(LengthMismatch) as raised:
+    with pytest.raises(errors.LengthMismatch) as raised:
         decode_frame(data)
     assert raised.value.offset == 2
 
 
 def test_a_body_above_the_limit_is_refused_before_it_is_waited_for() -> None:
     assert decode_frame(header(body=FRAME_BODY_BYTES_MAX)) is None
-    with pytest.raises(FrameTooLarge) as raised:
+    with pytest.raises(errors.FrameTooLarge) as raised:
         decode_frame(header(body=FRAME_BODY_BYTES_MAX + 1))
     assert raised.value.offset == 8
     assert str(FRAME_BODY_BYTES_MAX) in str(raised.value)
@@ -162,7 +155,7 @@ def test_missing_bytes_are_waited_for(kept: int) -> None:
 @case(Frame(magic=Magic.REQUEST, opcode=0, cas=2**64))
 @case(Frame(magic=Magic.REQUEST, opcode=0, datatype=0x100))
 def test_what_does_not_fit_the_header_is_our_own_fault(frame: Frame) -> None:
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(errors.LocalProtocolError):
         frame.encode()
 
 
@@ -189,12 +182,12 @@ def test_a_broken_buffer_stays_broken_and_holds_nothing() -> None:
     buffer = FrameBuffer()
     buffer.receive_data(CLASSIC_BYTES + b"\x42" + CLASSIC_BYTES)
     assert buffer.next_frame() == CLASSIC
-    with pytest.raises(BadMagic) as first:
+    with pytest.raises(errors.BadMagic) as first:
         buffer.next_frame()
     assert first.value.offset == len(CLASSIC_BYTES)
     buffer.receive_data(CLASSIC_BYTES)
     assert buffer.buffered_bytes == 0
-    with pytest.raises(BadMagic) as second:
+    with pytest.raises(errors.BadMagic) as second:
         buffer.next_frame()
     assert str(second.value) == str(first.value)
 
@@ -206,7 +199,7 @@ def test_offsets_count_from_the_first_byte_of_the_connection() -> None:
         assert buffer.next_frame() == CLASSIC
     buffer.receive_data(2 * CLASSIC_BYTES + header(body=FRAME_BODY_BYTES_MAX + 1))
     assert [buffer.next_frame(), buffer.next_frame()] == [CLASSIC, CLASSIC]
-    with pytest.raises(FrameTooLarge) as raised:
+    with pytest.raises(errors.FrameTooLarge) as raised:
         buffer.next_frame()
     assert raised.value.offset == 5 * len(CLASSIC_BYTES) + 8
 
@@ -217,7 +210,7 @@ def test_an_end_inside_a_frame_is_an_error_and_one_between_frames_is_not() -> No
     assert buffer.next_frame() == CLASSIC
     buffer.receive_end()
     buffer.receive_data(CLASSIC_BYTES[:10])
-    with pytest.raises(TruncatedFrame, match="10 bytes into a frame") as raised:
+    with pytest.raises(errors.TruncatedFrame, match="10 bytes into a frame") as raised:
         buffer.receive_end()
     assert raised.value.offset == len(CLASSIC_BYTES)
 
@@ -225,7 +218,7 @@ def test_an_end_inside_a_frame_is_an_error_and_one_between_frames_is_not() -> No
 def test_decode_frames_wants_whole_frames() -> None:
     assert decode_frames(b"") == []
     assert decode_frames(CLASSIC_BYTES + FLEXIBLE_BYTES) == [CLASSIC, FLEXIBLE]
-    with pytest.raises(TruncatedFrame):
+    with pytest.raises(errors.TruncatedFrame):
         decode_frames(CLASSIC_BYTES + FLEXIBLE_BYTES[:-1])
 
 
@@ -270,14 +263,14 @@ def test_golden_bytes(infos: tuple[FrameInfo, ...], encoded: str) -> None:
 @case("2f 00 0000", 0)
 @case("50 22 00", 1)
 def test_an_info_that_is_cut_off_is_refused_at_its_place(encoded: str, offset: int) -> None:
-    with pytest.raises(MalformedFrameInfo) as raised:
+    with pytest.raises(errors.MalformedFrameInfo) as raised:
         decode_frame_infos(bytes.fromhex(encoded))
     assert raised.value.offset == offset
 
 
 @pytest.mark.parametrize("info", [FrameInfo(271), FrameInfo(-1), FrameInfo(0, bytes(271))])
 def test_what_no_header_can_say_is_our_own_fault(info: FrameInfo) -> None:
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(errors.LocalProtocolError):
         encode_frame_infos((info,))
 
 
@@ -295,7 +288,7 @@ def test_the_numbers_of_the_infos() -> None:
 
 @pytest.mark.parametrize("sid", [-1, 0x10000])
 def test_a_larger_stream_id_is_our_own_fault(sid: int) -> None:
-    with pytest.raises(LocalProtocolError, match="16-bit"):
+    with pytest.raises(errors.LocalProtocolError, match="16-bit"):
         stream_id(sid)
 
 
@@ -309,7 +302,7 @@ def test_an_info_has_one_length(decode: Callable[[tuple[FrameInfo, ...]], object
         if length in lengths:
             assert decode(infos) is not None
         else:
-            with pytest.raises(MalformedFrameInfo, match=f"{length} bytes, not"):
+            with pytest.raises(errors.MalformedFrameInfo, match=f"{length} bytes, not"):
                 decode(infos)
 
 

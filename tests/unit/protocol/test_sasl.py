@@ -30,7 +30,7 @@ from headwater.protocol.sasl import (
     password_matches,
 )
 from headwater.protocol.status import Status
-from support.cases import case
+from support.cases import case, each
 
 ITERATIONS = 4096
 SALT = b"sixteen bytes ok"
@@ -269,28 +269,12 @@ def test_the_least_iteration_count_can_be_lowered() -> None:
 TOO_LONG = b"n,,n=user,r=" + b"r" * SASL_MESSAGE_BYTES_MAX
 
 
-@case(b"")
-@case(b"n")
-@case(b"n,")
-@case(b"n,,")
-@case(b"p=tls-unique,,n=user,r=abc")
-@case(b"x,,n=user,r=abc")
-@case(b"n,user,n=user,r=abc")
-@case(b"n,,r=abc,n=user")
-@case(b"n,,m=must,n=user,r=abc")
-@case(b"n,,n=user")
-@case(b"n,,n=user,r=")
-@case(b"n,,n=,r=abc")
-@case(b"n,,n=a=b,r=abc")
-@case(b"n,,n=a=2c,r=abc")
-@case(b"n,,n=a=,r=abc")
-@case(b"n,,n=a\0b,r=abc")
-@case(b"n,,n=\xff,r=abc")
-@case(b"n,,n=user,r=tab\t")
-@case(b"n,,n=user,r=\x7f")
-@case(b"n,,n=user,r=\xc3\xab")
-@case(b"n,,n=" + b"u" * (USER_CHARS_MAX + 1) + b",r=abc")
-@case(TOO_LONG)
+@each("client_first", [
+    b"", b"n", b"n,", b"n,,", b"p=tls-unique,,n=user,r=abc", b"x,,n=user,r=abc", b"n,user,n=user,r=abc",
+    b"n,,r=abc,n=user", b"n,,m=must,n=user,r=abc", b"n,,n=user", b"n,,n=user,r=", b"n,,n=,r=abc", b"n,,n=a=b,r=abc",
+    b"n,,n=a=2c,r=abc", b"n,,n=a=,r=abc", b"n,,n=a\0b,r=abc", b"n,,n=\xff,r=abc", b"n,,n=user,r=tab\t",
+    b"n,,n=user,r=\x7f", b"n,,n=user,r=\xc3\xab", b"n,,n=" + b"u" * (USER_CHARS_MAX + 1) + b",r=abc", TOO_LONG,
+])  # fmt: skip
 def test_a_malformed_first_message_is_refused(client_first: bytes) -> None:
     with pytest.raises(MalformedMessage) as error:
         new_server().start(client_first)
@@ -303,16 +287,12 @@ def test_to_act_for_another_user_is_refused() -> None:
         new_server().start(b"n,a=admin,n=user,r=abc")
 
 
-@case(b"")
-@case(b"c=biws")
-@case(b"c=biws,r=abcserver-nonce")
-@case(b"r=abcserver-nonce,c=biws,p=" + base64.b64encode(bytes(32)))
-@case(b"c=biws,r=abcserver-nonce,p=")
-@case(b"c=biws,r=abcserver-nonce,p=!!!!")
-@case(b"c=biws,r=abcserver-nonce,p=" + base64.b64encode(bytes(31)))
-@case(b"c=biws,r=abcserver-nonce,p=" + base64.b64encode(bytes(32)) + b",x=y")
-@case(b"c=biws,r=abcserver-nonce,x=y")
-@case(TOO_LONG)
+@each("client_final", [
+    b"", b"c=biws", b"c=biws,r=abcserver-nonce", b"r=abcserver-nonce,c=biws,p=" + base64.b64encode(bytes(32)),
+    b"c=biws,r=abcserver-nonce,p=", b"c=biws,r=abcserver-nonce,p=!!!!",
+    b"c=biws,r=abcserver-nonce,p=" + base64.b64encode(bytes(31)),
+    b"c=biws,r=abcserver-nonce,p=" + base64.b64encode(bytes(32)) + b",x=y", b"c=biws,r=abcserver-nonce,x=y", TOO_LONG,
+])  # fmt: skip
 def test_a_malformed_final_message_is_refused(client_final: bytes) -> None:
     server = new_server()
     server.start(b"n,,n=user,r=abc")
@@ -320,20 +300,15 @@ def test_a_malformed_final_message_is_refused(client_final: bytes) -> None:
         server.finish(client_final)
 
 
-@case(b"")
-@case(b"r=client nonce and more")
-@case(b"r=client nonce and more,s=QSXCR+Q6sek8bf92")
-@case(b"r=client nonce and more,i=4096,s=QSXCR+Q6sek8bf92")
-@case(b"r=client nonce and more,s=,i=4096")
-@case(b"r=client nonce and more,s=?,i=4096")
-@case(b"r=client nonce and more,s===,i=4096")
-@case(b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=")
-@case(b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=0")
-@case(b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=-4096")
-@case(b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=4_096")
-@case(b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=99999999999")
-@case(b"m=must,r=client nonce and more,s=QSXCR+Q6sek8bf92,i=4096")
-@case(TOO_LONG)
+@each("server_first", [
+    b"", b"r=client nonce and more", b"r=client nonce and more,s=QSXCR+Q6sek8bf92",
+    b"r=client nonce and more,i=4096,s=QSXCR+Q6sek8bf92", b"r=client nonce and more,s=,i=4096",
+    b"r=client nonce and more,s=?,i=4096", b"r=client nonce and more,s===,i=4096",
+    b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=", b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=0",
+    b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=-4096", b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=4_096",
+    b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=99999999999",
+    b"m=must,r=client nonce and more,s=QSXCR+Q6sek8bf92,i=4096", TOO_LONG,
+])  # fmt: skip
 def test_a_malformed_message_of_the_server_is_refused(server_first: bytes) -> None:
     client = new_client()
     client.first()

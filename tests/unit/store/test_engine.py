@@ -127,7 +127,7 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="can't be used"):
         engine.write([PutRow(TABLE, b"a", b"changed"), PutRow(TABLE, b"x" * 1000, b"a key that is too long")])
     with pytest.raises(AttributeError):
-        engine.write([PutRow(TABLE, b"a", b"changed"), PutRow(TABLE, b"b", b"changed"), "no change"])  # type: ignore[list-item]
+        engine.write([PutRow(TABLE, b"a", b"changed"), PutRow(TABLE, b"b", b"changed"), "no change"])
     assert rows(engine) == [(name, name.upper()) for name in "aceg"]
     engine.close()
 

@@ -18,7 +18,7 @@ SECRET = (7, 11)
 
 def entry(seqno: int, **members: object) -> Entry:
     values = {"cas": 10 * seqno, "rev_seqno": 1, "expiry": 0, "commit": 5, "is_deleted": False, **members}
-    return Entry(seqno=seqno, **values)  # type: ignore[arg-type]
+    return Entry(seqno=seqno, **values)
 
 
 def key(name: object) -> np.ndarray:

@@ -107,14 +107,10 @@ def test_names_that_are_not_known_or_need_escapes() -> None:
 
 def test_events_and_rollbacks_among_documents() -> None:
     rows = [
-        rollback(),
-        document(seqno=1),
-        event("collection_created", collection="orders", collection_id=8),
-        event("scope_dropped", collection=None, collection_id=None),
-        document(seqno=2),
-        document(seqno=3, op="deletion", value=None),
-        rollback(vbucket=1),
-    ]
+        rollback(), document(seqno=1), event("collection_created", collection="orders", collection_id=8),
+        event("scope_dropped", collection=None, collection_id=None), document(seqno=2),
+        document(seqno=3, op="deletion", value=None), rollback(vbucket=1),
+    ]  # fmt: skip
     batch = batch_of(*rows)
     assert lines_of(batch) == [change.to_dict() for change in changes_of(batch)]
     assert lines_of(batch_of(rows[0])) == [

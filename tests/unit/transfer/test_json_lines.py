@@ -170,7 +170,7 @@ def test_a_set_has_the_flags_and_the_expiry_of_its_document() -> None:
     batch.stamp(frames)
     sent = [decode_message(frame, NOTHING_NEGOTIATED) for frame in decode_frames(frames.data.tobytes())]
     assert all(isinstance(message, Set) for message in sent)
-    found = [(message.key, message.flags, message.expiry, message.value) for message in sent]  # type: ignore[union-attr]
+    found = [(message.key, message.flags, message.expiry, message.value) for message in sent]
     assert found == [(b"a", 7, 1790000000, b'{"x":1}'), (b"bb", JSON_FLAGS, 0, b"{}"), (b"c", 2**32 - 1, 0, b"{}")]
 
 

@@ -155,7 +155,7 @@ def test_a_save_that_waits_for_the_caller_does_not_hold_up_the_caller(path: Path
 @pytest.mark.parametrize("text", [str, bytes])
 def test_the_caller_may_have_own_forms(path: Path, caller: sqlite3.Connection, rows: object, text: object) -> None:
     save(path, 3)
-    caller.row_factory = rows  # type: ignore[assignment]
+    caller.row_factory = rows
     caller.text_factory = text
     store = SqliteCheckpoint(path, name="orders")
     assert store.load_from(caller) == offsets_at(3)

@@ -7,18 +7,9 @@ import re
 
 import pytest
 
+from headwater import errors
 from headwater.client.groups import Assignment
 from headwater.client.groups.lease_group import LEAVE_S_MAX, LeaseGroup
-from headwater.errors import (
-    AccessDenied,
-    GroupDocumentInvalid,
-    HeadwaterError,
-    HostUnreachable,
-    InvalidInput,
-    LocalProtocolError,
-    MemberReplaced,
-    TemporaryFailure,
-)
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status
 from support.group_fakes import ANSWER_S, MemoryDocument, VirtualLoop, joined, run, virtual_clock_s
@@ -153,12 +144,14 @@ async def test_writes_that_others_were_faster_with_are_tried_again(document: Mem
 
 # --- failures -----------------------------------------------------------------------------------------------------
 
-UNREACHABLE = HostUnreachable("nobody is there", hint="Wait")
-DENIED = AccessDenied(Status.EACCESS, "you may not")
+UNREACHABLE = errors.HostUnreachable("nobody is there", hint="Wait")
+DENIED = errors.AccessDenied(Status.EACCESS, "you may not")
 
 
-@pytest.mark.parametrize("error", [UNREACHABLE, TemporaryFailure(Status.ETMPFAIL)])
-async def test_an_unreachable_document_costs_only_the_lease(document: MemoryDocument, error: HeadwaterError) -> None:
+@pytest.mark.parametrize("error", [UNREACHABLE, errors.TemporaryFailure(Status.ETMPFAIL)])
+async def test_an_unreachable_document_costs_only_the_lease(
+    document: MemoryDocument, error: errors.HeadwaterError
+) -> None:
     async with joined(ada := group("ada"), document.bucket()):
         reader = FollowingReader(ada)
         document.ports[0].failure = error
@@ -176,7 +169,7 @@ async def test_an_unreachable_document_costs_only_the_lease(document: MemoryDocu
 
 
 @pytest.mark.parametrize("error", [UNREACHABLE, DENIED], ids=["unreachable", "denied"])
-async def test_what_is_in_the_way_of_joining_is_raised(document: MemoryDocument, error: HeadwaterError) -> None:
+async def test_what_is_in_the_way_of_joining_is_raised(document: MemoryDocument, error: errors.HeadwaterError) -> None:
     ada = group("ada")
     starting = asyncio.create_task(ada.start(document.bucket()))
     await asyncio.sleep(0)
@@ -187,10 +180,10 @@ async def test_what_is_in_the_way_of_joining_is_raised(document: MemoryDocument,
     await ada.stop()
 
 
-async def failure_of(membership: LeaseGroup) -> HeadwaterError:
+async def failure_of(membership: LeaseGroup) -> errors.HeadwaterError:
     """What a reader gets that follows its assignments."""
     reader = FollowingReader(membership)
-    with pytest.raises(HeadwaterError) as caught:
+    with pytest.raises(errors.HeadwaterError) as caught:
         await reader.task
     assert not reader.reading, "it was told to stop before it was told why"
     return caught.value
@@ -222,7 +215,7 @@ async def test_what_will_never_be_better_fails_the_membership_at_once(document: 
         denied_s = virtual_clock_s()
         assert await failure_of(ada) is DENIED
         assert virtual_clock_s() <= denied_s + INTERVAL_S + 1
-        with pytest.raises(AccessDenied):
+        with pytest.raises(errors.AccessDenied):
             await ada.assignment_changed(ada.current())
     assert ada.current().is_last
 
@@ -230,7 +223,7 @@ async def test_what_will_never_be_better_fails_the_membership_at_once(document: 
 async def test_a_document_that_somebody_has_spoiled_is_left_alone(document: MemoryDocument) -> None:
     async with joined(ada := group("ada"), document.bucket()):
         document.value, document.cas = b"{}", document.cas + 1
-        assert isinstance(await failure_of(ada), GroupDocumentInvalid)
+        assert isinstance(await failure_of(ada), errors.GroupDocumentInvalid)
     assert document.value == b"{}"
 
 
@@ -248,7 +241,7 @@ async def test_who_comes_later_by_the_same_id_stays(document: MemoryDocument) ->
     async with joined(ada, document.bucket()), joined(again, document.bucket()):
         reader = FollowingReader(again)
         error = await failure_of(ada)
-        assert isinstance(error, MemberReplaced)
+        assert isinstance(error, errors.MemberReplaced)
         assert "'ada'" in error.reason
         await asyncio.sleep(INTERVAL_S)
         assert len(reader.reading) == 6
@@ -295,7 +288,7 @@ async def test_who_waits_is_told_of_the_end(document: MemoryDocument) -> None:
     assert not (await waiting).vbuckets
     last = ada.current()
     assert last.is_last
-    with pytest.raises(LocalProtocolError, match="has ended"):
+    with pytest.raises(errors.LocalProtocolError, match="has ended"):
         await ada.assignment_changed(last)
 
 
@@ -316,21 +309,21 @@ async def test_a_start_that_is_cancelled_leaves_nothing_open(document: MemoryDoc
 async def test_what_is_asked_too_early_or_twice_is_refused(document: MemoryDocument) -> None:
     ada = group("ada")
     for call in (ada.current, lambda: asyncio.ensure_future(ada.stop())):
-        with pytest.raises(LocalProtocolError, match="not been started"):
+        with pytest.raises(errors.LocalProtocolError, match="not been started"):
             await call()
     async with joined(ada, document.bucket()):
-        with pytest.raises(LocalProtocolError, match="started before"):
+        with pytest.raises(errors.LocalProtocolError, match="started before"):
             await ada.start(document.bucket())
 
 
 @pytest.mark.parametrize("name", ["", "x" * 101, "a\nb", "\0"])
 def test_names_that_are_none_are_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match="not a valid name for a group"):
+    with pytest.raises(errors.InvalidInput, match="not a valid name for a group"):
         group(name=name)
-    with pytest.raises(InvalidInput, match="not a valid name for a member"):
+    with pytest.raises(errors.InvalidInput, match="not a valid name for a member"):
         group(name)
 
 
 def test_a_name_that_makes_the_key_too_long_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=re.escape("a key of 317 bytes")):
+    with pytest.raises(errors.InvalidInput, match=re.escape("a key of 317 bytes")):
         group(name="€" * 100)

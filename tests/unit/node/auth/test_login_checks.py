@@ -142,7 +142,7 @@ class Checks:
     order: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.checks = LoginChecks(lambda: None, now_s=lambda: self.now)  # type: ignore[arg-type, return-value]
+        self.checks = LoginChecks(lambda: None, now_s=lambda: self.now)
 
     def begin(self, peer: str, user: str, *, is_right: bool = False) -> asyncio.Task[LoginVerdict]:
         def prove() -> bool:

@@ -8,7 +8,6 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,11 +39,6 @@ def path(tmp_path: Path) -> Path:
 
 def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
-
-
-def stored(path: Path) -> Any:
-    store_users(path, USERS)
-    return json.loads(path.read_text())
 
 
 def write(path: Path, content: object) -> None:
@@ -165,12 +159,6 @@ def test_a_file_that_is_no_user_file(path: Path, text: bytes) -> None:
         load_users(path)
 
 
-def set_at(content: Any, where: tuple[str | int, ...], value: object) -> None:
-    for step in where[:-1]:
-        content = content[step]
-    content[where[-1]] = value
-
-
 @case_apart(("version",), VERSION - 1, "there is no version")
 @case_apart(("version",), True, "version is missing or of the wrong type")
 @case_apart(("iterations",), None, "iterations is missing")
@@ -191,8 +179,11 @@ def set_at(content: Any, where: tuple[str | int, ...], value: object) -> None:
 @case_apart(("users", 0, "credentials", "SCRAM-SHA256", "stored_key"), "AAAA", "SCRAM-SHA256 have the wrong length")
 @case_apart(("users", 0, "credentials", "SCRAM-SHA512", "server_key"), "?", "server_key is not base64")
 def test_a_damaged_file_is_described(path: Path, where: tuple[str | int, ...], value: object, reason: str) -> None:
-    content = stored(path)
-    set_at(content, where, value)
+    store_users(path, USERS)
+    content = json.loads(path.read_text())
+    for step in where[:-1]:
+        content = content[step]
+    content[where[-1]] = value
     write(path, content)
     with pytest.raises(DataDamaged, match=reason) as error:
         load_users(path)

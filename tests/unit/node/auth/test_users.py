@@ -26,16 +26,8 @@ from headwater.node.auth.users import (
     parse_roles,
     roles_of,
 )
+from headwater.protocol import sasl
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.sasl import (
-    SCRAM_ITERATIONS_MAX,
-    SCRAM_MECHANISMS,
-    SCRAM_SALT_BYTES,
-    USER_CHARS_MAX,
-    Mechanism,
-    ScramClient,
-    ScramServer,
-)
 from support.cases import case, each
 
 SALTS = bytes(range(SALTS_BYTES))
@@ -114,12 +106,12 @@ def test_users_have_what_their_groups_have_for_as_long_as_they_are_in_them() -> 
 # --- how they prove who they are ----------------------------------------------------------------------------------
 
 
-@each("mechanism", SCRAM_MECHANISMS)
+@each("mechanism", sasl.SCRAM_MECHANISMS)
 @each("name", ["ann", "bob"])
 @each("password", ["pencil", "crayon"])
-def test_scram_against_the_users(mechanism: Mechanism, name: str, password: str) -> None:
-    server = ScramServer(mechanism, with_user().credentials, b"server")
-    client = ScramClient(mechanism, name, password, b"client")
+def test_scram_against_the_users(mechanism: sasl.Mechanism, name: str, password: str) -> None:
+    server = sasl.ScramServer(mechanism, with_user().credentials, b"server")
+    client = sasl.ScramClient(mechanism, name, password, b"client")
     final = client.final(server.start(client.first()))
     if (name, password) == ("ann", "pencil"):
         client.verify(server.finish(final))
@@ -133,8 +125,8 @@ def test_plain_is_checked_against_what_scram_keeps() -> None:
     assert [users.check_password(*login) for login in tries] == [True, False, False, False]
 
 
-@pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
-def test_nothing_shows_that_a_user_does_not_exist(mechanism: Mechanism) -> None:
+@pytest.mark.parametrize("mechanism", sasl.SCRAM_MECHANISMS)
+def test_nothing_shows_that_a_user_does_not_exist(mechanism: sasl.Mechanism) -> None:
     users = with_user()
     real, decoy = users.credentials(mechanism, "ann"), users.credentials(mechanism, "bob")
     assert decoy == users.credentials(mechanism, "bob")
@@ -150,7 +142,7 @@ def test_nothing_shows_that_a_user_does_not_exist(mechanism: Mechanism) -> None:
 def test_every_mechanism_has_a_salt_of_its_own() -> None:
     salts = [credentials.salt for credentials in hash_password("pencil", salts=SALTS, iterations=4096).values()]
     assert b"".join(salts) == SALTS
-    assert {len(salt) for salt in salts} == {SCRAM_SALT_BYTES}
+    assert {len(salt) for salt in salts} == {sasl.SCRAM_SALT_BYTES}
 
 
 def test_no_password_and_no_key_is_in_a_repr() -> None:
@@ -176,13 +168,13 @@ def test_add_put_and_remove_give_new_collections() -> None:
     assert (users.has_admin, other.has_admin) == (True, False)
 
 
-@pytest.mark.parametrize("name", ["", "a:b", "a\nb", "a\0b", "\udcff", "u" * (USER_CHARS_MAX + 1)])
+@pytest.mark.parametrize("name", ["", "a:b", "a\nb", "a\0b", "\udcff", "u" * (sasl.USER_CHARS_MAX + 1)])
 def test_impossible_names(name: str) -> None:
     with pytest.raises(LocalProtocolError, match="cannot be a user name"):
         with_user(name)
 
 
-@pytest.mark.parametrize("name", ["@admin", "a,b=c", "Zoë 漢", "u" * USER_CHARS_MAX])
+@pytest.mark.parametrize("name", ["@admin", "a,b=c", "Zoë 漢", "u" * sasl.USER_CHARS_MAX])
 def test_possible_names(name: str) -> None:
     assert with_user(name).check_password(name, "pencil")
 
@@ -213,7 +205,7 @@ def test_other_impossible_values(monkeypatch: pytest.MonkeyPatch) -> None:
             make()
 
 
-@pytest.mark.parametrize("iterations", [0, 1, SCRAM_ITERATIONS_MAX + 1])
+@pytest.mark.parametrize("iterations", [0, 1, sasl.SCRAM_ITERATIONS_MAX + 1])
 def test_iterations_that_clients_refuse(iterations: int) -> None:
     with pytest.raises(LocalProtocolError, match="iterations"):
         Users(decoy_secret=bytes(32), iterations=iterations)

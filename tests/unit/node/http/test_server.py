@@ -95,7 +95,7 @@ async def test_a_stream_ends_when_its_bucket_is_gone(node: Node) -> None:
     async with serving(node) as (_, port):
         reader, writer = await stream_of(port, "/pools/default/bs/beer")
         await config_of(reader)
-        node.bucket = lambda name: None  # type: ignore[method-assign]
+        node.bucket = lambda name: None
         node.config_changes.notify()
         assert await chunk_of(reader) == b""
         writer.close()

@@ -63,13 +63,9 @@ def test_the_list(ask: Client) -> None:
     assert listed == ask("GET", f"{USERS}/local").json()
     assert listed[0] == ask("GET", f"{USERS}/local/ann").json()
     assert listed[0] == {
-        "id": "ann",
-        "domain": "local",
-        "roles": [{"role": "admin", "origins": [{"type": "user"}]}],
-        "groups": [],
-        "external_groups": [],
-        "name": "",
-    }
+        "id": "ann", "domain": "local", "roles": [{"role": "admin", "origins": [{"type": "user"}]}], "groups": [],
+        "external_groups": [], "name": "",
+    }  # fmt: skip
 
 
 def test_there_are_no_other_domains(ask: Client) -> None:

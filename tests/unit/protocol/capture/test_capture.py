@@ -381,16 +381,11 @@ def test_pcapng_old_and_simple_packets_and_a_second_section() -> None:
     assert by_direction(data) == {TO_SERVER: OPEN + NOOP}
 
 
-@case(b"\x00")
-@case(pack("<II", 6, 0) + bytes(4))
-@case(pack("<II", 6, 13) + bytes(20))
-@case(pack("<II", 6, 4000) + bytes(20))
-@case(block(6, bytes(4)))
-@case(block(6, pack("<IIIII", 0, 0, 0, 4000, 4000)))
-@case(block(3, b""))
-@case(enhanced(7, b"x"))
-@case(b"\x0a\x0d\x0d\x0a" + bytes(24))
-@case(block(0x0A0D0D0A, b"\x4d\x3c\x2b\x1a"))
+@each("damage", [
+    b"\x00", pack("<II", 6, 0) + bytes(4), pack("<II", 6, 13) + bytes(20), pack("<II", 6, 4000) + bytes(20),
+    block(6, bytes(4)), block(6, pack("<IIIII", 0, 0, 0, 4000, 4000)), block(3, b""), enhanced(7, b"x"),
+    b"\x0a\x0d\x0d\x0a" + bytes(24), block(0x0A0D0D0A, b"\x4d\x3c\x2b\x1a"),
+])  # fmt: skip
 def test_a_damaged_pcapng_is_read_up_to_the_damage(damage: bytes) -> None:
     good = section() + interface(101) + enhanced(0, syn()) + enhanced(0, from_client(1000, OPEN))
     events = read_capture(good + damage)

@@ -8,14 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from headwater.node.kv.subdocument import json_text
 from headwater.node.kv.subdocument.execute import LookedUp, PathFailed, lookup_in, lookup_one, mutate_in, mutate_one
-from headwater.node.kv.subdocument.json_text import (
-    CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
-    DELETED_DOCUMENT_CANT_HAVE_VALUE,
-    FIELD_NOT_BINARY_VALUE,
-    LOOKUPS,
-    XATTR_UNKNOWN_VATTR_MACRO,
-)
 from headwater.node.kv.subdocument.mutation import MUTATIONS
 from headwater.node.kv.subdocument.requests import COMMANDS
 from headwater.node.kv.subdocument.virtual_xattrs import NewValue, SubdocDocument, WriteMacro
@@ -61,7 +55,7 @@ def document(body: str = "{}", xattrs: dict[str, str] | None = None, **fields: o
     if xattrs:
         value = encode_xattrs(ValueParts({name: text.encode() for name, text in xattrs.items()}, value))
         datatype |= Datatype.XATTR
-    return SubdocDocument(**{"value": value, "datatype": datatype, "cas": CAS, "seqno": 7, **fields})  # type: ignore[arg-type]
+    return SubdocDocument(**{"value": value, "datatype": datatype, "cas": CAS, "seqno": 7, **fields})
 
 
 def look(opcode: Opcode, path: str = "", flags: PathFlags = NONE) -> LookupSpec:
@@ -99,14 +93,9 @@ PERSON = document('{"name":"Ada","tags":["x","y"],"age":36}', {"meta": '{"by":"m
 
 def test_lookup_in_gives_one_result_a_path() -> None:
     specs = [
-        look(GET, "meta.by", XATTR),
-        look(COUNT, "meta.n", XATTR),
-        look(GET, "name"),
-        look(EXISTS, "age"),
-        look(COUNT, "tags"),
-        look(GET, "tags[-1]"),
-        look(Opcode.GET),
-    ]
+        look(GET, "meta.by", XATTR), look(COUNT, "meta.n", XATTR), look(GET, "name"), look(EXISTS, "age"),
+        look(COUNT, "tags"), look(GET, "tags[-1]"), look(Opcode.GET),
+    ]  # fmt: skip
     outcome = lookup_in(PERSON, specs)
     assert outcome.status == Status.SUCCESS
     values = [b'"me"', b"2", b'"Ada"', b"", b"2", b'"y"', b'{"name":"Ada","tags":["x","y"],"age":36}']
@@ -240,13 +229,9 @@ def test_one_real_attribute_and_virtual_ones_go_together() -> None:
 
 def test_mutate_in_applies_all_paths_in_their_order() -> None:
     specs = [
-        change(UPSERT, "meta.by", '"you"', XATTR),
-        change(COUNTER, "meta.edits", "2", XATTR | MKDIR_P),
-        change(UPSERT, "age", "37"),
-        change(PUSH, "tags", '"z"'),
-        change(COUNTER, "age", "1"),
-        change(REMOVE, "name"),
-    ]
+        change(UPSERT, "meta.by", '"you"', XATTR), change(COUNTER, "meta.edits", "2", XATTR | MKDIR_P),
+        change(UPSERT, "age", "37"), change(PUSH, "tags", '"z"'), change(COUNTER, "age", "1"), change(REMOVE, "name"),
+    ]  # fmt: skip
     outcome = mutate_in(PERSON, specs)
     assert outcome.status == Status.SUCCESS
     assert not outcome.deleted
@@ -318,7 +303,7 @@ def test_binary_values_of_attributes() -> None:
     found = lookup_in(stored, [look(GET, "txn.op", XATTR | BINARY), look(GET, "txn", XATTR | BINARY)])
     assert found.results == (
         LookupResult(status=Status.SUCCESS, value=value),
-        LookupResult(status=FIELD_NOT_BINARY_VALUE),
+        LookupResult(status=json_text.FIELD_NOT_BINARY_VALUE),
     )
     replaced = mutate_one(stored, change(Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR, "txn.op", flags=XATTR | BINARY))
     assert replaced.value.datatype == Datatype.XATTR
@@ -340,7 +325,7 @@ def test_a_new_document_is_reported_as_created() -> None:
     document(),
     change(UPSERT, "x", "1", XATTR),
     DocFlags.ACCESS_DELETED | DocFlags.REVIVE_DOCUMENT,
-    CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
+    json_text.CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
 )
 @case(SubdocDocument(value=b"\0", datatype=Datatype.XATTR), change(UPSERT, "a", "1"), NO_FLAGS, Status.EINTERNAL)
 def test_existence(before: SubdocDocument | None, spec: MutationSpec, flags: DocFlags, status: Status) -> None:
@@ -412,7 +397,10 @@ def test_a_tombstone_has_no_body() -> None:
     outcome = mutate_in(None, [change(UPSERT, "a", "1")], flags)
     assert outcome == PathFailed(index=0, path_status=Status.SUBDOC_DOC_NOT_JSON)
     specs = [change(XATTR_TO_BODY, "_sync", "", XATTR)]
-    assert refusal(mutate_in, TOMBSTONE, specs, DocFlags.ACCESS_DELETED).status == DELETED_DOCUMENT_CANT_HAVE_VALUE
+    assert (
+        refusal(mutate_in, TOMBSTONE, specs, DocFlags.ACCESS_DELETED).status
+        == json_text.DELETED_DOCUMENT_CANT_HAVE_VALUE
+    )
 
 
 def test_a_tombstone_can_be_revived() -> None:
@@ -534,7 +522,7 @@ def test_the_name_of_an_attribute_cannot_be_escaped(path: str) -> None:
 
 def test_every_command_has_its_operation() -> None:
     by_path = {opcode for opcode in COMMANDS if opcode >= Opcode.SUBDOC_GET} - {XATTR_TO_BODY}
-    assert by_path == LOOKUPS.keys() | MUTATIONS.keys()
+    assert by_path == json_text.LOOKUPS.keys() | MUTATIONS.keys()
     assert {opcode for opcode in by_path if COMMANDS[opcode].mutates} == MUTATIONS.keys()
 
 
@@ -623,4 +611,4 @@ def test_the_whole_document_as_a_macro() -> None:
 @pytest.mark.parametrize("macro", ['"${$document.nope}"', '"${$documents}"', '"${$document.}"', '"${$document.CAS.x}"'])
 def test_an_unknown_document_macro(macro: str) -> None:
     outcome = mutate_in(FACTS, [change(UPSERT, "meta", macro, XATTR | MACROS)])
-    assert outcome == PathFailed(index=0, path_status=XATTR_UNKNOWN_VATTR_MACRO)
+    assert outcome == PathFailed(index=0, path_status=json_text.XATTR_UNKNOWN_VATTR_MACRO)

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.node.kv.subdocument.json_text import (
-    COMPONENTS_MAX,
-    LAST,
-    LEVELS_MAX,
-    PATH_BYTES_MAX,
-    Path,
-    document_text,
-    exists,
-    get,
-    get_count,
-    parse_path,
-)
+from headwater.node.kv.subdocument import json_text
 from headwater.protocol.status import RequestRefused, Status
 from support.cases import case, each
 
@@ -30,7 +19,7 @@ E2DEEP = Status.SUBDOC_DOC_E2DEEP
 def outcome(operation: object, document: str | bytes, path: str) -> str | Status:
     data = document.encode() if isinstance(document, str) else document
     try:
-        return operation(document_text(data), parse_path(path.encode())).decode()  # type: ignore[operator]
+        return operation(json_text.document_text(data), json_text.parse_path(path.encode())).decode()
     except RequestRefused as failure:
         return failure.status
 
@@ -94,8 +83,8 @@ NESTED = '{"k1": ["first", {"k2":[6,7,8]},"last"], "":{"a.b":1,"`":2,"q\\"q":3, 
 @case('{"a":1,"a":2}', "a", "2")
 @case('{"a":{"b":1},"a":{"c":2}}', "a.b", ENOENT)
 def test_get_and_exists(document: str, path: str, expected: str | Status) -> None:
-    assert outcome(get, document, path) == expected
-    assert outcome(exists, document, path) == (expected if isinstance(expected, Status) else "")
+    assert outcome(json_text.get, document, path) == expected
+    assert outcome(json_text.exists, document, path) == (expected if isinstance(expected, Status) else "")
 
 
 @case('{"array":[1,2,3,4]}', "array", "4")
@@ -115,54 +104,36 @@ def test_get_and_exists(document: str, path: str, expected: str | Status) -> Non
 @case('{"o":{"a":{"b":1},"c":[]}}', "o", "2")
 @case("[1]", "a", MISMATCH)
 def test_get_count(document: str, path: str, expected: str | Status) -> None:
-    assert outcome(get_count, document, path) == expected
+    assert outcome(json_text.get_count, document, path) == expected
 
 
-@case(b"")
-@case(b" ")
-@case(b"not; json")
-@case(b"1")
-@case(b'"string"')
-@case(b"null")
-@case(b"{")
-@case(b"[1,]")
-@case(b"{'a':1}")
-@case(b'{"a":1,}')
-@case(b'{"a" 1}')
-@case(b"[NaN]")
-@case(b"[-Infinity]")
-@case(b"[01]")
-@case(b"[1.]")
-@case(b"[.5]")
-@case(b'["tab\there"]')
-@case(b'["nul\0here"]')
-@case(b"[1] trailing")
-@case(b"{}{}")
-@case(b'["\xff"]')
-@case("\ufeff{}".encode())
-@case("{}".encode("utf-16"))
+@each("document", [
+    b"", b" ", b"not; json", b"1", b'"string"', b"null", b"{", b"[1,]", b"{'a':1}", b'{"a":1,}', b'{"a" 1}', b"[NaN]",
+    b"[-Infinity]", b"[01]", b"[1.]", b"[.5]", b'["tab\there"]', b'["nul\0here"]', b"[1] trailing", b"{}{}",
+    b'["\xff"]', "\ufeff{}".encode(), "{}".encode("utf-16"),
+])  # fmt: skip
 def test_what_is_no_json_document(document: bytes) -> None:
-    assert outcome(get, document, "a") == NOT_JSON
+    assert outcome(json_text.get, document, "a") == NOT_JSON
 
 
 def test_the_bytes_of_a_path() -> None:
     assert failure(b"\xff") == Status.SUBDOC_PATH_EINVAL
-    assert parse_path(b"x" * PATH_BYTES_MAX) == ("x" * PATH_BYTES_MAX,)
-    assert failure(b"x" * (PATH_BYTES_MAX + 1)) == Status.SUBDOC_PATH_E2BIG
+    assert json_text.parse_path(b"x" * json_text.PATH_BYTES_MAX) == ("x" * json_text.PATH_BYTES_MAX,)
+    assert failure(b"x" * (json_text.PATH_BYTES_MAX + 1)) == Status.SUBDOC_PATH_E2BIG
 
 
 def nested(levels: int, innermost: str = "") -> str:
     return "[" * levels + innermost + "]" * levels
 
 
-@case(nested(LEVELS_MAX), "[0]" * (LEVELS_MAX - 1), "[]")
-@case(nested(LEVELS_MAX - 1, "1"), "[0]" * (LEVELS_MAX - 1), "1")
+@case(nested(json_text.LEVELS_MAX), "[0]" * (json_text.LEVELS_MAX - 1), "[]")
+@case(nested(json_text.LEVELS_MAX - 1, "1"), "[0]" * (json_text.LEVELS_MAX - 1), "1")
 # A number is a level of its own.
-@case(nested(LEVELS_MAX, "1"), "[0]", E2DEEP)
-@case(nested(LEVELS_MAX + 1), "[0]", E2DEEP)
-@case(nested(LEVELS_MAX), "[0]" * LEVELS_MAX, E2BIG)
-@case('{"a":' * (LEVELS_MAX - 1) + "1" + "}" * (LEVELS_MAX - 1), "a", '{"a":' * 30 + "1" + "}" * 30)
-@case('{"a":' * LEVELS_MAX + "1" + "}" * LEVELS_MAX, "a", E2DEEP)
+@case(nested(json_text.LEVELS_MAX, "1"), "[0]", E2DEEP)
+@case(nested(json_text.LEVELS_MAX + 1), "[0]", E2DEEP)
+@case(nested(json_text.LEVELS_MAX), "[0]" * json_text.LEVELS_MAX, E2BIG)
+@case('{"a":' * (json_text.LEVELS_MAX - 1) + "1" + "}" * (json_text.LEVELS_MAX - 1), "a", '{"a":' * 30 + "1" + "}" * 30)
+@case('{"a":' * json_text.LEVELS_MAX + "1" + "}" * json_text.LEVELS_MAX, "a", E2DEEP)
 @case('{"a":[' * 16 + "]}" * 16, "b", ENOENT)
 @case('{"a":[' * 16 + "{}" + "]}" * 16, "b", E2DEEP)
 # Brackets inside strings are no levels.
@@ -172,13 +143,13 @@ def nested(levels: int, innermost: str = "") -> str:
 @case("[" * 100_000, "[0]", E2DEEP)
 @case('{"a":' * 100_000, "a", E2DEEP)
 def test_depth(document: str, path: str, expected: str | Status) -> None:
-    assert outcome(get, document, path) == expected
+    assert outcome(json_text.get, document, path) == expected
 
 
 # The path syntax, as a table of paths and what they mean. The cases follow the tests of couchbase/subjson.
 
 
-VALID: dict[str, Path] = {
+VALID: dict[str, json_text.Path] = {
     "": (),
     "a": ("a",),
     "foo.bar.baz": ("foo", "bar", "baz"),
@@ -187,7 +158,7 @@ VALID: dict[str, Path] = {
     "[1][2][3]": (1, 2, 3),
     "[1].[2].[3]": (1, 2, 3),
     "a.[0]": ("a", 0),
-    "foo[-1][-1]": ("foo", LAST, LAST),
+    "foo[-1][-1]": ("foo", json_text.LAST, json_text.LAST),
     "[007]": (7,),
     f"[{2**63 - 1}]": (2**63 - 1,),
     "`simple`.`escaped`": ("simple", "escaped"),
@@ -215,60 +186,28 @@ VALID: dict[str, Path] = {
 
 
 @each(("path", "components"), VALID.items())
-def test_path(path: str, components: Path) -> None:
-    assert parse_path(path.encode()) == components
+def test_path(path: str, components: json_text.Path) -> None:
+    assert json_text.parse_path(path.encode()) == components
 
 
 def failure(path: bytes) -> Status:
     with pytest.raises(RequestRefused) as raised:
-        parse_path(path)
+        json_text.parse_path(path)
     return raised.value.status
 
 
-@case(".")
-@case("....")
-@case(".a")
-@case("a..b")
-@case("a...")
-@case("a]")
-@case("]")
-@case("[")
-@case("[]")
-@case("[0")
-@case("a[")
-@case("a[]")
-@case("[not][a][number]")
-@case("[1.5]")
-@case("[+1]")
-@case("[ 1]")
-@case("[-2]")
-@case("[-1")
-@case("[--1]")
-@case("[-01]")
-@case(f"[{2**63}]")
-@case(f"[{'9' * 500}]")
-@case("hello[0]world")
-@case("[0]world")
-@case("`")
-@case("```")
-@case("``")
-@case("a.``")
-@case("`unterminated")
-@case("a`b")
-@case('"invalid.path')
-@case("line\nbreak")
-@case("nul\0")
-@case("trailing\\")
-@case(r"\x")
-@case(r"\.")
-@case(r"\u0041")
-@case("[٣]")
+@each("path", [
+    ".", "....", ".a", "a..b", "a...", "a]", "]", "[", "[]", "[0", "a[", "a[]", "[not][a][number]", "[1.5]", "[+1]",
+    "[ 1]", "[-2]", "[-1", "[--1]", "[-01]", f"[{2**63}]", f"[{'9' * 500}]", "hello[0]world", "[0]world", "`", "```",
+    "``", "a.``", "`unterminated", "a`b", '"invalid.path', "line\nbreak", "nul\0", "trailing\\", r"\x", r"\.",
+    r"\u0041", "[٣]",
+])  # fmt: skip
 def test_invalid_path(path: str) -> None:
     assert failure(path.encode()) == Status.SUBDOC_PATH_EINVAL
 
 
 @pytest.mark.parametrize("component", ["a", "[0]", "`x`"])
 def test_the_number_of_components_is_limited(component: str) -> None:
-    longest = ".".join([component] * COMPONENTS_MAX).encode()
-    assert len(parse_path(longest)) == COMPONENTS_MAX
+    longest = ".".join([component] * json_text.COMPONENTS_MAX).encode()
+    assert len(json_text.parse_path(longest)) == json_text.COMPONENTS_MAX
     assert failure(longest + b"." + component.encode()) == Status.SUBDOC_PATH_E2BIG
