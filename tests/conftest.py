@@ -42,11 +42,21 @@ ASYNC_S_MAX = 120.0
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function in an event loop of its own."""
+    """Run a test that is a coroutine function in an event loop of its own: that of its module's `LOOP_FACTORY`, if any.
+
+    Such a loop has a time of its own, so nothing limits how much of it the test takes.
+    """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), ASYNC_S_MAX))
+    loop_factory = getattr(pyfuncitem.module, "LOOP_FACTORY", None)
+
+    async def run() -> None:
+        async with asyncio.timeout(None if loop_factory else ASYNC_S_MAX):
+            await pyfuncitem.obj(**arguments)
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run())
     return True
 
 

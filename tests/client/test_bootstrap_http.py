@@ -13,13 +13,7 @@ from headwater.client.cluster_map import ClusterMap, Network
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection
 from headwater.client.settings import ClientSettings, TlsSettings
-from headwater.errors import (
-    AuthenticationFailed,
-    ConnectionClosed,
-    HeadwaterError,
-    TlsFailed,
-    UnknownBucket,
-)
+from headwater.errors import AuthenticationFailed, ConnectionClosed, HeadwaterError, TlsFailed, UnknownBucket
 from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
@@ -72,10 +66,7 @@ def test_a_real_node_with_tls(start_node: StartNode, tmp_path: Path) -> None:
     node = start_node("--tls-cert", str(certificate), "--tls-key", str(key))
     address = http_address(node)
     assert fetch(address, tls=TlsSettings(ca_file=certificate)).nodes == (node.address,)
-    for options, words in (
-        ({"tls": TlsSettings()}, "is not trusted"),
-        ({}, "uses TLS, and this connection does not"),
-    ):
+    for options, words in (({"tls": TlsSettings()}, "is not trusted"), ({}, "uses TLS, and this connection does not")):
         error = failure(address, **options)
         assert type(error) is TlsFailed
         assert words in error.reason

@@ -66,7 +66,7 @@ class Story:
         for key in keys:
             self.expected[key] = json.dumps(value).encode()
             self._connection.request(Set(value=self.expected[key], **self._place(key)))
-        return self._high_seqno()
+        return self.bucket.high_seqnos(self._connection)[VBUCKET]
 
     def delete(self, keys: list[bytes]) -> None:
         for key in keys:
@@ -75,9 +75,6 @@ class Story:
 
     def _place(self, key: bytes) -> dict[str, Any]:
         return {"collection_id": DEFAULT_COLLECTION, "key": key, "vbucket": self.bucket.vbucket_of(key)}
-
-    def _high_seqno(self) -> int:
-        return self.bucket.high_seqnos(self._connection)[VBUCKET]
 
     # --- its parts ------------------------------------------------------------------------------------------------
 

@@ -41,9 +41,7 @@ MANY_SMALL_SNAPSHOTS = Data(documents=1_000_000, value_bytes=1000, vbuckets=1024
 
 
 @pytest.fixture(
-    scope="module",
-    params=[FEW_LARGE_SNAPSHOTS, pytest.param(MANY_SMALL_SNAPSHOTS, marks=pytest.mark.soak)],
-    ids=str,
+    scope="module", params=[FEW_LARGE_SNAPSHOTS, pytest.param(MANY_SMALL_SNAPSHOTS, marks=pytest.mark.soak)], ids=str
 )
 def loaded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

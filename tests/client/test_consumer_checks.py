@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.cases import each
+from support.cases import case
 from support.oracle import ConsumerState, Document, Offset, Row, StreamRules, differences
 
 BRANCH, NEXT_BRANCH = 0xAA, 0xBB
@@ -100,25 +100,20 @@ def test_what_is_as_it_should_be() -> None:
     )  # fmt: skip
 
 
-@each(
-    ("rows", "said"),
-    [
-        ([put(2, "a"), put(2, "b")], "seqno 2 after 2"),
-        ([put(3, "a"), put(2, "b")], "seqno 2 after 3"),
-        ([put(11, "a")], "outside its snapshot"),
-        ([put(4, "a", snapshot_start=5)], "outside its snapshot"),
-        ([put(1, "a"), put(2, "a")], "twice in a snapshot"),
-        ([put(1, "a"), row("deletion", 2, "a")], "twice in a snapshot"),
-        ([put(1, "a"), put(11, "b", snapshot_start=5, snapshot_end=20)], "was not complete"),
-        ([put(1, "a"), put(2, "b", vbuuid=NEXT_BRANCH), put(3, "c")], "a branch that has ended"),
-        ([put(5, "a"), rollback(2, from_seqno=4)], "a rollback from 4"),
-        ([put(5, "a"), rollback(5, from_seqno=5)], "takes nothing back"),
-        ([put(5, "a"), rollback(2, from_seqno=5, old_vbuuid=7)], "of another branch"),
-        ([put(5, "a"), rollback(2, from_seqno=5), put(2, "b", vbuuid=NEXT_BRANCH)], "seqno 2 after 2"),
-        ([put(5, "a"), rollback(2, from_seqno=5), put(3, "b")], "a branch that has ended"),
-        ([put(5, "a"), put(6, "b", vbuuid=NEXT_BRANCH), rollback(2, from_seqno=6)], "of another branch"),
-    ],
-)
+@case([put(2, "a"), put(2, "b")], "seqno 2 after 2")
+@case([put(3, "a"), put(2, "b")], "seqno 2 after 3")
+@case([put(11, "a")], "outside its snapshot")
+@case([put(4, "a", snapshot_start=5)], "outside its snapshot")
+@case([put(1, "a"), put(2, "a")], "twice in a snapshot")
+@case([put(1, "a"), row("deletion", 2, "a")], "twice in a snapshot")
+@case([put(1, "a"), put(11, "b", snapshot_start=5, snapshot_end=20)], "was not complete")
+@case([put(1, "a"), put(2, "b", vbuuid=NEXT_BRANCH), put(3, "c")], "a branch that has ended")
+@case([put(5, "a"), rollback(2, from_seqno=4)], "a rollback from 4")
+@case([put(5, "a"), rollback(5, from_seqno=5)], "takes nothing back")
+@case([put(5, "a"), rollback(2, from_seqno=5, old_vbuuid=7)], "of another branch")
+@case([put(5, "a"), rollback(2, from_seqno=5), put(2, "b", vbuuid=NEXT_BRANCH)], "seqno 2 after 2")
+@case([put(5, "a"), rollback(2, from_seqno=5), put(3, "b")], "a branch that has ended")
+@case([put(5, "a"), put(6, "b", vbuuid=NEXT_BRANCH), rollback(2, from_seqno=6)], "of another branch")
 def test_what_breaks_a_rule(rows: list[Row], said: str) -> None:
     with pytest.raises(AssertionError, match=said):
         check(*rows)
@@ -128,14 +123,9 @@ def test_all_versions_of_a_key_in_a_snapshot() -> None:
     StreamRules(complete_snapshots=True, all_versions=True).check([put(1, "a"), put(2, "a")], NO_OFFSETS)
 
 
-@pytest.mark.parametrize(
-    "offset",
-    [
-        (BRANCH, 4, 0, 10),  # before the last change
-        (BRANCH, 6, 7, 10),  # outside of the snapshot
-        (NEXT_BRANCH + 1, 0, 0, 0),  # nowhere
-    ],
-)
+@case((BRANCH, 4, 0, 10))  # before the last change
+@case((BRANCH, 6, 7, 10))  # outside of the snapshot
+@case((NEXT_BRANCH + 1, 0, 0, 0))  # nowhere
 def test_offsets_that_break_a_rule(offset: Offset) -> None:
     with pytest.raises(AssertionError, match="the offset"):
         check(put(5, "a"), offset=offset)

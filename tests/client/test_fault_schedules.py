@@ -99,16 +99,10 @@ def run_schedule(bucket: ProxiedBucket, schedule: FaultSchedule) -> None:
 def random_options(dice: random.Random) -> dict[str, Any]:
     """Small limits, so that small data meets them, and all that changes what is sent, or none of it."""
     options: dict[str, Any] = {
-        "batch_bytes": dice.choice([1, 1000]),
-        "buffer_bytes": dice.choice([1024, 20_000]),
-        "held_bytes_max": dice.choice([0, 1000]),
-        "connections_per_node": 2,
-        "compression": True,
-        "xattrs": True,
-        "history": True,
-        "collections": ONLY_COLLECTION,
-        "by_change": True,
-    }
+        "batch_bytes": dice.choice([1, 1000]), "buffer_bytes": dice.choice([1024, 20_000]),
+        "held_bytes_max": dice.choice([0, 1000]), "connections_per_node": 2, "compression": True, "xattrs": True,
+        "history": True, "collections": ONLY_COLLECTION, "by_change": True,
+    }  # fmt: skip
     chosen = {name: value for name, value in options.items() if dice.random() < 0.4}
     return {**chosen, "snapshots": dice.choice(["complete", "complete", "as-they-come"])}
 

@@ -39,7 +39,6 @@ def test_a_second_process_is_refused_when_it_loads(path: Path) -> None:
     save(path, 7)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with start_program("-c", SAVE_AND_WAIT, str(path), **pipes) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "holds it\n"
         with pytest.raises(CheckpointInUse) as raised:
             run(FileCheckpoint(path).load())

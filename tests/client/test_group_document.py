@@ -9,18 +9,11 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
+from headwater import errors
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.groups import Assignment, DocumentPort, GroupBucket
 from headwater.client.groups.group_document import group_bucket
 from headwater.client.groups.lease_group import LeaseGroup
-from headwater.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    HostUnreachable,
-    NotMyVBucket,
-    UnknownCollection,
-    UnknownScope,
-)
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Get, GetResponse
 from headwater.protocol.messages.vbuckets import SetVBucket
@@ -59,7 +52,6 @@ def test_a_document_is_made_once_and_replaced_by_who_knows_it(group_node: NodePr
         assert first is not None
         assert await theirs.add(b'{"by":"them"}') is None
         seen = await theirs.read()
-        assert seen is not None
         assert (seen.value, seen.cas) == (b'{"by":"us"}', first)
         second = await theirs.replace(b'{"by":"them"}', first)
         assert second is not None
@@ -93,7 +85,7 @@ def test_the_document_is_in_the_collection_that_was_named(group_node: NodeProces
 @pytest.mark.parametrize("collection", ["ops.nothing", "nothing.groups"])
 def test_a_collection_that_is_not_there_is_an_error(group_node: NodeProcess, collection: str) -> None:
     port = bucket(group_node).open_document(b"lost", collection)
-    with pytest.raises((UnknownCollection, UnknownScope), match=f"no collection '{collection}'"):
+    with pytest.raises((errors.UnknownCollection, errors.UnknownScope), match=f"no collection '{collection}'"):
         run(closed_after(port, port.read()))
 
 
@@ -108,7 +100,7 @@ def test_a_vbucket_that_is_nowhere_is_an_error_that_passes(group_node: NodeProce
     async def scenario() -> None:
         assert await port.add(b"{}") is not None
         move(VBucketState.DEAD)
-        with pytest.raises(NotMyVBucket) as caught:
+        with pytest.raises(errors.NotMyVBucket) as caught:
             await port.read()
         assert caught.value.retriable
         move(VBucketState.ACTIVE)
@@ -119,11 +111,11 @@ def test_a_vbucket_that_is_nowhere_is_an_error_that_passes(group_node: NodeProce
 
 def test_what_is_in_the_way_of_the_document_is_not_taken_for_its_absence(group_node: NodeProcess) -> None:
     unknown = group_bucket(settings_of(f"{group_node.url}/nothing"), vbuckets=VBUCKETS).open_document(b"k", None)
-    with pytest.raises(AccessDenied):
+    with pytest.raises(errors.AccessDenied):
         run(closed_after(unknown, unknown.read()))
     wrong = settings_of(f"{group_node.url}/default", password="wrong")
     denied = group_bucket(wrong, vbuckets=VBUCKETS).open_document(b"k", None)
-    with pytest.raises(AuthenticationFailed):
+    with pytest.raises(errors.AuthenticationFailed):
         run(closed_after(denied, denied.read()))
 
 
@@ -137,18 +129,14 @@ async def when(membership: LeaseGroup, known: Assignment, *, count: int) -> Assi
     return known
 
 
-def test_a_group_goes_on_when_its_node_has_come_back(start_node: StartNode) -> None:
+async def test_a_group_goes_on_when_its_node_has_come_back(start_node: StartNode) -> None:
     node = start_node("--vbuckets", str(VBUCKETS), "--port", str(free_port()))
     membership = LeaseGroup("g", "ada", lease_s=LEASE_S, interval_s=INTERVAL_S, margin_s=MARGIN_S)
-
-    async def scenario() -> None:
-        async with joined(membership, bucket(node)):
-            before = await when(membership, membership.current(), count=VBUCKETS)
-            await asyncio.to_thread(node.kill)
-            none = await when(membership, before, count=0)
-            assert isinstance(membership.last_failure, HostUnreachable)
-            await asyncio.to_thread(node.start)
-            again = await when(membership, none, count=VBUCKETS)
-            assert again.generations == before.generations, "nobody else has had them"
-
-    run(scenario())
+    async with joined(membership, bucket(node)):
+        before = await when(membership, membership.current(), count=VBUCKETS)
+        await asyncio.to_thread(node.kill)
+        none = await when(membership, before, count=0)
+        assert isinstance(membership.last_failure, errors.HostUnreachable)
+        await asyncio.to_thread(node.start)
+        again = await when(membership, none, count=VBUCKETS)
+        assert again.generations == before.generations, "nobody else has had them"

@@ -100,9 +100,7 @@ def test_members_share_take_over_and_leave(start_member: StartMember, log: Group
     log.wait_for([32, 32])
 
 
-def test_a_member_that_stands_still_for_longer_than_its_lease_loses_it_and_joins_again(
-    start_member: StartMember, log: GroupLog
-) -> None:
+def test_a_member_that_stalls_beyond_its_lease_joins_again(start_member: StartMember, log: GroupLog) -> None:
     processes = {name: start_member(name) for name in ("ada", "bea")}
     log.wait_for([32, 32])
     processes["ada"].send_signal(signal.SIGSTOP)

@@ -74,53 +74,43 @@ def lease(test: str, member: str) -> LeaseGroup:
 
 
 @pytest.mark.parametrize("kind", ["static", "lease"])
-def test_two_members_share_the_changes(group_node: NodeProcess, kind: str) -> None:
-    async def run() -> None:
-        groups = {
-            "static": [StaticMember(1, of=2), StaticMember(2, of=2)],
-            "lease": [lease(kind, "ada"), lease(kind, "bea")],
-        }
-        with group_node.connect() as connection:
-            write(connection, kind, range(DOCUMENTS))
-        readers = [Reader(group_node, kind, group) for group in groups[kind]]
-        seen = await wait_for(readers, DOCUMENTS)
-        if kind == "static":
-            assert set(seen.values()) == {1}
-            assert all(reader.seen for reader in readers)
-        for reader in readers:
-            await reader.stop()
-
-    asyncio.run(run())
+async def test_two_members_share_the_changes(group_node: NodeProcess, kind: str) -> None:
+    groups = {
+        "static": [StaticMember(1, of=2), StaticMember(2, of=2)],
+        "lease": [lease(kind, "ada"), lease(kind, "bea")],
+    }
+    with group_node.connect() as connection:
+        write(connection, kind, range(DOCUMENTS))
+    readers = [Reader(group_node, kind, group) for group in groups[kind]]
+    seen = await wait_for(readers, DOCUMENTS)
+    if kind == "static":
+        assert set(seen.values()) == {1}
+        assert all(reader.seen for reader in readers)
+    for reader in readers:
+        await reader.stop()
 
 
-def test_a_member_that_leaves_is_followed_by_another_without_a_gap(group_node: NodeProcess) -> None:
+async def test_a_member_that_leaves_is_followed_by_another_without_a_gap(group_node: NodeProcess) -> None:
     """What the first has finished with is not read again, and nothing that came later is missed."""
-
-    async def run() -> None:
-        test = "relay"
-        with group_node.connect() as connection:
-            first = Reader(group_node, test, lease(test, "ada"))
-            write(connection, test, range(DOCUMENTS))
-            await wait_for([first], DOCUMENTS)
-            second = Reader(group_node, test, lease(test, "bea"))
-            await asyncio.sleep(1.5)
-            await first.stop()
-            write(connection, test, range(DOCUMENTS, 2 * DOCUMENTS))
-            seen = await wait_for([first, second], 2 * DOCUMENTS)
-            assert len(seen) == 2 * DOCUMENTS
-            await second.stop()
-
-    asyncio.run(run())
+    test = "relay"
+    with group_node.connect() as connection:
+        first = Reader(group_node, test, lease(test, "ada"))
+        write(connection, test, range(DOCUMENTS))
+        await wait_for([first], DOCUMENTS)
+        second = Reader(group_node, test, lease(test, "bea"))
+        await asyncio.sleep(1.5)
+        await first.stop()
+        write(connection, test, range(DOCUMENTS, 2 * DOCUMENTS))
+        seen = await wait_for([first, second], 2 * DOCUMENTS)
+        assert len(seen) == 2 * DOCUMENTS
+        await second.stop()
 
 
-def test_a_member_needs_a_checkpoint_and_no_choice_of_its_own(group_node: NodeProcess) -> None:
-    async def run() -> None:
-        settings = settings_of(f"{group_node.url}/default")
-        checkpoint = XattrCheckpoint(BucketKv(settings), group="choice")
-        async with Client(settings) as client:
-            with pytest.raises(InvalidInput, match="needs a checkpoint"):
-                client.changes(group=StaticMember(1, of=2))
-            with pytest.raises(InvalidInput, match="can't choose"):
-                client.changes(group=StaticMember(1, of=2), checkpoint=checkpoint, start="now")
-
-    asyncio.run(run())
+async def test_a_member_needs_a_checkpoint_and_no_choice_of_its_own(group_node: NodeProcess) -> None:
+    settings = settings_of(f"{group_node.url}/default")
+    checkpoint = XattrCheckpoint(BucketKv(settings), group="choice")
+    async with Client(settings) as client:
+        with pytest.raises(InvalidInput, match="needs a checkpoint"):
+            client.changes(group=StaticMember(1, of=2))
+        with pytest.raises(InvalidInput, match="can't choose"):
+            client.changes(group=StaticMember(1, of=2), checkpoint=checkpoint, start="now")

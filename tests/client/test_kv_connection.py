@@ -12,13 +12,7 @@ from headwater.client.bootstrap import connect_any
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection
 from headwater.client.settings import ClientSettings, TlsSettings
-from headwater.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    HeadwaterError,
-    InvalidArguments,
-    KeyNotFound,
-)
+from headwater.errors import AccessDenied, AuthenticationFailed, HeadwaterError, InvalidArguments, KeyNotFound
 from headwater.protocol.messages.documents import Get
 from headwater.protocol.messages.session import GetClusterConfig, Noop
 from headwater.protocol.numbers import CollectionId, VBucketId
@@ -52,7 +46,7 @@ def test_a_real_node(start_node: StartNode) -> None:
         with connect(address, mechanism=mechanism) as connection:
             assert connection.outcome.mechanism is mechanism
             connection.request(Noop())
-            assert b"vBucketServerMap" in connection.request(GetClusterConfig()).value  # type: ignore[attr-defined]
+            assert b"vBucketServerMap" in connection.request(GetClusterConfig()).value
     assert type(failure(address, password="wrong")) is AuthenticationFailed
     assert type(failure(address, "other")) is AccessDenied
     assert "no user has logged in" in failure(address, user=None, password=None).reason

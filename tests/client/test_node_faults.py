@@ -25,6 +25,7 @@ from headwater.protocol.messages.dcp_streams import Control, Open, StreamRequest
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
+from support.cases import case_apart
 from support.fake_servers import Peer, answering, serving
 from support.fault_proxy import Action, ProxiedBucket, ProxiedNode, Stall, Way
 from support.followed_client import FollowedClient
@@ -73,9 +74,7 @@ def test_a_consumer_that_is_away_while_the_node_is_killed(node: ProxiedNode, buc
 
 
 @pytest.mark.parametrize("snapshots", ["complete", "as-they-come"])
-def test_a_node_that_is_killed_in_the_middle_of_a_stream(
-    node: ProxiedNode, bucket: ProxiedBucket, snapshots: str
-) -> None:
+def test_a_node_that_is_killed_during_a_stream(node: ProxiedNode, bucket: ProxiedBucket, snapshots: str) -> None:
     """What the node had not answered may be lost, and the consumer must have none of that."""
     asyncio.run(read_through_kills(node, bucket, FollowedClient(bucket.url, snapshots=snapshots)))
 
@@ -262,20 +261,15 @@ FOUND_OUT_S_MAX = 12.0
 """Far more than these take, and less than what a client takes that has not been told of them."""
 
 
-@pytest.mark.parametrize(
-    ("connection", "way", "after_bytes"),
-    [
-        # The look at the bucket with which a read begins. The one before it is `connect`'s, and its caller's affair.
-        (1, Way.TO_CLIENT, 100),
-        # The connection of the streams: while it logs in, while it opens, and then.
-        (2, Way.TO_CLIENT, 100),
-        (2, Way.TO_SERVER, 100),
-        (2, Way.TO_CLIENT, 1000),
-        (2, Way.TO_SERVER, 700),
-        (2, Way.TO_CLIENT, 2000),
-        (2, Way.TO_SERVER, 1200),
-    ],
-)
+# The look at the bucket with which a read begins. The one before it is `connect`'s, and its caller's affair.
+@case_apart(1, Way.TO_CLIENT, 100)
+# The connection of the streams: while it logs in, while it opens, and then.
+@case_apart(2, Way.TO_CLIENT, 100)
+@case_apart(2, Way.TO_SERVER, 100)
+@case_apart(2, Way.TO_CLIENT, 1000)
+@case_apart(2, Way.TO_SERVER, 700)
+@case_apart(2, Way.TO_CLIENT, 2000)
+@case_apart(2, Way.TO_SERVER, 1200)
 def test_a_silent_connection_is_replaced(shared_node: ProxiedNode, connection: int, way: Way, after_bytes: int) -> None:
     bucket = ProxiedBucket(shared_node)
     fences = write_fences(bucket, b'"%d"' % after_bytes)

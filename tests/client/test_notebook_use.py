@@ -3,7 +3,6 @@ again."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 import time
@@ -71,18 +70,15 @@ def test_a_wrong_password_is_reported_by_the_first_use(node: HeadwaterNode) -> N
     assert "not connected yet" in repr(client)
 
 
-def test_an_asyncio_client_may_be_awaited_or_just_read(node: HeadwaterNode) -> None:
-    async def read() -> None:
-        settings = node.connect().settings
-        client = await headwater.Client(settings)
-        assert client.cluster_map.vbuckets == 16
-        await client.close()
-        lazy = headwater.Client(settings)
-        assert len([change async for change in lazy.changes(end="now", collections="shop.orders")]) >= 1
-        assert "16 vbuckets" in repr(lazy)
-        await lazy.close()
-
-    asyncio.run(read())
+async def test_an_asyncio_client_may_be_awaited_or_just_read(node: HeadwaterNode) -> None:
+    settings = node.connect().settings
+    client = await headwater.Client(settings)
+    assert client.cluster_map.vbuckets == 16
+    await client.close()
+    lazy = headwater.Client(settings)
+    assert len([change async for change in lazy.changes(end="now", collections="shop.orders")]) >= 1
+    assert "16 vbuckets" in repr(lazy)
+    await lazy.close()
 
 
 def test_a_client_that_is_forgotten_ends_and_one_that_is_read_does_not(node: HeadwaterNode) -> None:
@@ -119,7 +115,7 @@ def test_a_path_is_a_checkpoint(client: headwater.blocking.Client, tmp_path: Pat
     assert mutations(client.changes(end="now", checkpoint=tmp_path / "place.json"))
     assert not mutations(client.changes(end="now", checkpoint=str(tmp_path / "place.json")))
     with pytest.raises(InvalidInput, match="3 is no checkpoint"):
-        client.changes(checkpoint=3)  # type: ignore[arg-type]
+        client.changes(checkpoint=3)
 
 
 # --- into tables --------------------------------------------------------------------------------------------------

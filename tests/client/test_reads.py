@@ -38,20 +38,16 @@ def client_of(node: NodeProcess) -> Client:
     return headwater.connect(f"{node.url}/default", user=USER, password=PASSWORD)
 
 
-def test_pieces_that_were_taken_and_not_built_are_given_again(node: NodeProcess) -> None:
+async def test_pieces_that_were_taken_and_not_built_are_given_again(node: NodeProcess) -> None:
     """A caller that was interrupted in between has not seen them: the place must not be behind them."""
-
-    async def read() -> None:
-        async with client_of(node) as client:
-            reading = client.batches(end="now")
-            pieces = await reading.take()
-            assert pieces
-            assert reading.offsets == reading.finished
-            assert await reading.take() is pieces
-            reading.build(pieces)
-            assert reading.offsets != reading.finished
-
-    asyncio.run(read())
+    async with client_of(node) as client:
+        reading = client.batches(end="now")
+        pieces = await reading.take()
+        assert pieces
+        assert reading.offsets == reading.finished
+        assert await reading.take() is pieces
+        reading.build(pieces)
+        assert reading.offsets != reading.finished
 
 
 def test_the_server_is_asked_for_a_priority(node: NodeProcess) -> None:
@@ -69,19 +65,16 @@ def test_the_server_is_asked_for_a_priority(node: NodeProcess) -> None:
         client_of(node).batches(priority="urgent")
 
 
-def test_a_wait_that_is_cancelled_loses_nothing(node: NodeProcess) -> None:
-    async def read() -> None:
-        seen: set[str] = set()
-        async with client_of(node) as client:
-            changes = client.changes()
-            async with asyncio.timeout(30):
-                while seen != KEYS:
-                    try:
-                        seen.add((await asyncio.wait_for(anext(changes), 0.002)).key)  # type: ignore[union-attr]
-                    except TimeoutError:
-                        continue
-
-    asyncio.run(read())
+async def test_a_wait_that_is_cancelled_loses_nothing(node: NodeProcess) -> None:
+    seen: set[str] = set()
+    async with client_of(node) as client:
+        changes = client.changes()
+        async with asyncio.timeout(30):
+            while seen != KEYS:
+                try:
+                    seen.add((await asyncio.wait_for(anext(changes), 0.002)).key)
+                except TimeoutError:
+                    continue
 
 
 def test_a_read_that_waits_ends_when_its_client_is_closed(node: NodeProcess) -> None:
@@ -100,43 +93,33 @@ def test_a_read_that_waits_ends_when_its_client_is_closed(node: NodeProcess) -> 
 
 
 @pytest.mark.parametrize("rounds", range(5))
-def test_a_read_that_is_closed_while_it_begins_leaves_nothing_behind(node: NodeProcess, rounds: int) -> None:
-    async def read() -> None:
-        client = await client_of(node).__aenter__()
-        reading = asyncio.create_task(anext(client.batches(), None))  # type: ignore[arg-type]
-        await asyncio.sleep(rounds * 0.002)
-        await client.close()
-        await asyncio.wait_for(reading, 10)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(read())
+async def test_a_read_that_is_closed_while_it_begins_leaves_nothing_behind(node: NodeProcess, rounds: int) -> None:
+    client = await client_of(node).__aenter__()
+    reading = asyncio.create_task(anext(client.batches(), None))
+    await asyncio.sleep(rounds * 0.002)
+    await client.close()
+    await asyncio.wait_for(reading, 10)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_a_read_that_can_not_begin_leaves_its_checkpoint_to_others(node: NodeProcess, tmp_path: Path) -> None:
+async def test_a_read_that_can_not_begin_leaves_its_checkpoint_to_others(node: NodeProcess, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
-
-    async def read() -> None:
-        mine, other = FileCheckpoint(path), FileCheckpoint(path)
-        await mine.save(Offsets("another bucket", {}))
-        async with client_of(node) as client:
-            with pytest.raises(HeadwaterError):
-                await anext(client.batches(checkpoint=mine))
-            assert await other.load() is not None
-            await other.close()
-
-    asyncio.run(read())
+    mine, other = FileCheckpoint(path), FileCheckpoint(path)
+    await mine.save(Offsets("another bucket", {}))
+    async with client_of(node) as client:
+        with pytest.raises(HeadwaterError):
+            await anext(client.batches(checkpoint=mine))
+        assert await other.load() is not None
+        await other.close()
 
 
-def test_a_member_that_could_not_begin_may_try_again(node: NodeProcess, tmp_path: Path) -> None:
-    async def read() -> None:
-        checkpoint = FileCheckpoint(tmp_path / "checkpoint")
-        async with client_of(node) as client:
-            reading = client.batches(checkpoint=checkpoint, group=StaticMember(1, of=1))
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(reading), 0.001)
-            assert (await asyncio.wait_for(anext(reading), 30)).num_rows
-
-    asyncio.run(read())
+async def test_a_member_that_could_not_begin_may_try_again(node: NodeProcess, tmp_path: Path) -> None:
+    checkpoint = FileCheckpoint(tmp_path / "checkpoint")
+    async with client_of(node) as client:
+        reading = client.batches(checkpoint=checkpoint, group=StaticMember(1, of=1))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(reading), 0.001)
+        assert (await asyncio.wait_for(anext(reading), 30)).num_rows
 
 
 class GrowingMember(StaticMember):
@@ -162,35 +145,26 @@ class GrowingMember(StaticMember):
             await asyncio.sleep(60)
 
 
-def test_a_member_that_was_interrupted_in_a_new_assignment_comes_back_to_it(node: NodeProcess, tmp_path: Path) -> None:
-    async def read() -> None:
-        async with client_of(node) as client:
-            reading = client.batches(checkpoint=FileCheckpoint(tmp_path / "checkpoint"), group=GrowingMember())
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(reading), 2)
-            assert (await asyncio.wait_for(anext(reading), 30)).num_rows
-
-    asyncio.run(read())
+async def test_an_interrupted_member_returns_to_its_new_assignment(node: NodeProcess, tmp_path: Path) -> None:
+    async with client_of(node) as client:
+        reading = client.batches(checkpoint=FileCheckpoint(tmp_path / "checkpoint"), group=GrowingMember())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(reading), 2)
+        assert (await asyncio.wait_for(anext(reading), 30)).num_rows
 
 
-def test_a_closed_client_does_not_begin_another_read(node: NodeProcess) -> None:
-    async def read() -> None:
-        async with client_of(node) as client:
-            pass
-        with pytest.raises(LocalProtocolError):
-            client.batches()
-
-    asyncio.run(read())
+async def test_a_closed_client_does_not_begin_another_read(node: NodeProcess) -> None:
+    async with client_of(node) as client:
+        pass
+    with pytest.raises(LocalProtocolError):
+        client.batches()
 
 
-def test_reads_that_are_over_are_forgotten(node: NodeProcess) -> None:
-    async def read() -> None:
-        async with client_of(node) as client:
-            for _ in range(3):
-                assert sum([batch.num_rows async for batch in client.batches(end="now")]) == len(KEYS)
-            assert len(client._readings) == 1
-
-    asyncio.run(read())
+async def test_reads_that_are_over_are_forgotten(node: NodeProcess) -> None:
+    async with client_of(node) as client:
+        for _ in range(3):
+            assert sum([batch.num_rows async for batch in client.batches(end="now")]) == len(KEYS)
+        assert len(client._readings) == 1
 
 
 def test_a_blocking_read_may_be_closed_after_its_client(node: NodeProcess) -> None:

@@ -93,9 +93,7 @@ def test_all_commands_find_the_host_that_is_up(start_node: StartNode, dns_server
     assert "cluster" in command("cluster", "init", url, "--replicas", "0")
 
 
-def test_certificates_are_checked_against_the_name_that_dns_gives(
-    start_node: StartNode, dns_server: DnsServer, tmp_path: Path
-) -> None:
+def test_certificates_are_checked_by_the_dns_name(start_node: StartNode, dns_server: DnsServer, tmp_path: Path) -> None:
     """The certificate is for localhost, and knows nothing of the name in the connection string."""
     certificate, key = self_signed(tmp_path)
     node = start_node("--vbuckets", "1", "--tls-cert", str(certificate), "--tls-key", str(key))
@@ -113,9 +111,7 @@ def test_certificates_are_checked_against_the_name_that_dns_gives(
         asyncio.run(read())
 
 
-def test_a_read_looks_the_hosts_up_again_when_all_are_out_of_reach(
-    start_node: StartNode, dns_server: DnsServer
-) -> None:
+def test_a_read_looks_hosts_up_again_when_all_are_unreachable(start_node: StartNode, dns_server: DnsServer) -> None:
     node = start_node("--vbuckets", "1")
     dns_server.records[f"_couchbase._tcp.{NAME}"] = listed(node)
     old = node.address

@@ -39,18 +39,15 @@ def write(node: NodeProcess) -> set[str]:
     return keys
 
 
-def test_all_that_is_written_after_start_is_seen(node: NodeProcess) -> None:
-    async def read() -> None:
-        before = write(node)
-        async with headwater.connect(f"{node.url}/default", **LOGIN) as client:
-            changes = client.changes(start="now")
-            await changes.start()
-            after = write(node)
-            seen = {(await asyncio.wait_for(anext(changes), 30)).key for _ in after}  # type: ignore[union-attr]
-            assert seen == after
-            assert not seen & before
-
-    asyncio.run(read())
+async def test_all_that_is_written_after_start_is_seen(node: NodeProcess) -> None:
+    before = write(node)
+    async with headwater.connect(f"{node.url}/default", **LOGIN) as client:
+        changes = client.changes(start="now")
+        await changes.start()
+        after = write(node)
+        seen = {(await asyncio.wait_for(anext(changes), 30)).key for _ in after}
+        assert seen == after
+        assert not seen & before
 
 
 def test_all_that_is_written_after_a_blocking_start_is_seen(node: NodeProcess) -> None:
@@ -60,7 +57,7 @@ def test_all_that_is_written_after_a_blocking_start_is_seen(node: NodeProcess) -
         changes.start()
         assert len(changes.offsets.offsets) == VBUCKETS
         after = write(node)
-        assert {next(changes).key for _ in after} == after  # type: ignore[union-attr]
+        assert {next(changes).key for _ in after} == after
 
 
 def test_a_read_from_now_on_begins_with_its_first_change_unless_it_is_started(node: NodeProcess) -> None:
@@ -81,15 +78,12 @@ def test_a_read_may_be_started_again_and_again(node: NodeProcess) -> None:
         assert len(place.offsets) == VBUCKETS
 
 
-def test_what_keeps_a_read_from_its_start_is_raised(node: NodeProcess, tmp_path: Path) -> None:
-    async def read() -> None:
-        checkpoint = FileCheckpoint(tmp_path / "checkpoint")
-        await checkpoint.save(Offsets("another bucket", {}))
-        async with headwater.connect(f"{node.url}/default", **LOGIN) as client:
-            with pytest.raises(CheckpointOfOtherBucket):
-                await client.changes(checkpoint=checkpoint).start()
-
-    asyncio.run(read())
+async def test_what_keeps_a_read_from_its_start_is_raised(node: NodeProcess, tmp_path: Path) -> None:
+    checkpoint = FileCheckpoint(tmp_path / "checkpoint")
+    await checkpoint.save(Offsets("another bucket", {}))
+    async with headwater.connect(f"{node.url}/default", **LOGIN) as client:
+        with pytest.raises(CheckpointOfOtherBucket):
+            await client.changes(checkpoint=checkpoint).start()
 
 
 def test_a_node_that_is_gone_fails_a_start_from_now_on(tmp_path: Path) -> None:
@@ -119,4 +113,4 @@ def test_a_program_that_dies_before_its_first_change_keeps_its_now(node: NodePro
     after = write(node)
     with headwater.blocking.connect(f"{node.url}/default", **LOGIN) as client:
         changes = client.changes(start="now", end="now", checkpoint=FileCheckpoint(path))
-        assert {change.key for change in changes} == after  # type: ignore[union-attr]
+        assert {change.key for change in changes} == after

@@ -116,7 +116,6 @@ async def test_nodes_that_were_told_different_things_are_named(tmp_path: Path) -
         everywhere = url(nodes, 0, 1)
         await done("init", everywhere)
         known = nodes.running[0].membership("default").config
-        assert known is not None
         ports = [NodePort(nodes.address(number), LOGIN) for number in (0, 1)]
         newer = replace(known, revision=known.revision + 1)
         # At the same time: nodes take newer configs from each other.
@@ -218,7 +217,6 @@ def test_it_is_the_same_cluster_the_next_time_and_goes_on_when_a_node_dies(tmp_p
         with (tmp_path / "log").open("a") as log:
             process = start_nodes(tmp_path / "data", log)
         try:
-            assert process.stdout is not None
             ready = json.loads(process.stdout.readline())
             status = _status(ready["ready"])
             assert status["settled"]

@@ -74,7 +74,6 @@ async def test_an_admin_of_the_bucket_does_not_become_a_node(tmp_path: Path) -> 
                 await attempt
             assert refused.value.status == Status.EACCESS
         known = await port.config()
-        assert known is not None
         assert (known.version, known.nodes) == (config.version, config.nodes)
         port.close()
 
@@ -88,7 +87,6 @@ async def test_a_node_that_has_left_lets_the_others_in_no_more_not_even_after_a_
     async with in_process(tmp_path, 2) as nodes:
         async with nodes.coordinator(0, 1) as coordinator:
             login = (await coordinator.init(replicas=0)).login
-            assert login is not None
             assert nodes.running[1].is_node_user(login.user)
             await coordinator.remove(nodes.name(1))
         for _ in range(2):
@@ -120,7 +118,6 @@ def test_no_two_clusters_have_the_same(tmp_path: Path) -> None:
     async def drawn(folder: Path) -> str:
         async with in_process(folder, 1) as nodes, nodes.coordinator() as coordinator:
             login = (await coordinator.init(replicas=0)).login
-            assert login is not None
             return login.password
 
     first, second = (asyncio.run(asyncio.wait_for(drawn(tmp_path / name), 30)) for name in ("one", "other"))

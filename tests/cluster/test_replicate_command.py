@@ -90,9 +90,7 @@ async def test_it_ends_when_the_target_has_persisted_everything(tmp_path: Path, 
             assert nodes.durable_seqnos(1) == before
 
 
-async def test_a_target_that_does_not_persist_everything_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_target_that_does_not_persist_all_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_STUCK_S_MAX", 0.5)
     async with in_process(tmp_path, 1) as nodes:
         await nodes.store(b"key-%d" % number for number in range(400))
@@ -121,10 +119,7 @@ async def test_a_takeover_hands_the_vbuckets_over(tmp_path: Path) -> None:
         code, output, errors = await _run(*_urls(nodes), "--takeover", "--vbuckets", "0-2,5")
         assert (code, errors) == (0, "")
         assert output.startswith("4 vbuckets handed over, ")
-        assert [nodes.copies(vbucket) for vbucket in (2, 3)] == [
-            {0: "dead", 1: "active"},
-            {0: "active", 1: "replica"},
-        ]
+        assert [nodes.copies(vbucket) for vbucket in (2, 3)] == [{0: "dead", 1: "active"}, {0: "active", 1: "replica"}]
         assert await nodes.found(KEYS) == KEYS
 
 
@@ -205,10 +200,7 @@ def test_the_target_is_equal_when_the_command_ends(tmp_path: Path, documents: in
             connection.close()
 
     options = ("--vbuckets", str(MANY_VBUCKETS))
-    with (
-        NodeProcess(tmp_path / "a", *options) as source,
-        NodeProcess(tmp_path / "b", *options, "--bare") as target,
-    ):
+    with NodeProcess(tmp_path / "a", *options) as source, NodeProcess(tmp_path / "b", *options, "--bare") as target:
         source.start()
         target.start()
         login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}

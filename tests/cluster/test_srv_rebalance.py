@@ -8,7 +8,7 @@ from pathlib import Path
 import headwater
 from headwater.client.changes import Mutation
 from headwater.client.reading import Changes
-from support.clusters import VBUCKETS, InProcessNodes, in_process
+from support.clusters import VBUCKETS, in_process
 from support.machine import DnsServer
 from support.node_process import PASSWORD, USER
 
@@ -34,7 +34,7 @@ async def _rebalance(folder: Path, server: DnsServer) -> None:
             asked = len(server.questions)
             await coordinator.add(nodes.address(1))
             await coordinator.rebalance()
-            assert "active" in _states_on(nodes, 1)
+            assert "active" in {nodes.copies(vbucket).get(1) for vbucket in range(VBUCKETS)}
             keys = {f"after-{number}".encode() for number in range(40)}
             await nodes.store(sorted(keys))
             seen |= await _until(read, keys)
@@ -50,7 +50,3 @@ async def _until(read: Changes, wanted: set[bytes]) -> set[bytes]:
         if isinstance(change, Mutation):
             seen.add(change.key_bytes)
     return seen
-
-
-def _states_on(nodes: InProcessNodes, number: int) -> set[str | None]:
-    return {nodes.copies(vbucket).get(number) for vbucket in range(VBUCKETS)}

@@ -16,18 +16,8 @@ from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.errors import HeadwaterError
 from headwater.node.replication.proxy import Proxy
 from headwater.protocol.frames import DurabilityLevel, Frame, decode_frames, durability
+from headwater.protocol.messages import dcp_changes
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_changes import (
-    Abort,
-    Commit,
-    Deletion,
-    Mutation,
-    Prepare,
-    SeqnoAcknowledged,
-    SeqnoAdvanced,
-    SnapshotFlags,
-    SnapshotMarker,
-)
 from headwater.protocol.messages.dcp_streams import (
     Control,
     Open,
@@ -182,7 +172,11 @@ FAULTS: dict[str, tuple[ServerVersion, list[Request], str]] = {
     "a fraction": (V7_0_5, [Open(key=b"s"), Control(key=b"set_noop_interval", value=b"0.5")], "0.5"),
     "an older marker": (V8_0_2, [Open(key=b"s"), Control(key=b"max_marker_version", value=b"2.0")], "2.0"),
     "a stream without noops": (V8_0_2, [Open(key=b"s"), StreamRequest(end_seqno=Seqno(1))], "before noops"),
-    "an acknowledgement": (V7_0_5, [Open(key=b"s"), SeqnoAcknowledged(prepared_seqno=Seqno(1))], "never streamed"),
+    "an acknowledgement": (
+        V7_0_5,
+        [Open(key=b"s"), dcp_changes.SeqnoAcknowledged(prepared_seqno=Seqno(1))],
+        "never streamed",
+    ),
 }
 
 
@@ -206,27 +200,29 @@ def _frame(message: Request) -> Frame:
     return decode_frames(message.encode())[0]
 
 
-def _set(seqno: int, key: bytes = b"\0k", **fields: Any) -> Mutation:
-    return Mutation(seqno=Seqno(seqno), rev_seqno=1, key=key, **fields)
+def _set(seqno: int, key: bytes = b"\0k", **fields: Any) -> dcp_changes.Mutation:
+    return dcp_changes.Mutation(seqno=Seqno(seqno), rev_seqno=1, key=key, **fields)
 
 
-def _prepare(seqno: int) -> Prepare:
-    return Prepare(seqno=Seqno(seqno), rev_seqno=1, durability=DurabilityLevel.MAJORITY, key=b"\0k")
+def _prepare(seqno: int) -> dcp_changes.Prepare:
+    return dcp_changes.Prepare(seqno=Seqno(seqno), rev_seqno=1, durability=DurabilityLevel.MAJORITY, key=b"\0k")
 
 
-def _commit(seqno: int) -> Commit:
-    return Commit(prepared_seqno=Seqno(seqno - 1), commit_seqno=Seqno(seqno), key=b"\0k")
+def _commit(seqno: int) -> dcp_changes.Commit:
+    return dcp_changes.Commit(prepared_seqno=Seqno(seqno - 1), commit_seqno=Seqno(seqno), key=b"\0k")
 
 
-def _marker(flags: int, start: int = 1, end: int = 9, **fields: Any) -> SnapshotMarker:
-    return SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(end), flags=SnapshotFlags(flags), **fields)
+def _marker(flags: int, start: int = 1, end: int = 9, **fields: Any) -> dcp_changes.SnapshotMarker:
+    return dcp_changes.SnapshotMarker(
+        start_seqno=Seqno(start), end_seqno=Seqno(end), flags=dcp_changes.SnapshotFlags(flags), **fields
+    )
 
 
-def _v2(flags: int, start: int = 1, end: int = 9, **fields: Any) -> SnapshotMarker:
+def _v2(flags: int, start: int = 1, end: int = 9, **fields: Any) -> dcp_changes.SnapshotMarker:
     return _marker(flags, start, end, max_visible_seqno=Seqno(1), high_completed_seqno=Seqno(0), **fields)
 
 
-def _v2_2(flags: int, high_prepared_seqno: int, start: int = 1) -> SnapshotMarker:
+def _v2_2(flags: int, high_prepared_seqno: int, start: int = 1) -> dcp_changes.SnapshotMarker:
     return _v2(flags, start, purge_seqno=Seqno(0), high_prepared_seqno=Seqno(high_prepared_seqno))
 
 
@@ -239,10 +235,10 @@ BAD_STREAMS: dict[str, tuple[tuple[ServerVersion, ...], list[Request]]] = {
     "a marker 2.2": ((V7_0_5,), [_v2_2(0x06, 0)]),
     "a high prepared seqno in memory": (BOTH, [_v2_2(0x05, 3)]),
     "a high prepared seqno from before": (BOTH, [_v2_2(0x06, 3, start=4)]),
-    "a short deletion": (BOTH, [_v2(0x05), Deletion(seqno=Seqno(1), rev_seqno=1, key=b"\0k")]),
+    "a short deletion": (BOTH, [_v2(0x05), dcp_changes.Deletion(seqno=Seqno(1), rev_seqno=1, key=b"\0k")]),
     "a deletion with a body": (
         BOTH,
-        [_v2(0x05), Deletion(seqno=Seqno(1), rev_seqno=1, delete_time=1, key=b"\0k", value=b"{}")],
+        [_v2(0x05), dcp_changes.Deletion(seqno=Seqno(1), rev_seqno=1, delete_time=1, key=b"\0k", value=b"{}")],
     ),
     "snappy that was not agreed on": (BOTH, [_v2(0x05), _set(1, datatype=Datatype.SNAPPY, value=b"\1\0{")]),
     "an unknown datatype": (BOTH, [_v2(0x05), _set(1, datatype=Datatype(0x08))]),
@@ -251,7 +247,7 @@ BAD_STREAMS: dict[str, tuple[tuple[ServerVersion, ...], list[Request]]] = {
     "a commit from disk": (BOTH, [_v2(0x06), _prepare(1), _commit(2)]),
     "an abort with its prepare": (
         BOTH,
-        [_v2(0x05), _prepare(1), Abort(prepared_seqno=Seqno(1), abort_seqno=Seqno(2), key=b"\0k")],
+        [_v2(0x05), _prepare(1), dcp_changes.Abort(prepared_seqno=Seqno(1), abort_seqno=Seqno(2), key=b"\0k")],
     ),
     "a second durable write in one checkpoint": (
         BOTH,
@@ -261,7 +257,7 @@ BAD_STREAMS: dict[str, tuple[tuple[ServerVersion, ...], list[Request]]] = {
         BOTH,
         [_v2(0x05, 1, 2), _prepare(1), _commit(2), _v2(0x01, 3, 3), _set(3)],
     ),
-    "a seqno-advanced": (BOTH, [_v2(0x05), SeqnoAdvanced(seqno=Seqno(2))]),
+    "a seqno-advanced": (BOTH, [_v2(0x05), dcp_changes.SeqnoAdvanced(seqno=Seqno(2))]),
 }
 
 
@@ -288,7 +284,7 @@ def test_acknowledgements_that_repeat_are_found(acknowledged: tuple[int, ...], i
     connection.controls |= {b"enable_noop": b"true", b"enable_sync_writes": b"true"}
     connection.check_from_peer(_frame(StreamRequest(end_seqno=Seqno(100))))
     connection.check_from_node(_frame(_prepare(2)))
-    frames = [_frame(SeqnoAcknowledged(prepared_seqno=Seqno(seqno))) for seqno in acknowledged]
+    frames = [_frame(dcp_changes.SeqnoAcknowledged(prepared_seqno=Seqno(seqno))) for seqno in acknowledged]
     if is_taken:
         assert all(map(connection.check_from_peer, frames))
     else:

@@ -74,7 +74,7 @@ async def test_a_failover_in_the_middle_of_a_rebalance(tmp_path: Path) -> None:
     async with two_operators(tmp_path, 3) as (nodes, first, second):
         nodes.running[1].hold_replicas("default")
         rebalance = asyncio.create_task(first.rebalance())
-        await soon(lambda: bool(nodes.running[0].membership("default").config.building))  # type: ignore[union-attr]
+        await soon(lambda: bool(nodes.running[0].membership("default").config.building))
         await second.failover([nodes.name(1)])
         with pytest.raises(Overtaken):
             await rebalance
@@ -85,7 +85,6 @@ async def test_a_failover_in_the_middle_of_a_rebalance(tmp_path: Path) -> None:
 async def published_twice(nodes: InProcessNodes) -> bool:
     """Give the first and the last node different configs of one revision. False where one has told the other before."""
     known = nodes.running[0].membership("default").config
-    assert known is not None
     ports = [NodePort(nodes.address(number), LOGIN) for number in (0, 2)]
     one, other = (replace(known, revision=known.revision + 1, coordinator=name) for name in ("one", "other"))
     try:

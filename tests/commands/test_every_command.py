@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from handbook.command_sections import all_commands
 
 from headwater.cli import COMMANDS, load_command, main, summary_of
+from support.cases import case
 from support.forked_program import run_program
 
 ALL = dict(all_commands())
@@ -117,8 +118,7 @@ def test_an_option_that_is_none(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "arguments", "exit_code", "said"),
-    [(path, *case) for path, cases in BAD_INPUT.items() for case in cases],
+    ("path", "arguments", "exit_code", "said"), [(path, *case) for path, cases in BAD_INPUT.items() for case in cases]
 )
 def test_bad_input_gives_one_sentence(
     path: str, arguments: list[str], exit_code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,15 +178,10 @@ def test_a_shell_that_has_none() -> None:
     assert result.stderr.endswith("See headwater --help\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("headwater colle", ["plain,collections"]),
-        ("headwater collections cr", ["plain,create"]),
-        ("headwater load --for", ["plain,--format"]),
-        ("headwater load --format p", ["plain,parquet"]),
-    ],
-)
+@case("headwater colle", ["plain,collections"])
+@case("headwater collections cr", ["plain,create"])
+@case("headwater load --for", ["plain,--format"])
+@case("headwater load --format p", ["plain,parquet"])
 def test_what_bash_completes(words: str, expected: list[str]) -> None:
     variables = {
         "_HEADWATER_COMPLETE": "bash_complete",

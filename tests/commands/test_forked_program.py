@@ -8,28 +8,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.cases import each
+from support.cases import case
 from support.forked_program import run_program, shell_commands, start_program
 
 ENDS_S_MAX = 60.0
 
 
-@each(
-    "code",
-    [
-        "print('out'); import sys; print('err', file=sys.stderr); sys.exit(7)",
-        "import sys; sys.exit('a reason')",
-        "import sys; print(sys.argv, sys.stdin.read(), sys.stdout.isatty(), __name__)",
-        "import os; print(os.getcwd(), os.environ['GIVEN'], 'HOME' in os.environ)",
-        "import os; print('lost', end=''); os._exit(3)",
-        "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
-        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-        "import atexit; atexit.register(print, 'at the end'); 1 / 0",
-        "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",
-        "import os, sys; sys.stdout.buffer.write(os.fsencode('ö')); print('\\xf6')",
-    ],
-)
-def test_it_ends_and_speaks_as_a_new_interpreter_does(code: str, tmp_path: Path) -> None:
+@case("print('out'); import sys; print('err', file=sys.stderr); sys.exit(7)")
+@case("import sys; sys.exit('a reason')")
+@case("import sys; print(sys.argv, sys.stdin.read(), sys.stdout.isatty(), __name__)")
+@case("import os; print(os.getcwd(), os.environ['GIVEN'], 'HOME' in os.environ)")
+@case("import os; print('lost', end=''); os._exit(3)")
+@case("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+@case("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+@case("import atexit; atexit.register(print, 'at the end'); 1 / 0")
+@case("import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()")
+@case("import os, sys; sys.stdout.buffer.write(os.fsencode('ö')); print('\\xf6')")
+def test_it_ends_and_speaks_as_a_new_interpreter_does(tmp_path: Path, code: str) -> None:
     how = {"cwd": tmp_path, "env": {"GIVEN": "a value", "PYTHONPATH": ""}}
     forked = run_program("-c", code, "an argument", input="some input", timeout=ENDS_S_MAX, **how)
     new = subprocess.run(

@@ -35,7 +35,6 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
 
 def test_interrupted(cluster: LoadingCluster) -> None:
     with start(cluster.url(), "-", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdin is not None
         process.stdin.write(b"1\n" * 2500)
         process.stdin.flush()
         give_up_s = time.monotonic() + 60
@@ -75,7 +74,6 @@ def test_a_bar_on_a_terminal(cluster: LoadingCluster, tmp_path: Path, kind: str)
                 shown += os.read(ours, 4096)
             except OSError:
                 break
-        assert process.stdout is not None
         printed = process.stdout.read().decode()
     os.close(ours)
     assert process.returncode == 0, shown

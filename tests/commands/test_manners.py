@@ -21,6 +21,7 @@ from click import Option
 from click.testing import CliRunner, Result
 
 from headwater.cli import COMMANDS, load_command, main
+from support.cases import case, case_apart
 from support.forked_program import HEADWATER, run_program, start_program
 from support.lake_model import SmallLake
 
@@ -72,7 +73,6 @@ def test_ctrl_c_ends_a_run_in_many_processes() -> None:
         text=True,
         start_new_session=True,
     ) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=LONG_S)
@@ -96,31 +96,19 @@ def silent_url() -> Iterator[str]:
         silent.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "number", "exit_code"),
-    [
-        (["export", "URL", "--into", "out"], signal.SIGINT, 130),
-        (["export", "URL", "--into", "out"], signal.SIGTERM, 143),
-        (["collections", "list", "URL"], signal.SIGINT, 130),
-        (["replicate", "--from", "URL", "--to", "URL-2"], signal.SIGINT, 130),
-        (["replicate", "--from", "URL", "--to", "URL-2"], signal.SIGTERM, 143),
-        (["land", "URL", "--into", "lake"], signal.SIGTERM, 143),
-        (["land", "URL", "--into", "lake"], signal.SIGHUP, 129),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else None,
-)
+@case_apart(["export", "URL", "--into", "out"], signal.SIGINT, 130)
+@case_apart(["export", "URL", "--into", "out"], signal.SIGTERM, 143)
+@case_apart(["collections", "list", "URL"], signal.SIGINT, 130)
+@case_apart(["replicate", "--from", "URL", "--to", "URL-2"], signal.SIGINT, 130)
+@case_apart(["replicate", "--from", "URL", "--to", "URL-2"], signal.SIGTERM, 143)
+@case_apart(["land", "URL", "--into", "lake"], signal.SIGTERM, 143)
+@case_apart(["land", "URL", "--into", "lake"], signal.SIGHUP, 129)
 def test_a_signal_while_a_node_is_waited_for(
-    arguments: list[str], number: signal.Signals, exit_code: int, silent_url: str, tmp_path: Path
+    silent_url: str, tmp_path: Path, arguments: list[str], number: signal.Signals, exit_code: int
 ) -> None:
     words = [word.replace("URL", silent_url) for word in arguments]
     with start_program(
-        *HEADWATER,
-        *words,
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        *HEADWATER, *words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         while not _is_connected(process.pid, int(silent_url.rpartition(":")[2].partition("/")[0])):
             assert process.poll() is None, process.communicate()
@@ -189,16 +177,11 @@ def test_help_is_whole_on_a_narrow_terminal() -> None:
 # --- names that are almost right ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["tial"], "No such command 'tial'. Did you mean tail? See headwater --help"),
-        (["colections", "list"], "No such command 'colections'. Did you mean collections? See headwater --help"),
-        (["collections", "creat"], "No such command 'creat'. Did you mean create? See headwater collections --help"),
-        (["load", "--generat", "1"], "No such option '--generat'. Did you mean --generate? See headwater load --help"),
-        (["tail", "--limt", "1"], "No such option '--limt'. Did you mean --limit? See headwater tail --help"),
-    ],
-)
+@case(["tial"], "No such command 'tial'. Did you mean tail? See headwater --help")
+@case(["colections", "list"], "No such command 'colections'. Did you mean collections? See headwater --help")
+@case(["collections", "creat"], "No such command 'creat'. Did you mean create? See headwater collections --help")
+@case(["load", "--generat", "1"], "No such option '--generat'. Did you mean --generate? See headwater load --help")
+@case(["tail", "--limt", "1"], "No such option '--limt'. Did you mean --limit? See headwater tail --help")
 def test_the_nearest_name_is_named(arguments: list[str], said: str) -> None:
     result = run(*arguments)
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {said}\n")
@@ -238,7 +221,6 @@ def test_a_lake_at_rest_is_shown_until_ctrl_c(tmp_path: Path) -> None:
     small.land()
     command = (*HEADWATER, "ui", str(small.directory), "--listen", "0")
     with start_program(*command, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stderr is not None
         said = running.stderr.readline()
         address = re.search(r"is shown at (http://127\.0\.0\.1:\d+/ui/)$", said)
         assert address is not None, said

@@ -21,6 +21,7 @@ from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.transfer.json_lines import MEMBERS
 from headwater.transfer.set_frames import JSON_FLAGS
+from support.cases import case_apart
 from support.commands import LOGIN, VBUCKETS, serving_buckets
 from support.node_process import NodeProcess
 
@@ -245,15 +246,10 @@ def test_an_error_names_the_file(node: NodeProcess, tmp_path: Path) -> None:
     assert second == "1 document was written"
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        ([], "there is no file of a collection in"),
-        (["notes.txt"], "notes.txt is not called as the file of a collection"),
-        (["users.jsonl"], "users.jsonl is not called as the file of a collection"),
-        (["a.b.jsonl", "a.b.csv"], "has two files of a.b, a.b.csv and a.b.jsonl. Choose with --format"),
-    ],
-)
+@case_apart([], "there is no file of a collection in")
+@case_apart(["notes.txt"], "notes.txt is not called as the file of a collection")
+@case_apart(["users.jsonl"], "users.jsonl is not called as the file of a collection")
+@case_apart(["a.b.jsonl", "a.b.csv"], "has two files of a.b, a.b.csv and a.b.jsonl. Choose with --format")
 def test_folders_that_are_no_exports(node: NodeProcess, tmp_path: Path, names: list[str], said: str) -> None:
     for name in names:
         (tmp_path / name).write_text("")

@@ -41,12 +41,10 @@ def many(node: NodeProcess) -> TailedBucket:
 
 
 def read_line(stream: IO[bytes] | None) -> bytes:
-    assert stream is not None
     return stream.readline()
 
 
 def stderr_of(process: subprocess.Popen[bytes]) -> list[str]:
-    assert process.stderr is not None
     return process.stderr.read().decode().splitlines()
 
 
@@ -115,7 +113,6 @@ def test_a_reader_that_takes_nothing_can_not_hold_it(many: TailedBucket) -> None
         process.send_signal(signal.SIGTERM)
         [said, command] = stderr_of(process)
         assert process.wait(END_S_MAX) == 143
-        assert process.stdout is not None
         taken += process.stdout.read()
     # The last line is cut, and the rest of what was being written comes again.
     whole = taken[: taken.rindex(b"\n") + 1]
@@ -126,7 +123,6 @@ def test_a_reader_that_takes_nothing_can_not_hold_it(many: TailedBucket) -> None
 
 def test_an_arrow_stream_that_is_interrupted_is_whole(many: TailedBucket) -> None:
     with many.start("--format", "arrow", **PIPES) as process:
-        assert process.stdout is not None
         start = process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=END_S_MAX)
@@ -169,7 +165,6 @@ def wait_for_streams(node: NodeProcess, bucket: str) -> None:
 def piped(bucket: TailedBucket, *options: str, into: str) -> bytes:
     """What comes out at the end of the pipe. The command ends well, and says nothing."""
     with bucket.start(*options, **PIPES) as process:
-        assert process.stdout is not None
         # The process has the only reading end, so that it is closed when the process ends.
         with subprocess.Popen(into.split(), stdin=process.stdout, stdout=subprocess.PIPE) as reader:
             process.stdout.close()

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from headwater.cli import main
 from headwater.client.offsets import Offsets
-from support.cases import each
+from support.cases import case, case_apart
 from support.commands import LOGIN, VBUCKETS, TailedBucket, serving_buckets
 from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess
@@ -100,38 +100,28 @@ def test_tls(bucket: TailedBucket, tmp_path: Path) -> None:
 # --- what is read -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--collection", "shop.orders"), 'scope "shop" is unknown. Use one of these: _default'),
-        (("--collection", "_default.orders"), 'collection "_default.orders" is unknown. '),
-        (("--collection", "orders"), 'collection "orders" is unknown. '),
-        (("--scope", "shop"), 'scope "shop" is unknown. '),
-        (("--vbucket", "16"), f"there is no vbucket 16: the bucket has {VBUCKETS}. "),
-        (("--buffer-bytes", "10"), "buffer_bytes is 10. Use 1024 to "),
-        (("--name", ""), "'' is not a valid name for a reader. "),
-    ],
-)
+@case_apart(("--collection", "shop.orders"), 'scope "shop" is unknown. Use one of these: _default')
+@case_apart(("--collection", "_default.orders"), 'collection "_default.orders" is unknown. ')
+@case_apart(("--collection", "orders"), 'collection "orders" is unknown. ')
+@case_apart(("--scope", "shop"), 'scope "shop" is unknown. ')
+@case_apart(("--vbucket", "16"), f"there is no vbucket 16: the bucket has {VBUCKETS}. ")
+@case_apart(("--buffer-bytes", "10"), "buffer_bytes is 10. Use 1024 to ")
+@case_apart(("--name", ""), "'' is not a valid name for a reader. ")
 def test_what_the_bucket_does_not_have(bucket: TailedBucket, options: tuple[str, ...], sentence: str) -> None:
     assert failed(bucket.url, *options).startswith(f"Error: {sentence}")
 
 
-@each(
-    "options",
-    [
-        (),
-        ("--to", "yesterday"),
-        ("--format", "xml"),
-        ("--format", "arrow", "--json"),
-        ("--vbucket", "x"),
-        ("--vbucket", "99999"),
-        ("--vbucket", "9-3"),
-        ("--buffer-bytes", "much"),
-        ("--limit", "0"),
-        ("--offsets-file", "/"),
-        ("--tls-ca", "/missing"),
-    ],
-)
+@case(())
+@case(("--to", "yesterday"))
+@case(("--format", "xml"))
+@case(("--format", "arrow", "--json"))
+@case(("--vbucket", "x"))
+@case(("--vbucket", "99999"))
+@case(("--vbucket", "9-3"))
+@case(("--buffer-bytes", "much"))
+@case(("--limit", "0"))
+@case(("--offsets-file", "/"))
+@case(("--tls-ca", "/missing"))
 def test_a_command_line_that_is_wrong(options: tuple[str, ...]) -> None:
     arguments = ("couchbase://127.0.0.1:1/travel", *options) if options else ()
     assert run(*arguments).exit_code == 2
@@ -184,7 +174,6 @@ def test_places_that_can_not_be_kept(bucket: TailedBucket) -> None:
 def test_a_checkpoint_that_is_in_use(bucket: TailedBucket, place: Path) -> None:
     with bucket.start("--checkpoint", str(place), "--from", "now", stderr=-1, stdout=-1) as process:
         try:
-            assert process.stdout is not None
             bucket.write("news")
             process.stdout.read(1)
             assert "another reader uses the checkpoint" in failed(bucket.url, "--checkpoint", str(place))

@@ -63,9 +63,7 @@ def terminal() -> Iterator[Terminal]:
 TERM = {"TERM": "xterm-256color", "NO_COLOR": ""}
 
 
-def test_the_lag_is_shown_while_the_output_goes_to_a_file(
-    bucket: TailedBucket, terminal: Terminal, tmp_path: Path
-) -> None:
+def test_the_lag_is_shown_while_output_goes_to_a_file(bucket: TailedBucket, terminal: Terminal, tmp_path: Path) -> None:
     with (
         (tmp_path / "changes").open("wb") as changes,
         bucket.start("--json", stdout=changes, stderr=terminal.theirs, env=TERM) as process,
@@ -107,9 +105,7 @@ def test_terminals_without_colours(bucket: TailedBucket, terminal: Terminal, var
     assert "\x1b" not in shown
 
 
-def test_no_line_where_the_reader_of_a_pipe_may_write_to_the_same_terminal(
-    bucket: TailedBucket, terminal: Terminal
-) -> None:
+def test_no_line_where_a_pipes_reader_may_write_to_the_terminal(bucket: TailedBucket, terminal: Terminal) -> None:
     """`tail | head` would have it in front of the first change."""
     with bucket.start("--json", stdout=subprocess.PIPE, stderr=terminal.theirs, env=TERM) as process:
         terminal.close_theirs()
@@ -134,7 +130,6 @@ def test_no_line(bucket: TailedBucket, terminal: Terminal, options: tuple[str, .
 def test_arrow_is_not_for_terminals(bucket: TailedBucket, terminal: Terminal) -> None:
     with bucket.start("--format", "arrow", stdout=terminal.theirs, stderr=subprocess.PIPE, env=TERM) as process:
         terminal.close_theirs()
-        assert process.stderr is not None
         said = process.stderr.read().decode()
     assert process.returncode == 1
     assert said.startswith("Error: Arrow can't be written to a terminal. Send it to a file")

@@ -7,20 +7,15 @@ from dataclasses import replace
 import pytest
 
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.base import ErrorResponse
 from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, ManifestUid, Seqno, VBucketId
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import (
-    FLATBUFFERS_VERSION,
-    CollectionCreated,
-    ScopeCreated,
-    decode_event,
-)
+from headwater.protocol.system_events import FLATBUFFERS_VERSION, CollectionCreated, ScopeCreated, decode_event
 from headwater.store.receiving import begin_snapshot, receive_change, receive_event
 from headwater.store.scan import CollectionSeqnos
 from headwater.store.settling import remove_vbucket, roll_back
+from support.cases import case_apart
 from support.dcp_world import COLLECTIONS, Consumer, World, brief, changes, of_type, stream_request
 
 FRUIT, SHOP, ORDERS = 8, 9, 10
@@ -49,15 +44,9 @@ def _consumer(world: World, **controls: str) -> Consumer:
 def test_a_stream_of_everything_has_system_events_in_their_places(shop: World) -> None:
     lines = _consumer(shop).stream()
     assert lines == [
-        "marker 0..7",
-        "event SCOPE_CREATED@1",
-        "event COLLECTION_CREATED@2",
-        "event COLLECTION_CREATED@3",
-        "set plain@4",
-        "set 8:apple@5",
-        "set a:order@6",
-        "set 8:pear@7",
-    ]
+        "marker 0..7", "event SCOPE_CREATED@1", "event COLLECTION_CREATED@2", "event COLLECTION_CREATED@3",
+        "set plain@4", "set 8:apple@5", "set a:order@6", "set 8:pear@7",
+    ]  # fmt: skip
 
 
 def test_events_are_packed_unless_flatbuffers_are_asked_for(shop: World) -> None:
@@ -102,14 +91,9 @@ def test_a_collection_with_a_max_ttl_is_told_in_version_1(world: World) -> None:
 # --- filters ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (b'{"collections":["8"]}', ["event COLLECTION_CREATED@2", "set 8:apple@5", "set 8:pear@7"]),
-        (b'{"collections":["0","a"]}', ["event COLLECTION_CREATED@3", "set plain@4", "set a:order@6", "advanced 7"]),
-        (b'{"scope":"9"}', ["event SCOPE_CREATED@1", "event COLLECTION_CREATED@3", "set a:order@6", "advanced 7"]),
-    ],
-)
+@case_apart(b'{"collections":["8"]}', ["event COLLECTION_CREATED@2", "set 8:apple@5", "set 8:pear@7"])
+@case_apart(b'{"collections":["0","a"]}', ["event COLLECTION_CREATED@3", "set plain@4", "set a:order@6", "advanced 7"])
+@case_apart(b'{"scope":"9"}', ["event SCOPE_CREATED@1", "event COLLECTION_CREATED@3", "set a:order@6", "advanced 7"])
 def test_a_filter_brings_only_its_documents_and_events(shop: World, value: bytes, expected: list[str]) -> None:
     """A seqno-advanced says where the snapshot ends if the filter hides its last change."""
     assert _consumer(shop).stream(value=value, end_seqno=7) == ["marker 0..7", *expected, "end OK"]
@@ -158,13 +142,10 @@ def test_drop_of_a_filtered_scope_ends_the_stream(shop: World) -> None:
     assert lines[-1] == "end FILTER_EMPTY"
 
 
-@pytest.mark.parametrize(
-    ("value", "status"),
-    [(b'{"collections":["99"]}', Status.UNKNOWN_COLLECTION), (b'{"scope":"99"}', Status.UNKNOWN_SCOPE)],
-)
+@case_apart(b'{"collections":["99"]}', Status.UNKNOWN_COLLECTION)
+@case_apart(b'{"scope":"99"}', Status.UNKNOWN_SCOPE)
 def test_what_is_unknown_is_refused_with_the_manifest_uid(shop: World, value: bytes, status: Status) -> None:
     answer = _consumer(shop).call(stream_request(value=value))
-    assert isinstance(answer, ErrorResponse)
     assert answer.status == status
     assert b'"manifest_uid":"3"' in answer.value.replace(b" ", b"")
 

@@ -149,7 +149,7 @@ def _with_nodes(tmp_path: Path, scenario: Callable[[Node, Node], Awaitable[None]
     asyncio.run(run())
 
 
-def _bucket(node: Node):  # type: ignore[no-untyped-def]
+def _bucket(node: Node):
     return node._services["default"].bucket
 
 
@@ -186,7 +186,7 @@ def test_a_takeover_of_all_vbuckets_while_a_writer_writes(tmp_path: Path) -> Non
         for vbucket in range(VBUCKETS):
             answer = await proxy.add_stream(vbucket, StreamFlags.TAKEOVER)
             assert answer.status == Status.SUCCESS
-            await _until(lambda v=vbucket: _bucket(target).vbuckets.state(v) == VBucketState.ACTIVE)  # type: ignore[misc]
+            await _until(lambda v=vbucket: _bucket(target).vbuckets.state(v) == VBucketState.ACTIVE)
             assert _bucket(source).vbuckets.state(vbucket) == VBucketState.DEAD
         count = len(written)
         await _until(lambda: len(written) > count + 50)

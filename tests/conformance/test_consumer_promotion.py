@@ -12,7 +12,7 @@ from support.dcp_world import COLLECTIONS, VBUCKET, World, brief
 from support.replication_world import WITH_EVERY_VERSION, Link, change_log, documents
 
 
-def _facts(world: World):  # type: ignore[no-untyped-def]
+def _facts(world: World):
     facts = world.bucket.vbuckets.facts[VBUCKET]
     assert facts is not None
     return facts
@@ -20,7 +20,6 @@ def _facts(world: World):  # type: ignore[no-untyped-def]
 
 def _id(manifest: Manifest, name: str) -> CollectionId:
     collection = manifest.find("_default", name)
-    assert collection is not None
     return collection.id
 
 
@@ -162,11 +161,11 @@ def test_a_collection_with_history_is_told_as_such(world: World) -> None:
     modern = world.consumer(features=COLLECTIONS, flatbuffers_system_events="true")
     modern.open()
     (_, event) = modern.received()
-    assert event.version == 2  # type: ignore[attr-defined]
+    assert event.version == 2
     old = world.consumer(features=COLLECTIONS)
     old.open()
     (_, event) = old.received()
-    assert event.version == 0  # type: ignore[attr-defined]
+    assert event.version == 0
     assert brief([event]) == ["event COLLECTION_CREATED@1"]
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
+from headwater.errors import StoreError
+from headwater.node.replication.vbucket_states import end_takeovers
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
+from headwater.protocol.features import Opcode
+from headwater.protocol.messages.base import Message
+from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamFlags, VBucketState
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.status import Status
-from support.dcp_world import COLLECTIONS, VBUCKET, World, brief
+from support.dcp_world import COLLECTIONS, VBUCKET, Consumer, World, brief, changes, of_type, stream_request
 from support.replication_world import Link, change_log, documents
 
 
@@ -25,8 +30,6 @@ def test_a_takeover(world: World, replica: World) -> None:
     assert change_log(replica.bucket) == change_log(world.bucket)
     assert link.receiver.connection.streams == {}
     facts, source = replica.bucket.vbuckets.facts[0], world.bucket.vbuckets.facts[0]
-    assert facts is not None
-    assert source is not None
     newest, *older = facts.failover_log.entries
     assert newest.seqno == 2
     assert tuple(older) == source.failover_log.entries
@@ -108,3 +111,162 @@ def test_a_takeover_that_is_cut_leaves_at_most_one_active(world: World, replica:
         if states[0] != VBucketState.ACTIVE:
             world.set_state(VBucketState.ACTIVE)
     assert change_log(replica.bucket) == change_log(world.bucket)
+
+
+# --- A takeover that a newer config does not name any more: it ends where it is, and changes no state from then on --
+
+
+SOURCE, TARGET = 0, 1
+NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (1000, 2000))
+STEPS_MAX = 8
+
+
+def config(world: World, handing_over: dict[int, int]) -> PublishedConfig:
+    rows = ((SOURCE, TARGET),) * len(world.bucket.vbuckets)
+    return PublishedConfig(
+        revision=2, bucket="default", uuid="0", nodes=NODES, replicas=1, rows=rows, handing_over=handing_over
+    )
+
+
+def states(*worlds: World) -> list[VBucketState | None]:
+    return [world.bucket.vbuckets.state(VBUCKET) for world in worlds]
+
+
+@pytest.mark.parametrize("source_hears_first", [True, False])
+@pytest.mark.parametrize("handing_over", [{}, {VBUCKET: SOURCE}], ids=["not named", "frozen"])
+@pytest.mark.parametrize("steps", range(STEPS_MAX))
+def test_nothing_changes_once_both_nodes_have_heard(
+    world: World, replica: World, steps: int, handing_over: dict[int, int], source_hears_first: bool
+) -> None:
+    world.store("a", "b")
+    link = Link(world, replica)
+    link.add_stream(flags=StreamFlags.TAKEOVER)
+
+    def step() -> None:
+        link.step()
+        world.commit()
+        replica.commit()
+
+    for _ in range(steps):
+        step()
+    hears = [(world, SOURCE), (replica, TARGET)]
+    for at, node in hears if source_hears_first else reversed(hears):
+        end_takeovers(at.node.bucket_service, config(at, handing_over), node)
+        if at is (world if source_hears_first else replica):
+            # What was on its way when the first one heard of it gets to the second one.
+            step()
+    found = states(world, replica)
+    assert found.count(VBucketState.ACTIVE) <= 1
+    for _ in range(STEPS_MAX):
+        step()
+    assert states(world, replica) == found
+
+
+def test_a_takeover_that_the_config_names_goes_on(world: World, replica: World) -> None:
+    world.store("a")
+    link = Link(world, replica)
+    link.add_stream(flags=StreamFlags.TAKEOVER)
+    link.step()
+    for at, node in ((world, SOURCE), (replica, TARGET)):
+        end_takeovers(at.node.bucket_service, config(at, {VBUCKET: TARGET}), node)
+    link.run()
+    assert states(world, replica) == [VBucketState.DEAD, VBucketState.ACTIVE]
+
+
+def test_a_plain_copy_goes_on_whatever_is_handed_over(world: World, replica: World) -> None:
+    link = Link(world, replica)
+    link.add()
+    for at, node in ((world, SOURCE), (replica, TARGET)):
+        end_takeovers(at.node.bucket_service, config(at, {}), node)
+    world.store("a")
+    link.run()
+    assert replica.high_seqno() == 1
+
+
+def test_a_takeover_that_the_config_does_not_name_is_not_begun(world: World, replica: World) -> None:
+    replica.node.bucket_service.config = config(replica, {})
+    replica.node.bucket_service.this_node = TARGET
+    link = Link(world, replica)
+    assert link.refused(flags=StreamFlags.TAKEOVER) == Status.NOT_MY_VBUCKET
+    link.add()
+
+
+# --- takeover: a stream that hands its vbucket over to the consumer (seed 002, flag 0x01) ---------------------------
+
+
+def _answer_state(consumer: Consumer, messages: list[Message]) -> list[Message]:
+    (state,) = of_type(messages, SetVBucketState)
+    consumer.answer(state, Opcode.DCP_SET_VBUCKET_STATE)
+    consumer.world.commit()
+    return consumer.received()
+
+
+def _open(world: World) -> tuple[Consumer, list[Message]]:
+    consumer = world.consumer()
+    consumer.open(flags=StreamFlags.TAKEOVER)
+    return consumer, consumer.received()
+
+
+@pytest.mark.parametrize("keys", [(), ("a", "b")])
+def test_a_takeover_continues_after_the_answer_and_leaves_a_dead_vbucket(world: World, keys: tuple[str, ...]) -> None:
+    world.store(*keys)
+    consumer, messages = _open(world)
+    items = ["marker 0..2", "set a@1", "set b@2"] if keys else []
+    assert brief(messages) == [*items, "state PENDING"]
+    assert consumer.received() == []
+    assert world.bucket.vbuckets.state(0) == VBucketState.ACTIVE
+    messages = _answer_state(consumer, messages)
+    assert brief(messages) == ["state ACTIVE"]
+    assert consumer.received() == []
+    assert world.bucket.vbuckets.state(0) == VBucketState.DEAD
+    assert brief(_answer_state(consumer, messages)) == ["end OK"]
+    assert consumer.refused(stream_request()) == Status.NOT_MY_VBUCKET
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_the_last_writes_are_sent_before_the_vbucket_becomes_active(world: World, is_durable: bool) -> None:
+    world.store("a")
+    consumer, messages = _open(world)
+    world.put("late")
+    if is_durable:
+        world.commit()
+    consumer.answer(of_type(messages, SetVBucketState)[0], Opcode.DCP_SET_VBUCKET_STATE)
+    lines = consumer.brief()
+    world.commit()
+    assert lines + consumer.brief() == ["marker 2..2", "set late@2", "state ACTIVE"]
+
+
+def test_a_takeover_ends_the_other_streams_of_the_vbucket(world: World) -> None:
+    other = world.consumer()
+    other.open()
+    assert other.brief() == []
+    consumer, messages = _open(world)
+    _answer_state(consumer, messages)
+    assert other.brief() == ["end STATE_CHANGED"]
+
+
+def test_a_takeover_can_be_closed_while_it_waits(world: World) -> None:
+    world.store("a")
+    consumer, messages = _open(world)
+    assert changes(brief(messages)) == ["set a@1"]
+    assert consumer.close_stream() == Status.SUCCESS
+    assert world.bucket.vbuckets.state(0) == VBucketState.ACTIVE
+
+
+def test_an_answer_to_nothing_is_ignored(world: World) -> None:
+    consumer = world.consumer()
+    consumer.open()
+    consumer.send(b"\x81\x5b" + bytes(22))
+    assert consumer.received() == []
+    assert not consumer.is_closed
+
+
+def test_a_takeover_whose_disk_fails_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise StoreError("the disk can't be read")
+
+    consumer, messages = _open(world)
+    assert brief(messages) == ["state PENDING"]
+    world.store("late")
+    monkeypatch.setattr(world.bucket.engine, "view", fail)
+    assert consumer.brief() == ["end STATE_CHANGED"]

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.protocol.messages.dcp_streams import Control, Open, StreamRequest
 from headwater.protocol.numbers import Seqno, VBucketId
-from support.cases import each
+from support.cases import case
 from support.node_process import PASSWORD, USER, NodeProcess
 
 
@@ -52,18 +52,13 @@ def test_a_connection_with_its_streams(node: NodeProcess) -> None:
     assert named["streams"] == streams
 
 
-@each(
-    ("path", "form", "field"),
-    [
-        ("x", {"to": "0"}, "vbucket"),
-        ("65536", {"to": "0"}, "vbucket"),
-        ("1", {}, "to"),
-        ("1", {"to": "-1"}, "to"),
-        ("1", {"to": "1", "from": "2"}, "from"),
-        ("4", {"to": "0"}, "_"),
-        ("1", {"to": "1"}, "_"),
-    ],
-)
+@case("x", {"to": "0"}, "vbucket")
+@case("65536", {"to": "0"}, "vbucket")
+@case("1", {}, "to")
+@case("1", {"to": "-1"}, "to")
+@case("1", {"to": "1", "from": "2"}, "from")
+@case("4", {"to": "0"}, "_")
+@case("1", {"to": "1"}, "_")
 def test_drills_that_are_refused(node: NodeProcess, path: str, form: dict[str, str], field: str) -> None:
     url = f"{node.http_url}/headwater/buckets/default/vbuckets/{path}/rollback"
     answer = httpx.post(url, data=form, auth=(USER, PASSWORD))

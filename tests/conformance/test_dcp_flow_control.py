@@ -108,7 +108,6 @@ def test_the_stream_end_of_a_close_counts(filled: World) -> None:
     sent = _until_full(consumer)
     consumer.close_stream()
     dcp = consumer.session.dcp
-    assert dcp is not None
     assert dcp.window.unacked_bytes == sent + 28
 
 
@@ -154,7 +153,6 @@ def test_a_noop_is_sent_while_the_window_is_full_and_does_not_count(filled: Worl
     consumer.open()
     _until_full(consumer)
     dcp = consumer.session.dcp
-    assert dcp is not None
     before = dcp.window.unacked_bytes
     assert _after(consumer, 2) == ["noop"]
     assert dcp.window.unacked_bytes == before

@@ -12,7 +12,7 @@ from headwater.protocol.messages.dcp_streams import AddStream, Control, DcpNoop,
 from headwater.protocol.numbers import Seqno
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
-from support.cases import each
+from support.cases import case
 from support.dcp_world import COLLECTIONS, NO_XERROR, World, stream_request
 
 
@@ -26,9 +26,7 @@ def test_a_connection_is_opened_once_and_first(world: World) -> None:
 
 
 @pytest.mark.parametrize("misplaced", [AddStream(), Mutation(seqno=Seqno(1), rev_seqno=1, key=b"k")])
-def test_what_is_for_a_consumer_is_refused_by_a_producer_or_closes_its_connection(
-    world: World, misplaced: Request
-) -> None:
+def test_a_producer_refuses_or_closes_on_what_is_for_a_consumer(world: World, misplaced: Request) -> None:
     consumer = world.consumer()
     assert consumer.refused(misplaced) == Status.EINVAL
     assert not consumer.is_closed
@@ -38,17 +36,12 @@ def test_what_is_for_a_consumer_is_refused_by_a_producer_or_closes_its_connectio
     assert consumer.received() == []
 
 
-OPENS = [
-    ("an open flag that is unknown", {"flags": OpenFlags(0x11)}, (Status.SUCCESS, Status.EINVAL)),
-    ("a notifier", {"flags": OpenFlags.NOTIFIER}, (Status.EINVAL, Status.EINVAL)),
-    ("a seqno", {"seqno": 5}, (Status.SUCCESS, Status.SUCCESS)),
-    ("a name of 201 bytes", {"key": b"n" * 201}, (Status.EINVAL, Status.SUCCESS)),
-    ("both flags for no values", {"flags": OpenFlags(0x49)}, (Status.EINVAL, Status.EINVAL)),
-    ("deleted attributes alone", {"flags": OpenFlags(0x101)}, (Status.EINVAL, Status.EINVAL)),
-]
-
-
-@each(("reason", "fields", "statuses"), OPENS)
+@case("an open flag that is unknown", {"flags": OpenFlags(0x11)}, (Status.SUCCESS, Status.EINVAL))
+@case("a notifier", {"flags": OpenFlags.NOTIFIER}, (Status.EINVAL, Status.EINVAL))
+@case("a seqno", {"seqno": 5}, (Status.SUCCESS, Status.SUCCESS))
+@case("a name of 201 bytes", {"key": b"n" * 201}, (Status.EINVAL, Status.SUCCESS))
+@case("both flags for no values", {"flags": OpenFlags(0x49)}, (Status.EINVAL, Status.EINVAL))
+@case("deleted attributes alone", {"flags": OpenFlags(0x101)}, (Status.EINVAL, Status.EINVAL))
 def test_dialects_judge_opens_differently(
     world: World, reason: str, fields: dict[str, Any], statuses: tuple[Status, Status]
 ) -> None:
@@ -58,23 +51,16 @@ def test_dialects_judge_opens_differently(
         assert world.connection().call(request).status == status, f"{reason}, as {version}"
 
 
-CONTROLS = [
-    ("stream_buffer_size", "1000", (Status.EINVAL, Status.NOT_SUPPORTED)),
-    ("set_noop_interval", "0", (Status.SUCCESS, Status.EINVAL)),
-    ("set_noop_interval", "0.05", (Status.SUCCESS, Status.EINVAL)),
-    ("set_noop_interval", "100000", (Status.EINVAL, Status.SUCCESS)),
-    ("enable_noop", "yes", (Status.EINVAL, Status.SUCCESS)),
-    ("flatbuffers_system_events", "false", (Status.SUCCESS, Status.EINVAL)),
-    ("enable_sync_writes", "false", (Status.SUCCESS, Status.EINVAL)),
-    ("max_marker_version", "2.0", (Status.SUCCESS, Status.EINVAL)),
-    ("max_marker_version", "2.2", (Status.SUCCESS, Status.SUCCESS)),
-]
-
-
-@each(("key", "value", "statuses"), CONTROLS)
-def test_dialects_judge_controls_differently(
-    world: World, key: str, value: str, statuses: tuple[Status, Status]
-) -> None:
+@case("stream_buffer_size", "1000", (Status.EINVAL, Status.NOT_SUPPORTED))
+@case("set_noop_interval", "0", (Status.SUCCESS, Status.EINVAL))
+@case("set_noop_interval", "0.05", (Status.SUCCESS, Status.EINVAL))
+@case("set_noop_interval", "100000", (Status.EINVAL, Status.SUCCESS))
+@case("enable_noop", "yes", (Status.EINVAL, Status.SUCCESS))
+@case("flatbuffers_system_events", "false", (Status.SUCCESS, Status.EINVAL))
+@case("enable_sync_writes", "false", (Status.SUCCESS, Status.EINVAL))
+@case("max_marker_version", "2.0", (Status.SUCCESS, Status.EINVAL))
+@case("max_marker_version", "2.2", (Status.SUCCESS, Status.SUCCESS))
+def test_dialects_differ_on_controls(world: World, key: str, value: str, statuses: tuple[Status, Status]) -> None:
     for version, status in zip(("7.0", "8.0"), statuses, strict=True):
         world.speak_as(version)
         consumer = world.consumer(features=COLLECTIONS)
@@ -99,7 +85,7 @@ def test_a_name_has_1_to_250_bytes(world: World, name: bytes) -> None:
 
 
 def test_the_value_of_an_open_is_for_a_consumer_and_says_that_it_is_json(world: World) -> None:
-    """What a 7.0.5 server refuses is in its recorded session (`test_recorded_replicas`); these are not."""
+    """What a 7.0.5 server refuses is in its recorded session (`test_recorded_sessions_replayed`); these are not."""
     connection = world.connection()
     long = b'{"consumer_name":"%s"}' % (b"n" * 201)
     for value in (b"not json", b"[" * 100_000, long, b'{"consumer_name":"n","other":1}'):
@@ -124,53 +110,43 @@ def test_a_name_is_taken_over_by_a_second_connection(world: World) -> None:
     assert not newer.is_closed
 
 
-@each(
-    ("key", "value"),
-    [
-        ("enable_noop", "true"),
-        ("set_noop_interval", "20"),
-        ("set_noop_interval", "0.1"),
-        ("connection_buffer_size", "1048576"),
-        ("set_priority", "high"),
-        ("force_value_compression", "true"),
-        ("supports_cursor_dropping", "true"),
-        ("send_stream_end_on_client_close_stream", "true"),
-        ("enable_expiry_opcode", "true"),
-        ("enable_stream_id", "true"),
-        ("enable_out_of_order_snapshots", "true"),
-        ("enable_out_of_order_snapshots", "true_with_seqno_advanced"),
-        ("backfill_order", "sequential"),
-        ("backfill_order", "round-robin"),
-        ("v7_dcp_status_codes", "true"),
-        ("flatbuffers_system_events", "true"),
-        ("change_streams", "true"),
-        ("max_marker_version", "2.2"),
-    ],
-)
+@case("enable_noop", "true")
+@case("set_noop_interval", "20")
+@case("set_noop_interval", "0.1")
+@case("connection_buffer_size", "1048576")
+@case("set_priority", "high")
+@case("force_value_compression", "true")
+@case("supports_cursor_dropping", "true")
+@case("send_stream_end_on_client_close_stream", "true")
+@case("enable_expiry_opcode", "true")
+@case("enable_stream_id", "true")
+@case("enable_out_of_order_snapshots", "true")
+@case("enable_out_of_order_snapshots", "true_with_seqno_advanced")
+@case("backfill_order", "sequential")
+@case("backfill_order", "round-robin")
+@case("v7_dcp_status_codes", "true")
+@case("flatbuffers_system_events", "true")
+@case("change_streams", "true")
+@case("max_marker_version", "2.2")
 def test_a_known_control_is_taken(world: World, key: str, value: str) -> None:
     world.consumer(features=COLLECTIONS).control(key, value)
 
 
-@each(
-    ("key", "value"),
-    [
-        (b"no_such_control", b"1"),
-        (b"enable_ext_metadata", b"true"),
-        (b"supports_cursor_dropping_vulnerable", b"true"),
-        (b"enable_value_compression", b"false"),
-        (b"enable_expiry_opcode", b"yes"),
-        (b"connection_buffer_size", b"abc"),
-        (b"connection_buffer_size", b"-1"),
-        (b"set_noop_interval", b"often"),
-        (b"set_noop_interval", b"nan"),
-        (b"set_priority", b"urgent"),
-        (b"backfill_order", b"random"),
-        (b"enable_stream_id", b"false"),
-        (b"max_marker_version", b"3.0"),
-        (b"enable_out_of_order_snapshots", b"maybe"),
-        (b"\xff\xfe", b"true"),
-    ],
-)
+@case(b"no_such_control", b"1")
+@case(b"enable_ext_metadata", b"true")
+@case(b"supports_cursor_dropping_vulnerable", b"true")
+@case(b"enable_value_compression", b"false")
+@case(b"enable_expiry_opcode", b"yes")
+@case(b"connection_buffer_size", b"abc")
+@case(b"connection_buffer_size", b"-1")
+@case(b"set_noop_interval", b"often")
+@case(b"set_noop_interval", b"nan")
+@case(b"set_priority", b"urgent")
+@case(b"backfill_order", b"random")
+@case(b"enable_stream_id", b"false")
+@case(b"max_marker_version", b"3.0")
+@case(b"enable_out_of_order_snapshots", b"maybe")
+@case(b"\xff\xfe", b"true")
 def test_an_unknown_control_or_a_bad_value_is_einval(world: World, key: bytes, value: bytes) -> None:
     consumer = world.consumer()
     assert consumer.refused(Control(key=key, value=value)) == Status.EINVAL

@@ -17,17 +17,9 @@ from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import KeyNotFound
 from headwater.protocol.features import NOTHING_NEGOTIATED
 from headwater.protocol.frames import FrameBuffer
-from headwater.protocol.messages import decode_message
+from headwater.protocol.messages import dcp_streams, decode_message
 from headwater.protocol.messages.base import Request, Response
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotMarker
-from headwater.protocol.messages.dcp_streams import (
-    Open,
-    StreamEnd,
-    StreamEndReason,
-    StreamFlags,
-    StreamRequest,
-    StreamRequestResponse,
-)
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.sasl import Credentials
@@ -36,7 +28,7 @@ from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKET = VBucketId(1)
 DEFAULT = CollectionId(0)
-NO_FLAGS = StreamFlags(0)
+NO_FLAGS = dcp_streams.StreamFlags(0)
 
 
 @pytest.fixture
@@ -71,13 +63,15 @@ class Consumer:
         return message
 
     def open(self) -> None:
-        self.send(Open(key=b"drilled"))
+        self.send(dcp_streams.Open(key=b"drilled"))
         self.receive()
 
-    def ask(self, start: int, vbuuid: int, flags: StreamFlags = NO_FLAGS) -> StreamRequestResponse:
+    def ask(
+        self, start: int, vbuuid: int, flags: dcp_streams.StreamFlags = NO_FLAGS
+    ) -> dcp_streams.StreamRequestResponse:
         seqno = Seqno(start)
         self.send(
-            StreamRequest(
+            dcp_streams.StreamRequest(
                 vbucket=VBUCKET,
                 opaque=5,
                 flags=flags,
@@ -88,7 +82,7 @@ class Consumer:
             )
         )
         answer = self.receive()
-        assert isinstance(answer, StreamRequestResponse)
+        assert isinstance(answer, dcp_streams.StreamRequestResponse)
         return answer
 
     def keys(self, count: int) -> list[bytes]:
@@ -130,13 +124,13 @@ class Follower:
         """Take all there is. A stream that is still open after the last drill ends by it, so this waits for that."""
         while self._is_open:
             self._take()
-        self._ask(StreamFlags.LATEST)
+        self._ask(dcp_streams.StreamFlags.LATEST)
         while self._is_open:
             self._take()
 
     def _take(self) -> int:
         message = self._consumer.receive()
-        if isinstance(message, StreamEnd):
+        if isinstance(message, dcp_streams.StreamEnd):
             self._is_open = False
         if not isinstance(message, Mutation):
             return 0
@@ -144,7 +138,7 @@ class Follower:
         self._changes[message.seqno] = (message.key, message.cas)
         return 1
 
-    def _ask(self, flags: StreamFlags = NO_FLAGS) -> None:
+    def _ask(self, flags: dcp_streams.StreamFlags = NO_FLAGS) -> None:
         while (answer := self._consumer.ask(self.seqno, self._vbuuid, flags)).status == Status.ROLLBACK:
             assert answer.rollback_seqno is not None
             self.rollbacks += 1
@@ -177,9 +171,7 @@ def drill(node: NodeProcess, to: int, *options: str, vbucket: int = VBUCKET, use
 # --- what a consumer sees ------------------------------------------------------------------------------------------
 
 
-def test_a_consumer_is_ended_rolled_back_and_put_on_the_new_branch(
-    node: NodeProcess, kv: KvConnection, consumer: Consumer
-) -> None:
+def test_a_consumer_is_rolled_back_to_the_new_branch(node: NodeProcess, kv: KvConnection, consumer: Consumer) -> None:
     put(kv, b"a", b"b", b"c", b"d")
     old = consumer.ask(0, 0).failover_log[0]
     assert consumer.keys(4) == [b"a", b"b", b"c", b"d"]
@@ -187,8 +179,8 @@ def test_a_consumer_is_ended_rolled_back_and_put_on_the_new_branch(
     done = json.loads(drill(node, 2, "--json").stdout)
     assert done == {"vbucket": VBUCKET, "rolled_back_to": 2, "vbuuid": done["vbuuid"], "high_seqno_before": 4}
     ended = consumer.receive()
-    assert isinstance(ended, StreamEnd)
-    assert ended.reason == StreamEndReason.ROLLBACK
+    assert isinstance(ended, dcp_streams.StreamEnd)
+    assert ended.reason == dcp_streams.StreamEndReason.ROLLBACK
 
     refused = consumer.ask(4, old.vbuuid)
     assert (refused.status, refused.rollback_seqno) == (Status.ROLLBACK, 2)
@@ -202,9 +194,7 @@ def test_a_consumer_is_ended_rolled_back_and_put_on_the_new_branch(
     assert consumer.keys(1) == [b"e"]
 
 
-def test_a_stream_with_nothing_to_take_back_ends_too_and_other_vbuckets_go_on(
-    node: NodeProcess, kv: KvConnection, consumer: Consumer
-) -> None:
+def test_a_stream_with_nothing_to_undo_ends_too(node: NodeProcess, kv: KvConnection, consumer: Consumer) -> None:
     put(kv, b"a")
     vbuuid = consumer.ask(0, 0).failover_log[0].vbuuid
     consumer.keys(1)
@@ -213,8 +203,8 @@ def test_a_stream_with_nothing_to_take_back_ends_too_and_other_vbuckets_go_on(
     assert consumer.keys(1) == [b"b"]
     assert drill(node, 2).exit_code == 0
     ended = consumer.receive()
-    assert isinstance(ended, StreamEnd)
-    assert ended.reason == StreamEndReason.ROLLBACK
+    assert isinstance(ended, dcp_streams.StreamEnd)
+    assert ended.reason == dcp_streams.StreamEndReason.ROLLBACK
     assert consumer.ask(2, vbuuid).status == Status.SUCCESS
 
 

@@ -12,6 +12,7 @@ from headwater.protocol.messages.vbuckets import DeleteVBucket
 from headwater.protocol.numbers import Seqno
 from headwater.protocol.status import Status
 from headwater.store.settling import roll_back
+from support.cases import case_apart
 from support.dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, VBUCKET, World, brief, changes, stream_request
 
 # --- closed by the consumer ---------------------------------------------------------------------------------------
@@ -59,7 +60,6 @@ def test_a_disconnect_ends_the_streams(world: World) -> None:
     consumer = world.consumer()
     consumer.open()
     dcp = consumer.session.dcp
-    assert dcp is not None
     (stream,) = dcp.streams.values()
     consumer.session.disconnected()
     assert stream.is_ended
@@ -110,16 +110,10 @@ def test_deletion_of_the_vbucket_ends_its_streams(world: World, keys: tuple[str,
     assert consumer.refused(stream_request()) == Status.NOT_MY_VBUCKET
 
 
-@pytest.mark.parametrize(
-    ("to_seqno", "later", "end"),
-    [
-        (1, "", "ROLLBACK"),
-        (1, "de", "ROLLBACK"),
-        (1, "defg", "ROLLBACK"),
-        (3, "d", "STATE_CHANGED"),
-    ],
-    ids=["nothing written since", "writes have made up for it", "writes have gone beyond it", "nothing was lost"],
-)
+@case_apart(1, "", "ROLLBACK", id="nothing written since")
+@case_apart(1, "de", "ROLLBACK", id="writes have made up for it")
+@case_apart(1, "defg", "ROLLBACK", id="writes have gone beyond it")
+@case_apart(3, "d", "STATE_CHANGED", id="nothing was lost")
 def test_rollback_of_the_vbucket_ends_the_stream(world: World, to_seqno: int, later: str, end: str) -> None:
     world.write("a", "b", "c")
     consumer = world.consumer()

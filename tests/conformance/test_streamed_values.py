@@ -11,6 +11,7 @@ from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutati
 from headwater.protocol.messages.dcp_streams import OpenFlags
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.values import Datatype, ValueParts, compress, decompress, encode_xattrs
+from support.cases import case_apart
 from support.dcp_world import COLLECTIONS, PLAIN, World, of_type
 
 PRODUCER = OpenFlags.PRODUCER
@@ -35,17 +36,12 @@ def _one(world: World, kind: type[Any], flags: OpenFlags = PRODUCER, **controls:
 NO_VALUE, ONLY_DATATYPE = OpenFlags.NO_VALUE, OpenFlags.NO_VALUE_WITH_UNDERLYING_DATATYPE
 
 
-@pytest.mark.parametrize(
-    ("flags", "plain", "with_xattrs"),
-    [
-        (PRODUCER, (BODY, Datatype.JSON), (BODY, Datatype.JSON)),
-        (XATTRS, (BODY, Datatype.JSON), (SECTION + BODY, WITH_XATTRS)),
-        (PRODUCER | NO_VALUE, (b"", Datatype.RAW), (b"", Datatype.RAW)),
-        (XATTRS | NO_VALUE, (b"", Datatype.RAW), (SECTION, Datatype.XATTR)),
-        (PRODUCER | ONLY_DATATYPE, (b"", Datatype.JSON), (b"", WITH_XATTRS)),
-        (XATTRS | ONLY_DATATYPE, (b"", Datatype.JSON), (SECTION, WITH_XATTRS)),
-    ],
-)
+@case_apart(PRODUCER, (BODY, Datatype.JSON), (BODY, Datatype.JSON))
+@case_apart(XATTRS, (BODY, Datatype.JSON), (SECTION + BODY, WITH_XATTRS))
+@case_apart(PRODUCER | NO_VALUE, (b"", Datatype.RAW), (b"", Datatype.RAW))
+@case_apart(XATTRS | NO_VALUE, (b"", Datatype.RAW), (SECTION, Datatype.XATTR))
+@case_apart(PRODUCER | ONLY_DATATYPE, (b"", Datatype.JSON), (b"", WITH_XATTRS))
+@case_apart(XATTRS | ONLY_DATATYPE, (b"", Datatype.JSON), (SECTION, WITH_XATTRS))
 def test_the_flags_of_the_open_decide_on_values_and_xattrs(
     world: World, flags: OpenFlags, plain: tuple[bytes, Datatype], with_xattrs: tuple[bytes, Datatype]
 ) -> None:
@@ -112,15 +108,10 @@ def test_the_form_of_a_removal(world: World, expired: bool, with_times: bool, ex
 USER_SECTION = encode_xattrs(ValueParts({"user": b"1"}, b""))
 
 
-@pytest.mark.parametrize(
-    ("left", "flags", "expected"),
-    [
-        (SECTION, PRODUCER, b""),
-        (SECTION, XATTRS, SYSTEM_SECTION),
-        (SECTION, XATTRS | OpenFlags.INCLUDE_DELETED_USER_XATTRS, SECTION),
-        (USER_SECTION, XATTRS, b""),
-    ],
-)
+@case_apart(SECTION, PRODUCER, b"")
+@case_apart(SECTION, XATTRS, SYSTEM_SECTION)
+@case_apart(SECTION, XATTRS | OpenFlags.INCLUDE_DELETED_USER_XATTRS, SECTION)
+@case_apart(USER_SECTION, XATTRS, b"")
 def test_the_xattrs_of_a_deletion(world: World, left: bytes, flags: OpenFlags, expected: bytes) -> None:
     """Those of the system outlive the document, and those of users where the open asks for them."""
     world.remove("a", value=left, datatype=Datatype.XATTR)

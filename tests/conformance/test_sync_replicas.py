@@ -11,22 +11,14 @@ import pytest
 
 from headwater.protocol.frames import DurabilityLevel, decode_frames, durability
 from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages import dcp_changes
 from headwater.protocol.messages.base import Message, Request, Response
-from headwater.protocol.messages.dcp_changes import (
-    Abort,
-    Commit,
-    DcpFlush,
-    Mutation,
-    Prepare,
-    SeqnoAcknowledged,
-    SnapshotFlags,
-    SnapshotMarker,
-)
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.status import Status
 from headwater.store.settling import roll_back
+from support.cases import case_apart
 from support.dcp_world import KEEP_NOTHING, VBUCKET, World, brief, of_type
 from support.kv_harness import Client
 from support.replication_world import (
@@ -119,23 +111,25 @@ def test_nothing_is_acknowledged_before_it_is_durable(linked: Link) -> None:
     linked.source.commit()
     linked.step()
     assert linked.target.high_seqno() == 1
-    assert of_type(linked.receiver.received(), SeqnoAcknowledged) == []
+    assert of_type(linked.receiver.received(), dcp_changes.SeqnoAcknowledged) == []
     linked.target.commit()
-    (acknowledged,) = of_type(linked.receiver.received(), SeqnoAcknowledged)
+    (acknowledged,) = of_type(linked.receiver.received(), dcp_changes.SeqnoAcknowledged)
     assert (acknowledged.vbucket, acknowledged.prepared_seqno) == (VBUCKET, 1)
 
 
-def _marker(start: int, end: int, flags: SnapshotFlags = SnapshotFlags.MEMORY) -> SnapshotMarker:
-    return SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(end), flags=flags)
+def _marker(
+    start: int, end: int, flags: dcp_changes.SnapshotFlags = dcp_changes.SnapshotFlags.MEMORY
+) -> dcp_changes.SnapshotMarker:
+    return dcp_changes.SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(end), flags=flags)
 
 
-def _prepare(seqno: int) -> Prepare:
-    return Prepare(seqno=Seqno(seqno), rev_seqno=1, durability=DurabilityLevel.MAJORITY,
+def _prepare(seqno: int) -> dcp_changes.Prepare:
+    return dcp_changes.Prepare(seqno=Seqno(seqno), rev_seqno=1, durability=DurabilityLevel.MAJORITY,
                    collection_id=DEFAULT_COLLECTION, key=b"k", value=b"1")  # fmt: skip
 
 
-def _change(seqno: int) -> Mutation:
-    return Mutation(seqno=Seqno(seqno), rev_seqno=1, collection_id=DEFAULT_COLLECTION, key=b"x", value=b"1")
+def _change(seqno: int) -> dcp_changes.Mutation:
+    return dcp_changes.Mutation(seqno=Seqno(seqno), rev_seqno=1, collection_id=DEFAULT_COLLECTION, key=b"x", value=b"1")
 
 
 def _answered(linked: Link, *messages: Request) -> list[Message]:
@@ -148,7 +142,7 @@ def _answered(linked: Link, *messages: Request) -> list[Message]:
 
 def _received(linked: Link, *messages: Request) -> list[int]:
     """The same, and what the copy acknowledges."""
-    return [message.prepared_seqno for message in of_type(_answered(linked, *messages), SeqnoAcknowledged)]
+    return [message.prepared_seqno for message in of_type(_answered(linked, *messages), dcp_changes.SeqnoAcknowledged)]
 
 
 def test_nothing_is_acknowledged_before_the_snapshot_is_complete(linked: Link) -> None:
@@ -159,15 +153,9 @@ def test_nothing_is_acknowledged_before_the_snapshot_is_complete(linked: Link) -
 _KEY = {"prepared_seqno": Seqno(1), "collection_id": DEFAULT_COLLECTION, "key": b"k"}
 
 
-@pytest.mark.parametrize(
-    ("message", "statuses_"),
-    [
-        (Commit(commit_seqno=Seqno(2), **_KEY), [Status.EINVAL]),
-        (Abort(abort_seqno=Seqno(2), **_KEY), []),
-        (_prepare(3), [Status.ERANGE]),
-    ],
-    ids=["a commit without its prepare", "an abort has nothing to do", "a prepare outside its snapshot"],
-)
+@case_apart(dcp_changes.Commit(commit_seqno=Seqno(2), **_KEY), [Status.EINVAL], id="a commit without its prepare")
+@case_apart(dcp_changes.Abort(abort_seqno=Seqno(2), **_KEY), [], id="an abort has nothing to do")
+@case_apart(_prepare(3), [Status.ERANGE], id="a prepare outside its snapshot")
 def test_what_does_not_fit_ends_the_stream(linked: Link, message: Request, statuses_: list[Status]) -> None:
     answered = _answered(linked, _marker(0, 2), message)
     assert [answer.status for answer in answered if isinstance(answer, Response)] == statuses_
@@ -182,31 +170,31 @@ def test_what_was_rolled_back_again_is_not_acknowledged(linked: Link) -> None:
     linked.step()
     linked.target.commit()
     roll_back(linked.target.bucket, VBUCKET, Seqno(0))
-    assert of_type(linked.receiver.received(), SeqnoAcknowledged) == []
+    assert of_type(linked.receiver.received(), dcp_changes.SeqnoAcknowledged) == []
 
 
 def test_nothing_is_acknowledged_twice_on_a_stream(linked: Link) -> None:
     """Also not where the copy is emptied and copied again: a 7.0.5 server closes the connection on that."""
     assert _received(linked, _marker(0, 4), _prepare(4)) == [4]
     for end in (3, 4):
-        assert _received(linked, DcpFlush()) == []
+        assert _received(linked, dcp_changes.DcpFlush()) == []
         assert _received(linked, _marker(0, end), _prepare(end)) == []
         assert linked.target.high_seqno() == end
     assert _received(linked, _marker(5, 6), _prepare(6)) == [6]
 
 
 @pytest.mark.parametrize(("prepares", "acknowledged"), [((4,), 4), ((), 4)], ids=["pending", "completed"])
-def test_a_disk_snapshot_is_acknowledged_by_the_high_prepared_seqno_that_its_marker_names(
+def test_a_disk_snapshot_is_acknowledged_by_its_high_prepared_seqno(
     linked: Link, prepares: tuple[int, ...], acknowledged: int
 ) -> None:
     """As recorded from an 8.0.2 consumer. Without one, as recorded from 7.0.5, it is the end of the snapshot."""
-    marker = SnapshotMarker(
-        start_seqno=Seqno(0), end_seqno=Seqno(10), flags=SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT,
+    marker = dcp_changes.SnapshotMarker(
+        start_seqno=Seqno(0), end_seqno=Seqno(10),
+        flags=dcp_changes.SnapshotFlags.DISK | dcp_changes.SnapshotFlags.CHECKPOINT,
         max_visible_seqno=Seqno(10), high_completed_seqno=Seqno(3), purge_seqno=Seqno(2), high_prepared_seqno=Seqno(4),
     )  # fmt: skip
     assert _received(linked, marker, *map(_prepare, prepares), _change(10)) == [acknowledged]
     facts = linked.target.bucket.vbuckets.facts[VBUCKET]
-    assert facts is not None
     assert facts.purge_seqno == 2
 
 
@@ -214,7 +202,6 @@ def test_the_end_of_a_snapshot_comes_though_its_collection_is_dropped(linked: Li
     """A real replica takes no seqno-advanced."""
     manifest = linked.source.set_manifest(Manifest().with_collection("_default", "c"))
     collection = manifest.find("_default", "c")
-    assert collection is not None
     linked.run()
     linked.source.write("late", collection=collection.id)
     linked.source.bucket.set_manifest(manifest.without_collection("_default", "c"))
@@ -310,7 +297,7 @@ def test_a_change_ends_the_prepare_where_compaction_has_dropped_that(linked: Lin
     linked.source.compact(KEEP_NOTHING)
     again = link(linked.source, linked.target)
     again.add()
-    assert of_type(again.passed, Commit) == []
+    assert of_type(again.passed, dcp_changes.Commit) == []
     assert undecided(linked.target) == []
     linked.target.node.reopen()
     assert undecided(linked.target) == []

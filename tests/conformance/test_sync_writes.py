@@ -12,27 +12,15 @@ from headwater.node.kv import session
 from headwater.node.options import BucketSettings
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.frames import DurabilityLevel, FrameInfo, RequestInfo, durability
+from headwater.protocol.messages import documents
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
-from headwater.protocol.messages.documents import (
-    Add,
-    Append,
-    Delete,
-    Get,
-    GetAndTouch,
-    GetLocked,
-    GetMeta,
-    Increment,
-    Replace,
-    Set,
-    SetQuiet,
-    Touch,
-)
 from headwater.protocol.messages.session import Flush, Noop
 from headwater.protocol.messages.subdocument import SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.numbers import Seqno
 from headwater.protocol.status import Status
+from support.cases import case_apart
 from support.dcp_world import NO_XERROR, VBUCKET, World, stream_request
 from support.replication_world import (
     ACTIVE,
@@ -73,7 +61,7 @@ def test_a_write_is_answered_when_a_majority_has_acknowledged_it(chained: World)
     assert client.received() == []
     (answer,) = answers(client)
     cas = int(chained.bucket.vbuckets.max_cas[VBUCKET])
-    assert (answer.status, answer.cas, answer.seqno) == (Status.SUCCESS, cas, 2)  # type: ignore[attr-defined]
+    assert (answer.status, answer.cas, answer.seqno) == (Status.SUCCESS, cas, 2)
     assert value_of(chained) == b"1"
     assert replica.brief() == ["marker 2..2", "commit k@2 of 1"]
 
@@ -87,8 +75,7 @@ def test_the_bytes_of_an_answer_are_those_of_any_write(chained: World) -> None:
     replica.acknowledge(1)
     chained.commit()
     answer = client.session.data_to_send()
-    prepared = chained.bucket.find(VBUCKET, 0, b"k")  # type: ignore[arg-type]
-    assert prepared is not None
+    prepared = chained.bucket.find(VBUCKET, 0, b"k")
     assert answer == (
         bytes.fromhex("81 01 0000 10 00 0000 00000010 000decaf")
         + prepared.cas.to_bytes(8)
@@ -97,19 +84,13 @@ def test_the_bytes_of_an_answer_are_those_of_any_write(chained: World) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("request_", "value"),
-    [
-        (plain(Append, value=b"2", frame_infos=(MAJORITY,)), b"12"),
-        (plain(Increment, delta=1, initial=0, expiry=0, frame_infos=(MAJORITY,)), b"2"),
-        (plain(Touch, expiry=10**6, frame_infos=(MAJORITY,)), b"1"),
-        (plain(GetAndTouch, expiry=10**6, frame_infos=(MAJORITY,)), b"1"),
-        (plain(Replace, value=b"2", frame_infos=(MAJORITY,)), b"2"),
-        (plain(Delete, frame_infos=(MAJORITY,)), None),
-        (plain(SubdocDictUpsert, path=b"a", new_value=b"5", frame_infos=(MAJORITY,)), b'{"a":5}'),
-    ],
-    ids=lambda request: type(request).__name__,
-)
+@case_apart(plain(documents.Append, value=b"2", frame_infos=(MAJORITY,)), b"12")
+@case_apart(plain(documents.Increment, delta=1, initial=0, expiry=0, frame_infos=(MAJORITY,)), b"2")
+@case_apart(plain(documents.Touch, expiry=10**6, frame_infos=(MAJORITY,)), b"1")
+@case_apart(plain(documents.GetAndTouch, expiry=10**6, frame_infos=(MAJORITY,)), b"1")
+@case_apart(plain(documents.Replace, value=b"2", frame_infos=(MAJORITY,)), b"2")
+@case_apart(plain(documents.Delete, frame_infos=(MAJORITY,)), None)
+@case_apart(plain(SubdocDictUpsert, path=b"a", new_value=b"5", frame_infos=(MAJORITY,)), b'{"a":5}')
 def test_every_kind_of_write_can_be_durable(chained: World, request_: Request, value: bytes | None) -> None:
     before = b"{}" if isinstance(request_, SubdocDictUpsert) else b"1"
     chained.write("k", value=before)
@@ -147,7 +128,9 @@ def test_a_quiet_write_is_silent_when_it_succeeds_and_not_when_it_fails(chained:
     replica.open()
     for key in ("a", "b"):
         client.send(
-            plain(SetQuiet, key, value=b"1", frame_infos=(durability(DurabilityLevel.MAJORITY, timeout_ms=100),))
+            plain(
+                documents.SetQuiet, key, value=b"1", frame_infos=(durability(DurabilityLevel.MAJORITY, timeout_ms=100),)
+            )
         )
     replica.brief()
     replica.acknowledge(1)
@@ -160,19 +143,19 @@ def test_checks_come_before_the_prepare(chained: World) -> None:
     chained.write("k")
     client = writer(chained)
     assert client.refused(durable_set(cas=12345)) == Status.KEY_EEXISTS
-    assert client.refused(plain(Add, value=b"1", frame_infos=(MAJORITY,))) == Status.KEY_EEXISTS
-    assert client.refused(plain(Replace, "none", value=b"1", frame_infos=(MAJORITY,))) == Status.KEY_ENOENT
+    assert client.refused(plain(documents.Add, value=b"1", frame_infos=(MAJORITY,))) == Status.KEY_EEXISTS
+    assert client.refused(plain(documents.Replace, "none", value=b"1", frame_infos=(MAJORITY,))) == Status.KEY_ENOENT
     assert chained.high_seqno() == 1
 
 
 def test_a_lock_is_gone_with_the_prepare_of_its_holder(chained: World) -> None:
     chained.write("k")
     client = writer(chained)
-    locked = client.succeed(plain(GetLocked))
+    locked = client.succeed(plain(documents.GetLocked))
     client.send(durable_set(cas=locked.cas, info=durability(DurabilityLevel.MAJORITY, timeout_ms=100)))
     tick(chained, 1)
     assert statuses(client) == ["SYNC_WRITE_AMBIGUOUS"]
-    assert client.call(plain(Set, value=b"2")).status == Status.SUCCESS
+    assert client.call(plain(documents.Set, value=b"2")).status == Status.SUCCESS
 
 
 # --- majorities ---------------------------------------------------------------------------------------------------
@@ -184,7 +167,7 @@ def test_a_bucket_in_no_cluster_that_is_to_have_replicas(world: World) -> None:
     assert writer(world).call(durable_set()).status == Status.SUCCESS
     service.settings = BucketSettings(replicas=1, durable_alone=False)
     assert writer(world).refused(durable_set()) == Status.DURABILITY_IMPOSSIBLE
-    assert writer(world).call(plain(Set, value=b"2")).status == Status.SUCCESS
+    assert writer(world).call(plain(documents.Set, value=b"2")).status == Status.SUCCESS
     service.settings = BucketSettings(replicas=0, durable_alone=False)
     assert writer(world).call(durable_set()).status == Status.SUCCESS
 
@@ -194,7 +177,7 @@ def test_every_write_has_the_least_level_of_its_bucket(chained: World) -> None:
     chained.node.bucket_service.settings = BucketSettings(durability_min_level=DurabilityLevel.PERSIST_TO_MAJORITY)
     replica, client = PlayedReplica(chained), writer(chained)
     replica.open()
-    client.send(plain(Set, value=b"1"))
+    client.send(plain(documents.Set, value=b"1"))
     assert replica.brief() == ["marker 0..1", "prepare k@1"]
     assert answers(client) == []
     replica.acknowledge(1)
@@ -211,17 +194,16 @@ def test_a_client_without_extended_errors_is_closed_on_instead(world: World) -> 
     set_topology(world, [ACTIVE, None])
     consumer = world.connection(NO_XERROR)
     request = durable_set()
-    consumer.send(Set(vbucket=VBUCKET, key=b"k", value=b"1", frame_infos=request.frame_infos))
+    consumer.send(documents.Set(vbucket=VBUCKET, key=b"k", value=b"1", frame_infos=request.frame_infos))
     assert consumer.is_closed
 
 
 def test_an_outcome_that_a_client_without_extended_errors_could_not_read_ends_its_connection(chained: World) -> None:
     consumer = chained.connection(NO_XERROR)
     info = durability(DurabilityLevel.MAJORITY, timeout_ms=100)
-    consumer.send(Set(vbucket=VBUCKET, key=b"k", value=b"1", frame_infos=(info,)))
+    consumer.send(documents.Set(vbucket=VBUCKET, key=b"k", value=b"1", frame_infos=(info,)))
     tick(chained, 1)
     (answer,) = consumer.session.outgoing
-    assert isinstance(answer, kv_answers.DeferredAnswer)
     assert answer.may_be_sent
     assert answer.ends_connection
 
@@ -297,7 +279,7 @@ def test_sync_writes_have_to_be_enabled_to_acknowledge(chained: World) -> None:
     replica = PlayedReplica(chained, enable_sync_writes="false")
     replica.open()
     replica.acknowledge(1)
-    assert [message.status for message in replica.consumer.received()] == [Status.EINVAL]  # type: ignore[attr-defined]
+    assert [message.status for message in replica.consumer.received()] == [Status.EINVAL]
 
 
 def test_an_acknowledgement_for_a_vbucket_that_was_never_streamed_closes_the_connection(chained: World) -> None:
@@ -332,30 +314,26 @@ def test_a_reader_can_not_acknowledge(chained: World) -> None:
     replica.brief()
     replica.consumer.session.user = "reader"
     replica.acknowledge(1)
-    assert [message.status for message in replica.consumer.received()] == [Status.EACCESS]  # type: ignore[attr-defined]
+    assert [message.status for message in replica.consumer.received()] == [Status.EACCESS]
     assert answers(client) == []
 
 
 # --- while it is undecided ----------------------------------------------------------------------------------------
 
-OTHER_WRITES = [
-    plain(Set, value=b"2"),
-    durable_set(value=b"2"),
-    plain(Add, value=b"2"),
-    plain(Replace, value=b"2"),
-    plain(Delete),
-    plain(Append, value=b"2"),
-    plain(Increment, delta=1, initial=0, expiry=0),
-    plain(Touch, expiry=100),
-    plain(GetAndTouch, expiry=100),
-    plain(GetLocked),
-    plain(SubdocDictUpsert, path=b"a", new_value=b"5"),
-]
 
-
-@pytest.mark.parametrize("request_", OTHER_WRITES, ids=lambda request: type(request).__name__)
 @pytest.mark.parametrize("exists", [False, True])
-def test_other_writers_are_told_that_a_write_is_in_progress(chained: World, request_: Request, exists: bool) -> None:
+@case_apart(plain(documents.Set, value=b"2"))
+@case_apart(durable_set(value=b"2"))
+@case_apart(plain(documents.Add, value=b"2"))
+@case_apart(plain(documents.Replace, value=b"2"))
+@case_apart(plain(documents.Delete))
+@case_apart(plain(documents.Append, value=b"2"))
+@case_apart(plain(documents.Increment, delta=1, initial=0, expiry=0))
+@case_apart(plain(documents.Touch, expiry=100))
+@case_apart(plain(documents.GetAndTouch, expiry=100))
+@case_apart(plain(documents.GetLocked))
+@case_apart(plain(SubdocDictUpsert, path=b"a", new_value=b"5"))
+def test_other_writers_are_told_that_a_write_is_in_progress(chained: World, exists: bool, request_: Request) -> None:
     if exists:
         chained.write("k")
     writer(chained).send(durable_set())
@@ -370,12 +348,12 @@ def test_readers_get_the_committed_version(chained: World) -> None:
     writer(chained).send(durable_set(value=b"new"))
     chained.commit()
     assert value_of(chained) == b"old"
-    assert writer(chained).succeed(plain(GetMeta)).rev_seqno == 1
+    assert writer(chained).succeed(plain(documents.GetMeta)).rev_seqno == 1
 
 
 def test_other_documents_are_written_at_full_speed_elsewhere_and_rightly_here(chained: World) -> None:
     writer(chained).send(durable_set())
-    sets = [Set(vbucket=vbucket, collection_id=0, key=key, value=b"2", opaque=at)  # type: ignore[arg-type]
+    sets = [documents.Set(vbucket=vbucket, collection_id=0, key=key, value=b"2", opaque=at)
             for at, (vbucket, key) in enumerate([(0, b"x"), (0, b"k"), (1, b"k"), (0, b"y")])]  # fmt: skip
     got = [answer.status.name for answer in writer(chained).call_all(*sets)]
     assert got == ["SUCCESS", "SYNC_WRITE_IN_PROGRESS", "SUCCESS", "SUCCESS"]
@@ -409,7 +387,7 @@ def test_a_write_whose_time_is_over_is_aborted_and_ambiguous(chained: World) -> 
     assert statuses(client) == ["SYNC_WRITE_AMBIGUOUS"]
     assert replica.brief() == ["marker 2..2", "abort k@2 of 1"]
     assert value_of(chained) is None
-    assert client.call(plain(Set, value=b"2")).status == Status.SUCCESS
+    assert client.call(plain(documents.Set, value=b"2")).status == Status.SUCCESS
 
 
 @pytest.mark.parametrize("info", [MAJORITY, durability(DurabilityLevel.MAJORITY, timeout_ms=0)])
@@ -439,7 +417,7 @@ def test_answers_stay_in_order(chained: World) -> None:
     chained.write("other")
     replica, client = PlayedReplica(chained), writer(chained)
     replica.open()
-    client.send(durable_set(opaque=1), plain(Get, "other", opaque=2), Noop(opaque=3))
+    client.send(durable_set(opaque=1), plain(documents.Get, "other", opaque=2), Noop(opaque=3))
     assert answers(client) == []
     replica.acknowledge(2)
     assert [answer.opaque for answer in answers(client)] == [1, 2, 3]
@@ -448,12 +426,12 @@ def test_answers_stay_in_order(chained: World) -> None:
 def test_a_request_about_the_same_document_waits_for_the_outcome(chained: World) -> None:
     replica, client = PlayedReplica(chained), writer(chained)
     replica.open()
-    client.send(durable_set(value=b"1", opaque=1), plain(Get, opaque=2), durable_set(value=b"3", opaque=3))
+    client.send(durable_set(value=b"1", opaque=1), plain(documents.Get, opaque=2), durable_set(value=b"3", opaque=3))
     chained.commit()
     assert client.session.waits_for is session.Waits.FOR_OUTCOME
     replica.acknowledge(1)
     first, read = answers(client)
-    assert (first.opaque, read.opaque, read.value) == (1, 2, b"1")  # type: ignore[attr-defined]
+    assert (first.opaque, read.opaque, read.value) == (1, 2, b"1")
     chained.commit()
     replica.acknowledge(3)
     assert [answer.opaque for answer in answers(client)] == [3]
@@ -464,7 +442,7 @@ def test_with_unordered_execution_others_overtake(chained: World) -> None:
     chained.write("other")
     replica, client = PlayedReplica(chained), writer(chained, Feature.UNORDERED_EXECUTION)
     replica.open()
-    client.send(durable_set(opaque=1), plain(Get, "other", opaque=2), Noop(opaque=3))
+    client.send(durable_set(opaque=1), plain(documents.Get, "other", opaque=2), Noop(opaque=3))
     assert [answer.opaque for answer in answers(client)] == [2, 3]
     replica.acknowledge(2)
     assert [answer.opaque for answer in answers(client)] == [1]
@@ -474,7 +452,7 @@ def test_a_barrier_waits_for_all_before_it(chained: World) -> None:
     replica, client = PlayedReplica(chained), writer(chained, Feature.UNORDERED_EXECUTION)
     replica.open()
     barrier = FrameInfo(RequestInfo.BARRIER)
-    client.send(durable_set(opaque=1), plain(Get, "other", opaque=2, frame_infos=(barrier,)))
+    client.send(durable_set(opaque=1), plain(documents.Get, "other", opaque=2, frame_infos=(barrier,)))
     assert answers(client) == []
     replica.acknowledge(1)
     assert sorted(answer.opaque for answer in answers(client)) == [1, 2]
@@ -533,7 +511,7 @@ def test_after_a_restart_prepares_wait_for_acknowledgements_again(chained: World
     writer(chained).send(durable_set())
     chained.commit()
     chained.node.reopen(in_order=False)
-    assert writer(chained).refused(plain(Set, value=b"2")) == Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS
+    assert writer(chained).refused(plain(documents.Set, value=b"2")) == Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS
     tick(chained, 3600)
     assert value_of(chained) is None, "they have no time that could be over"
     replica = PlayedReplica(chained)
@@ -580,7 +558,7 @@ def test_a_prepare_that_could_not_be_stored_has_not_happened(chained: World, mon
     client.send(durable_set())
     _fail_next_commit(chained, monkeypatch)
     assert statuses(client) == ["ETMPFAIL"]
-    assert client.call(plain(Set, value=b"2")).status == Status.SUCCESS
+    assert client.call(plain(documents.Set, value=b"2")).status == Status.SUCCESS
 
 
 def test_a_commit_that_could_not_be_stored_is_made_again(chained: World, monkeypatch: pytest.MonkeyPatch) -> None:

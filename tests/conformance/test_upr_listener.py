@@ -20,16 +20,11 @@ from headwater.client.kv_connection import KvConnection
 from headwater.errors import LocalProtocolError
 from headwater.node.options import NodeOptions
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.dcp_streams import (
-    GetFailoverLog,
-    GetFailoverLogResponse,
-    Open,
-    OpenFlags,
-    VBucketState,
-)
+from headwater.protocol.messages import dcp_streams
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import CollectionId, VBucketId
+from support.cases import case_apart
 from support.node_process import NodeProcess, StartNode, run_serve
 
 SEEDS = Path(__file__).parents[1] / "vectors" / "seeds"
@@ -111,15 +106,15 @@ def test_the_drafts_own_request_streams_until_the_state_changes(kv: KvConnection
     assert consumer.receive() == draft("snapshot-start")
     assert consumer.receive() == draft("deletion", CAS=cas, BY_SEQNO=2, REV_SEQNO=2)
     assert consumer.receive() == draft("snapshot-end")
-    kv.request(SetVBucket(vbucket=VBUCKET, state=VBucketState.DEAD))
+    kv.request(SetVBucket(vbucket=VBUCKET, state=dcp_streams.VBucketState.DEAD))
     assert consumer.receive() == draft("stream-end-state-changed")
 
 
 def test_the_failover_log_and_a_rollback(kv: KvConnection, consumer: Consumer) -> None:
     put(kv, b"mykey")
-    kv.request(Open(key=b"to see the log", flags=OpenFlags.PRODUCER))
-    known = kv.request(GetFailoverLog(vbucket=VBUCKET))
-    assert isinstance(known, GetFailoverLogResponse)
+    kv.request(dcp_streams.Open(key=b"to see the log", flags=dcp_streams.OpenFlags.PRODUCER))
+    known = kv.request(dcp_streams.GetFailoverLog(vbucket=VBUCKET))
+    assert isinstance(known, dcp_streams.GetFailoverLogResponse)
     consumer.send(draft("failover-log-request"))
     answer = consumer.receive()
     # The draft's has two pairs, a new vbucket has one: body and length follow, the rest of the header does not.
@@ -166,13 +161,8 @@ def test_another_bucket_than_the_first(start_node: StartNode) -> None:
         assert [consumer.receive() for _ in range(6)][5] == draft("stream-end-ok")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--upr-bucket", "default"), "needs a port"),
-        (("--upr-port", "0", "--upr-bucket", "nowhere"), "'nowhere', does not exist"),
-    ],
-)
+@case_apart(("--upr-bucket", "default"), "needs a port")
+@case_apart(("--upr-port", "0", "--upr-bucket", "nowhere"), "'nowhere', does not exist")
 def test_options_that_do_not_fit(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
     ended = run_serve("--data", str(tmp_path / "data"), "--vbuckets", "1", "--port", "0", "--http-port", "0", *options)
     assert ended.returncode == 1

@@ -97,9 +97,7 @@ def test_copies_that_fall_behind_are_seen_on_both_nodes(browser: Browser, nodes:
     assert browser.console() == []
 
 
-def test_a_node_that_does_not_answer_is_told_until_it_is_failed_over(
-    browser: Browser, nodes: list[NodeProcess]
-) -> None:
+def test_a_silent_node_is_reported_until_it_is_failed_over(browser: Browser, nodes: list[NodeProcess]) -> None:
     write(nodes, VBUCKETS, *(f"key-{number}" for number in range(200)))
     log_in(browser, nodes[0])
     show_map(browser)

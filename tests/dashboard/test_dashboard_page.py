@@ -288,9 +288,7 @@ def test_there_are_no_serious_faults_of_accessibility(browser: Browser, node: No
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_no_page_is_wider_than_the_screen(
-    browser: Browser, node: NodeProcess, tmp_path: Path, size: tuple[int, int]
-) -> None:
+def test_no_page_is_too_wide(browser: Browser, node: NodeProcess, tmp_path: Path, size: tuple[int, int]) -> None:
     write(node, *(f"a-rather-long-key-of-a-document::{'x' * 80}::{number}" for number in range(60)))
     browser.resize(size)
     log_in(browser, node)

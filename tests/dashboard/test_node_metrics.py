@@ -95,7 +95,7 @@ def all_names() -> set[str]:
 
 
 def _full(family: object) -> str:
-    return f"{family.name}_total" if family.type == "counter" else family.name  # type: ignore[attr-defined]
+    return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def test_grafana_uses_names_that_exist() -> None:
@@ -113,9 +113,7 @@ def test_every_metric_of_the_node_is_documented() -> None:
     assert missing == []
 
 
-async def test_on_a_full_disk_the_history_waits_and_no_commit_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_delays_history_and_fails_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path) as world:
         history = world.node.bucket_service("beer").history
         monkeypatch.setattr(samples_module, "EVENTS_ROOM_BYTES", 2**62)

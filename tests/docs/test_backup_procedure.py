@@ -13,6 +13,7 @@ from headwater.client.offsets import Offsets
 from headwater.testing.cluster import HeadwaterCluster
 from headwater.testing.node import HeadwaterNode
 from headwater.testing.nursery import Nursery
+from support.cases import case_apart
 from support.doc_blocks import ROOT, Block, blocks_of, run_bash
 
 KEY = "fox"
@@ -85,11 +86,9 @@ def copy_over(folder: Path) -> None:
 # --- what follows -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("bring_back", "crashes"),
-    [(restore, False), (copy_over, False), (restore, True)],
-    ids=["restored", "copied over", "restored to before a crash"],
-)
+@case_apart(restore, False, id="restored")
+@case_apart(copy_over, False, id="copied over")
+@case_apart(restore, True, id="restored to before a crash")
 def test_consumers_roll_back_what_the_copy_does_not_have(
     node: HeadwaterNode, tmp_path: Path, bring_back: Callable[[Path], None], crashes: bool
 ) -> None:

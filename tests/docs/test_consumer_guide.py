@@ -26,7 +26,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     data = tmp_path_factory.mktemp("guide") / "data"
     with NodeProcess(data, "--vbuckets", "64", "--bucket", "travel").start() as started:
         loaded = LOAD.search(GUIDE.read_text())
-        assert loaded is not None
         lines = "\n".join(re.findall(r"'(.*?)'", loaded["lines"]))
         run(started, "load", f"{started.url}/travel", "-", "--key", "hotel::{id}", stdin=lines)
         yield started
@@ -51,9 +50,7 @@ def printed_by(example: re.Match[str], node: NodeProcess) -> str:
     return printed.getvalue()
 
 
-def test_the_copy_in_sqlite_follows_the_bucket(
-    node: NodeProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sqlite_follows_the_bucket(node: NodeProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through changes, drops of collections and rollbacks, over several runs."""
     monkeypatch.chdir(tmp_path)
     [copy] = (example for example in EXAMPLES if "SqliteCheckpoint" in example["code"])

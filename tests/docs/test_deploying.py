@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from headwater.cli import load_command
+from support.cases import case_apart
 from support.doc_blocks import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -41,11 +42,9 @@ def parse(words: list[str]) -> click.Context:
     return load_command(words[0]).make_context(words[0], words[1:])
 
 
-@pytest.mark.parametrize(
-    "service",
-    ["node", "landing"],
-)
-def test_services_run_commands_that_exist(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@case_apart("node")
+@case_apart("landing")
+def test_services_run_commands_that_exist(monkeypatch: pytest.MonkeyPatch, service: str) -> None:
     described = compose()["services"][service]
     for name in described["environment"]:
         monkeypatch.setenv(name, "a value of sixteen")

@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from support.cases import case
 from support.doc_blocks import PAGES, Block, blocks_of
 
 _LABEL = r"[\w ,'()-]+"
@@ -45,15 +46,10 @@ def test_there_are_all_kinds() -> None:
     assert {block.code.splitlines()[0] for block in DIAGRAMS} == FORMS.keys()
 
 
-@pytest.mark.parametrize(
-    ("kind", "line"),
-    [
-        ("stateDiagram-v2", "open --> closed: a; b"),
-        ("stateDiagram-v2", "open --> closed: a: b"),
-        ("stateDiagram-v2", "open -> closed"),
-        ("gitGraph", "commit id: 5"),
-        ("sequenceDiagram", "A->>B: one; two"),
-    ],
-)
+@case("stateDiagram-v2", "open --> closed: a; b")
+@case("stateDiagram-v2", "open --> closed: a: b")
+@case("stateDiagram-v2", "open -> closed")
+@case("gitGraph", "commit id: 5")
+@case("sequenceDiagram", "A->>B: one; two")
 def test_what_mermaid_would_not_draw_is_seen(kind: str, line: str) -> None:
     assert odd_lines(f"{kind}\n    {line}") == [f"    {line}"]

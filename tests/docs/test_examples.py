@@ -121,7 +121,6 @@ def test_the_index_as_a_program(node: HeadwaterNode, tmp_path: Path) -> None:
 def test_the_cache_as_a_program(node: HeadwaterNode) -> None:
     """What is written after it has said that it follows is not missed, and Ctrl-C is its usual end."""
     with start(node, "cache_invalidator.py", node.url) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == f"following {node.url}\n"
         node.write({"fox": 1})
         assert process.stdout.readline() == "forgotten: fox\n"

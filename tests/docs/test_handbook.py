@@ -68,7 +68,7 @@ def test_metrics_are_told_with_their_labels() -> None:
 @pytest.mark.parametrize(
     ("drawn", "table"), [(consumer_diagram(), CONSUMER_STREAM), (producer_diagram(), PRODUCER_STREAM)]
 )
-def test_a_diagram_has_every_state_and_every_way(drawn: str, table: dict) -> None:  # type: ignore[type-arg]
+def test_a_diagram_has_every_state_and_every_way(drawn: str, table: dict) -> None:
     ways = {(state.name.lower(), target.name.lower()) for state, row in table.items() for target in row.values()}
     arrows = {tuple(found) for found in re.findall(r"^    (\w+) --> (\w+):", drawn, re.M)}
     assert arrows == ways

@@ -29,15 +29,7 @@ from headwater.node.node_folder import NodeEnvironment, NodeFolder
 from headwater.node.options import BucketSettings, NodeOptions
 from headwater.protocol.features import NOTHING_NEGOTIATED, Opcode
 from headwater.protocol.frames import HEADER_BYTES, Frame, FrameBuffer, decode_frame
-from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.dcp_streams import (
-    Control,
-    Open,
-    OpenFlags,
-    StreamEndReason,
-    StreamRequest,
-    StreamRequestResponse,
-)
+from headwater.protocol.messages import dcp_streams, decode_message
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.session import GetClusterConfig
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
@@ -55,16 +47,14 @@ def run(*arguments: str) -> str:
 
 def start_stream(connection: KvConnection) -> Vbuuid:
     """Stream vbucket 0 from its beginning. Returns its newest vbuuid."""
-    connection.request(Open(key=b"watcher", flags=OpenFlags.PRODUCER))
-    connection.request(Control(key=b"enable_noop", value=b"true"))
+    connection.request(dcp_streams.Open(key=b"watcher", flags=dcp_streams.OpenFlags.PRODUCER))
+    connection.request(dcp_streams.Control(key=b"enable_noop", value=b"true"))
     # The answer is read apart from what may come right behind it, which is for `read_to_the_end`.
-    connection.sock.sendall(StreamRequest(vbucket=VBucketId(0)).encode())
+    connection.sock.sendall(dcp_streams.StreamRequest(vbucket=VBucketId(0)).encode())
     header = connection.sock.recv(HEADER_BYTES, socket.MSG_WAITALL)
     answer = header + connection.sock.recv(int.from_bytes(header[8:12]), socket.MSG_WAITALL)
     decoded = decode_frame(answer)
-    assert decoded is not None
     opened = decode_message(decoded[0], NOTHING_NEGOTIATED)
-    assert isinstance(opened, StreamRequestResponse)
     return opened.failover_log[0].vbuuid
 
 
@@ -89,16 +79,19 @@ def test_commands_and_what_consumers_see_of_them(start_node: StartNode) -> None:
         vbuuid = start_stream(reader)
         assert run("flush", node.url, "travel") == "flushed travel\n"
         end = read_to_the_end(reader)[-1]
-        assert int.from_bytes(end.extras) == StreamEndReason.ROLLBACK
+        assert int.from_bytes(end.extras) == dcp_streams.StreamEndReason.ROLLBACK
         at = {"start_seqno": Seqno(1), "snapshot_start_seqno": Seqno(1), "snapshot_end_seqno": Seqno(1)}
-        demanded = reader.request(StreamRequest(vbucket=VBucketId(0), vbuuid=vbuuid, **at))
+        demanded = reader.request(dcp_streams.StreamRequest(vbucket=VBucketId(0), vbuuid=vbuuid, **at))
         assert getattr(demanded, "rollback_seqno", None) == 0
         writer.request(Set(value=b"2", **PLACE))
     with closing(node.connect("travel")) as reader:
         start_stream(reader)
         assert run("drop", node.url, "travel") == "dropped travel\n"
         end = read_to_the_end(reader)[-1]
-        assert (end.opcode, int.from_bytes(end.extras)) == (Opcode.DCP_STREAM_END, StreamEndReason.STATE_CHANGED)
+        assert (end.opcode, int.from_bytes(end.extras)) == (
+            Opcode.DCP_STREAM_END,
+            dcp_streams.StreamEndReason.STATE_CHANGED,
+        )
         assert reader.sock.recv(1) == b""
     assert not (node.data / "buckets" / "travel").exists()
 
@@ -114,7 +107,7 @@ def test_what_was_made_and_dropped_stays_so_over_kill_nine(start_node: StartNode
     node.start()
     assert node.ready["buckets"] == ["default", "travel"]
     with closing(node.connect("travel")) as reader:
-        assert bytes(reader.request(Get(**PLACE)).value) == b"1"  # type: ignore[attr-defined]
+        assert bytes(reader.request(Get(**PLACE)).value) == b"1"
     listed = run("list", node.url).splitlines()
     assert [line.split()[2:] for line in listed[1:]] == [["4", "1", "60", "s"], ["8", "1", "yes"]]
 
@@ -148,7 +141,6 @@ async def test_a_drop_that_was_cut_short_is_finished_by_the_next_start(options: 
     assert await buckets_after_start(options) == ["default"]
     assert [entry.name for entry in (options.data / "buckets").iterdir()] == ["default"]
     identity = NodeFolder(options.data).load_identity()
-    assert identity is not None
     assert identity.dropped == frozenset()
 
 
@@ -222,7 +214,7 @@ async def test_requests_that_come_while_a_bucket_is_dropped_are_answered(
 
     async def ask_and_stop(loop: CommitLoop) -> None:
         asked.extend([await connection.statistics(group) for group in sorted(OFFERED_GROUPS | {"", "range-scans"})])
-        asked.append(bytes((await connection.request(Get(**PLACE))).value))  # type: ignore[attr-defined]
+        asked.append(bytes((await connection.request(Get(**PLACE))).value))
         asked.append(await connection.request(GetClusterConfig()))
         await stop(loop)
         with pytest.raises(StoreError, match="is being closed"):

@@ -110,7 +110,7 @@ def test_killed_at_any_moment(tmp_path: Path, make_store: MakeStore) -> None:
     for _ in range(KILLS):
         store = make_store(tmp_path)
         saved = save_until_killed(
-            lambda seqno, store=store: store.save(offsets_at(seqno)),  # type: ignore[misc]
+            lambda seqno, store=store: store.save(offsets_at(seqno)),
             first=found + 1,
             after_s=rng.uniform(0, SAVING_S_MAX),
         )

@@ -25,15 +25,8 @@ from headwater.node.kv.handlers import DCP_MESSAGES, HANDLERS
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.features import Magic
 from headwater.protocol.frames import FrameBuffer
+from headwater.protocol.messages import dcp_streams
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation, SnapshotMarker
-from headwater.protocol.messages.dcp_streams import (
-    AddStream,
-    Open,
-    OpenFlags,
-    StreamRequest,
-    StreamRequestResponse,
-    VBucketState,
-)
 from headwater.protocol.messages.documents import Get, GetResponse, Set
 from headwater.protocol.messages.session import Noop
 from headwater.protocol.messages.vbuckets import SetCollectionsManifest, SetVBucket
@@ -64,7 +57,9 @@ ROLES = {
     "manager": f"bucket_admin[{FUZZED}]",
     "watcher": "ro_admin",
 }
-ACTIVE_AGAIN = b"".join(SetVBucket(vbucket=vb, state=VBucketState.ACTIVE).encode() for vb in range(VBUCKETS))
+ACTIVE_AGAIN = b"".join(
+    SetVBucket(vbucket=vb, state=dcp_streams.VBucketState.ACTIVE).encode() for vb in range(VBUCKETS)
+)
 
 
 class Fuzzing(threading.Thread):
@@ -150,7 +145,9 @@ class RequestFuzzing(Fuzzing):
             beginning = ACTIVE_AGAIN
             if self._is_dcp:
                 name = f"fuzz {self.rng.random()}".encode()
-                beginning += Open(key=name, flags=OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS).encode()
+                beginning += dcp_streams.Open(
+                    key=name, flags=dcp_streams.OpenFlags.PRODUCER | dcp_streams.OpenFlags.INCLUDE_XATTRS
+                ).encode()
             if not self.passes(connection, beginning, VBUCKETS):
                 return
             if not self.has_sent_each:
@@ -195,18 +192,18 @@ class ProducerFuzzing(Fuzzing):
         """The vbucket and the last seqno of each stream that the node has asked for, by its opaque."""
         sock, buffer, streams = connection.sock, FrameBuffer(), {}
         for vbucket in range(VBUCKETS):
-            sock.sendall(SetVBucket(vbucket=vbucket, state=VBucketState.REPLICA).encode())
-        sock.sendall(Open(key=b"copies", flags=OpenFlags(0)).encode())
-        sock.sendall(b"".join(AddStream(opaque=vb, vbucket=vb).encode() for vb in range(VBUCKETS)))
+            sock.sendall(SetVBucket(vbucket=vbucket, state=dcp_streams.VBucketState.REPLICA).encode())
+        sock.sendall(dcp_streams.Open(key=b"copies", flags=dcp_streams.OpenFlags(0)).encode())
+        sock.sendall(b"".join(dcp_streams.AddStream(opaque=vb, vbucket=vb).encode() for vb in range(VBUCKETS)))
         while len(streams) < VBUCKETS:
             data = sock.recv(1 << 16)
             assert data, "the node has closed a connection on which all was right"
             buffer.receive_data(data)
             for frame in buffer.frames():
-                if frame.opcode == StreamRequest.opcode and frame.magic is Magic.REQUEST:
+                if frame.opcode == dcp_streams.StreamRequest.opcode and frame.magic is Magic.REQUEST:
                     start, vbuuid = struct.unpack_from(">8xQ8xQ", frame.extras)
                     log = (FailoverEntry(vbuuid=vbuuid or 1, seqno=0),)
-                    sock.sendall(StreamRequestResponse(opaque=frame.opaque, failover_log=log).encode())
+                    sock.sendall(dcp_streams.StreamRequestResponse(opaque=frame.opaque, failover_log=log).encode())
                     streams[frame.opaque] = frame.specific, start
                 elif frame.magic is Magic.REQUEST:
                     sock.sendall(

@@ -73,15 +73,8 @@ HEADERS = (
     b"Forwarded: for=1.2.3.4", b"X-Forwarded-Host: evil",
 )  # fmt: skip
 AUTHORIZATIONS = (
-    b"Basic",
-    b"Basic !!!",
-    b"Basic \xff",
-    b"Basic Og==",
-    b"Bearer x",
-    b"basic " + b"A" * 3000,
-    b"Digest a=b",
-    b"",
-)
+    b"Basic", b"Basic !!!", b"Basic \xff", b"Basic Og==", b"Bearer x", b"basic " + b"A" * 3000, b"Digest a=b", b"",
+)  # fmt: skip
 
 
 def _routes() -> list[tuple[str, list[str]]]:

@@ -21,6 +21,7 @@ from headwater.protocol.messages.session import Hello, Noop, SaslAuth, SaslListM
 from headwater.protocol.numbers import DEFAULT_COLLECTION, FRAME_BODY_BYTES_MAX
 from headwater.protocol.sasl import PlainLogin
 from support.acknowledged_writes import exchange, statistics
+from support.cases import case_apart
 from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
@@ -202,20 +203,14 @@ def test_unfinished_handshakes_count_as_connections(start_node: StartNode, tmp_p
 # --- bytes that are no requests -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
-        b"\x00",
-        b"\xff" * 100_000,
-        # Lengths that contradict each other.
-        HEADER.pack(Magic.REQUEST, Opcode.GET, 100, 0, 0, 0, 10, 0, 0),
-        # A good request, and then nonsense.
-        Hello(key=b"me").encode() + b"nonsense",
-    ],
-    ids=["http", "tls", "zero", "ones", "lengths", "after a request"],
-)
+@case_apart(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="http")
+@case_apart(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), id="tls")
+@case_apart(b"\x00", id="zero")
+@case_apart(b"\xff" * 100_000, id="ones")
+# Lengths that contradict each other.
+@case_apart(HEADER.pack(Magic.REQUEST, Opcode.GET, 100, 0, 0, 0, 10, 0, 0), id="lengths")
+# A good request, and then nonsense.
+@case_apart(Hello(key=b"me").encode() + b"nonsense", id="after a request")
 def test_garbage(limits_node: NodeProcess, garbage: bytes) -> None:
     with connected(limits_node) as sock:
         sock.sendall(garbage)

@@ -11,15 +11,22 @@ import stat
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from headwater.client.cluster_map import ClusterMap
+from headwater.client.connection_string import Address
+from headwater.client.kv_connection import KvConnection, Login
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.session import Noop
 from headwater.protocol.numbers import DEFAULT_COLLECTION
+from headwater.protocol.sasl import Credentials
 from support.acknowledged_writes import PipelinedWriter, WriteHistory, check_history, statistics
+from support.cases import case_apart
+from support.fault_proxy import free_port
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode, run_serve
 
 VBUCKETS = 16
@@ -176,19 +183,14 @@ def test_beyond_loopback_where_that_is_wanted(start_node: StartNode) -> None:
         connection.request(Noop())
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--host", "0.0.0.0", "--insecure"), "--advertise-host"),
-        (("--vbuckets", "1000"), "1000 vbuckets"),
-        (("--user", "me"), "a user comes with a password"),
-        (("--tls-cert", __file__), "TLS needs both"),
-        (("--tls-cert", __file__, "--tls-key", __file__), "certificate or key can't be used"),
-        (("--data", "/proc/no/such/folder"), "/proc/no/such/folder"),
-        (("--host", "no.such.host.invalid", "--insecure"), "no.such.host.invalid"),
-        (("--bucket", "../elsewhere"), "'../elsewhere' is not the name of a bucket"),
-    ],
-)
+@case_apart(("--host", "0.0.0.0", "--insecure"), "--advertise-host")
+@case_apart(("--vbuckets", "1000"), "1000 vbuckets")
+@case_apart(("--user", "me"), "a user comes with a password")
+@case_apart(("--tls-cert", __file__), "TLS needs both")
+@case_apart(("--tls-cert", __file__, "--tls-key", __file__), "certificate or key can't be used")
+@case_apart(("--data", "/proc/no/such/folder"), "/proc/no/such/folder")
+@case_apart(("--host", "no.such.host.invalid", "--insecure"), "no.such.host.invalid")
+@case_apart(("--bucket", "../elsewhere"), "'../elsewhere' is not the name of a bucket")
 def test_options_that_can_not_be_used(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
     usual = ("--data", str(tmp_path / "data"), *FREE_PORTS, *FEW_VBUCKETS)
     assert said in sentence(run_serve(*usual, *options))
@@ -252,3 +254,47 @@ def test_the_ready_line_as_json(start_node: StartNode) -> None:
     assert ready["data"] == str(node.data)
     with httpx.Client(auth=(USER, PASSWORD)) as client:
         assert client.get(f"{ready['http']}/pools").raise_for_status().json()["pools"][0]["name"] == "default"
+
+
+# --- A node behind address translation tells clients the address that they see, and not the one it listens on -------
+
+
+HOST = "127.0.0.1"
+SEEN_PORT = 31210
+SEEN_HTTP_PORT = 38091
+
+
+def test_the_ports_that_clients_see(start_node: StartNode) -> None:
+    port, http_port = free_port(), free_port()
+    node = start_node(
+        "--vbuckets", "4", "--port", str(port), "--http-port", str(http_port),
+        "--advertise-host", "localhost",
+        "--advertise-port", str(SEEN_PORT), "--advertise-http-port", str(SEEN_HTTP_PORT),
+    )  # fmt: skip
+    assert node.ready["ready"] == f"couchbase://localhost:{SEEN_PORT}"
+    assert node.ready["http"] == f"http://localhost:{SEEN_HTTP_PORT}"
+    login = Login(credentials=Credentials(USER, PASSWORD), bucket="default")
+    address = Address(HOST, port)
+    with KvConnection.open(address, login) as connection:
+        config = connection.outcome.cluster_config
+        assert config is not None
+    assert ClusterMap.decode(config, asked=address).nodes == (Address("localhost", SEEN_PORT),)
+    assert services(json.loads(config)) == {"kv": SEEN_PORT, "mgmt": SEEN_HTTP_PORT}
+    with httpx.Client(auth=(USER, PASSWORD)) as client:
+        url = f"http://{HOST}:{http_port}/pools/default/b/default"
+        assert client.get(url).raise_for_status().content == config
+
+
+def test_one_port_alone(start_node: StartNode) -> None:
+    node = start_node("--vbuckets", "4", "--advertise-http-port", str(SEEN_HTTP_PORT))
+    with node.connect() as connection:
+        config = connection.outcome.cluster_config
+        assert config is not None
+    assert services(json.loads(config)) == {"kv": node.address.port, "mgmt": SEEN_HTTP_PORT}
+
+
+def services(config: dict[str, Any]) -> dict[str, int]:
+    """The ports of the only node."""
+    assert len(config["nodesExt"]) == 1
+    ports: dict[str, int] = config["nodesExt"][0]["services"]
+    return ports

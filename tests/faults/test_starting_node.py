@@ -157,7 +157,6 @@ def test_a_cluster_that_starts_can_be_stopped(tmp_path: Path) -> None:
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
     return process.stderr.readline()
 
 

@@ -6,18 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from couchbase import exceptions
 from couchbase.cluster import Cluster
 from couchbase.durability import DurabilityLevel, ServerDurability
-from couchbase.exceptions import (
-    BucketAlreadyExistsException,
-    BucketDoesNotExistException,
-    BucketNotFlushableException,
-    CollectionNotFoundException,
-    DocumentNotFoundException,
-    DurabilityImpossibleException,
-    FeatureUnavailableException,
-    InvalidArgumentException,
-)
 from couchbase.kv_range_scan import PrefixScan
 from couchbase.management.buckets import BucketManager, CreateBucketSettings, StorageBackend
 from couchbase.management.collections import UpdateCollectionSettings
@@ -50,13 +41,13 @@ def test_the_life_of_a_bucket(any_cluster: Cluster, manager: BucketManager, key:
     assert documents.get(key, GetOptions(with_expiry=True)).expiry_time is not None
 
     manager.flush_bucket("orders")
-    with pytest.raises(DocumentNotFoundException):
+    with pytest.raises(exceptions.DocumentNotFoundException):
         documents.get(key)
     documents.upsert(key, {"version": 3})
     assert documents.get(key).content_as[dict] == {"version": 3}
 
     manager.drop_bucket("orders")
-    with pytest.raises(BucketDoesNotExistException):
+    with pytest.raises(exceptions.BucketDoesNotExistException):
         manager.get_bucket("orders")
     assert "orders" not in {one.name for one in manager.get_all_buckets()}
     manager.create_bucket(CreateBucketSettings(name="orders", num_vbuckets=16))
@@ -65,13 +56,13 @@ def test_the_life_of_a_bucket(any_cluster: Cluster, manager: BucketManager, key:
 
 
 def test_what_is_refused(manager: BucketManager) -> None:
-    with pytest.raises(BucketAlreadyExistsException):
+    with pytest.raises(exceptions.BucketAlreadyExistsException):
         manager.create_bucket(CreateBucketSettings(name="default"))
-    with pytest.raises(BucketDoesNotExistException):
+    with pytest.raises(exceptions.BucketDoesNotExistException):
         manager.drop_bucket("nowhere")
-    with pytest.raises(BucketDoesNotExistException):
+    with pytest.raises(exceptions.BucketDoesNotExistException):
         manager.update_bucket(BucketSettings(name="nowhere", ram_quota_mb=128))
-    with pytest.raises(BucketNotFlushableException):
+    with pytest.raises(exceptions.BucketNotFlushableException):
         manager.flush_bucket("default")
     for settings in (
         {"bucket_type": BucketType.EPHEMERAL},
@@ -79,9 +70,9 @@ def test_what_is_refused(manager: BucketManager) -> None:
         {"history_retention_duration": timedelta(minutes=1)},
         {"ram_quota_mb": 1},
     ):
-        with pytest.raises(InvalidArgumentException):
+        with pytest.raises(exceptions.InvalidArgumentException):
             manager.create_bucket(CreateBucketSettings(name="refused", **settings))
-    with pytest.raises(FeatureUnavailableException):
+    with pytest.raises(exceptions.FeatureUnavailableException):
         manager.create_bucket(
             CreateBucketSettings(name="refused", conflict_resolution_type=ConflictResolutionType.CUSTOM)
         )
@@ -136,13 +127,13 @@ def test_durable_writes_that_no_replica_can_take(cluster: Cluster) -> None:
     for name, replicas in (("copied", 1), ("single", 0)):
         manager.create_bucket(CreateBucketSettings(name=name, num_replicas=replicas, num_vbuckets=16))
     try:
-        with pytest.raises(DurabilityImpossibleException):
+        with pytest.raises(exceptions.DurabilityImpossibleException):
             cluster.bucket("copied").default_collection().upsert("k", {}, majority)
         cluster.bucket("single").default_collection().upsert("k", {}, majority)
         manager.create_bucket(
             CreateBucketSettings(name="strict", num_vbuckets=16, minimum_durability_level=DurabilityLevel.MAJORITY)
         )
-        with pytest.raises(DurabilityImpossibleException):
+        with pytest.raises(exceptions.DurabilityImpossibleException):
             cluster.bucket("strict").default_collection().upsert("k", {})
     finally:
         for name in ("copied", "single", "strict"):
@@ -155,5 +146,5 @@ def test_a_changed_collection(any_cluster: Cluster) -> None:
     collections.update_collection("_default", "changed", UpdateCollectionSettings(max_expiry=timedelta(hours=2)))
     found = {one.name: one for scope in collections.get_all_scopes() for one in scope.collections}
     assert found["changed"].max_expiry == timedelta(hours=2)
-    with pytest.raises(CollectionNotFoundException):
+    with pytest.raises(exceptions.CollectionNotFoundException):
         collections.update_collection("_default", "nowhere", UpdateCollectionSettings(max_expiry=timedelta(hours=2)))

@@ -6,16 +6,8 @@ from datetime import timedelta
 
 import httpx
 import pytest
+from couchbase import exceptions
 from couchbase.cluster import Cluster
-from couchbase.exceptions import (
-    AmbiguousTimeoutException,
-    CollectionAlreadyExistsException,
-    CollectionNotFoundException,
-    DocumentNotFoundException,
-    ScopeAlreadyExistsException,
-    ScopeNotFoundException,
-    UnAmbiguousTimeoutException,
-)
 from couchbase.management.collections import CollectionManager, CreateCollectionSettings
 from couchbase.options import GetOptions, UpsertOptions
 
@@ -49,7 +41,7 @@ def test_collections_made_over_rest(sdk_node: NodeProcess, cluster: Cluster, key
     assert flights.get(key).content_as[dict] == {"seats": 200}
     assert not cluster.bucket("default").default_collection().exists(key).exists
     hotels.remove(key)
-    with pytest.raises(DocumentNotFoundException):
+    with pytest.raises(exceptions.DocumentNotFoundException):
         hotels.get(key)
     assert flights.exists(key).exists
 
@@ -73,11 +65,11 @@ def test_what_is_there_already_or_not_there(manager: CollectionManager) -> None:
     manager.create_scope("twice")
     manager.create_collection("twice", "twice")
     for error, call, *names in (
-        (ScopeAlreadyExistsException, manager.create_scope, "twice"),
-        (CollectionAlreadyExistsException, manager.create_collection, "twice", "twice"),
-        (ScopeNotFoundException, manager.drop_scope, "nowhere"),
-        (ScopeNotFoundException, manager.create_collection, "nowhere", "one"),
-        (CollectionNotFoundException, manager.drop_collection, "_default", "nowhere"),
+        (exceptions.ScopeAlreadyExistsException, manager.create_scope, "twice"),
+        (exceptions.CollectionAlreadyExistsException, manager.create_collection, "twice", "twice"),
+        (exceptions.ScopeNotFoundException, manager.drop_scope, "nowhere"),
+        (exceptions.ScopeNotFoundException, manager.create_collection, "nowhere", "one"),
+        (exceptions.CollectionNotFoundException, manager.drop_collection, "_default", "nowhere"),
     ):
         with pytest.raises(error):
             call(*names)
@@ -86,7 +78,7 @@ def test_what_is_there_already_or_not_there(manager: CollectionManager) -> None:
 def test_writing_to_a_collection_that_is_not_there(cluster: Cluster, key: str) -> None:
     """The SDK takes it for one that is on its way, and tries until its time is up."""
     nowhere = cluster.bucket("default").scope("_default").collection("nowhere")
-    with pytest.raises((UnAmbiguousTimeoutException, AmbiguousTimeoutException)) as refused:
+    with pytest.raises((exceptions.UnAmbiguousTimeoutException, exceptions.AmbiguousTimeoutException)) as refused:
         nowhere.upsert(key, {}, UpsertOptions(timeout=SHORT))
     assert "collection" in str(refused.value).lower()
 
@@ -97,7 +89,7 @@ def test_a_collection_made_again_is_empty(cluster: Cluster, manager: CollectionM
     collection.upsert(key, {"version": 1})
     manager.drop_collection("_default", "again")
     manager.create_collection("_default", "again")
-    with pytest.raises(DocumentNotFoundException):
+    with pytest.raises(exceptions.DocumentNotFoundException):
         # The SDK knows the old id, is told that it is gone, and asks for the new one.
         collection.get(key, GetOptions(timeout=timedelta(seconds=10)))
     collection.upsert(key, {"version": 2})

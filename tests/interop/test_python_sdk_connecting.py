@@ -219,7 +219,6 @@ def test_ports_with_and_without_tls_of_three(tmp_path: Path, certificate: tuple[
     command = serve_command("--data", str(tmp_path), *options, "--tls-cert", str(path), "--tls-key", str(key))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as nodes:
         try:
-            assert nodes.stdout is not None
             _write_and_read_in_turns(json.loads(nodes.stdout.readline()), path)
         finally:
             nodes.send_signal(signal.SIGINT)
@@ -229,8 +228,5 @@ def test_ports_with_and_without_tls_of_three(tmp_path: Path, certificate: tuple[
 def test_tls_with_a_certificate_nobody_trusts(start_node: StartNode, certificate: tuple[Path, Path]) -> None:
     path, key = certificate
     node = start_node("--vbuckets", "16", "--tls-cert", str(path), "--tls-key", str(key))
-    with (
-        pytest.raises(CouchbaseException),
-        connected(node.url, bootstrap_timeout=REFUSED_TIMEOUT) as cluster,
-    ):
+    with pytest.raises(CouchbaseException), connected(node.url, bootstrap_timeout=REFUSED_TIMEOUT) as cluster:
         cluster.wait_until_ready(REFUSED_TIMEOUT)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from couchbase import exceptions
 from couchbase.collection import Collection
 from couchbase.durability import ClientDurability, PersistTo, PersistToExtended, ReplicateTo
-from couchbase.exceptions import (
-    DocumentNotFoundException,
-    DocumentUnretrievableException,
-    DurabilityImpossibleException,
-)
 from couchbase.options import InsertOptions, MutateInOptions, RemoveOptions, ReplaceOptions, UpsertOptions
 from couchbase.subdocument import count, exists, get, upsert
 
@@ -36,7 +32,7 @@ def test_whole_documents_of_replicas(documents: Collection, copies: int, key: st
     found = list(documents.get_all_replicas(key))
     assert [result.content_as[dict] for result in found] == [{"n": 1}] * copies
     assert sorted(result.is_replica for result in found) == [False] + [True] * (copies - 1)
-    with pytest.raises(DocumentUnretrievableException):
+    with pytest.raises(exceptions.DocumentUnretrievableException):
         documents.get_any_replica(f"{key}-none")
 
 
@@ -50,7 +46,7 @@ def test_parts_of_documents_of_replicas(documents: Collection, copies: int, key:
         assert (result.content_as[int](0), result.content_as[int](1), result.content_as[int](3)) == (7, 2, 2)
         assert not result.exists(2)
     assert sorted(result.is_replica for result in found[1:]) == [False] + [True] * (copies - 1)
-    with pytest.raises(DocumentUnretrievableException):
+    with pytest.raises(exceptions.DocumentUnretrievableException):
         documents.lookup_in_any_replica(f"{key}-none", specs)
 
 
@@ -61,7 +57,7 @@ def test_durability_by_the_client(documents: Collection, copies: int, key: str) 
     documents.mutate_in(key, [upsert("n", 3)], MutateInOptions(durability=durability))
     assert documents.get(key).content_as[dict] == {"n": 3}
     documents.remove(key, RemoveOptions(durability=durability))
-    with pytest.raises(DocumentNotFoundException):
+    with pytest.raises(exceptions.DocumentNotFoundException):
         documents.get(key)
     for persist_to in (PersistTo.ONE, PersistToExtended.ACTIVE):
         documents.upsert(key, {}, UpsertOptions(durability=ClientDurability(ReplicateTo.NONE, persist_to)))
@@ -69,5 +65,5 @@ def test_durability_by_the_client(documents: Collection, copies: int, key: str) 
 
 def test_durability_beyond_the_copies(documents: Collection, copies: int, key: str) -> None:
     too_many = ClientDurability(replicate_to=ReplicateTo.THREE)
-    with pytest.raises(DurabilityImpossibleException):
+    with pytest.raises(exceptions.DurabilityImpossibleException):
         documents.upsert(key, {}, UpsertOptions(durability=too_many))

@@ -7,15 +7,8 @@ from datetime import datetime, timedelta
 
 import couchbase.subdocument as subdoc
 import pytest
+from couchbase import exceptions
 from couchbase.collection import Collection
-from couchbase.exceptions import (
-    CasMismatchException,
-    DocumentExistsException,
-    InvalidArgumentException,
-    PathExistsException,
-    PathMismatchException,
-    PathNotFoundException,
-)
 from couchbase.options import GetOptions, LookupInOptions, MutateInOptions
 
 DOCUMENT = {
@@ -67,9 +60,9 @@ def test_lookup_in(collection: Collection, stored: str) -> None:
     assert not found.exists(7)
     assert found.content_as[int](8) == 3
     assert found.content_as[int](9) == 2
-    with pytest.raises(PathNotFoundException):
+    with pytest.raises(exceptions.PathNotFoundException):
         found.content_as[str](10)
-    with pytest.raises(PathMismatchException):
+    with pytest.raises(exceptions.PathMismatchException):
         found.content_as[str](11)
     assert found.content_as[dict](12) == DOCUMENT
 
@@ -139,7 +132,7 @@ def test_mutate_arrays(collection: Collection, key: str) -> None:
     )
     expected = {"list": [0, 1, 2, 3, 4], "set": [1, 2], "fresh": {"list": ["first"]}}
     assert collection.get(key).content_as[dict] == expected
-    with pytest.raises(PathExistsException):
+    with pytest.raises(exceptions.PathExistsException):
         collection.mutate_in(key, [subdoc.array_addunique("set", 2)])
 
 
@@ -154,11 +147,11 @@ def test_mutate_counters(collection: Collection, key: str) -> None:
 
 def test_a_mutation_is_whole_or_not_at_all(collection: Collection, stored: str) -> None:
     before = collection.get(stored)
-    with pytest.raises(PathNotFoundException):
+    with pytest.raises(exceptions.PathNotFoundException):
         collection.mutate_in(stored, [subdoc.upsert("name", "Bergen"), subdoc.remove("nothing")])
-    with pytest.raises(PathExistsException):
+    with pytest.raises(exceptions.PathExistsException):
         collection.mutate_in(stored, [subdoc.upsert("name", "Bergen"), subdoc.insert("visits", 8)])
-    with pytest.raises(PathMismatchException):
+    with pytest.raises(exceptions.PathMismatchException):
         collection.mutate_in(stored, [subdoc.upsert("name.of", "Bergen")])
     after = collection.get(stored)
     assert (after.cas, after.content_as[dict]) == (before.cas, before.content_as[dict])
@@ -167,7 +160,7 @@ def test_a_mutation_is_whole_or_not_at_all(collection: Collection, stored: str) 
 def test_mutate_in_with_cas(collection: Collection, stored: str) -> None:
     old = collection.get(stored).cas
     new = collection.mutate_in(stored, [subdoc.upsert("visits", 8)], MutateInOptions(cas=old)).cas
-    with pytest.raises(CasMismatchException):
+    with pytest.raises(exceptions.CasMismatchException):
         collection.mutate_in(stored, [subdoc.upsert("visits", 9)], MutateInOptions(cas=old))
     collection.mutate_in(stored, [subdoc.upsert("visits", 9)], MutateInOptions(cas=new))
 
@@ -186,7 +179,7 @@ def test_store_semantics(collection: Collection, key: str) -> None:
     collection.mutate_in(key, [subdoc.upsert("version", 1)], upsert)
     assert collection.get(key).content_as[dict] == {"version": 1}
     collection.mutate_in(key, [subdoc.upsert("version", 2)], upsert)
-    with pytest.raises(DocumentExistsException):
+    with pytest.raises(exceptions.DocumentExistsException):
         collection.mutate_in(key, [subdoc.upsert("version", 3)], insert)
     assert collection.get(key).content_as[dict] == {"version": 2}
     collection.remove(key)
@@ -195,9 +188,9 @@ def test_store_semantics(collection: Collection, key: str) -> None:
 
 
 def test_more_specs_than_one_request_holds(collection: Collection, stored: str) -> None:
-    with pytest.raises(InvalidArgumentException):
+    with pytest.raises(exceptions.InvalidArgumentException):
         collection.mutate_in(stored, [subdoc.upsert(f"field-{number}", 1) for number in range(17)])
-    with pytest.raises(InvalidArgumentException):
+    with pytest.raises(exceptions.InvalidArgumentException):
         collection.lookup_in(stored, [subdoc.get(f"field-{number}") for number in range(17)])
 
 

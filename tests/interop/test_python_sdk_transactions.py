@@ -15,17 +15,8 @@ from typing import Any
 import pytest
 from couchbase.cluster import Cluster
 from couchbase.collection import Collection
-from couchbase.exceptions import (
-    DocumentExistsException,
-    DocumentNotFoundException,
-    TransactionFailed,
-)
-from couchbase.options import (
-    GetOptions,
-    TransactionGetOptions,
-    TransactionInsertOptions,
-    TransactionReplaceOptions,
-)
+from couchbase.exceptions import DocumentExistsException, DocumentNotFoundException, TransactionFailed
+from couchbase.options import GetOptions, TransactionGetOptions, TransactionInsertOptions, TransactionReplaceOptions
 from couchbase.transactions import AttemptContext
 from couchbase.transcoder import RawBinaryTranscoder
 from deltalake import DeltaTable
@@ -91,9 +82,7 @@ def test_insert_over_a_tombstone(run: Callable[[Logic], Any], documents: Collect
     assert content(documents, key) == {"n": 2}
 
 
-def test_changing_what_the_same_transaction_has_inserted(
-    run: Callable[[Logic], Any], documents: Collection, key: str
-) -> None:
+def test_changing_what_a_transaction_inserted(run: Callable[[Logic], Any], documents: Collection, key: str) -> None:
     def logic(ctx: AttemptContext) -> None:
         ctx.replace(ctx.insert(documents, f"{key}-replaced", {"n": 1}), {"n": 2})
         ctx.remove(ctx.insert(documents, f"{key}-removed", {"n": 1}))
@@ -104,9 +93,7 @@ def test_changing_what_the_same_transaction_has_inserted(
     assert content(documents, f"{key}-removed") == {"n": 3}
 
 
-def test_replacing_what_the_same_transaction_has_replaced(
-    run: Callable[[Logic], Any], documents: Collection, key: str
-) -> None:
+def test_replacing_what_a_transaction_replaced(run: Callable[[Logic], Any], documents: Collection, key: str) -> None:
     documents.upsert(key, {"n": 0})
 
     def logic(ctx: AttemptContext) -> None:

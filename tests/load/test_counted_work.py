@@ -69,10 +69,6 @@ def beyond(bounds: dict[str, int], few: dict[str, int], many: dict[str, int]) ->
 # --- a node -------------------------------------------------------------------------------------------------------
 
 
-def pieces(data: bytes) -> Iterator[bytes]:
-    return (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
-
-
 def set_frames(documents: int) -> bytes:
     return b"".join(
         SetQuiet(
@@ -96,7 +92,7 @@ def node_work(folder: Path, documents: int) -> tuple[dict[str, int], int]:
     sets = set_frames(documents)
     counts: dict[str, int] = {}
     with counted() as count:
-        for piece in pieces(sets):
+        for piece in (sets[at : at + PIECE_BYTES] for at in range(0, len(sets), PIECE_BYTES)):
             client.send(piece)
             source.commit()
     counts["sets"] = count.calls

@@ -151,7 +151,6 @@ class Memory:
 def _own_memory_bytes(node: NodeProcess) -> int:
     """Without mapped pages of the data files, which are the system's to take back."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{node.pid}/status").read_text())
-    assert found is not None
     return int(found.group(1)) * 1024
 
 

@@ -15,19 +15,12 @@ import pytest
 from headwater.client.kv_connection import KvConnection
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages import subdocument
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import Open, OpenFlags
 from headwater.protocol.messages.documents import Append, Get, GetRandomKey, Set, SetQuiet
 from headwater.protocol.messages.range_scan import RangeScanCreate
 from headwater.protocol.messages.session import Hello, Noop, SaslAuth
-from headwater.protocol.messages.subdocument import (
-    LookupSpec,
-    MultiLookup,
-    SubdocArrayAddUnique,
-    SubdocCounter,
-    SubdocExists,
-    SubdocGetCount,
-)
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetCollectionId, SetCollectionsManifest
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
 from headwater.protocol.values import Datatype, compress
@@ -51,7 +44,7 @@ def features(count: int) -> bytes:
 
 
 def large(request: type[Request], path: bytes, new_value: bytes = b"") -> bytes:
-    return request(path=path, new_value=new_value, **LARGE).encode()  # type: ignore[call-arg]
+    return request(path=path, new_value=new_value, **LARGE).encode()
 
 
 def scan() -> bytes:
@@ -62,12 +55,15 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
     "nothing but noops": lambda: Noop().encode(),
     "HELLO with 7,900 features, by strangers": lambda: features(7_900) * 16,
     "HELLO with 9.9 M features": lambda: features(9_900_000),
-    "sub-document EXISTS in 19 MB": lambda: large(SubdocExists, b"a") * 64,
-    "sub-document GET_COUNT of an array of 19 MB": lambda: large(SubdocGetCount, b"a") * 64,
-    "sub-document ARRAY_ADD_UNIQUE into 19 MB": lambda: large(SubdocArrayAddUnique, b"a", b"2") * 4,
-    "sub-document COUNTER at the end of 19 MB": lambda: large(SubdocCounter, b"a[-1]", b"1") * 4,
+    "sub-document EXISTS in 19 MB": lambda: large(subdocument.SubdocExists, b"a") * 64,
+    "sub-document GET_COUNT of an array of 19 MB": lambda: large(subdocument.SubdocGetCount, b"a") * 64,
+    "sub-document ARRAY_ADD_UNIQUE into 19 MB": lambda: large(subdocument.SubdocArrayAddUnique, b"a", b"2") * 4,
+    "sub-document COUNTER at the end of 19 MB": lambda: large(subdocument.SubdocCounter, b"a[-1]", b"1") * 4,
     "16 look-ups in 19 MB by one request": lambda: (
-        MultiLookup(specs=(LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"a[9000000]"),) * 16, **LARGE).encode() * 16
+        subdocument.MultiLookup(
+            specs=(subdocument.LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"a[9000000]"),) * 16, **LARGE
+        ).encode()
+        * 16
     ),
     "GET of 19 MB": lambda: Get(**LARGE).encode() * 16,
     "SET of 19 MB of [": lambda: Set(value=b"[" * LARGE_BYTES, **OWN).encode(),

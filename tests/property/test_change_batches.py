@@ -161,41 +161,20 @@ def document_row(run, change, names):
     scope, collection = names.get(change.collection_id or 0, (None, None))
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=(change.cas - change.cas % 2**16) // 1000)
     return {
-        "vbucket": change.vbucket,
-        "vbuuid": run.vbuuid,
-        "seqno": change.seqno,
-        "rev": change.rev_seqno,
-        "op": type(change).__name__.lower(),
-        "scope": scope,
-        "collection": collection,
-        "collection_id": change.collection_id or 0,
-        "key": change.key,
-        "value": body if body or is_mutation else None,
-        "datatype": change.datatype & Datatype.JSON,
-        "flags": change.flags if is_mutation else 0,
-        "expiry": change.expiry if is_mutation else change.delete_time or 0,
-        "cas": change.cas,
-        "changed_at": moment if change.cas else None,
-        "snapshot_start": run.snapshot_start,
-        "snapshot_end": run.snapshot_end,
-        "xattrs": attributes,
-    }
+        "vbucket": change.vbucket, "vbuuid": run.vbuuid, "seqno": change.seqno, "rev": change.rev_seqno,
+        "op": type(change).__name__.lower(), "scope": scope, "collection": collection,
+        "collection_id": change.collection_id or 0, "key": change.key, "value": body if body or is_mutation else None,
+        "datatype": change.datatype & Datatype.JSON, "flags": change.flags if is_mutation else 0,
+        "expiry": change.expiry if is_mutation else change.delete_time or 0, "cas": change.cas,
+        "changed_at": moment if change.cas else None, "snapshot_start": run.snapshot_start,
+        "snapshot_end": run.snapshot_end, "xattrs": attributes,
+    }  # fmt: skip
 
 
 NO_DOCUMENT = {
-    "rev": 0,
-    "scope": None,
-    "collection": None,
-    "collection_id": None,
-    "key": None,
-    "value": None,
-    "datatype": 0,
-    "flags": 0,
-    "expiry": 0,
-    "cas": 0,
-    "changed_at": None,
-    "xattrs": None,
-}
+    "rev": 0, "scope": None, "collection": None, "collection_id": None, "key": None, "value": None, "datatype": 0,
+    "flags": 0, "expiry": 0, "cas": 0, "changed_at": None, "xattrs": None,
+}  # fmt: skip
 
 
 def event_row(piece, scopes, names):

@@ -13,14 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headwater.errors import (
-    MalformedFrameInfo,
-    MalformedJson,
-    MalformedLeb128,
-    MalformedSnappy,
-    MalformedSystemEvent,
-    MalformedXattrs,
-)
+from headwater import errors
+from headwater.protocol import system_events, values
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import (
     DurabilityLevel,
@@ -41,27 +35,6 @@ from headwater.protocol.frames import (
 from headwater.protocol.messages import REQUESTS, RESPONSES, SERVER_REQUESTS, Message, decode_message
 from headwater.protocol.messages.dcp_changes import SystemEvent, SystemEventId
 from headwater.protocol.stream_requests import CacheTransferOptions, StreamRequestValue
-from headwater.protocol.system_events import (
-    FLATBUFFERS_VERSION,
-    CollectionCreated,
-    CollectionDropped,
-    CollectionModified,
-    EncodedEvent,
-    Event,
-    ScopeCreated,
-    ScopeDropped,
-    decode_event,
-    encode_event,
-)
-from headwater.protocol.values import (
-    ValueParts,
-    body_offset,
-    compress,
-    decode_xattrs,
-    decompress,
-    decompressed_bytes,
-    encode_xattrs,
-)
 from support.cases import each
 from support.message_strategies import (
     MESSAGE_CLASSES,
@@ -87,7 +60,7 @@ def test_frame_infos_round_trip(infos: tuple[FrameInfo, ...]) -> None:
 
 @given(st.binary(max_size=60))
 def test_frame_infos_have_one_spelling_or_are_refused(data: bytes) -> None:
-    with only(MalformedFrameInfo, within_bytes=len(data)):
+    with only(errors.MalformedFrameInfo, within_bytes=len(data)):
         assert encode_frame_infos(decode_frame_infos(data)) == data
 
 
@@ -125,7 +98,7 @@ def test_collection_id_round_trip(collection_id: int, before: bytes, after: byte
 
 @given(st.binary(max_size=8))
 def test_collection_id_has_one_spelling_or_is_refused(data: bytes) -> None:
-    with only(MalformedLeb128, within_bytes=len(data)):
+    with only(errors.MalformedLeb128, within_bytes=len(data)):
         collection_id, end = decode_collection_id(data)
         assert encode_collection_id(collection_id) == data[:end]
 
@@ -134,33 +107,35 @@ def test_collection_id_has_one_spelling_or_is_refused(data: bytes) -> None:
 
 names = st.text("ab_.$ é漢😀", max_size=12)
 json_texts = st.binary(max_size=30).map(lambda text: text.replace(b"\0", b"0"))
-value_parts = st.builds(ValueParts, xattrs=st.dictionaries(names, json_texts, max_size=5), body=st.binary(max_size=40))
+value_parts = st.builds(
+    values.ValueParts, xattrs=st.dictionaries(names, json_texts, max_size=5), body=st.binary(max_size=40)
+)
 
 
 @given(value_parts)
-def test_xattrs_round_trip(parts: ValueParts) -> None:
-    encoded = encode_xattrs(parts)
-    assert decode_xattrs(encoded) == parts
-    assert encoded[body_offset(encoded) :] == parts.body
-    assert list(decode_xattrs(encoded).xattrs) == list(parts.xattrs)
+def test_xattrs_round_trip(parts: values.ValueParts) -> None:
+    encoded = values.encode_xattrs(parts)
+    assert values.decode_xattrs(encoded) == parts
+    assert encoded[values.body_offset(encoded) :] == parts.body
+    assert list(values.decode_xattrs(encoded).xattrs) == list(parts.xattrs)
 
 
 @given(st.binary(max_size=60))
 @example(b"\0\0\0\x05\0\0\0\x01\0")
 def test_xattrs_have_one_spelling_or_are_refused(value: bytes) -> None:
-    with only(MalformedXattrs, within_bytes=len(value)):
-        assert encode_xattrs(decode_xattrs(value)) == value
+    with only(errors.MalformedXattrs, within_bytes=len(value)):
+        assert values.encode_xattrs(values.decode_xattrs(value)) == value
 
 
 @given(parts=value_parts, data=st.data())
-def test_truncated_xattrs_are_refused_or_lose_only_their_body(parts: ValueParts, data: st.DataObject) -> None:
-    encoded = encode_xattrs(parts)
+def test_truncated_xattrs_are_refused_or_lose_only_their_body(parts: values.ValueParts, data: st.DataObject) -> None:
+    encoded = values.encode_xattrs(parts)
     kept = data.draw(st.integers(0, len(encoded)))
     if kept < len(encoded) - len(parts.body):
-        with pytest.raises(MalformedXattrs):
-            decode_xattrs(encoded[:kept])
+        with pytest.raises(errors.MalformedXattrs):
+            values.decode_xattrs(encoded[:kept])
     else:
-        assert decode_xattrs(encoded[:kept]).xattrs == parts.xattrs
+        assert values.decode_xattrs(encoded[:kept]).xattrs == parts.xattrs
 
 
 # --- snappy -------------------------------------------------------------------------------------------------------
@@ -168,26 +143,26 @@ def test_truncated_xattrs_are_refused_or_lose_only_their_body(parts: ValueParts,
 
 @given(st.binary(max_size=300) | st.builds(lambda text, n: text * n, st.binary(max_size=20), st.integers(1, 500)))
 def test_snappy_round_trip(value: bytes) -> None:
-    compressed = compress(value)
-    assert decompressed_bytes(compressed) == len(value)
-    assert decompress(compressed, bytes_max=len(value)) == value
+    compressed = values.compress(value)
+    assert values.decompressed_bytes(compressed) == len(value)
+    assert values.decompress(compressed, bytes_max=len(value)) == value
     if value:
-        with pytest.raises(MalformedSnappy, match="above the limit"):
-            decompress(compressed, bytes_max=len(value) - 1)
+        with pytest.raises(errors.MalformedSnappy, match="above the limit"):
+            values.decompress(compressed, bytes_max=len(value) - 1)
 
 
 @given(st.binary(max_size=60))
 def test_junk_snappy_raises_only_malformed_snappy(compressed: bytes) -> None:
-    with only(MalformedSnappy, within_bytes=len(compressed)):
-        assert len(decompress(compressed, bytes_max=2**16)) <= 2**16
+    with only(errors.MalformedSnappy, within_bytes=len(compressed)):
+        assert len(values.decompress(compressed, bytes_max=2**16)) <= 2**16
 
 
 @given(value=st.binary(min_size=1, max_size=100), data=st.data())
 def test_damaged_snappy_raises_only_malformed_snappy(value: bytes, data: st.DataObject) -> None:
-    compressed = bytearray(compress(value))
+    compressed = bytearray(values.compress(value))
     compressed[data.draw(st.integers(0, len(compressed) - 1))] ^= data.draw(st.integers(1, 255))
-    with only(MalformedSnappy, within_bytes=len(compressed)):
-        decompress(bytes(compressed))
+    with only(errors.MalformedSnappy, within_bytes=len(compressed)):
+        values.decompress(bytes(compressed))
 
 
 # --- stream-request values ----------------------------------------------------------------------------------------
@@ -230,7 +205,7 @@ members = st.dictionaries(
 @given(members)
 def test_json_of_any_form_is_taken_or_refused_as_malformed_json(value: dict[str, Any]) -> None:
     text = json.dumps(value).encode()
-    with only(MalformedJson, within_bytes=len(text)):
+    with only(errors.MalformedJson, within_bytes=len(text)):
         decoded = StreamRequestValue.decode(text)
         assert StreamRequestValue.decode(decoded.encode()) == decoded
 
@@ -241,7 +216,7 @@ def test_json_of_any_form_is_taken_or_refused_as_malformed_json(value: dict[str,
 @example(b'{"uid":"\\ud800"}')
 @example(b"\xff\xfe{")
 def test_junk_stream_request_values_raise_only_malformed_json(value: bytes) -> None:
-    with only(MalformedJson, within_bytes=len(value)):
+    with only(errors.MalformedJson, within_bytes=len(value)):
         StreamRequestValue.decode(value)
 
 
@@ -250,22 +225,24 @@ def test_junk_stream_request_values_raise_only_malformed_json(value: bytes) -> N
 texts = st.text("ab_\0é漢😀", max_size=20)
 collection = {"manifest_uid": u64, "scope_id": u32, "collection_id": u32}
 packed_events = st.one_of(
-    st.builds(ScopeCreated, manifest_uid=u64, scope_id=u32, name=texts),
-    st.builds(ScopeDropped, manifest_uid=u64, scope_id=u32),
-    st.builds(CollectionCreated, **collection, name=texts, max_ttl_s=st.none() | u32),
-    st.builds(CollectionDropped, **collection),
+    st.builds(system_events.ScopeCreated, manifest_uid=u64, scope_id=u32, name=texts),
+    st.builds(system_events.ScopeDropped, manifest_uid=u64, scope_id=u32),
+    st.builds(system_events.CollectionCreated, **collection, name=texts, max_ttl_s=st.none() | u32),
+    st.builds(system_events.CollectionDropped, **collection),
 )
 flatbuffers_only = {"history": st.booleans(), "metered": st.booleans(), "flush_uid": u64}
 flatbuffers_events = st.one_of(
     packed_events,
-    st.builds(CollectionCreated, **collection, name=texts, max_ttl_s=st.none() | u32, **flatbuffers_only),
-    st.builds(CollectionModified, **collection, name=texts, max_ttl_s=st.none() | u32, **flatbuffers_only),
-    st.builds(CollectionDropped, **collection, is_system=st.booleans()),
-    st.builds(ScopeDropped, manifest_uid=u64, scope_id=u32, is_system=st.booleans()),
+    st.builds(system_events.CollectionCreated, **collection, name=texts, max_ttl_s=st.none() | u32, **flatbuffers_only),
+    st.builds(
+        system_events.CollectionModified, **collection, name=texts, max_ttl_s=st.none() | u32, **flatbuffers_only
+    ),
+    st.builds(system_events.CollectionDropped, **collection, is_system=st.booleans()),
+    st.builds(system_events.ScopeDropped, manifest_uid=u64, scope_id=u32, is_system=st.booleans()),
 )
 
 
-def as_message(encoded: EncodedEvent, *, value: bytes | None = None) -> SystemEvent:
+def as_message(encoded: system_events.EncodedEvent, *, value: bytes | None = None) -> SystemEvent:
     return SystemEvent(
         seqno=1,
         event=encoded.event,
@@ -276,44 +253,46 @@ def as_message(encoded: EncodedEvent, *, value: bytes | None = None) -> SystemEv
 
 
 @given(packed_events)
-def test_packed_event_round_trip(event: Event) -> None:
-    encoded = encode_event(event)
-    assert encoded.version < FLATBUFFERS_VERSION
-    assert decode_event(as_message(encoded)) == event
+def test_packed_event_round_trip(event: system_events.Event) -> None:
+    encoded = system_events.encode_event(event)
+    assert encoded.version < system_events.FLATBUFFERS_VERSION
+    assert system_events.decode_event(as_message(encoded)) == event
 
 
 @given(flatbuffers_events)
-def test_flatbuffers_event_round_trip(event: Event) -> None:
-    encoded = encode_event(event, as_flatbuffers=True)
-    assert encoded.version == FLATBUFFERS_VERSION
-    assert decode_event(as_message(encoded)) == event
+def test_flatbuffers_event_round_trip(event: system_events.Event) -> None:
+    encoded = system_events.encode_event(event, as_flatbuffers=True)
+    assert encoded.version == system_events.FLATBUFFERS_VERSION
+    assert system_events.decode_event(as_message(encoded)) == event
 
 
 @given(event=packed_events, data=st.data())
-def test_packed_event_of_another_length_is_refused(event: Event, data: st.DataObject) -> None:
-    encoded = encode_event(event)
+def test_packed_event_of_another_length_is_refused(event: system_events.Event, data: st.DataObject) -> None:
+    encoded = system_events.encode_event(event)
     length = data.draw(st.integers(0, 40).filter(lambda length: length != len(encoded.value)))
-    with pytest.raises(MalformedSystemEvent):
-        decode_event(as_message(encoded, value=encoded.value.ljust(length, b"\0")[:length]))
+    with pytest.raises(errors.MalformedSystemEvent):
+        system_events.decode_event(as_message(encoded, value=encoded.value.ljust(length, b"\0")[:length]))
 
 
 def decode_or_refuse(message: SystemEvent) -> None:
     """The only error is the documented one, and no name is longer than the value it was read from."""
-    with only(MalformedSystemEvent, within_bytes=len(message.value)):
-        name: str = getattr(decode_event(message), "name", "")
+    with only(errors.MalformedSystemEvent, within_bytes=len(message.value)):
+        name: str = getattr(system_events.decode_event(message), "name", "")
         assert len(name.encode()) <= max(len(message.key), len(message.value))
 
 
 @given(event=flatbuffers_events, data=st.data())
-def test_truncated_flatbuffers_raise_only_malformed_system_event(event: Event, data: st.DataObject) -> None:
-    encoded = encode_event(event, as_flatbuffers=True)
+def test_truncated_flatbuffers_raise_only_malformed_system_event(
+    event: system_events.Event, data: st.DataObject
+) -> None:
+    encoded = system_events.encode_event(event, as_flatbuffers=True)
     kept = data.draw(st.integers(0, len(encoded.value)))
     decode_or_refuse(as_message(encoded, value=encoded.value[:kept]))
 
 
 @given(event=flatbuffers_events, data=st.data())
-def test_mutated_flatbuffers_raise_only_malformed_system_event(event: Event, data: st.DataObject) -> None:
-    encoded = encode_event(event, as_flatbuffers=True)
+def test_mutated_flatbuffers_raise_only_malformed_system_event(event: system_events.Event, data: st.DataObject) -> None:
+    encoded = system_events.encode_event(event, as_flatbuffers=True)
     value = bytearray(encoded.value)
     for _ in range(data.draw(st.integers(1, 4))):
         value[data.draw(st.integers(0, len(value) - 1))] = data.draw(u8)
@@ -321,9 +300,9 @@ def test_mutated_flatbuffers_raise_only_malformed_system_event(event: Event, dat
 
 
 @given(event=st.integers(0, 7).map(SystemEventId), version=st.integers(0, 3), value=st.binary(max_size=80))
-@example(SystemEventId.COLLECTION_CREATED, FLATBUFFERS_VERSION, b"")
-@example(SystemEventId.COLLECTION_CREATED, FLATBUFFERS_VERSION, b"\xff" * 64)
-@example(SystemEventId.COLLECTION_CREATED, FLATBUFFERS_VERSION, b"\0" * 64)
+@example(SystemEventId.COLLECTION_CREATED, system_events.FLATBUFFERS_VERSION, b"")
+@example(SystemEventId.COLLECTION_CREATED, system_events.FLATBUFFERS_VERSION, b"\xff" * 64)
+@example(SystemEventId.COLLECTION_CREATED, system_events.FLATBUFFERS_VERSION, b"\0" * 64)
 def test_junk_events_raise_only_malformed_system_event(event: SystemEventId, version: int, value: bytes) -> None:
     decode_or_refuse(SystemEvent(seqno=1, event=event, version=version, key=b"\xff", value=value))
 

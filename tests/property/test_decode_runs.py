@@ -13,18 +13,14 @@ from headwater.protocol.kernels import decode_changes
 from headwater.protocol.kernels.decode import decode_runs
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation
 from headwater.protocol.messages.dcp_streams import DcpNoop
+from support.cases import case
 
 u32, u64 = (st.integers(0, 2**bits - 1) for bits in (32, 64))
 common = {
-    "vbucket": st.integers(0, 0xFFFF),
-    "opaque": u32,
-    "cas": u64,
-    "seqno": u64,
-    "rev_seqno": u64,
+    "vbucket": st.integers(0, 0xFFFF), "opaque": u32, "cas": u64, "seqno": u64, "rev_seqno": u64,
     "frame_infos": st.sampled_from([(), (frames.stream_id(7),)]),
-    "key": st.binary(min_size=2, max_size=20).map(lambda key: b"\x08" + key),
-    "value": st.binary(max_size=50),
-}
+    "key": st.binary(min_size=2, max_size=20).map(lambda key: b"\x08" + key), "value": st.binary(max_size=50),
+}  # fmt: skip
 changes = st.one_of(
     st.builds(Mutation, **common, flags=u32, expiry=u32),
     st.builds(Deletion, **common, delete_time=st.one_of(st.none(), u32)),
@@ -76,18 +72,13 @@ def fault_of(run: bytes) -> type[RemoteProtocolError] | None:
 GOOD = Mutation(seqno=1, rev_seqno=1, key=b"\x08k").encode()
 
 
-@pytest.mark.parametrize(
-    ("run", "error", "reason"),
-    [
-        (GOOD + GOOD[:-1], TruncatedFrame, r"ends inside a frame \(at byte 57\)"),
-        (GOOD + GOOD[:20], TruncatedFrame, r"ends inside a frame \(at byte 57\)"),
-        (GOOD + DcpNoop().encode(), UnexpectedMessage, r"among changes that is none \(at byte 57\)"),
-        (
-            GOOD + Mutation(seqno=1, rev_seqno=1, key=b"k", frame_infos=(frames.preserve_ttl(),)).encode(),
-            UnexpectedMessage,
-            r"among changes that is none \(at byte 57\)",
-        ),
-    ],
+@case(GOOD + GOOD[:-1], TruncatedFrame, r"ends inside a frame \(at byte 57\)")
+@case(GOOD + GOOD[:20], TruncatedFrame, r"ends inside a frame \(at byte 57\)")
+@case(GOOD + DcpNoop().encode(), UnexpectedMessage, r"among changes that is none \(at byte 57\)")
+@case(
+    GOOD + Mutation(seqno=1, rev_seqno=1, key=b"k", frame_infos=(frames.preserve_ttl(),)).encode(),
+    UnexpectedMessage,
+    r"among changes that is none \(at byte 57\)",
 )
 def test_a_run_is_changes_from_its_first_byte_to_its_last(run, error, reason):
     assert len(GOOD) == 57

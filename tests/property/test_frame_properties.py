@@ -35,6 +35,7 @@ from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX, VALUE_BYTES_MAX, Co
 from headwater.protocol.stream_requests import StreamRequestValue
 from headwater.protocol.system_events import decode_event
 from headwater.protocol.values import Datatype, decode_xattrs, decompress
+from support.cases import case
 from support.message_strategies import any_message, frame_infos, only, u8, u16, u32, u64
 
 
@@ -178,7 +179,7 @@ def test_random_frames_raise_only_remote_protocol_errors(frame: Frame, negotiate
 
 
 @given(data=st.data(), opcode=st.sampled_from(sorted(REQUESTS)), negotiated=NEGOTIATED)
-def test_requests_with_random_parts_raise_only_remote_protocol_errors(
+def test_random_parts_raise_only_remote_protocol_errors(
     data: st.DataObject, opcode: int, negotiated: Negotiated
 ) -> None:
     """The extras have a length that fits, so that key and value are looked at."""
@@ -214,9 +215,7 @@ def test_any_split_of_a_broken_stream_raises_the_same_error(data: st.DataObject,
     body_bytes=st.integers(FRAME_BODY_BYTES_MAX + 1, 2**32 - 1),
     body=st.binary(max_size=64),
 )
-def test_a_huge_body_is_refused_on_its_header(
-    magic: Magic, lengths: int, extras_bytes: int, body_bytes: int, body: bytes
-) -> None:
+def test_a_huge_body_is_refused(magic: Magic, lengths: int, extras_bytes: int, body_bytes: int, body: bytes) -> None:
     header = HEADER.pack(magic, 0x57, lengths, extras_bytes, 0, 0, body_bytes, 0, 0)
     buffer = FrameBuffer()
     buffer.receive_data(header[:-1])
@@ -304,14 +303,9 @@ def test_runs_tell_their_seqnos(changes: list[Mutation]) -> None:
     assert not any(by_stream.values())
 
 
-@pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        (b"HTTP/1.1 400 Bad Request", BadMagic),
-        (bytes.fromhex("8057000000000000ffffffff") + bytes(12), FrameTooLarge),
-        (bytes.fromhex("80570005000000000000000100000000") + bytes(8), LengthMismatch),
-    ],
-)
+@case(b"HTTP/1.1 400 Bad Request", BadMagic)
+@case(bytes.fromhex("8057000000000000ffffffff") + bytes(12), FrameTooLarge)
+@case(bytes.fromhex("80570005000000000000000100000000") + bytes(8), LengthMismatch)
 def test_nonsense_is_the_documented_error(data: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         cut_runs(np.frombuffer(data, dtype=np.uint8))

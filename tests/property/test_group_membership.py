@@ -23,11 +23,7 @@ FAULTS = ("join", "replace", "restart", "kill", "leave", "stall", "pause", "cut"
 
 def scripts(*kinds: str) -> st.SearchStrategy[Script]:
     actions = st.builds(
-        Action,
-        after_s=st.floats(0, 6),
-        kind=st.sampled_from(kinds),
-        which=st.integers(0, 9),
-        for_s=st.floats(0, 12),
+        Action, after_s=st.floats(0, 6), kind=st.sampled_from(kinds), which=st.integers(0, 9), for_s=st.floats(0, 12)
     )
     return st.builds(
         Script,

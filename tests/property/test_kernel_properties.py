@@ -12,13 +12,7 @@ from headwater.kernels.compiling import part_for_python
 from headwater.protocol import frames
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Opcode
 from headwater.protocol.frames import FrameBuffer, decode_frame
-from headwater.protocol.kernels import (
-    CHANGES_SCHEMA,
-    decode_changes,
-    decompress_values,
-    other_message_frame,
-    snappy,
-)
+from headwater.protocol.kernels import CHANGES_SCHEMA, decode_changes, decompress_values, other_message_frame, snappy
 from headwater.protocol.kernels.snappy import HASH_BITS, compressed_bytes_max
 from headwater.protocol.messages import PlainResponse, decode_message
 from headwater.protocol.messages.dcp_changes import (
@@ -82,21 +76,12 @@ def other_frames():
 def as_row(change):
     is_mutation = isinstance(change, Mutation)
     return {
-        "vbucket": change.vbucket,
-        "opaque": change.opaque,
-        "stream_id": change.stream_id or 0,
-        "opcode": change.opcode,
-        "datatype": change.datatype,
-        "seqno": change.seqno,
-        "rev_seqno": change.rev_seqno,
-        "cas": change.cas,
-        "flags": change.flags if is_mutation else 0,
-        "expiry": change.expiry if is_mutation else 0,
-        "delete_time": 0 if is_mutation else change.delete_time or 0,
-        "collection_id": change.collection_id or 0,
-        "key": change.key,
-        "value": change.value,
-    }
+        "vbucket": change.vbucket, "opaque": change.opaque, "stream_id": change.stream_id or 0,
+        "opcode": change.opcode, "datatype": change.datatype, "seqno": change.seqno, "rev_seqno": change.rev_seqno,
+        "cas": change.cas, "flags": change.flags if is_mutation else 0, "expiry": change.expiry if is_mutation else 0,
+        "delete_time": 0 if is_mutation else change.delete_time or 0, "collection_id": change.collection_id or 0,
+        "key": change.key, "value": change.value,
+    }  # fmt: skip
 
 
 @st.composite
@@ -105,12 +90,8 @@ def streams(draw):
     change = changes(collections=collections, stream_id=st.one_of(st.none(), st.integers(1, 0xFFFF)))
     messages = draw(st.lists(st.one_of(change, change, other_frames()), max_size=30))
     # Keys of flexible frames have one length byte; the few generated ones that do not fit are of no interest here.
-    messages = [message for message in messages if _fits(message)]
+    messages = [message for message in messages if not message.frame_infos or len(message.encode_key()) <= 0xFF]
     return collections, messages
-
-
-def _fits(message):
-    return not message.frame_infos or len(message.encode_key()) <= 0xFF
 
 
 def is_row(message):

@@ -20,27 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headwater.protocol.features import WITH_COLLECTIONS as STORED_FORM
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages import decode_message
+from headwater.protocol.messages import decode_message, documents
 from headwater.protocol.messages.base import Request, Response
 from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
-from headwater.protocol.messages.documents import (
-    COUNTER_MUST_EXIST,
-    Add,
-    Append,
-    Decrement,
-    Delete,
-    Get,
-    GetAndTouch,
-    GetLocked,
-    GetMeta,
-    Increment,
-    Prepend,
-    Replace,
-    Set,
-    SetQuiet,
-    Touch,
-    Unlock,
-)
 from headwater.protocol.messages.range_scan import RangeScanContinue, RangeScanCreate
 from headwater.protocol.messages.subdocument import DocFlags, SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
@@ -67,11 +49,7 @@ class Key:
     name: bytes
 
     def fields(self) -> dict[str, Any]:
-        return {
-            "vbucket": VBucketId(self.vbucket),
-            "collection_id": CollectionId(self.collection),
-            "key": self.name,
-        }
+        return {"vbucket": VBucketId(self.vbucket), "collection_id": CollectionId(self.collection), "key": self.name}
 
 
 @dataclass
@@ -124,12 +102,12 @@ class Model:
 
     # Each operation says what is to be expected; nothing changes before the answer has been seen.
 
-    def store(self, kind: type[Set], key: Key, doc: Doc, cas: int) -> Said:
+    def store(self, kind: type[documents.Set], key: Key, doc: Doc, cas: int) -> Said:
         found = self.live(key)
-        if kind is Add:
+        if kind is documents.Add:
             refused = Status.EINVAL if cas else Status.KEY_EEXISTS if found else None
         elif found is None:
-            refused = Status.KEY_ENOENT if cas or kind is Replace else None
+            refused = Status.KEY_ENOENT if cas or kind is documents.Replace else None
         else:
             refused = self.obstacle(key, cas)
         return Said(refused) if refused else Said(Status.SUCCESS, doc)
@@ -148,7 +126,7 @@ class Model:
     def count(self, key: Key, delta: int, initial: int, asked: int) -> Said:
         doc = self.live(key)
         if doc is None:
-            if asked == COUNTER_MUST_EXIST:
+            if asked == documents.COUNTER_MUST_EXIST:
                 return Said(Status.KEY_ENOENT)
             return Said(Status.SUCCESS, Doc(b"%d" % initial, 0, self.expiry(key, asked)))
         refused = self.obstacle(key, 0)
@@ -187,9 +165,7 @@ def _is_object(value: bytes) -> bool:
 
 COLLECTIONS = st.sampled_from([0, 0, SHORT_LIVED])
 KEYS = st.builds(
-    lambda number, collection: Key(number % VBUCKETS, collection, b"k%d" % number),
-    st.integers(0, 2),
-    COLLECTIONS,
+    lambda number, collection: Key(number % VBUCKETS, collection, b"k%d" % number), st.integers(0, 2), COLLECTIONS
 )
 VALUES = st.sampled_from([b"", b"7", b"41", b"x", b'{"a":1}', b"%d" % (U64 - 1), b"%d" % U64])
 MORE = st.sampled_from([b"7", b"x"])
@@ -261,11 +237,11 @@ class KeyValueMachine(RuleBasedStateMachine):
     def begin_with_documents(self, value: bytes) -> None:
         for number in range(3):
             for collection in (0, SHORT_LIVED):
-                self.store(Key(number % VBUCKETS, collection, b"k%d" % number), value, 0, 1, "none", Set)
+                self.store(Key(number % VBUCKETS, collection, b"k%d" % number), value, 0, 1, "none", documents.Set)
 
     @rule(key=KEYS, value=VALUES, expiry=EXPIRIES, flags=st.integers(0, 3), which=WHICH_CAS,
-          kind=st.sampled_from([Set, Set, Add, Replace]))  # fmt: skip
-    def store(self, key: Key, value: bytes, expiry: int, flags: int, which: str, kind: type[Set]) -> None:
+          kind=st.sampled_from([documents.Set, documents.Set, documents.Add, documents.Replace]))  # fmt: skip
+    def store(self, key: Key, value: bytes, expiry: int, flags: int, which: str, kind: type[documents.Set]) -> None:
         cas = self.cas(key, which)
         said = self.model.store(kind, key, Doc(value, flags, self.model.expiry(key, expiry)), cas)
         self.compare(key, said, kind(**key.fields(), value=value, flags=flags, expiry=expiry, cas=cas))
@@ -275,7 +251,7 @@ class KeyValueMachine(RuleBasedStateMachine):
         """A run of sets, as bulk loads send them."""
         run = []
         for opaque, (key, value) in enumerate(entries):
-            run.append(SetQuiet(**key.fields(), value=value, opaque=opaque))
+            run.append(documents.SetQuiet(**key.fields(), value=value, opaque=opaque))
         self.client.send(*run)
         data = b"".join(piece.data for piece in self.client.session.outgoing)
         self.client.session.outgoing.clear()
@@ -284,27 +260,27 @@ class KeyValueMachine(RuleBasedStateMachine):
         assert refused == expected
         for at, (key, value) in enumerate(entries):
             if at not in refused:
-                cas = self.ask(GetMeta(**key.fields())).cas
+                cas = self.ask(documents.GetMeta(**key.fields())).cas
                 self.model.docs[key] = Doc(value, 0, self.model.expiry(key, 0), cas)
 
     @rule(key=KEYS, which=WHICH_CAS)
     def delete(self, key: Key, which: str) -> None:
         cas = self.cas(key, which)
         refused = self.model.existing(key, cas)
-        self.compare(key, Said(refused) if refused else REMOVED, Delete(**key.fields(), cas=cas))
+        self.compare(key, Said(refused) if refused else REMOVED, documents.Delete(**key.fields(), cas=cas))
 
     @rule(key=KEYS, more=MORE, which=WHICH_CAS, in_front=st.booleans())
     def extend(self, key: Key, more: bytes, which: str, in_front: bool) -> None:
         cas = self.cas(key, which)
-        kind = Prepend if in_front else Append
+        kind = documents.Prepend if in_front else documents.Append
         said = self.model.extend(key, more, cas, in_front=in_front)
         self.compare(key, said, kind(**key.fields(), value=more, cas=cas))
 
-    @rule(key=KEYS, delta=DELTAS, initial=DELTAS, expiry=st.sampled_from([0, 20, COUNTER_MUST_EXIST]),
+    @rule(key=KEYS, delta=DELTAS, initial=DELTAS, expiry=st.sampled_from([0, 20, documents.COUNTER_MUST_EXIST]),
           down=st.booleans())  # fmt: skip
     def count(self, key: Key, delta: int, initial: int, expiry: int, down: bool) -> None:
         said = self.model.count(key, -delta if down else delta, initial, expiry)
-        kind = Decrement if down else Increment
+        kind = documents.Decrement if down else documents.Increment
         response = self.compare(key, said, kind(**key.fields(), delta=delta, initial=initial, expiry=expiry))
         if said.doc is not None:
             assert response.count == int(said.doc.value)
@@ -312,7 +288,9 @@ class KeyValueMachine(RuleBasedStateMachine):
     @rule(key=KEYS, expiry=EXPIRIES, get=st.booleans())
     def touch(self, key: Key, expiry: int, get: bool) -> None:
         said = self.model.touch(key, expiry)
-        response = self.compare(key, said, (GetAndTouch if get else Touch)(**key.fields(), expiry=expiry))
+        response = self.compare(
+            key, said, (documents.GetAndTouch if get else documents.Touch)(**key.fields(), expiry=expiry)
+        )
         if get and said.doc is not None:
             assert (response.value, response.flags) == (said.doc.value, said.doc.flags)
 
@@ -326,7 +304,7 @@ class KeyValueMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS, lock_s=st.sampled_from([1, 10]))
     def lock(self, key: Key, lock_s: int) -> None:
-        response = self.ask(GetLocked(**key.fields(), lock_time_s=lock_s))
+        response = self.ask(documents.GetLocked(**key.fields(), lock_time_s=lock_s))
         doc = self.model.live(key)
         if doc is None:
             assert response.status == Status.KEY_ENOENT
@@ -339,7 +317,7 @@ class KeyValueMachine(RuleBasedStateMachine):
     @rule(key=KEYS, right=st.booleans())
     def unlock(self, key: Key, right: bool) -> None:
         lock = self.model.lock(key)
-        response = self.ask(Unlock(**key.fields(), cas=Cas(lock if lock and right else 99)))
+        response = self.ask(documents.Unlock(**key.fields(), cas=Cas(lock if lock and right else 99)))
         if self.model.live(key) is None:
             assert response.status == Status.KEY_ENOENT
         elif lock is None:
@@ -351,7 +329,7 @@ class KeyValueMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def get(self, key: Key) -> None:
-        response = self.ask(Get(**key.fields()))
+        response = self.ask(documents.Get(**key.fields()))
         doc = self.model.live(key)
         if doc is None:
             assert response.status == Status.KEY_ENOENT
@@ -361,7 +339,7 @@ class KeyValueMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def get_meta(self, key: Key) -> None:
-        response = self.ask(GetMeta(**key.fields()))
+        response = self.ask(documents.GetMeta(**key.fields()))
         doc = self.model.live(key)
         if doc is None:
             assert response.status == Status.KEY_ENOENT or response.deleted == 1

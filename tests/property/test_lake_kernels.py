@@ -24,9 +24,7 @@ rows = st.lists(
 
 
 @given(rows, rows)
-def test_the_newest_row_of_every_key_is_found(
-    inserted: list[tuple[bytes, int, int]], asked: list[tuple[bytes, int, int]]
-) -> None:
+def test_the_newest_row_is_found(inserted: list[tuple[bytes, int, int]], asked: list[tuple[bytes, int, int]]) -> None:
     index = KeyIndex(*columns_of(inserted))
     newest: dict[tuple[bytes, int], int] = {}
     first: dict[tuple[bytes, int], int] = {}
@@ -53,7 +51,7 @@ def test_many_keys_of_a_slice() -> None:
 
 @given(rows, rows)
 @example([(b"", 1, 0)] * 300, [(b"", 1, 0)])
-def test_a_file_finds_the_rows_of_every_key(
+def test_a_file_finds_all_rows_of_a_key(
     held: list[tuple[bytes, int, int]], asked: list[tuple[bytes, int, int]]
 ) -> None:
     keys, _, beside = columns_of(held)

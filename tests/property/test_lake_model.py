@@ -342,7 +342,7 @@ class LakeMachine(RuleBasedStateMachine):
                     assert isinstance(kept, int)
                     self.delivered[vbucket] = [it for it in self.delivered[vbucket] if it.seqno <= kept]
                 else:
-                    self.delivered[vbucket].append(by_seqno[row["seqno"]])  # type: ignore[index]
+                    self.delivered[vbucket].append(by_seqno[row["seqno"]])
 
     # --- what must be true ----------------------------------------------------------------------------------------
 
@@ -351,7 +351,6 @@ class LakeMachine(RuleBasedStateMachine):
         changes = table_rows(self.directory / "changes")
         check_no_duplicates(changes)
         lake = Lake.open(str(self.directory))
-        assert lake is not None
         assert lake.held_offsets() == self.bucket.offsets()
         now = [rows for name in lake.tables for rows in lake.documents_now(name)]
         check_documents((row for rows in now for row in rows.to_pylist()), expected, variants=self.has_variants)

@@ -315,13 +315,9 @@ _ROLLED_BACK_WITHOUT_A_REPORT = [
     ("fail over", 1),
 ]
 _READ_AGAIN_FROM_ZERO = [
-    ("write", ["a"] * 5),
-    ("batch", {}),
+    ("write", ["a"] * 5), ("batch", {}), ("fail over", 5), ("write", ["a"] * 10), ("batch", {"reports": False}),
     ("fail over", 5),
-    ("write", ["a"] * 10),
-    ("batch", {"reports": False}),
-    ("fail over", 5),
-]
+]  # fmt: skip
 
 
 @given(st.lists(st.one_of(_writes, _failovers, _batches), max_size=25))

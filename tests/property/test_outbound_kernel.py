@@ -11,20 +11,12 @@ from hypothesis import strategies as st
 
 from headwater.node.producer.controls import Shape, Values
 from headwater.node.producer.outbound import Listing, OutboundStop, Output, shape_run
+from headwater.protocol import values
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames, stream_id
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_changes import Abort, Commit, Deletion, Expiration, Mutation, Prepare
-from headwater.protocol.values import (
-    Datatype,
-    ValueParts,
-    body_offset,
-    compress,
-    decompress,
-    encode_xattrs,
-    keep_system_xattrs,
-)
 
 COLLECTIONS = st.sampled_from([0, 8, 9, 127, 128, 2**32 - 1])
 FOR_ALL = 2**62
@@ -37,14 +29,14 @@ xattrs = st.dictionaries(
 
 
 @st.composite
-def _values(draw: Any) -> tuple[bytes, Datatype]:
+def _values(draw: Any) -> tuple[bytes, values.Datatype]:
     body = draw(st.binary(max_size=120))
-    datatype = draw(st.sampled_from([Datatype.RAW, Datatype.JSON]))
+    datatype = draw(st.sampled_from([values.Datatype.RAW, values.Datatype.JSON]))
     if draw(st.booleans()):
         # What has no attributes is stored compressed if it was written so.
-        return (compress(body), datatype | Datatype.SNAPPY) if draw(st.booleans()) else (body, datatype)
+        return (values.compress(body), datatype | values.Datatype.SNAPPY) if draw(st.booleans()) else (body, datatype)
     section = {name: text.encode() for name, text in draw(xattrs).items()}
-    return encode_xattrs(ValueParts(section, body)), datatype | Datatype.XATTR
+    return values.encode_xattrs(values.ValueParts(section, body)), datatype | values.Datatype.XATTR
 
 
 @st.composite
@@ -116,21 +108,23 @@ def shaped_by_hand(stored: Request, shape: Shape, *, opaque: int, sid: int, comm
 
 def _value_by_hand(stored: Any, shape: Shape) -> dict[str, Any]:
     value, datatype = stored.value, stored.datatype
-    if Datatype.SNAPPY in datatype and not shape.takes_compressed:
-        value, datatype = decompress(value), datatype & ~Datatype.SNAPPY
-    has_xattrs = Datatype.XATTR in datatype
-    section, body = (value[: body_offset(value)], value[body_offset(value) :]) if has_xattrs else (b"", value)
+    if values.Datatype.SNAPPY in datatype and not shape.takes_compressed:
+        value, datatype = values.decompress(value), datatype & ~values.Datatype.SNAPPY
+    has_xattrs = values.Datatype.XATTR in datatype
+    section, body = (
+        (value[: values.body_offset(value)], value[values.body_offset(value) :]) if has_xattrs else (b"", value)
+    )
     is_removal = isinstance(stored, Deletion | Expiration)
     if is_removal and shape.include_xattrs and not shape.include_deleted_user_xattrs and len(section) > 4:
-        section = keep_system_xattrs(section)
+        section = values.keep_system_xattrs(section)
         has_xattrs = bool(section)
     if not shape.include_xattrs:
         section, has_xattrs = b"", False
     if shape.values is not Values.KEEP:
         body = b""
-        datatype = datatype if shape.values is Values.DROP_BUT_KEEP_DATATYPE else Datatype.RAW
+        datatype = datatype if shape.values is Values.DROP_BUT_KEEP_DATATYPE else values.Datatype.RAW
     if shape.values is not Values.DROP_BUT_KEEP_DATATYPE:
-        datatype = (datatype & ~Datatype.XATTR) | (Datatype.XATTR if has_xattrs else Datatype.RAW)
+        datatype = (datatype & ~values.Datatype.XATTR) | (values.Datatype.XATTR if has_xattrs else values.Datatype.RAW)
     return {"value": section + body, "datatype": datatype}
 
 
@@ -211,9 +205,9 @@ def test_values_come_compressed_where_that_is_shorter(messages, strip_prefix):
     inflated = []
     for frame in decode_frames(bytes(packed.data)):
         change: Any = decode_message(frame, negotiated)
-        if Datatype.SNAPPY in change.datatype:
-            value = decompress(change.value)
+        if values.Datatype.SNAPPY in change.datatype:
+            value = values.decompress(change.value)
             assert len(change.value) < len(value) or change.value in stored
-            change = replace(change, value=value, datatype=change.datatype & ~Datatype.SNAPPY)
+            change = replace(change, value=value, datatype=change.datatype & ~values.Datatype.SNAPPY)
         inflated.append(change.encode())
     assert b"".join(inflated) == bytes(plain.data)

@@ -31,7 +31,7 @@ from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.location import Location
-from headwater.lake.repair import Repair, repair
+from headwater.lake.repair import repair
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.upkeep import grow_groups, join_files, trim_changes
 from headwater.lake.verify import Verification
@@ -54,8 +54,7 @@ def built(directory: Path, *, columns: str | None = "n BIGINT, name STRING", his
     bucket.has_xattrs = True
     bucket.names[DROPPED] = ("inventory", "route")
     settings = LakeSettings(
-        merging=MergeRules(history=history),
-        columns={} if columns is None else {"*": TypedColumns.from_ddl(columns)},
+        merging=MergeRules(history=history), columns={} if columns is None else {"*": TypedColumns.from_ddl(columns)}
     )
     small = SmallLake(directory, bucket=bucket, groups=2, settings=settings)
     owner = (("owner", b'"me"'),)
@@ -346,7 +345,7 @@ def edit_vectors(table: str, name: str, edit: Callable[[list[dict[str, Any]]], o
         adds = planter.live(table)
         edit(adds)
         for add in adds:
-            planter.edit_add(table, add["path"], lambda it, add=add: (it.clear(), it.update(add)))  # type: ignore[misc]
+            planter.edit_add(table, add["path"], lambda it, add=add: (it.clear(), it.update(add)))
 
     return Fault(f"{table}: {name}", table, plant, kinds=kinds, with_vectors=True)
 
@@ -393,17 +392,17 @@ FAULTS = [
         CHANGES, lambda row: row["key"] == "key-1" and row["batch"] == 0, with_other("changed_at"),
     ), column="changed_at"),
     # Rows.
-    *(Fault(f"{table}: a row in a vbucket that nothing was written to", table, lambda it, table=table: it.add(  # type: ignore[misc]
+    *(Fault(f"{table}: a row in a vbucket that nothing was written to", table, lambda it, table=table: it.add(
         table, lambda row: row["vbucket"] == ROLLED and row["collection_id"] == HOTEL and not row.get("void"),
         fabricated,
     ), kinds=("extra",)) for table in TABLES),
-    *(Fault(f"{table}: a row behind the offset", table, lambda it, table=table: it.add(  # type: ignore[misc]
+    *(Fault(f"{table}: a row behind the offset", table, lambda it, table=table: it.add(
         table, is_steady, lambda row: {**row, "key": "later", "key_bytes": None, "seqno": 500},
     ), kinds=("extra",)) for table in TABLES),
-    *(Fault(f"{table}: a row less", table, lambda it, table=table: it.change(  # type: ignore[misc]
+    *(Fault(f"{table}: a row less", table, lambda it, table=table: it.change(
         table, is_steady, lambda row: None,
     ), kinds=("missing",)) for table in TABLES),
-    *(Fault(f"{table}: a row twice", table, lambda it, table=table: it.add(table, is_steady, dict), kinds=(  # type: ignore[misc]
+    *(Fault(f"{table}: a row twice", table, lambda it, table=table: it.add(table, is_steady, dict), kinds=(
         "twice", "validity",
     )) for table in TABLES),
     Fault("changes: a superseded version less", CHANGES, lambda it: it.change(
@@ -435,17 +434,17 @@ FAULTS = [
         statistics(table, "another least time", set_bound("minValues", "changed_at", "2030-01-01T00:00:00.000Z")),
         statistics(table, "another highest vbucket", set_bound("maxValues", "vbucket", -1)),
         statistics(table, "more nulls", lambda stats, _: stats["nullCount"].update(key=777)),
-        Fault(f"{table}: other bytes", table, lambda it, table=table: set_size(it, table), kinds=("statistics",)),  # type: ignore[misc]
+        Fault(f"{table}: other bytes", table, lambda it, table=table: set_size(it, table), kinds=("statistics",)),
     )),
     *(statistics(HISTORY, f"another highest {column}", set_bound("maxValues", column, "2000-01-01T00:00:00.000Z"))
       for column in ("valid_from",)),
     # Files and logs.
-    *(Fault(f"{table}: a bit is flipped", table, lambda it, table=table: damage(it, table), kinds=("damaged file",))  # type: ignore[misc]
+    *(Fault(f"{table}: a bit is flipped", table, lambda it, table=table: damage(it, table), kinds=("damaged file",))
       for table in TABLES),
-    *(Fault(f"{table}: a file is missing", table, lambda it, table=table: remove_file(it, table), kinds=(  # type: ignore[misc]
+    *(Fault(f"{table}: a file is missing", table, lambda it, table=table: remove_file(it, table), kinds=(
         "missing file",
     )) for table in TABLES),
-    *(Fault(f"{table}: another offset", table, lambda it, table=table: it.edit_state(table, move_offset), kinds=(  # type: ignore[misc]
+    *(Fault(f"{table}: another offset", table, lambda it, table=table: it.edit_state(table, move_offset), kinds=(
         "damaged log",
     )) for table in (DOCUMENTS, HISTORY)),
     # Deletion vectors. Those of rejects lie in the log.
@@ -455,9 +454,9 @@ FAULTS = [
         edit_vectors(table, "more dead rows in the log", lambda adds: adds[0]["deletionVector"].update(
             cardinality=adds[0]["deletionVector"]["cardinality"] + 1), "damaged file"),
     )),
-    *(Fault(f"{table}: a bit of the vectors is flipped", table, lambda it, table=table: damage_vectors(it, table),  # type: ignore[misc]
+    *(Fault(f"{table}: a bit of the vectors is flipped", table, lambda it, table=table: damage_vectors(it, table),
             kinds=("damaged file",), with_vectors=True) for table in (DOCUMENTS, HISTORY)),
-    *(Fault(f"{table}: the vectors are missing", table, lambda it, table=table: [  # type: ignore[misc]
+    *(Fault(f"{table}: the vectors are missing", table, lambda it, table=table: [
         path.unlink() for path in (it.folder / table).glob("*.bin")
     ], kinds=("damaged file",), with_vectors=True) for table in (DOCUMENTS, HISTORY)),
     edit_vectors(REJECTS, "another vector in the log", lambda adds: adds[0]["deletionVector"].update(
@@ -478,10 +477,6 @@ def read_model(bucket: ModelBucket) -> Callable[[Lake, ChangeWriter, Collection[
     return read
 
 
-def repaired(folder: Path, bucket: ModelBucket) -> Repair:
-    return repair(Location.of(str(folder)), lambda: compare_model(folder, bucket), read_model(bucket))
-
-
 def sentences(found: Verification) -> list[str]:
     return [f"{one.kind}, {one.column}: {one.sentence}" for one in found.findings]
 
@@ -492,7 +487,7 @@ def check_found_and_repaired(fault: Fault, seed: int) -> None:
         copy = Path(folder) / "lake"
         shutil.copytree(directory, copy)
         fault.plant(Planter(copy, bucket, random.Random(seed)))
-        after = repaired(copy, bucket)
+        after = repair(Location.of(str(copy)), lambda: compare_model(copy, bucket), read_model(bucket))
         found = after.found
         assert not found.is_equal, "it was not found"
         named = [one for one in found.findings if one.table == fault.table]

@@ -132,7 +132,7 @@ def test_a_map_of_another_bucket_fails_the_read_and_nothing_else() -> None:
     connection = connect(run)
     config = json.loads(run.cluster.config()) | {"uuid": "another", "rev": 9}
     config["vBucketServerMap"]["vBucketMap"] = [[0]]
-    connection.cluster.config = lambda: json.dumps(config).encode()  # type: ignore[method-assign]
+    connection.cluster.config = lambda: json.dumps(config).encode()
     run.now_s += run.options.poll_interval_s
     ask(run)
     arrive(run)
@@ -177,9 +177,7 @@ class Stuttering(Connection):
 
 
 @pytest.mark.parametrize("kind", [Insisting, Stuttering])
-def test_a_node_that_breaks_the_protocol_again_and_again_fails_the_read(
-    kind: type[Connection], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_protocol_errors_fail_the_read(kind: type[Connection], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("support.reader_world.Connection", kind)
     run = run_of_one_node(give_up_after_s=300.0)
     run.may_fail = True

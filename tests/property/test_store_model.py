@@ -137,7 +137,6 @@ class StoreMachine(RuleBasedStateMachine):
         """Take the version that was just written into the model."""
         model = self.models[vbucket]
         document = self.get(vbucket, key)
-        assert document is not None
         assert document.seqno == len(model.versions) + 1
         assert document.cas > model.cas_max
         if before is not None:

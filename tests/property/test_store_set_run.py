@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from headwater.errors import HeadwaterError
 from headwater.node.kv.documents import expiry_time
 from headwater.node.kv.subdocument.json_text import is_json
+from headwater.protocol import numbers
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import HEADER_BYTES, decode_frame, decode_frames
 from headwater.protocol.manifest import Manifest
@@ -23,16 +24,6 @@ from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Add, Get, Set, SetQuiet, StoreResponse
-from headwater.protocol.numbers import (
-    DEFAULT_COLLECTION,
-    KEY_BYTES_MAX,
-    RELATIVE_EXPIRY_S_MAX,
-    VALUE_BYTES_MAX,
-    Cas,
-    CollectionId,
-    VBucketId,
-    Vbuuid,
-)
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import is_expired
@@ -41,8 +32,8 @@ from support.cases import each
 from support.store_harness import Clock, new_bucket
 
 NOW_NS = 1_800_000_000_123_456_789
-KEYS = [b"a", b"b", b"key-3", b"x" * KEY_BYTES_MAX, b"locked", b"xattrs", b"deleted", b"tombstone", b"live"]
-FRUIT, WIDE, UNKNOWN = CollectionId(8), CollectionId(300), CollectionId(9)
+KEYS = [b"a", b"b", b"key-3", b"x" * numbers.KEY_BYTES_MAX, b"locked", b"xattrs", b"deleted", b"tombstone", b"live"]
+FRUIT, WIDE, UNKNOWN = numbers.CollectionId(8), numbers.CollectionId(300), numbers.CollectionId(9)
 FRUIT_TTL_S = 100
 _HEADER = struct.Struct(">BBHBBHIIQ")
 
@@ -61,7 +52,7 @@ def made(now_ns: int, *, default: bool = True) -> Bucket:
     bucket.set_manifest(manifest(default=default))
     for vbucket in (0, 1, 2):
         bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
-        for collection in (DEFAULT_COLLECTION, FRUIT):
+        for collection in (numbers.DEFAULT_COLLECTION, FRUIT):
             place = {"collection_id": collection}
             for key, datatype in ((b"locked", 0), (b"xattrs", Datatype.XATTR), (b"deleted", 0), (b"live", 0)):
                 value = bytes(4) if datatype else b"old"
@@ -83,12 +74,12 @@ def made(now_ns: int, *, default: bool = True) -> Bucket:
 def is_for_the_kernel(bucket: Bucket, request: Request) -> bool:
     if not isinstance(request, Set) or request.opcode not in (Opcode.SET, Opcode.SETQ):
         return False
-    collection_id = DEFAULT_COLLECTION if request.collection_id is None else request.collection_id
+    collection_id = numbers.DEFAULT_COLLECTION if request.collection_id is None else request.collection_id
     if request.cas or request.datatype not in (Datatype.RAW, Datatype.JSON) or request.frame_infos:
         return False
     if bucket.vbuckets.state(request.vbucket) != VBucketState.ACTIVE:
         return False
-    if len(request.key) > KEY_BYTES_MAX or bucket.manifest.collection_by_id(collection_id) is None:
+    if len(request.key) > numbers.KEY_BYTES_MAX or bucket.manifest.collection_by_id(collection_id) is None:
         return False
     entry = bucket.find(request.vbucket, collection_id, request.key)
     if entry is None:
@@ -111,9 +102,8 @@ def one_by_one(bucket: Bucket, data: bytes, *, collections: bool, mutation_token
             break
         if decoded[0].magic != Magic.REQUEST:
             break  # Flexible framing is the handlers', even where it says nothing.
-        collection_id = DEFAULT_COLLECTION if request.collection_id is None else request.collection_id
+        collection_id = numbers.DEFAULT_COLLECTION if request.collection_id is None else request.collection_id
         found = bucket.manifest.collection_by_id(collection_id)
-        assert found is not None
         value, datatype = request.value, Datatype.JSON if is_json(request.value) else Datatype.RAW
         written = bucket.put_mutation(
             request.vbucket, collection_id=collection_id, key=request.key, value=value, datatype=datatype,
@@ -121,7 +111,7 @@ def one_by_one(bucket: Bucket, data: bytes, *, collections: bool, mutation_token
             expiry=expiry_time(request.expiry, now_s=now_ns // 10**9, max_ttl_s=found[1].max_ttl_s),
         )  # fmt: skip
         if request.opcode == Opcode.SET:
-            token = {"vbuuid": Vbuuid(int(bucket.vbuckets.vbuuids[request.vbucket])), "seqno": written.seqno}
+            token = {"vbuuid": numbers.Vbuuid(int(bucket.vbuckets.vbuuids[request.vbucket])), "seqno": written.seqno}
             responses += StoreResponse(
                 opcode=Opcode.SET, opaque=request.opaque, cas=written.cas, **(token if mutation_tokens else {})
             ).encode()
@@ -135,7 +125,7 @@ def check_equal(one: Bucket, other: Bucket) -> None:
         assert getattr(one.vbuckets, name).tolist() == getattr(other.vbuckets, name).tolist(), name
     for vbucket in range(4):
         assert one.index.tables[vbucket, 2] == other.index.tables[vbucket, 2]
-        for collection in (DEFAULT_COLLECTION, FRUIT, WIDE, UNKNOWN):
+        for collection in (numbers.DEFAULT_COLLECTION, FRUIT, WIDE, UNKNOWN):
             for key in KEYS:
                 assert one.find(vbucket, collection, key) == other.find(vbucket, collection, key)
     sealed, expected = one.pending.seal(), other.pending.seal()
@@ -151,7 +141,8 @@ values = st.one_of(
 )
 expiries = st.one_of(
     st.sampled_from(
-        [0, 1, FRUIT_TTL_S - 1, FRUIT_TTL_S, FRUIT_TTL_S + 1, RELATIVE_EXPIRY_S_MAX, RELATIVE_EXPIRY_S_MAX + 1,
+        [0, 1, FRUIT_TTL_S - 1, FRUIT_TTL_S, FRUIT_TTL_S + 1,
+         numbers.RELATIVE_EXPIRY_S_MAX, numbers.RELATIVE_EXPIRY_S_MAX + 1,
          NOW_NS // 10**9 - 5, NOW_NS // 10**9 + 5, 2**31, 2**32 - 1]
     ),
     st.integers(0, 2**32 - 1),
@@ -173,14 +164,14 @@ clients = st.builds(Client, collections=st.booleans(), mutation_tokens=st.boolea
 def plain_sets(draw: st.DrawFn, *, collections: bool, odd: bool = False) -> bytes:
     kind = draw(st.sampled_from([Set, Set, SetQuiet]))
     request = kind(
-        vbucket=VBucketId(draw(st.sampled_from([0, 0, 0, 1]))),
+        vbucket=numbers.VBucketId(draw(st.sampled_from([0, 0, 0, 1]))),
         opaque=draw(st.integers(0, 2**32 - 1)),
         flags=draw(st.integers(0, 2**32 - 1)),
         expiry=draw(expiries),
         datatype=draw(st.sampled_from([Datatype.RAW, Datatype.JSON])),
         key=draw(st.sampled_from([*KEYS[:4], b"deleted", b"live"])),
         value=draw(values),
-        collection_id=draw(st.sampled_from([DEFAULT_COLLECTION, FRUIT, WIDE])) if collections else None,
+        collection_id=draw(st.sampled_from([numbers.DEFAULT_COLLECTION, FRUIT, WIDE])) if collections else None,
     )
     return (draw(_made_odd(request)) if odd else request).encode()
 
@@ -190,13 +181,13 @@ def _made_odd(draw: st.DrawFn, request: Set) -> Request:
     """Something that the handlers have to look at."""
     fault = draw(st.sampled_from(["cas", "datatype", "key", "vbucket", "collection", "kind"]))
     if fault == "cas":
-        return replace(request, cas=Cas(draw(st.integers(1, 2**64 - 1))))
+        return replace(request, cas=numbers.Cas(draw(st.integers(1, 2**64 - 1))))
     if fault == "datatype":
         return replace(request, datatype=Datatype(draw(st.integers(2, 255))))
     if fault == "key":
         return replace(request, key=draw(st.sampled_from([b"locked", b"xattrs", b"tombstone", b"y" * 246])))
     if fault == "vbucket":
-        return replace(request, vbucket=VBucketId(draw(st.sampled_from([2, 3, 4, 1024, 0xFFFF]))))
+        return replace(request, vbucket=numbers.VBucketId(draw(st.sampled_from([2, 3, 4, 1024, 0xFFFF]))))
     if fault == "collection" and request.collection_id is not None:
         return replace(request, collection_id=UNKNOWN)
     kinds = {"opaque": request.opaque, "vbucket": request.vbucket, "key": request.key}
@@ -211,30 +202,16 @@ def raw_set(*, key: bytes, value: bytes = b"v", extras: bytes = bytes(8), magic:
 
 
 RAW = [
-    raw_set(key=b""),
-    raw_set(key=b"\x00"),
-    raw_set(key=b"\x00k", extras=b""),
-    raw_set(key=b"\x00k", extras=bytes(7)),
-    raw_set(key=b"\x00k", extras=bytes(9)),
-    raw_set(key=b"\x00k", magic=0x08),
-    raw_set(key=b"\x00k", magic=0x81),
-    raw_set(key=b"\x00k", magic=0x00),
-    raw_set(key=b"\x00k", body=0),
-    raw_set(key=b"\x00k", body=9),
-    raw_set(key=b"\x00k", body=VALUE_BYTES_MAX + 11),
-    raw_set(key=b"\x00k", body=2**32 - 1),
-    raw_set(key=b"\x00k", opcode=0x12),
-    raw_set(key=b"\x80\x00k"),
-    raw_set(key=b"\x80"),
-    raw_set(key=b"\xff\xff\xff\xff\x0fk"),
-    raw_set(key=b"\xff\xff\xff\xff\x1fk"),
-    raw_set(key=b"\x00" + b"z" * (KEY_BYTES_MAX + 1)),
-    raw_set(key=b"z" * (KEY_BYTES_MAX + 1)),
-    raw_set(key=b"z" * 0xFFFF),
-    raw_set(key=b"\x00k", value=b"v" * 40)[:50],
-    raw_set(key=b"\x00k")[:HEADER_BYTES],
+    raw_set(key=b""), raw_set(key=b"\x00"), raw_set(key=b"\x00k", extras=b""), raw_set(key=b"\x00k", extras=bytes(7)),
+    raw_set(key=b"\x00k", extras=bytes(9)), raw_set(key=b"\x00k", magic=0x08), raw_set(key=b"\x00k", magic=0x81),
+    raw_set(key=b"\x00k", magic=0x00), raw_set(key=b"\x00k", body=0), raw_set(key=b"\x00k", body=9),
+    raw_set(key=b"\x00k", body=numbers.VALUE_BYTES_MAX + 11), raw_set(key=b"\x00k", body=2**32 - 1),
+    raw_set(key=b"\x00k", opcode=0x12), raw_set(key=b"\x80\x00k"), raw_set(key=b"\x80"),
+    raw_set(key=b"\xff\xff\xff\xff\x0fk"), raw_set(key=b"\xff\xff\xff\xff\x1fk"),
+    raw_set(key=b"\x00" + b"z" * (numbers.KEY_BYTES_MAX + 1)), raw_set(key=b"z" * (numbers.KEY_BYTES_MAX + 1)),
+    raw_set(key=b"z" * 0xFFFF), raw_set(key=b"\x00k", value=b"v" * 40)[:50], raw_set(key=b"\x00k")[:HEADER_BYTES],
     raw_set(key=b"\x00k")[: HEADER_BYTES - 1],
-]
+]  # fmt: skip
 
 
 @st.composite
@@ -282,7 +259,7 @@ def test_the_kernel_equals_one_by_one(sent: tuple[Client, bytes], default: bool)
 @each("collections", [False, True])
 def test_what_is_not_a_set_is_left_alone(data: bytes, collections: bool) -> None:
     client = Client(collections=collections, mutation_tokens=True)
-    good = Set(key=b"a", value=b"{}", collection_id=DEFAULT_COLLECTION if collections else None).encode()
+    good = Set(key=b"a", value=b"{}", collection_id=numbers.DEFAULT_COLLECTION if collections else None).encode()
     check(data, client)
     run = check(good + data + good, client)
     assert run.sets >= 1
@@ -324,7 +301,7 @@ def test_the_smallest_requests_fit_into_what_is_reserved(collections: bool, key_
         bucket = made(NOW_NS)
         if before_bytes:
             bucket.pending.append(0, bytes(before_bytes))
-        one = Set(key=b"k" * key_bytes, collection_id=DEFAULT_COLLECTION if collections else None).encode()
+        one = Set(key=b"k" * key_bytes, collection_id=numbers.DEFAULT_COLLECTION if collections else None).encode()
         run = run_kernel(bucket, one * count, client, NOW_NS)
         assert (run.sets, run.consumed_bytes) == (count, len(one) * count)
         assert bucket.pending.used_bytes <= len(bucket.pending.frames)
@@ -336,7 +313,8 @@ def test_new_documents_make_the_index_grow() -> None:
     """The kernel stops for more room and goes on, over and over, also where all vbuckets are written in turn."""
     kernel, oracle = made(NOW_NS), made(NOW_NS)
     data = b"".join(
-        Set(key=b"%d" % number, vbucket=VBucketId(number % 2), value=b"%d" % number).encode() for number in range(5000)
+        Set(key=b"%d" % number, vbucket=numbers.VBucketId(number % 2), value=b"%d" % number).encode()
+        for number in range(5000)
     )
     client = Client(collections=False, mutation_tokens=False)
     expected = one_by_one(oracle, data, collections=False, mutation_tokens=False, now_ns=NOW_NS)
@@ -349,6 +327,6 @@ def test_new_documents_make_the_index_grow() -> None:
     assert responses == expected.responses
     assert kernel.pending.seal().data.tobytes() == oracle.pending.seal().data.tobytes()
     for number in range(5000):
-        place = (number % 2, DEFAULT_COLLECTION, b"%d" % number)
+        place = (number % 2, numbers.DEFAULT_COLLECTION, b"%d" % number)
         assert kernel.find(*place) == oracle.find(*place)
     assert len(decode_frames(kernel.pending.seal().data.tobytes())) == 5000

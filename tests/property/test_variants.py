@@ -54,7 +54,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 def by_spark(text: bytes | None) -> dict[str, bytes] | None:
     try:
-        parsed = VariantVal.parseJson(text.decode())  # type: ignore[union-attr]
+        parsed = VariantVal.parseJson(text.decode())
     except Exception:
         return None
     return {"value": parsed.value, "metadata": parsed.metadata}

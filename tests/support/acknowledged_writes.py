@@ -101,7 +101,11 @@ class PipelinedWriter(threading.Thread):
                     while len(self._unanswered) > UNANSWERED_MAX:
                         self._receive()
             except (OSError, ConnectionFailed):
-                self._receive_rest()
+                try:
+                    while True:
+                        self._receive()
+                except (OSError, ConnectionFailed):
+                    pass
 
     def _requests(self) -> Iterator[bytes]:
         for _ in range(BATCH):
@@ -126,14 +130,6 @@ class PipelinedWriter(threading.Thread):
         self._frames.receive_data(data)
         for frame in self._frames.frames():
             self._take(frame)
-
-    def _receive_rest(self) -> None:
-        """What had come before the end counts as much as the rest."""
-        try:
-            while True:
-                self._receive()
-        except (OSError, ConnectionFailed):
-            pass
 
     def _take(self, frame: Frame) -> None:
         version = self._unanswered.popleft()

@@ -1,8 +1,10 @@
 """One test for many cases that take no time.
 
 A case of `pytest.mark.parametrize` is a test: it is collected by every worker, set up, reported and sent around, which
-takes a thousand times as long as to decode a frame. `each` takes the same arguments and makes one test of all cases.
-The one that fails is named in its error. Fixtures are shared by all cases, so they must not depend on each other.
+takes a thousand times as long as to decode a frame. `each` takes the same arguments and makes one test of all cases;
+`case` adds one case, for tables that are written out above their test. The error of a test names the case that fails.
+All cases share the fixtures, so they must not depend on each other. `case_apart` makes a test of each, with fixtures
+of its own.
 """
 
 from __future__ import annotations
@@ -19,24 +21,52 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callab
     wanted = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     values = [_values(case, len(wanted)) for case in cases]
     assert values, "a test without cases says nothing"
+    return lambda test: _all_cases(test, wanted, values)
+
+
+def case(*values: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """One case of a test: the values of its last parameters. Those before them are fixtures."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        def all_cases(**fixtures: Any) -> None:
-            for case in values:
-                arguments = dict(zip(wanted, case, strict=True))
-                try:
-                    test(**fixtures, **arguments)
-                except Exception as error:
-                    error.add_note(f"The case is {', '.join(f'{name}={value!r}' for name, value in arguments.items())}")
-                    raise
-
-        all_cases.__name__, all_cases.__doc__, all_cases.__module__ = test.__name__, test.__doc__, test.__module__
-        signature = inspect.signature(test)
-        others = [parameter for name, parameter in signature.parameters.items() if name not in wanted]
-        all_cases.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
-        return all_cases
+        cases = getattr(test, "cases", [])
+        cases.insert(0, values)
+        if len(cases) == 1:
+            test = _all_cases(test, list(inspect.signature(test).parameters)[-len(values) :], cases)
+            test.cases = cases
+        return test
 
     return decorate
+
+
+def case_apart(*values: Any, id: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test of its own: the values of its last parameters."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        cases = getattr(test, "cases", [])
+        cases.insert(0, pytest.param(*values, id=id))
+        if len(cases) == 1:
+            test = pytest.mark.parametrize(list(inspect.signature(test).parameters)[-len(values) :], cases)(test)
+            test.cases = cases
+        return test
+
+    return decorate
+
+
+def _all_cases(test: Callable[..., None], wanted: list[str], cases: list[tuple[Any, ...]]) -> Callable[..., None]:
+    def all_cases(**fixtures: Any) -> None:
+        for values in cases:
+            arguments = dict(zip(wanted, values, strict=True))
+            try:
+                test(**fixtures, **arguments)
+            except Exception as error:
+                error.add_note(f"The case is {', '.join(f'{name}={value!r}' for name, value in arguments.items())}")
+                raise
+
+    all_cases.__name__, all_cases.__doc__, all_cases.__module__ = test.__name__, test.__doc__, test.__module__
+    signature = inspect.signature(test)
+    others = [parameter for name, parameter in signature.parameters.items() if name not in wanted]
+    all_cases.__signature__ = signature.replace(parameters=others)
+    return all_cases
 
 
 def _values(case: Any, count: int) -> tuple[Any, ...]:

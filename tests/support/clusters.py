@@ -102,7 +102,7 @@ class InProcessNodes:
         for key in documents:
             for connection in connections:
                 try:
-                    await connection.request(_set(key))
+                    await connection.request(Set(value=b'{"a": 1}', **_place(key)))
                     taken.append(key)
                     break
                 except HeadwaterError:
@@ -161,10 +161,6 @@ async def soon(is_so: Callable[[], bool], *, within_s: float = 30.0) -> None:
 
 def _place(key: bytes) -> dict[str, object]:
     return {"vbucket": vbucket_of(key, VBUCKETS), "collection_id": DEFAULT_COLLECTION, "key": key}
-
-
-def _set(key: bytes) -> Set:
-    return Set(value=b'{"a": 1}', **_place(key))  # type: ignore[arg-type]
 
 
 @asynccontextmanager

@@ -152,24 +152,10 @@ def places(lines: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
 CAS = 1_763_194_560_123_456_789 >> 16 << 16
 
 _DOCUMENT = {
-    "vbucket": 7,
-    "vbuuid": 2**64 - 1,
-    "seqno": 41,
-    "rev": 3,
-    "op": "mutation",
-    "scope": "_default",
-    "collection": "_default",
-    "collection_id": 0,
-    "key": b"fox",
-    "value": b'{"legs":4}',
-    "datatype": 1,
-    "flags": 33554432,
-    "expiry": 0,
-    "cas": CAS,
-    "snapshot_start": 0,
-    "snapshot_end": 100,
-    "xattrs": None,
-}
+    "vbucket": 7, "vbuuid": 2**64 - 1, "seqno": 41, "rev": 3, "op": "mutation", "scope": "_default",
+    "collection": "_default", "collection_id": 0, "key": b"fox", "value": b'{"legs":4}', "datatype": 1,
+    "flags": 33554432, "expiry": 0, "cas": CAS, "snapshot_start": 0, "snapshot_end": 100, "xattrs": None,
+}  # fmt: skip
 
 
 def document(**members: Any) -> dict[str, Any]:

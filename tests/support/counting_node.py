@@ -77,9 +77,9 @@ def count_entries(counts: HandlerCounts) -> None:
                 counts.consumed[event.message.opcode] += 1
             yield event
 
-    session.apply_set_run = count_sets  # type: ignore[assignment]
-    DocumentReads.answer_run = count_reads  # type: ignore[method-assign]
-    DcpConsumer.events = count_events  # type: ignore[assignment, method-assign]
+    session.apply_set_run = count_sets
+    DocumentReads.answer_run = count_reads
+    DcpConsumer.events = count_events
 
 
 if __name__ == "__main__":

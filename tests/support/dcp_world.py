@@ -18,7 +18,7 @@ from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.features import Feature, Negotiated, Opcode
 from headwater.protocol.frames import Frame, decode_frames, stream_id
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages import decode_message
+from headwater.protocol.messages import dcp_streams, decode_message
 from headwater.protocol.messages.base import ErrorResponse, Message, Request, Response
 from headwater.protocol.messages.dcp_changes import (
     Abort,
@@ -31,19 +31,6 @@ from headwater.protocol.messages.dcp_changes import (
     SeqnoAdvanced,
     SnapshotMarker,
     SystemEvent,
-)
-from headwater.protocol.messages.dcp_streams import (
-    BufferAck,
-    CloseStream,
-    Control,
-    DcpNoop,
-    Open,
-    OpenFlags,
-    SetVBucketState,
-    StreamEnd,
-    StreamRequest,
-    StreamRequestResponse,
-    VBucketState,
 )
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
@@ -153,7 +140,7 @@ class World:
         self.bucket.engine.write(compacted.changes)
         finish_compaction(self.bucket, vbucket, compacted)
 
-    def set_state(self, state: VBucketState, vbucket: int = VBUCKET) -> None:
+    def set_state(self, state: dcp_streams.VBucketState, vbucket: int = VBUCKET) -> None:
         self.bucket.set_vbucket_state(vbucket, state)
         self.commit()
 
@@ -178,7 +165,6 @@ class World:
 
     def purge_seqno(self, vbucket: int = VBUCKET) -> int:
         facts = self.bucket.vbuckets.facts[vbucket]
-        assert facts is not None
         return facts.purge_seqno
 
     # --- consumers ------------------------------------------------------------------------------------------------
@@ -191,7 +177,7 @@ class World:
     def consumer(
         self,
         *,
-        flags: OpenFlags = OpenFlags.PRODUCER,
+        flags: dcp_streams.OpenFlags = dcp_streams.OpenFlags.PRODUCER,
         features: tuple[Feature, ...] = PLAIN,
         name: str | None = None,
         **controls: str,
@@ -199,8 +185,8 @@ class World:
         """A consumer that has opened its connection and set its controls: noops, too, where streams need them."""
         consumer = self.connection(features)
         self.consumers += 1
-        consumer.succeed(Open(flags=flags, key=(name or f"consumer-{self.consumers}").encode()))
-        if Feature.COLLECTIONS in features or OpenFlags.INCLUDE_XATTRS in flags:
+        consumer.succeed(dcp_streams.Open(flags=flags, key=(name or f"consumer-{self.consumers}").encode()))
+        if Feature.COLLECTIONS in features or dcp_streams.OpenFlags.INCLUDE_XATTRS in flags:
             controls = {"enable_noop": "true", **controls}
         for key, value in controls.items():
             consumer.control(key, value)
@@ -246,7 +232,6 @@ class Consumer:
 
     def step(self, bytes_max: int = 1) -> list[Message]:
         """One turn of the streams, which is a frame or two for so small a room."""
-        assert self.session.dcp is not None
         return self.decode(list(decode_frames(self.session.dcp.produce(bytes_max))))
 
     def decode(self, frames: Iterable[Frame]) -> list[Message]:
@@ -276,16 +261,16 @@ class Consumer:
         return answer.status
 
     def control(self, key: str, value: str) -> None:
-        self.succeed(Control(key=key.encode(), value=value.encode()))
+        self.succeed(dcp_streams.Control(key=key.encode(), value=value.encode()))
 
     def request(self, **fields: Any) -> Response:
         """A stream request and its answer. Without fields: everything of vbucket 0, for ever."""
         return self.call(stream_request(**fields))
 
-    def open(self, **fields: Any) -> StreamRequestResponse:
+    def open(self, **fields: Any) -> dcp_streams.StreamRequestResponse:
         """Open a stream."""
         answer = self.request(**fields)
-        assert isinstance(answer, StreamRequestResponse), answer
+        assert isinstance(answer, dcp_streams.StreamRequestResponse), answer
         assert answer.status == Status.SUCCESS, answer
         return answer
 
@@ -299,10 +284,10 @@ class Consumer:
 
     def close_stream(self, *, vbucket: int = VBUCKET, sid: int | None = None) -> Status:
         infos = () if sid is None else (stream_id(sid),)
-        return self.call(CloseStream(vbucket=VBucketId(vbucket), opaque=OPAQUE, frame_infos=infos)).status
+        return self.call(dcp_streams.CloseStream(vbucket=VBucketId(vbucket), opaque=OPAQUE, frame_infos=infos)).status
 
     def ack(self, acked_bytes: int) -> None:
-        self.send(BufferAck(acked_bytes=acked_bytes))
+        self.send(dcp_streams.BufferAck(acked_bytes=acked_bytes))
 
     def answer(self, request: Message, opcode: Opcode) -> None:
         """Answer a request of the node's with success."""
@@ -314,11 +299,11 @@ class Consumer:
         return self.decode(decode_frames(self.session.data_to_send()))
 
 
-def stream_request(**fields: Any) -> StreamRequest:
+def stream_request(**fields: Any) -> dcp_streams.StreamRequest:
     """A stream request. A start stands for a snapshot that is complete, unless the snapshot is given."""
     start = fields.get("start_seqno", 0)
     given = {"opaque": OPAQUE, "vbucket": VBUCKET, "snapshot_start_seqno": start, "snapshot_end_seqno": start}
-    return StreamRequest(**{**given, **fields})
+    return dcp_streams.StreamRequest(**{**given, **fields})
 
 
 def resume(world: World, seqno: int, **fields: Any) -> dict[str, Any]:
@@ -348,10 +333,10 @@ def _line(message: Message) -> str:
 _VERBS: dict[type[Message], str] = {Mutation: "set", Deletion: "remove", Expiration: "expire"}
 _LINES: dict[type[Message], Any] = {
     SeqnoAdvanced: lambda message: f"advanced {message.seqno}",
-    StreamEnd: lambda message: f"end {message.reason.name}",
-    SetVBucketState: lambda message: f"state {message.state.name}",
+    dcp_streams.StreamEnd: lambda message: f"end {message.reason.name}",
+    dcp_streams.SetVBucketState: lambda message: f"state {message.state.name}",
     OsoSnapshot: lambda message: f"oso {message.flags.name}",
-    DcpNoop: lambda message: "noop",
+    dcp_streams.DcpNoop: lambda message: "noop",
     Prepare: lambda message: f"prepare {_key(message)}@{message.seqno}",
     Commit: lambda message: f"commit {_key(message)}@{message.commit_seqno} of {message.prepared_seqno}",
     Abort: lambda message: f"abort {_key(message)}@{message.abort_seqno} of {message.prepared_seqno}",

@@ -39,7 +39,6 @@ _RESET_PEAK = "5"
 def memory_bytes(field: str) -> int:
     """`VmRSS` is what is held now, `VmHWM` the peak of that."""
     found = re.search(rf"{field}:\s+(\d+) kB", (_PROCESS / "status").read_text())
-    assert found is not None
     return int(found.group(1)) * 1024
 
 

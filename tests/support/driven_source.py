@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
 from headwater.landing.freshness import Freshness
@@ -86,7 +84,6 @@ def batch_reader(bucket: SourceBucket, **options: str) -> Any:
 def rows_of(batches: Any) -> list[Row]:
     rows: list[Row] = []
     for batch in batches:
-        assert isinstance(batch, pa.RecordBatch)
         rows += batch.to_pylist()
     return rows
 

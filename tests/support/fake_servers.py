@@ -13,16 +13,7 @@ from headwater.client.connection_string import Address
 from headwater.errors import AuthenticationFailed
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.frames import FrameBuffer
-from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response, decode_message
-from headwater.protocol.messages.session import (
-    GetClusterConfig,
-    Hello,
-    HelloResponse,
-    SaslAuth,
-    SaslListMechanisms,
-    SaslStep,
-    SelectBucket,
-)
+from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response, decode_message, session
 from headwater.protocol.sasl import Mechanism, PlainLogin, ScramServer, derive_credentials, encode_nonce
 from headwater.protocol.status import Status
 
@@ -74,23 +65,23 @@ class Peer:
         return b"".join(answer.encode() for answer in answers)
 
     def _answer(self, request: Request) -> Response:
-        if isinstance(request, Hello):
+        if isinstance(request, session.Hello):
             agreed = tuple(feature for feature in request.features if feature is not Feature.SNAPPY)
-            return HelloResponse(opaque=request.opaque, features=agreed)
-        if isinstance(request, SaslListMechanisms | SaslAuth) and self.is_known_by_certificate:
+            return session.HelloResponse(opaque=request.opaque, features=agreed)
+        if isinstance(request, session.SaslListMechanisms | session.SaslAuth) and self.is_known_by_certificate:
             return refused(request, Status.NOT_SUPPORTED)
-        if isinstance(request, SaslListMechanisms):
+        if isinstance(request, session.SaslListMechanisms):
             return ok(request, self.mechanisms.encode())
-        if isinstance(request, SaslStep):
+        if isinstance(request, session.SaslStep):
             return self._step(request)
-        if isinstance(request, SaslAuth):
+        if isinstance(request, session.SaslAuth):
             return self._auth(request)
-        if isinstance(request, SelectBucket):
+        if isinstance(request, session.SelectBucket):
             return ok(request) if request.key == self.bucket.encode() else refused(request, Status.KEY_ENOENT)
-        assert isinstance(request, GetClusterConfig)
+        assert isinstance(request, session.GetClusterConfig)
         return ok(request, self.config)
 
-    def _auth(self, request: SaslAuth) -> Response:
+    def _auth(self, request: session.SaslAuth) -> Response:
         mechanism = Mechanism.decode(request.key)
         if mechanism is Mechanism.PLAIN:
             matches = PlainLogin.decode(request.value) == PlainLogin(USER, self.password)
@@ -102,7 +93,7 @@ class Peer:
         )
         return ok(request, self._scram.start(request.value), status=Status.AUTH_CONTINUE)
 
-    def _step(self, request: SaslStep) -> Response:
+    def _step(self, request: session.SaslStep) -> Response:
         assert self._scram is not None
         try:
             return ok(request, self._scram.finish(request.value))

@@ -30,7 +30,7 @@ from headwater.client.kv_connection import KvConnection, Login
 from headwater.client.settings import TlsSettings
 from headwater.node.auth.user_file import store_users
 from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
-from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
+from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.sasl import SCRAM_ITERATIONS_MIN, Credentials
 from support.node_process import PASSWORD, USER, NodeProcess
@@ -494,7 +494,6 @@ class ProxiedBucket:
 
     def high_seqnos(self, connection: KvConnection) -> dict[int, int]:
         answer = connection.request(GetAllVbSeqnos())
-        assert isinstance(answer, GetAllVbSeqnosResponse)
         return {entry.vbucket: entry.seqno for entry in answer.seqnos}
 
     # --- management -----------------------------------------------------------------------------------------------

@@ -27,11 +27,7 @@ from support.oracle import ConsumerState, Row, StreamRules, offsets_of_json
 READ_S_MAX = 40.0
 """Far beyond what any read here takes, also where two cores do much else."""
 
-QUICK: dict[str, Any] = {
-    "reconnect_delay_s_min": 0.001,
-    "reconnect_delay_s_max": 0.05,
-    "poll_interval_s": 0.5,
-}
+QUICK: dict[str, Any] = {"reconnect_delay_s_min": 0.001, "reconnect_delay_s_max": 0.05, "poll_interval_s": 0.5}
 """Options of a client that does not wait for long before it tries again."""
 
 
@@ -183,7 +179,6 @@ class ClusterConsumer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

@@ -48,19 +48,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _ORDER_BYTES_MAX = 1 << 17
 _COMMANDS = (
-    "buckets",
-    "check",
-    "cluster",
-    "collections",
-    "decode",
-    "export",
-    "load",
-    "replicate",
-    "serve",
-    "sim",
-    "tail",
+    "buckets", "check", "cluster", "collections", "decode", "export", "load", "replicate", "serve", "sim", "tail",
     "users",
-)
+)  # fmt: skip
 _LIBRARIES = ("headwater.blocking", "headwater.testing", "support.group_member_process", "support.draining_process")
 
 
@@ -112,7 +102,7 @@ class _ForkedPopen(subprocess.Popen[Any]):
             self.pid = _forker().fork(order, streams)
             self._child_created = True
         finally:
-            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
 
 class _Forker:
@@ -162,7 +152,6 @@ class _Forker:
 
     def close(self) -> None:
         if self._process is not None:
-            assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait()
         rmtree(self.folder, ignore_errors=True)

@@ -36,16 +36,9 @@ R = TypeVar("R", bound=Response)
 START_S = 1_800_000_000
 PASSWORD = "pencil"
 FEATURES = (
-    Feature.XERROR,
-    Feature.SELECT_BUCKET,
-    Feature.XATTR,
-    Feature.JSON,
-    Feature.SNAPPY,
-    Feature.MUTATION_SEQNO,
-    Feature.ALT_REQUEST,
-    Feature.SYNC_REPLICATION,
-    Feature.PRESERVE_TTL,
-)
+    Feature.XERROR, Feature.SELECT_BUCKET, Feature.XATTR, Feature.JSON, Feature.SNAPPY, Feature.MUTATION_SEQNO,
+    Feature.ALT_REQUEST, Feature.SYNC_REPLICATION, Feature.PRESERVE_TTL,
+)  # fmt: skip
 WITH_COLLECTIONS = (*FEATURES, Feature.COLLECTIONS)
 SECRET = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
 
@@ -204,5 +197,4 @@ class Client:
 
     def refused(self, request: Request | bytes) -> Status:
         response = self.call(request)
-        assert isinstance(response, ErrorResponse), response
         return response.status

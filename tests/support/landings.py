@@ -450,13 +450,11 @@ class LandProcess:
 
     def kill_python(self) -> None:
         """kill -9 of the driver's Python alone. Its Java machine finds itself alone, and ends a little later."""
-        assert self._process is not None
         self._process.kill()
         self._ended()
 
     def kill_java(self) -> None:
         """kill -9 of the driver's Java machine alone. The command can't go on without."""
-        assert self._process is not None
         (java,) = _children(self._process.pid, "java")
         os.kill(java, signal.SIGKILL)
         code = self._process.wait(BATCH_S_MAX)
@@ -465,7 +463,6 @@ class LandProcess:
 
     @property
     def process_id(self) -> int:
-        assert self._process is not None
         return self._process.pid
 
     def kill_worker(self) -> None:
@@ -475,14 +472,12 @@ class LandProcess:
 
     def _workers(self) -> list[int]:
         """The children of the daemons that Java has forked workers from."""
-        assert self._process is not None
         javas = _children(self._process.pid, "java")
         daemons = [daemon for java in javas for daemon in _children(java, "pyspark")]
         return [worker for daemon in daemons for worker in _children(daemon, "pyspark")]
 
     def kill_executor(self, number: int) -> None:
         """kill -9 of an executor, of a `local-cluster`. Spark starts another one."""
-        assert self._process is not None
         (java,) = _children(self._process.pid, "java")
         # One that was killed a moment ago may not have been replaced yet.
         self.wait_for(lambda: bool(_children(java, "CoarseGrainedExecutorBackend")))
@@ -490,9 +485,6 @@ class LandProcess:
         os.kill(executors[number % len(executors)], signal.SIGKILL)
 
     def _ended(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        assert self._reading is not None
         self._process.wait()
         self._reading.join()
         self._process.stdout.close()

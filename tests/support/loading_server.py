@@ -15,17 +15,8 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.errors import AuthenticationFailed
 from headwater.protocol.features import NOTHING_NEGOTIATED, Feature, Negotiated, Opcode
 from headwater.protocol.frames import FrameBuffer
-from headwater.protocol.messages import Request, Response, decode_message
+from headwater.protocol.messages import Request, Response, decode_message, session
 from headwater.protocol.messages.documents import Set, StoreResponse
-from headwater.protocol.messages.session import (
-    GetClusterConfig,
-    Hello,
-    HelloResponse,
-    SaslAuth,
-    SaslListMechanisms,
-    SaslStep,
-    SelectBucket,
-)
 from headwater.protocol.messages.vbuckets import GetCollectionId, GetCollectionIdResponse
 from headwater.protocol.sasl import Mechanism, ScramServer, derive_credentials, encode_nonce
 from headwater.protocol.status import Status
@@ -151,31 +142,31 @@ class _Session:
             sock.sendall(answers)
 
     def answer(self, request: Request) -> Response:
-        if isinstance(request, Hello):
+        if isinstance(request, session.Hello):
             agreed = tuple(feature for feature in request.features if feature in self.cluster.served)
             self.negotiated = Negotiated(frozenset(agreed))
-            return HelloResponse(opaque=request.opaque, features=agreed)
-        if isinstance(request, SaslListMechanisms):
+            return session.HelloResponse(opaque=request.opaque, features=agreed)
+        if isinstance(request, session.SaslListMechanisms):
             return ok(request, b"SCRAM-SHA1 PLAIN")
-        if isinstance(request, SaslStep):
+        if isinstance(request, session.SaslStep):
             return self.prove(request)
-        if isinstance(request, SaslAuth):
+        if isinstance(request, session.SaslAuth):
             return self.challenge(request)
         if self.user is None:
             return refused(request, Status.EACCESS)
         return self.answer_user(request)
 
     def answer_user(self, request: Request) -> Response:
-        if isinstance(request, SelectBucket):
+        if isinstance(request, session.SelectBucket):
             return ok(request) if request.key == BUCKET.encode() else refused(request, Status.KEY_ENOENT)
-        if isinstance(request, GetClusterConfig):
+        if isinstance(request, session.GetClusterConfig):
             return ok(request, self.cluster.config())
         if isinstance(request, GetCollectionId):
             return self.find_collection(request)
         assert isinstance(request, Set)
         return self.store(request)
 
-    def challenge(self, request: SaslAuth) -> Response:
+    def challenge(self, request: session.SaslAuth) -> Response:
         self.scram = ScramServer(
             Mechanism.decode(request.key),
             lambda mechanism, _: derive_credentials(mechanism, PASSWORD, salt=bytes(16), iterations=ITERATIONS),
@@ -183,7 +174,7 @@ class _Session:
         )
         return ok(request, self.scram.start(request.value), status=Status.AUTH_CONTINUE)
 
-    def prove(self, request: SaslStep) -> Response:
+    def prove(self, request: session.SaslStep) -> Response:
         assert self.scram is not None
         try:
             signature = self.scram.finish(request.value)

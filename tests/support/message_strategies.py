@@ -16,62 +16,24 @@ from typing import Any
 from hypothesis import strategies as st
 
 from headwater.errors import RemoteProtocolError
+from headwater.protocol import messages
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.frames import FrameInfo, encode_frame_infos, stream_id
-from headwater.protocol.messages import (
-    REQUESTS,
-    RESPONSES,
-    SERVER_REQUESTS,
-    ErrorResponse,
-    Message,
-    PlainResponse,
-    Request,
-    Response,
-)
+from headwater.protocol.messages import subdocument, vbuckets
 from headwater.protocol.messages.base import LayoutField
 from headwater.protocol.messages.dcp_changes import CacheItem, CacheTransfer, SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import GetFailoverLogResponse, StreamRequestResponse, VBucketState
 from headwater.protocol.messages.documents import CounterResponse, GetResponse, SetWithMeta
-from headwater.protocol.messages.range_scan import (
-    RangeScanContinueResponse,
-    RangeScanCreateResponse,
-    ScannedDocument,
-)
+from headwater.protocol.messages.range_scan import RangeScanContinueResponse, RangeScanCreateResponse, ScannedDocument
 from headwater.protocol.messages.session import GetErrorMap, Hello, HelloResponse
-from headwater.protocol.messages.subdocument import (
-    SPECS_MAX,
-    LookupResult,
-    LookupSpec,
-    MultiLookup,
-    MultiLookupResponse,
-    MultiMutation,
-    MultiMutationResponse,
-    MutationResult,
-    MutationSpec,
-    PathFlags,
-    SubdocGet,
-)
-from headwater.protocol.messages.vbuckets import (
-    GetAllVbSeqnosResponse,
-    GetVBucketResponse,
-    KeyState,
-    Observe,
-    ObservedDocument,
-    ObservedKey,
-    ObserveResponse,
-    ObserveSeqno,
-    ObserveSeqnoResponse,
-    SetVBucket,
-    VBucketSeqno,
-)
 from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import SUCCESSFUL, Status
 from headwater.protocol.values import Datatype
 
-OPAQUE_RESPONSES: list[type[Response]] = [PlainResponse, ErrorResponse]
-MESSAGE_CLASSES: list[type[Message]] = sorted(
-    {*REQUESTS.values(), *RESPONSES.values(), *SERVER_REQUESTS.values(), *OPAQUE_RESPONSES},
+OPAQUE_RESPONSES: list[type[messages.Response]] = [messages.PlainResponse, messages.ErrorResponse]
+MESSAGE_CLASSES: list[type[messages.Message]] = sorted(
+    {*messages.REQUESTS.values(), *messages.RESPONSES.values(), *messages.SERVER_REQUESTS.values(), *OPAQUE_RESPONSES},
     key=lambda cls: cls.__name__,
 )
 
@@ -116,8 +78,8 @@ cache_items = st.builds(
     value=short_bytes,
 )
 _place = {"vbucket": u16, "key": st.binary(max_size=KEY_BYTES_MAX)}
-observed_keys = st.builds(ObservedKey, **_place)
-observed_documents = st.builds(ObservedDocument, **_place, state=u8.map(KeyState), cas=u64)
+observed_keys = st.builds(vbuckets.ObservedKey, **_place)
+observed_documents = st.builds(vbuckets.ObservedDocument, **_place, state=u8.map(vbuckets.KeyState), cas=u64)
 scanned_documents = st.builds(
     ScannedDocument,
     flags=u32,
@@ -128,17 +90,21 @@ scanned_documents = st.builds(
     key=st.binary(max_size=KEY_BYTES_MAX),
     value=short_bytes,
 )
-path_flags = u8.map(PathFlags)
-lookup_specs = st.builds(LookupSpec, opcode=u8.map(Opcode), flags=path_flags, path=short_bytes)
-mutation_specs = st.builds(MutationSpec, opcode=u8.map(Opcode), flags=path_flags, path=short_bytes, value=short_bytes)
-lookup_results = st.builds(LookupResult, status=u16.map(Status), value=short_bytes)
+path_flags = u8.map(subdocument.PathFlags)
+lookup_specs = st.builds(subdocument.LookupSpec, opcode=u8.map(Opcode), flags=path_flags, path=short_bytes)
+mutation_specs = st.builds(
+    subdocument.MutationSpec, opcode=u8.map(Opcode), flags=path_flags, path=short_bytes, value=short_bytes
+)
+lookup_results = st.builds(subdocument.LookupResult, status=u16.map(Status), value=short_bytes)
 mutation_results = st.one_of(
-    st.builds(MutationResult, index=u8, status=st.just(Status.SUCCESS), value=short_bytes),
-    st.builds(MutationResult, index=u8, status=st.integers(1, 2**16 - 1).map(Status)),
+    st.builds(subdocument.MutationResult, index=u8, status=st.just(Status.SUCCESS), value=short_bytes),
+    st.builds(subdocument.MutationResult, index=u8, status=st.integers(1, 2**16 - 1).map(Status)),
 )
 
 
-def _some(items: st.SearchStrategy[Any], *, size_min: int = 0, size_max: int = SPECS_MAX) -> st.SearchStrategy[Any]:
+def _some(
+    items: st.SearchStrategy[Any], *, size_min: int = 0, size_max: int = subdocument.SPECS_MAX
+) -> st.SearchStrategy[Any]:
     return st.lists(items, min_size=size_min, max_size=size_max).map(tuple)
 
 
@@ -149,7 +115,7 @@ _observed = {"vbucket": u16, "vbuuid": u64, "persisted_seqno": u64, "current_seq
 
 Parts = st.SearchStrategy[dict[str, Any]]
 
-STRUCTURED: dict[type[Message], Parts] = {
+STRUCTURED: dict[type[messages.Message], Parts] = {
     CacheTransfer: st.fixed_dictionaries({"items": _some(cache_items, size_min=1, size_max=4)}),
     SnapshotMarker: st.one_of(*map(st.fixed_dictionaries, (_marker_v1, _marker_v2_0, _marker_v2_2))),
     StreamRequestResponse: st.one_of(
@@ -160,15 +126,17 @@ STRUCTURED: dict[type[Message], Parts] = {
     Hello: st.fixed_dictionaries({"features": _some(u16.map(Feature))}),
     HelloResponse: st.fixed_dictionaries({"features": _some(u16.map(Feature))}),
     GetErrorMap: st.fixed_dictionaries({"version": u16}),
-    GetVBucketResponse: st.fixed_dictionaries({"state": u32.map(VBucketState)}),
-    GetAllVbSeqnosResponse: st.fixed_dictionaries({"seqnos": _some(st.builds(VBucketSeqno, vbucket=u16, seqno=u64))}),
-    ObserveSeqno: st.fixed_dictionaries({"vbuuid": u64}),
-    ObserveSeqnoResponse: st.one_of(
+    vbuckets.GetVBucketResponse: st.fixed_dictionaries({"state": u32.map(VBucketState)}),
+    vbuckets.GetAllVbSeqnosResponse: st.fixed_dictionaries(
+        {"seqnos": _some(st.builds(vbuckets.VBucketSeqno, vbucket=u16, seqno=u64))}
+    ),
+    vbuckets.ObserveSeqno: st.fixed_dictionaries({"vbuuid": u64}),
+    vbuckets.ObserveSeqnoResponse: st.one_of(
         st.fixed_dictionaries(_observed),
         st.fixed_dictionaries({**_observed, "old_vbuuid": u64, "last_received_seqno": u64}),
     ),
-    Observe: st.fixed_dictionaries({"keys": _some(observed_keys, size_min=1)}),
-    ObserveResponse: st.fixed_dictionaries({"documents": _some(observed_documents)}),
+    vbuckets.Observe: st.fixed_dictionaries({"keys": _some(observed_keys, size_min=1)}),
+    vbuckets.ObserveResponse: st.fixed_dictionaries({"documents": _some(observed_documents)}),
     RangeScanCreateResponse: st.fixed_dictionaries({"scan_id": st.binary(min_size=16, max_size=16)}),
     RangeScanContinueResponse: st.one_of(
         st.fixed_dictionaries({"has_documents": st.just(0), "keys": _some(short_bytes)}),
@@ -176,15 +144,15 @@ STRUCTURED: dict[type[Message], Parts] = {
     ),
     SetWithMeta: st.fixed_dictionaries({"value": short_bytes, "extended_meta": st.none() | short_bytes}),
     CounterResponse: st.fixed_dictionaries({"count": u64}),
-    SubdocGet: st.fixed_dictionaries({"path": short_bytes, "new_value": short_bytes}),
-    MultiLookup: st.fixed_dictionaries({"specs": _some(lookup_specs)}),
-    MultiMutation: st.fixed_dictionaries({"specs": _some(mutation_specs)}),
-    MultiLookupResponse: st.fixed_dictionaries({"results": _some(lookup_results)}),
-    MultiMutationResponse: st.fixed_dictionaries({"results": _some(mutation_results)}),
+    subdocument.SubdocGet: st.fixed_dictionaries({"path": short_bytes, "new_value": short_bytes}),
+    subdocument.MultiLookup: st.fixed_dictionaries({"specs": _some(lookup_specs)}),
+    subdocument.MultiMutation: st.fixed_dictionaries({"specs": _some(mutation_specs)}),
+    subdocument.MultiLookupResponse: st.fixed_dictionaries({"results": _some(lookup_results)}),
+    subdocument.MultiMutationResponse: st.fixed_dictionaries({"results": _some(mutation_results)}),
 }
 
 
-def structured_parts(cls: type[Message]) -> Parts | None:
+def structured_parts(cls: type[messages.Message]) -> Parts | None:
     """The strategy for the fields that a class encodes by itself; a class may inherit it."""
     return next((STRUCTURED[base] for base in cls.__mro__ if base in STRUCTURED), None)
 
@@ -200,38 +168,40 @@ def _number(field: LayoutField) -> st.SearchStrategy[int | bytes]:
     return _WIDTHS[field.code].map(field.convert)
 
 
-def _header(cls: type[Message]) -> Parts:
+def _header(cls: type[messages.Message]) -> Parts:
     parts: dict[str, st.SearchStrategy[Any]] = {
         "opaque": u32,
         "cas": u64,
         "datatype": u8.map(Datatype),
         "frame_infos": frame_infos,
     }
-    if issubclass(cls, Request):
+    if issubclass(cls, messages.Request):
         parts["vbucket"] = u16
         if cls.magic is Magic.SERVER_REQUEST:
             parts["frame_infos"] = st.just(())  # Server-initiated frames have no room for them.
-    elif issubclass(cls, Response) and cls not in OPAQUE_RESPONSES:
+    elif issubclass(cls, messages.Response) and cls not in OPAQUE_RESPONSES:
         parts["opcode"] = st.sampled_from(cls.opcodes)
         parts["status"] = st.sampled_from(sorted(cls.statuses))
     return st.fixed_dictionaries(parts)
 
 
-def _opaque_header(cls: type[Message]) -> Parts:
+def _opaque_header(cls: type[messages.Message]) -> Parts:
     """Opcode and status that leave a response to `PlainResponse` or to `ErrorResponse`."""
     opcodes = st.sampled_from(list(Opcode))
-    if cls is PlainResponse:
+    if cls is messages.PlainResponse:
         pairs = st.tuples(opcodes, st.sampled_from(sorted(SUCCESSFUL)))
     else:
         pairs = st.tuples(opcodes, u16.map(Status).filter(lambda status: status not in SUCCESSFUL))
     return (
-        pairs.filter(lambda pair: pair[0] not in RESPONSES or pair[1] not in RESPONSES[pair[0]].statuses)
+        pairs.filter(
+            lambda pair: pair[0] not in messages.RESPONSES or pair[1] not in messages.RESPONSES[pair[0]].statuses
+        )
         .map(lambda pair: {"opcode": pair[0], "status": pair[1]})
         .flatmap(lambda pair: _header(cls).map(lambda header: {**header, **pair}))
     )
 
 
-def _extras(cls: type[Message]) -> Parts:
+def _extras(cls: type[messages.Message]) -> Parts:
     """The integers of one of the layouts, as far as they are fields: some are computed on the way out."""
     if cls in OPAQUE_RESPONSES:
         return st.fixed_dictionaries({"extras": short_bytes})
@@ -239,13 +209,13 @@ def _extras(cls: type[Message]) -> Parts:
     by_layout = [
         {field.name: _number(field) for field in layout.fields if field.name in names} for layout in cls.layouts
     ]
-    if issubclass(cls, SetVBucket):  # The two layouts differ in width alone.
+    if issubclass(cls, vbuckets.SetVBucket):  # The two layouts differ in width alone.
         for is_wide, parts in enumerate(by_layout):
             parts["state_is_wide"] = st.just(bool(is_wide))
     return st.one_of(*map(st.fixed_dictionaries, by_layout))
 
 
-def _key(cls: type[Message], *, collections: bool) -> Parts:
+def _key(cls: type[messages.Message], *, collections: bool) -> Parts:
     by_name = {field.name: field for field in fields(cls)}
     if "key" not in by_name:
         return st.just({})
@@ -254,16 +224,13 @@ def _key(cls: type[Message], *, collections: bool) -> Parts:
         key = st.one_of(short_bytes, st.binary(max_size=_PLAIN_KEY_BYTES_MAX))
         return st.fixed_dictionaries({"key": key.filter(lambda key: len(key) >= size_min)})
     document_key = st.fixed_dictionaries(
-        {
-            "key": st.binary(min_size=1, max_size=KEY_BYTES_MAX),
-            "collection_id": u32 if collections else st.none(),
-        }
+        {"key": st.binary(min_size=1, max_size=KEY_BYTES_MAX), "collection_id": u32 if collections else st.none()}
     )
     # A response to a plain get has neither key nor collection id.
     return st.one_of(document_key, st.just({})) if issubclass(cls, GetResponse) else document_key
 
 
-def _value(cls: type[Message]) -> Parts:
+def _value(cls: type[messages.Message]) -> Parts:
     parts = structured_parts(cls)
     if parts is not None:
         return parts
@@ -274,12 +241,12 @@ def _value(cls: type[Message]) -> Parts:
 
 
 @cache
-def messages_of(cls: type[Message], *, collections: bool) -> st.SearchStrategy[Message]:
+def messages_of(cls: type[messages.Message], *, collections: bool) -> st.SearchStrategy[messages.Message]:
     """Any valid message of the class, with collection ids in document keys or without."""
-    header: Callable[[type[Message]], Parts] = _opaque_header if cls in OPAQUE_RESPONSES else _header
+    header: Callable[[type[messages.Message]], Parts] = _opaque_header if cls in OPAQUE_RESPONSES else _header
     parts = st.tuples(header(cls), _extras(cls), _key(cls, collections=collections), _value(cls))
 
-    def build(drawn: tuple[dict[str, Any], ...]) -> Message:
+    def build(drawn: tuple[dict[str, Any], ...]) -> messages.Message:
         known: dict[str, Any] = {}
         for part in drawn:
             known |= part
@@ -288,7 +255,7 @@ def messages_of(cls: type[Message], *, collections: bool) -> st.SearchStrategy[M
     return parts.map(build)
 
 
-def any_message(*, collections: bool) -> st.SearchStrategy[Message]:
+def any_message(*, collections: bool) -> st.SearchStrategy[messages.Message]:
     return st.sampled_from(MESSAGE_CLASSES).flatmap(lambda cls: messages_of(cls, collections=collections))
 
 

@@ -37,7 +37,6 @@ class NoopClock:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(self._command, **pipes, env=environment, text=True)
-        assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
         return self
 

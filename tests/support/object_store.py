@@ -52,7 +52,6 @@ class _Server:
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
     def __exit__(self, *_: object) -> None:
-        assert self._process is not None
         self._process.kill()
         self._process.communicate()
 
@@ -72,7 +71,6 @@ class S3Server(_Server):
             text=True,
             env={"PATH": "", "PYTHONPATH": ":".join(sys.path)},
         )
-        assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
         return self
 

@@ -14,25 +14,8 @@ from typing import Any
 from headwater.client.kv_connection import KvConnection
 from headwater.errors import KeyNotFound
 from headwater.protocol.frames import FrameBuffer
-from headwater.protocol.messages import decode_message
+from headwater.protocol.messages import dcp_changes, dcp_streams, decode_message
 from headwater.protocol.messages.base import Message
-from headwater.protocol.messages.dcp_changes import (
-    Deletion,
-    Expiration,
-    Mutation,
-    SeqnoAdvanced,
-    SnapshotMarker,
-    SystemEvent,
-)
-from headwater.protocol.messages.dcp_streams import (
-    Control,
-    DcpNoop,
-    Open,
-    StreamEnd,
-    StreamEndReason,
-    StreamFlags,
-    StreamRequest,
-)
 from headwater.protocol.messages.documents import Get, GetResponse
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.status import Status
@@ -262,10 +245,10 @@ def streamed_documents(bucket: ProxiedBucket) -> dict[Key, Document]:
     """What a consumer with no faults on its way ends with."""
     documents: dict[Key, Document] = {}
     with bucket.connect_directly() as connection:
-        connection.request(Open(key=b"what-is-stored"))
-        connection.request(Control(key=b"enable_noop", value=b"true"))
+        connection.request(dcp_streams.Open(key=b"what-is-stored"))
+        connection.request(dcp_streams.Control(key=b"enable_noop", value=b"true"))
         requests = [
-            StreamRequest(vbucket=VBucketId(vbucket), opaque=vbucket, flags=StreamFlags.LATEST)
+            dcp_streams.StreamRequest(vbucket=VBucketId(vbucket), opaque=vbucket, flags=dcp_streams.StreamFlags.LATEST)
             for vbucket in range(bucket.vbuckets)
         ]
         connection.sock.sendall(b"".join(request.encode() for request in requests))
@@ -282,26 +265,28 @@ def _messages_until_end(connection: KvConnection, *, streams: int) -> Iterator[M
         frames.receive_data(data)
         for frame in frames.frames():
             message = decode_message(frame, connection.outcome.negotiated)
-            if isinstance(message, StreamEnd):
-                assert message.reason == StreamEndReason.OK, message
+            if isinstance(message, dcp_streams.StreamEnd):
+                assert message.reason == dcp_streams.StreamEndReason.OK, message
                 streams -= 1
             yield message
 
 
 def _apply(documents: dict[Key, Document], message: Message) -> None:
-    if isinstance(message, Mutation):
+    if isinstance(message, dcp_changes.Mutation):
         assert message.collection_id is not None
         documents[message.collection_id, message.key] = Document(message.seqno, message.cas, message.value)
-    elif isinstance(message, Deletion | Expiration):
+    elif isinstance(message, dcp_changes.Deletion | dcp_changes.Expiration):
         assert message.collection_id is not None
         documents.pop((message.collection_id, message.key), None)
-    elif isinstance(message, SystemEvent):
+    elif isinstance(message, dcp_changes.SystemEvent):
         event = decode_event(message)
         if isinstance(event, CollectionDropped):
             # Every vbucket tells it, and ids are given once: the first to tell may speak for all.
             for key in [key for key in documents if key[0] == event.collection_id]:
                 del documents[key]
-    elif not isinstance(message, SnapshotMarker | SeqnoAdvanced | StreamEnd | DcpNoop):
+    elif not isinstance(
+        message, dcp_changes.SnapshotMarker | dcp_changes.SeqnoAdvanced | dcp_streams.StreamEnd | dcp_streams.DcpNoop
+    ):
         assert getattr(message, "status", None) == Status.SUCCESS, message
 
 

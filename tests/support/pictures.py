@@ -195,7 +195,6 @@ def landing_page(folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "headwater", "ui", str(lake), "--listen", "0"]
     with subprocess.Popen(command, env=_ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stderr is not None
             said = process.stderr.readline()
             address = re.search(r"https?://\S+", said)
             assert address is not None, said

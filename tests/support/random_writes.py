@@ -122,11 +122,17 @@ class RandomWrites(threading.Thread):
 
     def _do(self, connection: KvConnection, what: str) -> None:
         if what == "create":
-            self._create_collection()
+            if len(self._bucket.collections) < COLLECTIONS_MAX:
+                # No name is used again: the time is never the same.
+                self._bucket.create_collection(f"made-{time.time_ns()}")
         elif what == "drop":
-            self._drop_collection()
+            if self._bucket.collections:
+                self._bucket.drop_collection(self._dice.choice(list(self._bucket.collections)))
         elif what == "roll back":
-            self._roll_back(connection)
+            seqnos = self._bucket.high_seqnos(connection)
+            vbucket = self._dice.choice(list(seqnos))
+            lost = self._dice.randrange(ROLLED_BACK_MAX)
+            self._bucket.roll_back(vbucket, max(0, seqnos[vbucket] - lost))
         else:
             self._change_document(connection, what)
 
@@ -134,11 +140,7 @@ class RandomWrites(threading.Thread):
 
     def _change_document(self, connection: KvConnection, what: str) -> None:
         collection, key = self._dice.choice(written_keys(self._bucket))
-        place = {
-            "collection_id": CollectionId(collection),
-            "key": key,
-            "vbucket": self._bucket.vbucket_of(key),
-        }
+        place = {"collection_id": CollectionId(collection), "key": key, "vbucket": self._bucket.vbucket_of(key)}
         try:
             if what == "delete":
                 connection.request(Delete(**place))
@@ -150,30 +152,11 @@ class RandomWrites(threading.Thread):
         except KeyNotFound:
             pass
         if self._dice.random() < 0.3:
-            self._look_at_expired(connection)
-
-    def _look_at_expired(self, connection: KvConnection) -> None:
-        """They are removed by this, unless they have been written again, or dropped, or were never there."""
-        for get in self._expired:
-            with contextlib.suppress(KeyNotFound, UnknownCollection):
-                connection.request(get)
-        self._expired.clear()
+            for get in self._expired:
+                with contextlib.suppress(KeyNotFound, UnknownCollection):
+                    connection.request(get)
+            self._expired.clear()
 
     def _value(self) -> bytes:
         padding = b"x" * self._dice.randrange(VALUE_BYTES_MAX)
         return b'{"number":%d,"padding":"%s"}' % (self._dice.randrange(1 << 30), padding)
-
-    def _create_collection(self) -> None:
-        if len(self._bucket.collections) < COLLECTIONS_MAX:
-            # No name is used again: the time is never the same.
-            self._bucket.create_collection(f"made-{time.time_ns()}")
-
-    def _drop_collection(self) -> None:
-        if self._bucket.collections:
-            self._bucket.drop_collection(self._dice.choice(list(self._bucket.collections)))
-
-    def _roll_back(self, connection: KvConnection) -> None:
-        seqnos = self._bucket.high_seqnos(connection)
-        vbucket = self._dice.choice(list(seqnos))
-        lost = self._dice.randrange(ROLLED_BACK_MAX)
-        self._bucket.roll_back(vbucket, max(0, seqnos[vbucket] - lost))

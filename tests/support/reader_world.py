@@ -28,22 +28,8 @@ from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, decide_r
 from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
 from headwater.protocol.flow_control import counted_bytes
 from headwater.protocol.frames import FrameBuffer, decode_frames
-from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response, decode_message
+from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response, dcp_streams, decode_message
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation, SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_streams import (
-    BufferAck,
-    CloseStream,
-    Control,
-    DcpNoop,
-    GetFailoverLog,
-    GetFailoverLogResponse,
-    OpenFlags,
-    StreamEnd,
-    StreamEndReason,
-    StreamFlags,
-    StreamRequest,
-    StreamRequestResponse,
-)
 from headwater.protocol.messages.session import GetClusterConfig, Hello, HelloResponse
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse, VBucketSeqno
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
@@ -109,16 +95,16 @@ class Cluster:
         """A vbucket's copy that lacks the newest changes becomes active, on another node or on the same."""
         vbucket = self.rng.choice(self.vbuckets)
         del vbucket.history[max(0, len(vbucket.history) - self.rng.choice([0, 1, 2, 5, 20])) :]
-        self._move(vbucket, StreamEndReason.STATE_CHANGED)
+        self._move(vbucket, dcp_streams.StreamEndReason.STATE_CHANGED)
 
     def rebalance(self) -> None:
-        self._move(self.rng.choice(self.vbuckets), StreamEndReason.STATE_CHANGED)
+        self._move(self.rng.choice(self.vbuckets), dcp_streams.StreamEndReason.STATE_CHANGED)
 
     def orphan(self) -> None:
         """A vbucket is with nobody, until it is moved or things are calm."""
-        self._move(self.rng.choice(self.vbuckets), StreamEndReason.STATE_CHANGED, to=-1)
+        self._move(self.rng.choice(self.vbuckets), dcp_streams.StreamEndReason.STATE_CHANGED, to=-1)
 
-    def _move(self, vbucket: VBucket, reason: StreamEndReason, to: int | None = None) -> None:
+    def _move(self, vbucket: VBucket, reason: dcp_streams.StreamEndReason, to: int | None = None) -> None:
         self.vbuuids += 1
         vbucket.log = vbucket.log.branch(Vbuuid(self.vbuuids), at_seqno=vbucket.high)
         number = VBucketId(self.vbuckets.index(vbucket))
@@ -142,7 +128,7 @@ class Cluster:
         self.is_up = [True] * len(self.nodes)
         for vbucket in self.vbuckets:
             if vbucket.node < 0:
-                self._move(vbucket, StreamEndReason.STATE_CHANGED)
+                self._move(vbucket, dcp_streams.StreamEndReason.STATE_CHANGED)
 
     # --- what it says ---------------------------------------------------------------------------------------------
 
@@ -188,13 +174,13 @@ class Connection:
                 yield HelloResponse(opaque=request.opaque, features=(Feature.COLLECTIONS,))
             case GetClusterConfig():
                 yield self._ok(request, self.cluster.config())
-            case BufferAck():
+            case dcp_streams.BufferAck():
                 self.unacked_bytes -= request.acked_bytes
-            case Control():
+            case dcp_streams.Control():
                 if request.key == b"connection_buffer_size":
                     self._window_bytes = int(request.value)
                 yield self._ok(request)
-            case DcpNoop():
+            case dcp_streams.DcpNoop():
                 pass
             case _:
                 yield self._vbucket_answer(request)
@@ -208,13 +194,15 @@ class Connection:
                     if vbucket.node == self.node
                 )
                 return GetAllVbSeqnosResponse(opaque=request.opaque, seqnos=seqnos)
-            case GetFailoverLog() | StreamRequest() if self._vbucket(request).node != self.node:
+            case dcp_streams.GetFailoverLog() | dcp_streams.StreamRequest() if self._vbucket(request).node != self.node:
                 return ErrorResponse(opcode=Opcode(request.opcode), opaque=request.opaque, status=Status.NOT_MY_VBUCKET)
-            case GetFailoverLog():
-                return GetFailoverLogResponse(opaque=request.opaque, failover_log=self._vbucket(request).log.entries)
-            case StreamRequest():
+            case dcp_streams.GetFailoverLog():
+                return dcp_streams.GetFailoverLogResponse(
+                    opaque=request.opaque, failover_log=self._vbucket(request).log.entries
+                )
+            case dcp_streams.StreamRequest():
                 return self._open_stream(request)
-            case CloseStream():
+            case dcp_streams.CloseStream():
                 self.streams = {
                     opaque: stream for opaque, stream in self.streams.items() if stream.vbucket != request.vbucket
                 }
@@ -226,7 +214,7 @@ class Connection:
     def _ok(self, request: Request, value: bytes = b"") -> Response:
         return PlainResponse(opcode=Opcode(request.opcode), opaque=request.opaque, value=value)
 
-    def _open_stream(self, request: StreamRequest) -> Response:
+    def _open_stream(self, request: dcp_streams.StreamRequest) -> Response:
         vbucket = self._vbucket(request)
         assert request.vbucket not in {stream.vbucket for stream in self.streams.values()}, "a stream twice"
         rollback = decide_rollback(
@@ -241,19 +229,19 @@ class Connection:
             purge_seqno=vbucket.purge_seqno,
         )
         if rollback is not None:
-            return StreamRequestResponse(
+            return dcp_streams.StreamRequestResponse(
                 opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=rollback.to_seqno
             )
         self.streams[request.opaque] = Stream(
             request.vbucket, request.opaque, request.start_seqno, request.end_seqno, vbucket.log
         )
-        return StreamRequestResponse(opaque=request.opaque, failover_log=vbucket.log.entries)
+        return dcp_streams.StreamRequestResponse(opaque=request.opaque, failover_log=vbucket.log.entries)
 
-    def end_stream(self, vbucket: VBucketId, reason: StreamEndReason) -> None:
+    def end_stream(self, vbucket: VBucketId, reason: dcp_streams.StreamEndReason) -> None:
         for opaque, stream in list(self.streams.items()):
             if stream.vbucket == vbucket:
                 # What was promised of the snapshot is lost with the stream.
-                self.outbox += StreamEnd(vbucket=vbucket, opaque=opaque, reason=reason).encode()
+                self.outbox += dcp_streams.StreamEnd(vbucket=vbucket, opaque=opaque, reason=reason).encode()
                 del self.streams[opaque]
 
     def pump(self) -> None:
@@ -262,7 +250,7 @@ class Connection:
         self.cluster.rng.shuffle(streams)
         for stream in streams:
             if not stream.pending and stream.position >= stream.end:
-                self.end_stream(stream.vbucket, StreamEndReason.OK)
+                self.end_stream(stream.vbucket, dcp_streams.StreamEndReason.OK)
                 continue
             if not stream.pending:
                 self._begin_snapshot(stream)
@@ -363,7 +351,7 @@ class Run:
             seeds=(self.cluster.nodes[0],),
             offsets=offsets,
             from_now=from_now,
-            stream_flags=StreamFlags(0),
+            stream_flags=dcp_streams.StreamFlags(0),
             stream_value=None,
             environment=ReaderEnvironment(
                 new_link=self.new_link,
@@ -384,7 +372,7 @@ class Run:
     def new_link(self, slot: PooledLink, is_loopback: bool, now_s: float) -> DcpLink:
         opening = DcpOpening(
             name=f"test:{slot.id}",
-            flags=OpenFlags.PRODUCER,
+            flags=dcp_streams.OpenFlags.PRODUCER,
             controls=(
                 DcpControl(key="enable_noop", value="true"),
                 DcpControl(key="connection_buffer_size", value=str(self.options.buffer_bytes)),
@@ -405,7 +393,8 @@ class Run:
         for connection in self.wires.values():
             connection.pump()
         for link, connection in list(self.wires.items()):
-            self._deliver(link, connection)
+            count = len(connection.outbox) if self.rng.random() < 0.5 else self.rng.randint(0, len(connection.outbox))
+            self.deliver(link, connection, count)
         if self.rng.random() < 0.7:
             self.consumer.take(self.reader.take())
         assert self.may_fail or self.reader.failure is None
@@ -433,10 +422,6 @@ class Run:
         connection = self.wires.pop(link, None)
         if connection is not None:
             self.cluster.connections.remove(connection)
-
-    def _deliver(self, link: int, connection: Connection) -> None:
-        count = len(connection.outbox) if self.rng.random() < 0.5 else self.rng.randint(0, len(connection.outbox))
-        self.deliver(link, connection, count)
 
     def deliver(self, link: int, connection: Connection, count: int) -> None:
         """That many bytes arrive at the reader; a connection that is cut ends behind them."""

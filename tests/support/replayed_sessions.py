@@ -34,7 +34,6 @@ from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_changes import SystemEvent
-from headwater.protocol.messages.range_scan import RangeScanContinueResponse
 from headwater.protocol.messages.session import SaslAuth, SelectBucket
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
@@ -233,7 +232,11 @@ class Replay:
             pass
         request = self.request.pop(recorded.connection) if recorded.is_response else None
         expected = self.as_expected(expected, recorded, request)
-        self._learn_ids(expected, got)
+        if expected.opcode == got.opcode == Opcode.RANGE_SCAN_CREATE:
+            self.scan_ids[expected.value] = got.value
+        if has_failover_log(expected) and has_failover_log(got):
+            for at in range(0, len(expected.value), 16):
+                self.vbuuids[expected.value[at : at + 8]] = got.value[at : at + 8]
         ours, theirs = normalised(got), normalised(expected)
         if not (got.value and expected.value):
             ours["datatype of an error"] = theirs["datatype of an error"] = None
@@ -267,13 +270,6 @@ class Replay:
         for opcode in self.more.get(recorded.line, ()):
             assert self.connections[recorded.connection].frame().opcode == opcode, str(recorded)
 
-    def _learn_ids(self, expected: Frame, got: Frame) -> None:
-        if expected.opcode == got.opcode == Opcode.RANGE_SCAN_CREATE:
-            self.scan_ids[expected.value] = got.value
-        if has_failover_log(expected) and has_failover_log(got):
-            for at in range(0, len(expected.value), 16):
-                self.vbuuids[expected.value[at : at + 8]] = got.value[at : at + 8]
-
 
 # --- comparing ----------------------------------------------------------------------------------------------------
 
@@ -301,16 +297,11 @@ def normalised(frame: Frame) -> dict[str, Any]:
     if frame.datatype & Datatype.SNAPPY:
         frame = replace(frame, value=decompress(frame.value), datatype=frame.datatype & ~Datatype.SNAPPY)
     fields: dict[str, Any] = {
-        "magic": frame.magic,
-        "opcode": Opcode(frame.opcode),
+        "magic": frame.magic, "opcode": Opcode(frame.opcode),
         "status or vbucket": frame.specific if frame.magic.is_request else Status(frame.specific),
-        "opaque": frame.opaque,
-        "has a CAS": frame.cas != 0,
-        "datatype": frame.datatype,
-        "extras": frame.extras,
-        "key": frame.key,
-        "value": frame.value,
-    }
+        "opaque": frame.opaque, "has a CAS": frame.cas != 0, "datatype": frame.datatype, "extras": frame.extras,
+        "key": frame.key, "value": frame.value,
+    }  # fmt: skip
     if frame.magic.is_request:
         return fields | _normalised_request(frame)
     if has_failover_log(frame):
@@ -325,7 +316,6 @@ def normalised(frame: Frame) -> dict[str, Any]:
         return fields | {"value": len(frame.value)}
     if frame.opcode == Opcode.RANGE_SCAN_CONTINUE:
         message = decode_message(frame)
-        assert isinstance(message, RangeScanContinueResponse)
         return fields | {"value": (message.keys, [replace(document, cas=0) for document in message.documents])}
     return fields
 

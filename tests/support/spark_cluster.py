@@ -22,7 +22,7 @@ SETTLED_S_MAX = 30.0
 
 class ClusterBucket(SourceBucket):
     def __init__(self, cluster: HeadwaterCluster) -> None:
-        super().__init__(cluster.nodes[0])  # type: ignore[arg-type]
+        super().__init__(cluster.nodes[0])
         self.cluster = cluster
         self._connections: dict[Address, KvConnection] = {}
         self._map: ClusterMap | None = None
@@ -74,5 +74,5 @@ class ClusterBucket(SourceBucket):
     def _ask(self, method: str, path: str, **request: object) -> httpx.Response:
         login = self.cluster.user, self.cluster.password
         url = f"{self.cluster.nodes[0].http_url.rstrip('/')}{path}"
-        answer = httpx.request(method, url, auth=login, timeout=MANAGEMENT_S_MAX, **request)  # type: ignore[arg-type]
+        answer = httpx.request(method, url, auth=login, timeout=MANAGEMENT_S_MAX, **request)
         return answer.raise_for_status()

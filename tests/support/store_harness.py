@@ -172,7 +172,7 @@ def changes_of(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> list[Me
 
 
 def seqnos_of(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> list[int]:
-    return [message.seqno for message in changes_of(bucket, vbucket, after_seqno=after_seqno)]  # type: ignore[attr-defined]
+    return [message.seqno for message in changes_of(bucket, vbucket, after_seqno=after_seqno)]
 
 
 def events_of(bucket: Bucket, vbucket: int) -> list[SystemEvent]:

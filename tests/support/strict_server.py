@@ -304,7 +304,6 @@ class StrictServer:
 
     @property
     def address(self) -> Address:
-        assert self._server is not None
         return Address(*self._server.sockets[0].getsockname()[:2])
 
     async def __aenter__(self) -> Self:
@@ -314,7 +313,6 @@ class StrictServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._server is not None
         self._server.close()
         for task in self._tasks:
             task.cancel()

@@ -20,20 +20,15 @@ class TurnedAway(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_connection_that_was_accepted_just_before_gets_its_protocol(
-    run: Callable[[Coroutine[Any, Any, None]], None],
-) -> None:
-    async def story() -> None:
-        server = await asyncio.get_running_loop().create_server(TurnedAway, "127.0.0.1", 0)
-        with socket.create_connection(server.sockets[0].getsockname()) as late:
-            # The first turn of the loop accepts it, and the second would hand it on.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            await close_servers([server])
-            await asyncio.sleep(0.01)
-            # What is left open warns when it is collected, and a warning fails a test.
-            gc.collect()
-            late.settimeout(5)
-            assert late.recv(1) == b""
-
-    run(story())
+async def test_a_connection_accepted_just_before_is_served(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    server = await asyncio.get_running_loop().create_server(TurnedAway, "127.0.0.1", 0)
+    with socket.create_connection(server.sockets[0].getsockname()) as late:
+        # The first turn of the loop accepts it, and the second would hand it on.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await close_servers([server])
+        await asyncio.sleep(0.01)
+        # What is left open warns when it is collected, and a warning fails a test.
+        gc.collect()
+        late.settimeout(5)
+        assert late.recv(1) == b""

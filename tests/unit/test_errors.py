@@ -38,19 +38,9 @@ from support.cases import each
 
 ALL_ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)]
 FAMILIES = (
-    CaptureError,
-    CatalogError,
-    CheckpointError,
-    ConnectionFailed,
-    GroupError,
-    InvalidInput,
-    LakeError,
-    LocalProtocolError,
-    Overtaken,
-    RemoteProtocolError,
-    StatusError,
-    StoreError,
-)
+    CaptureError, CatalogError, CheckpointError, ConnectionFailed, GroupError, InvalidInput, LakeError, LocalProtocolError,
+    Overtaken, RemoteProtocolError, StatusError, StoreError,
+)  # fmt: skip
 
 
 def make(cls: type[HeadwaterError]) -> HeadwaterError:
@@ -100,10 +90,7 @@ def test_an_unknown_opcode_is_kept() -> None:
     assert "0xee" in str(error)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["FrameInfo", "Leb128", "Xattrs", "Snappy", "Json", "SystemEvent"],
-)
+@pytest.mark.parametrize("name", ["FrameInfo", "Leb128", "Xattrs", "Snappy", "Json", "SystemEvent"])
 def test_a_malformed_part_makes_a_malformed_message(name: str) -> None:
     """So that one `except MalformedMessage` is enough to answer EINVAL."""
     assert issubclass(getattr(errors, f"Malformed{name}"), MalformedMessage)
@@ -201,15 +188,9 @@ def test_a_status_without_a_class_is_kept(status: int) -> None:
 def test_retries_are_told_by_the_classes() -> None:
     retriable = {Status(status).name for status, cls in STATUS_ERRORS.items() if cls.retriable}
     assert retriable == {
-        "NOT_MY_VBUCKET",
-        "LOCKED",
-        "ENOMEM",
-        "EBUSY",
-        "ETMPFAIL",
-        "MANIFEST_IS_AHEAD",
-        "SYNC_WRITE_IN_PROGRESS",
+        "NOT_MY_VBUCKET", "LOCKED", "ENOMEM", "EBUSY", "ETMPFAIL", "MANIFEST_IS_AHEAD", "SYNC_WRITE_IN_PROGRESS",
         "SYNC_WRITE_RE_COMMIT_IN_PROGRESS",
-    }
+    }  # fmt: skip
     stale = {Status(status).name for status, cls in STATUS_ERRORS.items() if cls.stale_topology}
     assert stale == {"NOT_MY_VBUCKET"}
 

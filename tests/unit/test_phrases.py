@@ -12,39 +12,31 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.phrases import (
-    _FirstCompile,
-    counted,
-    escaped,
-    escaped_bytes,
-    install_command,
-    report_compile,
-    report_first_compile,
-)
-from support.cases import each
+from headwater import phrases
+from support.cases import case, case_apart
 
 
 @pytest.mark.parametrize(
     ("count", "words"), [(0, "0 documents"), (1, "1 document"), (2, "2 documents"), (12_345, "12,345 documents")]
 )
 def test_numbers_with_their_nouns(count: int, words: str) -> None:
-    assert counted(count, "document") == words
+    assert phrases.counted(count, "document") == words
 
 
 def test_nouns_of_their_own_kind() -> None:
-    assert [counted(count, "batch", plural="batches") for count in (1, 2)] == ["1 batch", "2 batches"]
+    assert [phrases.counted(count, "batch", plural="batches") for count in (1, 2)] == ["1 batch", "2 batches"]
 
 
 def test_a_process_reports_once_that_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the report is registered a second time, as a command with a log does."""
-    monkeypatch.setattr(_FirstCompile, "report", None)
-    monkeypatch.setattr(_FirstCompile, "is_reported", False)
-    report_compile()
+    monkeypatch.setattr(phrases._FirstCompile, "report", None)
+    monkeypatch.setattr(phrases._FirstCompile, "is_reported", False)
+    phrases.report_compile()
     reported: list[str] = []
-    report_first_compile(lambda: reported.append("plain"))
-    report_compile()
-    report_first_compile(lambda: reported.append("in the log"))
-    report_compile()
+    phrases.report_first_compile(lambda: reported.append("plain"))
+    phrases.report_compile()
+    phrases.report_first_compile(lambda: reported.append("in the log"))
+    phrases.report_compile()
     assert reported == ["plain"]
 
 
@@ -59,24 +51,19 @@ class Installed:
         return None if self._origin is None else json.dumps(self._origin)
 
 
-@pytest.mark.parametrize(
-    ("origin", "words"),
-    [
-        (None, ["headwater[spark]"]),
-        ({"url": "file:///a%20b/clone", "dir_info": {"editable": True}}, ["-e", "/a b/clone[spark]"]),
-        ({"url": "file:///clone", "dir_info": {}}, ["/clone[spark]"]),
-        ({"url": "file:///w/headwater.whl", "archive_info": {}}, ["/w/headwater.whl[spark]"]),
-        (
-            {"url": "https://host/headwater", "vcs_info": {"vcs": "git", "commit_id": "1"}},
-            ["headwater[spark] @ git+https://host/headwater"],
-        ),
-    ],
+@case_apart(None, ["headwater[spark]"])
+@case_apart({"url": "file:///a%20b/clone", "dir_info": {"editable": True}}, ["-e", "/a b/clone[spark]"])
+@case_apart({"url": "file:///clone", "dir_info": {}}, ["/clone[spark]"])
+@case_apart({"url": "file:///w/headwater.whl", "archive_info": {}}, ["/w/headwater.whl[spark]"])
+@case_apart(
+    {"url": "https://host/headwater", "vcs_info": {"vcs": "git", "commit_id": "1"}},
+    ["headwater[spark] @ git+https://host/headwater"],
 )
 def test_an_extra_comes_from_where_the_package_came_from(
-    origin: dict[str, Any] | None, words: list[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any] | None, words: list[str]
 ) -> None:
     monkeypatch.setattr(Distribution, "from_name", lambda name: Installed(origin))
-    assert shlex.split(install_command("spark")) == [sys.executable, "-m", "pip", "install", *words]
+    assert shlex.split(phrases.install_command("spark")) == [sys.executable, "-m", "pip", "install", *words]
 
 
 def test_sources_that_were_never_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +71,7 @@ def test_sources_that_were_never_installed(monkeypatch: pytest.MonkeyPatch) -> N
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(Distribution, "from_name", missing)
-    *_, option, what = shlex.split(install_command("node"))
+    *_, option, what = shlex.split(phrases.install_command("node"))
     clone = Path(headwater.__file__).parents[2]
     assert (option, what) == ("-e", f"{clone}[node]")
     assert (clone / "pyproject.toml").exists()
@@ -93,23 +80,18 @@ def test_sources_that_were_never_installed(monkeypatch: pytest.MonkeyPatch) -> N
 # What is not to be printed is escaped, once, and nothing else is.
 
 
-@each(
-    ("data", "shown"),
-    [
-        (b"fox", "fox"),
-        ("füchse 🦊".encode(), "füchse 🦊"),
-        (b"\xff\xfe\x00bin", r"\xff\xfe\x00bin"),
-        (b"a\nb\x1b[2J\x7f", r"a\nb\x1b[2J\x7f"),
-        (b"\xc3\xa4\xc3", r"ä\xc3"),
-        ("\u2028\u202e".encode(), r"\u2028\u202e"),
-        (rb"C:\new", r"C:\new"),
-        (b"", ""),
-    ],
-)
+@case(b"fox", "fox")
+@case("füchse 🦊".encode(), "füchse 🦊")
+@case(b"\xff\xfe\x00bin", r"\xff\xfe\x00bin")
+@case(b"a\nb\x1b[2J\x7f", r"a\nb\x1b[2J\x7f")
+@case(b"\xc3\xa4\xc3", r"ä\xc3")
+@case("\u2028\u202e".encode(), r"\u2028\u202e")
+@case(rb"C:\new", r"C:\new")
+@case(b"", "")
 def test_bytes(data: bytes, shown: str) -> None:
-    assert escaped_bytes(data) == shown
+    assert phrases.escaped_bytes(data) == shown
     assert shown.isprintable()
 
 
 def test_text_that_no_bytes_make() -> None:
-    assert escaped("a\ud800b") == r"a\ud800b"
+    assert phrases.escaped("a\ud800b") == r"a\ud800b"

@@ -17,39 +17,20 @@ from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Ma
 from headwater.protocol.frames import Frame, FrameBuffer, decode_frames
 from headwater.protocol.messages import Message, decode_message
 from headwater.protocol.messages.dcp_streams import OpenFlags, VBucketState
-from headwater.protocol.messages.session import HelloResponse
 from headwater.protocol.numbers import SEQNO_MAX
 from support.recorded_sessions import RecordedFrame, bytes_literal, hello_features, read_session
 
 FRAME_COUNTS = {
-    "4.6.5": 142,
-    "7.0.5": 313,
-    "4.6.5-user": 79,
-    "7.0.5-consumer": 192,
-    "7.0.5-durability": 186,
-    "7.0.5-replica-producer": 225,
-    "8.0.2": 628,
-    "8.0.2-collections": 577,
-    "8.0.2-consumer": 205,
-    "8.0.2-durability": 303,
-    "8.0.2-flush": 73,
-    "8.0.2-kv": 94,
-}
+    "4.6.5": 142, "7.0.5": 313, "4.6.5-user": 79, "7.0.5-consumer": 192, "7.0.5-durability": 186,
+    "7.0.5-replica-producer": 225, "8.0.2": 628, "8.0.2-collections": 577, "8.0.2-consumer": 205,
+    "8.0.2-durability": 303, "8.0.2-flush": 73, "8.0.2-kv": 94,
+}  # fmt: skip
 CUT_COUNTS = dict.fromkeys(FRAME_COUNTS, 0)
 ANNOTATED_FACT_COUNTS = {
-    "4.6.5": 950,
-    "7.0.5": 2373,
-    "4.6.5-user": 379,
-    "7.0.5-consumer": 900,
-    "7.0.5-durability": 1203,
-    "7.0.5-replica-producer": 1619,
-    "8.0.2": 3860,
-    "8.0.2-collections": 4918,
-    "8.0.2-consumer": 1019,
-    "8.0.2-durability": 2443,
-    "8.0.2-flush": 535,
-    "8.0.2-kv": 415,
-}
+    "4.6.5": 950, "7.0.5": 2373, "4.6.5-user": 379, "7.0.5-consumer": 900, "7.0.5-durability": 1203,
+    "7.0.5-replica-producer": 1619, "8.0.2": 3860, "8.0.2-collections": 4918, "8.0.2-consumer": 1019,
+    "8.0.2-durability": 2443, "8.0.2-flush": 535, "8.0.2-kv": 415,
+}  # fmt: skip
 """How many facts of the annotations are held against the messages: none may be lost unseen."""
 
 BAD_REQUESTS = {
@@ -289,6 +270,5 @@ def test_hello_responses_have_the_annotated_features(version: str) -> None:
     answers = [frame for frame in SESSIONS[version] if frame.opcode == "HELLO" and "SUCCESS" in frame.text]
     for recorded in answers:
         _, message = decode(recorded)
-        assert isinstance(message, HelloResponse)
         assert list(message.features) == hello_features(recorded), str(recorded)
     assert bool(answers) == (version != "4.6.5")

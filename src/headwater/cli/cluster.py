@@ -21,14 +21,7 @@ from rich.table import Table
 
 from headwater.cli.options import LoginOptions, connection_options, errors_reported, json_option
 from headwater.cli.output import output_console
-from headwater.client.connection_string import (
-    KV_PORT,
-    KV_TLS_PORT,
-    Address,
-    ConnectionString,
-    find_hosts,
-    parse_address,
-)
+from headwater.client import connection_string
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
 from headwater.cluster.nodes import ClusterStatus
@@ -47,20 +40,20 @@ Work = Callable[[Coordinator], Awaitable[T]]
 class _Cluster:
     """The cluster that a URL names, for one command."""
 
-    def __init__(self, seeds: list[Address], login: Login, *, as_json: bool) -> None:
+    def __init__(self, seeds: list[connection_string.Address], login: Login, *, as_json: bool) -> None:
         self.seeds = seeds
         self.as_json = as_json
         self._login = login
 
     @property
     def default_port(self) -> int:
-        return KV_PORT if self._login.tls is None else KV_TLS_PORT
+        return connection_string.KV_PORT if self._login.tls is None else connection_string.KV_TLS_PORT
 
-    def run(self, work: Work[T], *, seeds: list[Address] | None = None) -> T:
+    def run(self, work: Work[T], *, seeds: list[connection_string.Address] | None = None) -> T:
         with _progress(is_shown=not self.as_json) as report:
             return asyncio.run(self._run(work, seeds or self.seeds, report))
 
-    async def _run(self, work: Work[T], seeds: list[Address], report: OnProgress) -> T:
+    async def _run(self, work: Work[T], seeds: list[connection_string.Address], report: OnProgress) -> T:
         coordinator = Coordinator(seeds, self._login, report=report)
         try:
             return await work(coordinator)
@@ -102,7 +95,7 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
         as_json: bool,
         **rest: Any,
     ) -> None:
-        where = ConnectionString.parse(url)
+        where = connection_string.ConnectionString.parse(url)
         if where.bucket is None:
             raise InvalidInput("the URL names no bucket", hint="Write couchbase://host/bucket")
         to_nodes = Login(
@@ -112,7 +105,7 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
             features=PEER_FEATURES,
             agent="headwater cluster",
         )
-        command(_Cluster(list(find_hosts(where)), to_nodes, as_json=as_json), **rest)
+        command(_Cluster(list(connection_string.find_hosts(where)), to_nodes, as_json=as_json), **rest)
 
     return wrapped
 
@@ -200,7 +193,7 @@ def add(on: _Cluster, node: str, rebalances: bool, force: bool) -> None:
       headwater cluster add couchbase://127.0.0.1/default 127.0.0.1:11310 \\
         --rebalance
     """
-    address = parse_address(node, default_port=on.default_port)
+    address = connection_string.parse_address(node, default_port=on.default_port)
 
     async def work(coordinator: Coordinator) -> ClusterStatus:
         await coordinator.add(address, force=force)
@@ -240,7 +233,7 @@ def failover(on: _Cluster, nodes: tuple[str, ...], force: bool) -> None:
     Example:
       headwater cluster failover couchbase://127.0.0.1/default 127.0.0.1:11310
     """
-    lost = [str(parse_address(node, default_port=on.default_port)) for node in nodes]
+    lost = [str(connection_string.parse_address(node, default_port=on.default_port)) for node in nodes]
     done = on.run(lambda coordinator: coordinator.failover(lost, force=force))
     sentence = f"{', '.join(done.nodes)} failed over: {counted(done.promoted, 'vbucket')} promoted, {done.losses()}"
     if done.lost:
@@ -259,7 +252,7 @@ def remove(on: _Cluster, node: str) -> None:
     Example:
       headwater cluster remove couchbase://127.0.0.1/default 127.0.0.1:11310
     """
-    name = str(parse_address(node, default_port=on.default_port))
+    name = str(connection_string.parse_address(node, default_port=on.default_port))
     done = on.run(lambda coordinator: coordinator.remove(name))
     on.report(f"{name} has left: {_moved(done)}", **asdict(done))
 

@@ -102,7 +102,9 @@ def decode(
         found = read_frames(read_capture(_read(source, limit_bytes), capture_format), collections=collections)
         views = _views(found, lambda captured: view_frame(captured, value_bytes_max=value_bytes), report)
         if as_json:
-            _write_json(views, value_bytes)
+            for view in views:
+                if isinstance(view, FrameView):
+                    sys.stdout.write(json_line(view, value_bytes_max=value_bytes) + "\n")
         else:
             _write_annotated(views, grid=grid, value_bytes=value_bytes)
     except CaptureError as error:
@@ -173,12 +175,6 @@ def _views(
 
 
 # --- output -------------------------------------------------------------------------------------------------------
-
-
-def _write_json(views: Iterable[FrameView | CaptureFault], value_bytes: int) -> None:
-    for view in views:
-        if isinstance(view, FrameView):
-            sys.stdout.write(json_line(view, value_bytes_max=value_bytes) + "\n")
 
 
 def _write_annotated(views: Iterable[FrameView | CaptureFault], *, grid: bool, value_bytes: int) -> None:

@@ -14,6 +14,7 @@ from enum import IntFlag
 from typing import Any
 
 from headwater.errors import MalformedFrameInfo, RemoteProtocolError, UnknownOpcode
+from headwater.protocol import upr
 from headwater.protocol.capture import CapturedFrame
 from headwater.protocol.features import Magic, Opcode, OpenIntEnum, ServerOpcode
 from headwater.protocol.frames import (
@@ -28,26 +29,12 @@ from headwater.protocol.frames import (
     decode_stream_id,
     encode_frame_infos,
 )
-from headwater.protocol.messages import REQUESTS, RESPONSES, SERVER_REQUESTS, Message, decode_message
+from headwater.protocol.messages import REQUESTS, RESPONSES, SERVER_REQUESTS, Message, dcp_streams, decode_message
 from headwater.protocol.messages.base import NO_FIELDS, Layout
 from headwater.protocol.messages.dcp_changes import MARKER_V2_VALUES, SnapshotMarker, SystemEvent
-from headwater.protocol.messages.dcp_streams import (
-    FAILOVER_ENTRY,
-    ROLLBACK_VALUE,
-    GetFailoverLogResponse,
-    StreamRequestResponse,
-)
 from headwater.protocol.numbers import RELATIVE_EXPIRY_S_MAX, SEQNO_MAX
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import PACKED_VALUES, decode_event
-from headwater.protocol.upr import (
-    UprFailoverLogResponse,
-    UprOpcode,
-    UprPacket,
-    UprRollback,
-    UprStreamEnd,
-    decode_packet,
-)
 from headwater.protocol.values import Datatype, decode_xattrs, decompress
 
 # --- numbers ------------------------------------------------------------------------------------------------------
@@ -366,10 +353,10 @@ def _structured(frame: Frame, layout: Layout, members: dict[str, Any], bytes_max
 
 
 def _value_layout(message: Message) -> Layout:
-    if isinstance(message, StreamRequestResponse):
-        return FAILOVER_ENTRY if message.rollback_seqno is None else ROLLBACK_VALUE
-    if isinstance(message, GetFailoverLogResponse):
-        return FAILOVER_ENTRY
+    if isinstance(message, dcp_streams.StreamRequestResponse):
+        return dcp_streams.FAILOVER_ENTRY if message.rollback_seqno is None else dcp_streams.ROLLBACK_VALUE
+    if isinstance(message, dcp_streams.GetFailoverLogResponse):
+        return dcp_streams.FAILOVER_ENTRY
     if isinstance(message, SnapshotMarker):
         return NO_FIELDS if message.version is None else MARKER_V2_VALUES[message.version]
     return NO_FIELDS
@@ -475,15 +462,15 @@ def _extras_parts(frame: Frame, layout: Layout) -> tuple[Part, ...]:
 # --- the UPR draft: the same frames, and other names for nearly everything ---------------------------------------
 
 
-_OPCODE_NAMES = {int(opcode): opcode.name for opcode in UprOpcode}
+_OPCODE_NAMES = {int(opcode): opcode.name for opcode in upr.UprOpcode}
 
 
 def view_upr_frame(captured: CapturedFrame, *, value_bytes_max: int) -> FrameView:
     frame = captured.frame
-    packet: UprPacket | None = None
+    packet: upr.UprPacket | None = None
     error = ""
     try:
-        packet = decode_packet(frame)
+        packet = upr.decode_packet(frame)
     except RemoteProtocolError as fault:
         error = fault.reason
     opcode = _OPCODE_NAMES.get(frame.opcode, f"UNKNOWN_0x{frame.opcode:02x}")
@@ -495,7 +482,7 @@ def view_upr_frame(captured: CapturedFrame, *, value_bytes_max: int) -> FrameVie
         header=header_parts(
             frame,
             f"UPR {opcode}",
-            byte_5=("Request type", packet.reason.name if isinstance(packet, UprStreamEnd) else name),
+            byte_5=("Request type", packet.reason.name if isinstance(packet, upr.UprStreamEnd) else name),
             bytes_6_7=("Vbucket", _decimal(frame.specific)),
             opaque=("Request ID", str(frame.opaque)),
         ),
@@ -508,11 +495,11 @@ def view_upr_frame(captured: CapturedFrame, *, value_bytes_max: int) -> FrameVie
     )
 
 
-def _upr_value(frame: Frame, packet: UprPacket | None, bytes_max: int) -> ValueView:
+def _upr_value(frame: Frame, packet: upr.UprPacket | None, bytes_max: int) -> ValueView:
     members: dict[str, Any]
-    if isinstance(packet, UprFailoverLogResponse):
+    if isinstance(packet, upr.UprFailoverLogResponse):
         members = {"failover_log": packet.failover_log}
-    elif isinstance(packet, UprRollback):
+    elif isinstance(packet, upr.UprRollback):
         members = {"rollback_seqno": packet.rollback_seqno}
     else:
         return ValueView(document=frame.value)

@@ -24,7 +24,6 @@ from headwater.client.blocking_bucket import KvCluster
 from headwater.errors import HeadwaterError, InvalidInput, UnknownCollection, UnknownScope
 from headwater.phrases import counted, printable
 from headwater.protocol.numbers import RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
-from headwater.transfer.generated_documents import VALUE_BYTES, VALUE_BYTES_MIN, GeneratedDocuments
 from headwater.transfer.inputs import (
     KEY_TEMPLATE,
     FileFormat,
@@ -33,7 +32,7 @@ from headwater.transfer.inputs import (
     open_source,
     opened,
 )
-from headwater.transfer.key_template import KeyTemplate
+from headwater.transfer.key_template import VALUE_BYTES, VALUE_BYTES_MIN, GeneratedDocuments, KeyTemplate
 from headwater.transfer.loader import CONNECTIONS, CONNECTIONS_MAX, KvLoader
 
 if TYPE_CHECKING:

@@ -8,14 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from headwater.cli.options import (
-    EXIT_FAILED,
-    LoginOptions,
-    connection_options,
-    errors_reported,
-    storage_option,
-    transform_option,
-)
+from headwater.cli import options
 from headwater.cli.output import output_console
 from headwater.cli.pipelines import CommandWithPipelines, config_option
 from headwater.cli.verify import print_verification
@@ -34,18 +27,18 @@ from headwater.phrases import printable
 @click.argument("url", metavar="URL|NAME")
 @click.argument("directory", required=False)
 @config_option
-@storage_option
-@transform_option
+@options.storage_option
+@options.transform_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@connection_options
-@errors_reported
+@options.connection_options
+@options.errors_reported
 def repair(
     url: str,
     directory: str | None,
     storage_options: dict[str, str],
     transform: TransformFunction | None,
     as_json: bool,
-    login: LoginOptions,
+    login: options.LoginOptions,
 ) -> None:
     """Repair the tables of a landing.
 
@@ -84,7 +77,7 @@ def repair(
         click.echo(json.dumps(_as_object(done)))
     else:
         _print(done)
-    sys.exit(0 if done.left.is_equal else EXIT_FAILED)
+    sys.exit(0 if done.left.is_equal else options.EXIT_FAILED)
 
 
 def _as_object(done: Repair) -> dict[str, Any]:

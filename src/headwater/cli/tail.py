@@ -446,16 +446,12 @@ def resume_command(context: click.Context, offsets: Offsets, *, is_terminal: boo
     if context.params["checkpoint"] is None:
         text, kept_in = offsets.to_json(), context.params["offsets_file"]
         if kept_in is None and len(text) > (SHOWN_CHARS_MAX if is_terminal else ARGUMENT_CHARS_MAX):
-            kept_in = _temporary_file(text)
+            number, name = tempfile.mkstemp(prefix="headwater-offsets-", suffix=".json")
+            with os.fdopen(number, "w") as file:
+                file.write(text + "\n")
+            kept_in = Path(name)
         words += ["--from", text if kept_in is None else str(kept_in)]
     return shlex.join(words)
-
-
-def _temporary_file(text: str) -> Path:
-    number, name = tempfile.mkstemp(prefix="headwater-offsets-", suffix=".json")
-    with os.fdopen(number, "w") as file:
-        file.write(text + "\n")
-    return Path(name)
 
 
 # --- how far it is ------------------------------------------------------------------------------------------------

@@ -9,19 +9,7 @@ from typing import Any
 import rich_click as click
 from rich.table import Table
 
-from headwater.cli.options import (
-    EXIT_BEHIND,
-    EXIT_FAILED,
-    LoginOptions,
-    connection_options,
-    errors_reported,
-    parse_time,
-    read_options,
-    sent_to_tasks,
-    storage_option,
-    task_runner,
-    transform_option,
-)
+from headwater.cli import options
 from headwater.cli.output import output_console
 from headwater.cli.pipelines import CommandWithPipelines, all_option, config_option, pipeline_name
 from headwater.lake.lake_look import keep_verdict
@@ -37,9 +25,9 @@ from headwater.phrases import printable
 @click.argument("directory", required=False)
 @config_option
 @all_option
-@storage_option
-@read_options("verify")
-@transform_option
+@options.storage_option
+@options.read_options("verify")
+@options.transform_option
 @click.option("--master", metavar="URL", help="Run on the executors of this Spark master instead of this process.")
 @click.option(
     "--max-pending",
@@ -52,12 +40,12 @@ from headwater.phrases import printable
     "--max-age",
     "age_s_max",
     metavar="TIME",
-    callback=parse_time,
+    callback=options.parse_time,
     help="Fail with exit code 3 if a change has been pending for longer than this, such as 60s or 5m.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@connection_options
-@errors_reported
+@options.connection_options
+@options.errors_reported
 def verify(
     url: str,
     directory: str | None,
@@ -69,7 +57,7 @@ def verify(
     pending_max: int | None,
     age_s_max: float | None,
     as_json: bool,
-    login: LoginOptions,
+    login: options.LoginOptions,
 ) -> None:
     """Compare a bucket with the tables of its landing.
 
@@ -100,8 +88,8 @@ def verify(
         raise click.UsageError("Missing argument 'DIRECTORY'.")
     settings = login.settings(url, agent=AGENT)
     location = Location.of(directory, storage_options)
-    sent = None if transform is None else sent_to_tasks(transform, master)
-    with task_runner(AGENT, master=master) as run:
+    sent = None if transform is None else options.sent_to_tasks(transform, master)
+    with options.task_runner(AGENT, master=master) as run:
         found = compare(
             settings,
             location,
@@ -118,7 +106,7 @@ def verify(
         click.echo(json.dumps(named | _as_object(found)))
     else:
         print_verification(found)
-    sys.exit(EXIT_FAILED if not found.is_equal else EXIT_BEHIND if found.is_behind else 0)
+    sys.exit(options.EXIT_FAILED if not found.is_equal else options.EXIT_BEHIND if found.is_behind else 0)
 
 
 def _as_object(found: Verification) -> dict[str, Any]:

@@ -45,15 +45,9 @@ from headwater.protocol.stream_requests import StreamRequestValue
 _NAME_RANDOM_BYTES = 6
 
 DCP_FEATURES = (
-    Feature.TCP_NODELAY,
-    Feature.XATTR,
-    Feature.XERROR,
-    Feature.SELECT_BUCKET,
-    Feature.JSON,
-    Feature.COLLECTIONS,
-    Feature.DUPLEX,
-    Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
-)
+    Feature.TCP_NODELAY, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.COLLECTIONS,
+    Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
+)  # fmt: skip
 
 
 Checkpoint = CheckpointStore | str | os.PathLike[str]

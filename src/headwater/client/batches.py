@@ -64,16 +64,9 @@ from headwater.protocol.system_events import (
 from headwater.protocol.values import Datatype
 
 OPS = (
-    "mutation",
-    "deletion",
-    "expiration",
-    "rollback",
-    "collection_created",
-    "collection_dropped",
-    "collection_modified",
-    "scope_created",
-    "scope_dropped",
-)
+    "mutation", "deletion", "expiration", "rollback", "collection_created", "collection_dropped",
+    "collection_modified", "scope_created", "scope_dropped",
+)  # fmt: skip
 """The values of `op`. The first three are in the order of their opcodes."""
 
 _NAME_TYPE = pa.dictionary(pa.int32(), pa.string())

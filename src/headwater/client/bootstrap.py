@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 import h11
 
+from headwater import errors
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts
 from headwater.client.kv_asyncio import AsyncKvConnection, open_transport, raise_if_tls
@@ -29,24 +30,6 @@ from headwater.client.pieces import OpenSpool
 from headwater.client.retries import HostFailures
 from headwater.client.settings import ClientSettings
 from headwater.client.threads import in_daemon_thread
-from headwater.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    BucketNotReady,
-    ConnectionClosed,
-    HeadwaterError,
-    InvalidInput,
-    NotSupported,
-    RemoteProtocolError,
-    StatusError,
-    TemporaryFailure,
-    TlsFailed,
-    UnknownBucket,
-    UnknownCollection,
-    UnknownScope,
-    WrongProtocol,
-    status_error,
-)
 from headwater.protocol.exchange import ANSWER_BYTES_MAX
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import PlainResponse
@@ -100,7 +83,7 @@ async def first_that_works(addresses: Iterable[Address], attempt: Callable[[Addr
     for address in addresses:
         try:
             return await attempt(address)
-        except HeadwaterError as error:
+        except errors.HeadwaterError as error:
             failures.add(address, error)
     raise failures.verdict()
 
@@ -139,7 +122,7 @@ async def _open_first(address: Address, login: Login) -> AsyncKvConnection:
     """A connection to a host that a user has named, perhaps with the wrong port."""
     try:
         return await AsyncKvConnection.open(address, login)
-    except ConnectionClosed as error:
+    except errors.ConnectionClosed as error:
         if login.tls is None:
             await raise_if_tls(address, login.timeouts, error)
         raise
@@ -173,7 +156,7 @@ async def read_manifest(connection: AsyncKvConnection) -> Manifest:
     """The scopes and collections of a connection's bucket. Nodes read those of other nodes by it, too."""
     try:
         answer = await connection.request(GetCollectionsManifest())
-    except StatusError as error:
+    except errors.StatusError as error:
         raise error.reworded(f"the collections can't be read: {error.reason}") from error
     assert isinstance(answer, PlainResponse)
     return Manifest.decode(answer.value)
@@ -187,7 +170,7 @@ async def find_collection(connection: AsyncKvConnection, name: str | None) -> Co
     if not connection.outcome.negotiated.collections:
         if name is None:
             return None
-        raise NotSupported(
+        raise errors.NotSupported(
             Status.NOT_SUPPORTED,
             f"{connection.address} has no collections",
             hint="Omit the collection, or use a server of version 7 or newer",
@@ -195,19 +178,21 @@ async def find_collection(connection: AsyncKvConnection, name: str | None) -> Co
     if name is None:
         return DEFAULT_COLLECTION
     if len(name.split(".")) != 2 or not all(name.split(".")):
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"{name!r} is not a scope and a collection", hint="Write scope.collection, such as _default.users"
         )
     try:
         answer = await connection.request(GetCollectionId(value=name.encode()))
-    except (UnknownCollection, UnknownScope) as error:
-        what = "scope of collection" if isinstance(error, UnknownScope) else "collection"
+    except (errors.UnknownCollection, errors.UnknownScope) as error:
+        what = "scope of collection" if isinstance(error, errors.UnknownScope) else "collection"
         raise type(error)(
             error.status, f"there is no {what} {name!r}", hint="Create it first, or check the name"
         ) from error
-    except StatusError as error:
+    except errors.StatusError as error:
         # Older servers have no status of their own for it.
-        raise status_error(error.status, f"collection {name!r} can't be found: {Status(error.status).name}") from error
+        raise errors.status_error(
+            error.status, f"collection {name!r} can't be found: {Status(error.status).name}"
+        ) from error
     assert isinstance(answer, GetCollectionIdResponse)
     return CollectionId(answer.id)
 
@@ -251,7 +236,7 @@ async def _ask_over_http(address: Address, settings: ClientSettings, path: str) 
             return await call.answer
     except TimeoutError as error:
         raise broken(address, error, waited_s=timeouts.answer_s) from error
-    except ConnectionClosed as error:
+    except errors.ConnectionClosed as error:
         if settings.tls is None:
             await raise_if_tls(address, timeouts, error)
         raise
@@ -287,7 +272,7 @@ class _HttpCall(asyncio.Protocol):
                 is_local = is_loopback(transport.get_extra_info("socket"))
                 is_safe = settings.tls is not None or is_local or settings.mechanism is Mechanism.PLAIN
                 headers.append(("Authorization", f"Basic {_basic(settings.credentials, is_safe=is_safe)}"))
-        except HeadwaterError as error:
+        except errors.HeadwaterError as error:
             self._fail(error)
         else:
             request = h11.Request(method="GET", target=self._path, headers=headers)
@@ -302,7 +287,7 @@ class _HttpCall(asyncio.Protocol):
             self._take_events()
         except h11.RemoteProtocolError as error:
             self._fail(self._closed() if not data else self._not_http(), error)
-        except HeadwaterError as error:
+        except errors.HeadwaterError as error:
             self._fail(error)
 
     def eof_received(self) -> None:
@@ -318,7 +303,7 @@ class _HttpCall(asyncio.Protocol):
         """Other protocols end no line, and h11 would wait for one."""
         self._first_bytes = (self._first_bytes + data)[: len(_HTTP)]
         if self._first_bytes.startswith(_TLS_ALERT):
-            raise TlsFailed(
+            raise errors.TlsFailed(
                 f"{self._address} uses TLS, and this connection does not",
                 hint="Write couchbases://, or use the port without TLS (8091)",
             )
@@ -344,17 +329,17 @@ class _HttpCall(asyncio.Protocol):
         if (end := self._body.find(_END_OF_CONFIG, searched)) >= 0:
             self.answer.set_result((HTTPStatus.OK, bytes(self._body[:end])))
         elif len(self._body) > ANSWER_BYTES_MAX:
-            raise RemoteProtocolError(
+            raise errors.RemoteProtocolError(
                 f"the answer of {self._address} has more than {ANSWER_BYTES_MAX} bytes",
                 offset=ANSWER_BYTES_MAX,
                 hint=_PORT_HINT,
             )
 
-    def _closed(self) -> ConnectionClosed:
-        return ConnectionClosed(f"{self._address} closed the connection before it had answered", hint=_PORT_HINT)
+    def _closed(self) -> errors.ConnectionClosed:
+        return errors.ConnectionClosed(f"{self._address} closed the connection before it had answered", hint=_PORT_HINT)
 
-    def _not_http(self) -> WrongProtocol:
-        return WrongProtocol(f"{self._address} does not speak HTTP", hint=_PORT_HINT)
+    def _not_http(self) -> errors.WrongProtocol:
+        return errors.WrongProtocol(f"{self._address} does not speak HTTP", hint=_PORT_HINT)
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:
         if not self.answer.done():
@@ -366,41 +351,41 @@ class _HttpCall(asyncio.Protocol):
 
 def _basic(credentials: Credentials, *, is_safe: bool) -> str:
     if not is_safe:
-        raise AuthenticationFailed(
+        raise errors.AuthenticationFailed(
             Status.AUTH_ERROR,
             "the password would be sent in clear text",
             hint="Use couchbases:// with port 18091, omit the port, or select the mechanism PLAIN to allow it",
         )
     if ":" in credentials.user:
-        raise AuthenticationFailed(
+        raise errors.AuthenticationFailed(
             Status.AUTH_ERROR, "a user with a colon in the name can't log in over HTTP", hint="Omit the port"
         )
     return base64.b64encode(f"{credentials.user}:{credentials.password}".encode()).decode()
 
 
-def _refused_over_http(address: Address, settings: ClientSettings, status: int) -> HeadwaterError:
+def _refused_over_http(address: Address, settings: ClientSettings, status: int) -> errors.HeadwaterError:
     if status == HTTPStatus.UNAUTHORIZED:
         if settings.credentials is None:
-            return AuthenticationFailed(
+            return errors.AuthenticationFailed(
                 Status.AUTH_ERROR,
                 f"{address} requires a log-in",
                 hint="Give a user and a password, or a client certificate that the server maps to a user",
             )
-        return AuthenticationFailed(
+        return errors.AuthenticationFailed(
             Status.AUTH_ERROR, f"{address} refused the log-in: the user or the password is wrong"
         )
     if status == HTTPStatus.FORBIDDEN:
-        return AccessDenied(
+        return errors.AccessDenied(
             Status.EACCESS,
             f"{address}: the user may not use bucket {settings.bucket!r}",
             hint="Check the bucket's name, and give the user a role on it",
         )
     if status == HTTPStatus.NOT_FOUND:
-        kind = BucketNotReady if settings.bucket_was_seen else UnknownBucket
+        kind = errors.BucketNotReady if settings.bucket_was_seen else errors.UnknownBucket
         return kind(Status.KEY_ENOENT, f"{address}: there is no bucket {settings.bucket!r}")
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-        return TemporaryFailure(Status.ETMPFAIL, f"{address} is too busy: HTTP status {status}")
-    return RemoteProtocolError(
+        return errors.TemporaryFailure(Status.ETMPFAIL, f"{address} is too busy: HTTP status {status}")
+    return errors.RemoteProtocolError(
         f"{address} does not return the cluster map: HTTP status {status}",
         hint=f"{_PORT_HINT}, and TLS on both ends or on neither",
     )

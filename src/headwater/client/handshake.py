@@ -23,34 +23,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from headwater.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    BadMagic,
-    BucketNotReady,
-    ConnectionClosed,
-    HeadwaterError,
-    LocalProtocolError,
-    NotSupported,
-    StatusError,
-    TlsFailed,
-    UnexpectedMessage,
-    UnknownBucket,
-    WrongProtocol,
-    status_error,
-)
+from headwater import errors
 from headwater.protocol.exchange import ANSWER_TIMEOUT_S, Exchange, Pushed
 from headwater.protocol.features import Feature, Negotiated, Opcode
-from headwater.protocol.messages import ErrorResponse, Response
-from headwater.protocol.messages.session import (
-    GetClusterConfig,
-    Hello,
-    HelloResponse,
-    SaslAuth,
-    SaslListMechanisms,
-    SaslStep,
-    SelectBucket,
-)
+from headwater.protocol.messages import ErrorResponse, Response, session
 from headwater.protocol.sasl import Credentials as Credentials
 from headwater.protocol.sasl import Mechanism, PlainLogin, ScramClient, best_mechanism
 from headwater.protocol.status import Status
@@ -111,9 +87,9 @@ class ClientHandshake:
         self._scram: ScramClient | None = None
         self._asks_to_select = Feature.SELECT_BUCKET in features
         self._is_chosen_by_login = False
-        self.exchange.send(Hello(key=agent.encode(), features=features))
+        self.exchange.send(session.Hello(key=agent.encode(), features=features))
         if credentials is not None:
-            self.exchange.send(SaslListMechanisms())
+            self.exchange.send(session.SaslListMechanisms())
 
     def _send_last(self) -> None:
         """Select the bucket and ask for its config. HELLO has been answered by then.
@@ -124,8 +100,8 @@ class ClientHandshake:
         is_granted = Feature.SELECT_BUCKET in self.exchange.negotiated.features
         self._is_chosen_by_login = self._bucket is not None and self._asks_to_select and not is_granted
         if self._bucket is not None and not self._is_chosen_by_login:
-            self.exchange.send(SelectBucket(key=self._bucket.encode()))
-        self.exchange.send(GetClusterConfig())
+            self.exchange.send(session.SelectBucket(key=self._bucket.encode()))
+        self.exchange.send(session.GetClusterConfig())
 
     def data_to_send(self) -> bytes:
         return self.exchange.data_to_send()
@@ -146,11 +122,11 @@ class ClientHandshake:
             while self.outcome is None and (event := self.exchange.next_event()) is not None:
                 if not isinstance(event, Pushed):
                     _ANSWERED[Opcode(event.request.opcode)](self, event.response())
-                elif isinstance(self.exchange.oldest, Hello):
-                    raise UnexpectedMessage(f"{event.frame.opcode_name}, where the answer to Hello was due")
-        except HeadwaterError as error:
+                elif isinstance(self.exchange.oldest, session.Hello):
+                    raise errors.UnexpectedMessage(f"{event.frame.opcode_name}, where the answer to Hello was due")
+        except errors.HeadwaterError as error:
             self.has_failed = True
-            if isinstance(error, BadMagic) and error.offset == 0:
+            if isinstance(error, errors.BadMagic) and error.offset == 0:
                 _raise_known_protocol(bytes(data[:_SIGNATURE_BYTES]), error)
             raise
 
@@ -159,17 +135,17 @@ class ClientHandshake:
         self._check_under_way()
         due = type(self.exchange.oldest).__name__
         self.has_failed = True
-        raise ConnectionClosed(
+        raise errors.ConnectionClosed(
             f"the server closed the connection when {due} was to be answered",
             hint="Check that the port speaks the Couchbase key-value protocol, and TLS on both ends or on neither",
         )
 
     def _check_under_way(self) -> None:
         if self.has_failed or self.outcome is not None:
-            raise LocalProtocolError("the handshake is over", hint="Use the connection instead of the handshake")
+            raise errors.LocalProtocolError("the handshake is over", hint="Use the connection instead of the handshake")
 
     def _on_hello(self, answer: Response) -> None:
-        if not isinstance(answer, HelloResponse):
+        if not isinstance(answer, session.HelloResponse):
             raise _refused(answer, "the server refused HELLO")
         self.exchange.negotiated = Negotiated(frozenset(answer.features))
         if self._credentials is None:
@@ -177,7 +153,7 @@ class ClientHandshake:
 
     def _on_mechanisms(self, answer: Response) -> None:
         if answer.status == Status.NOT_SUPPORTED:
-            raise NotSupported(
+            raise errors.NotSupported(
                 answer.status,
                 "the server accepts no user and password on this connection",
                 hint="The client certificate is the log-in: omit the user and the password",
@@ -187,18 +163,20 @@ class ClientHandshake:
         self._mechanism = self._choose_mechanism(offered)
         user, password = self._credentials.user, self._credentials.password
         if self._mechanism is Mechanism.PLAIN:
-            self.exchange.send(SaslAuth(key=self._mechanism.encode(), value=PlainLogin(user, password).encode()))
+            self.exchange.send(
+                session.SaslAuth(key=self._mechanism.encode(), value=PlainLogin(user, password).encode())
+            )
             self._send_last()
         else:
             self._scram = ScramClient(self._mechanism, user, password, self._nonce)
-            self.exchange.send(SaslAuth(key=self._mechanism.encode(), value=self._scram.first()))
+            self.exchange.send(session.SaslAuth(key=self._mechanism.encode(), value=self._scram.first()))
 
     def _choose_mechanism(self, offered: bytes) -> Mechanism:
         wanted = self._wanted_mechanism
         if wanted is None:
             return best_mechanism(offered, plain_allowed=self._plain_allowed)
         if wanted.encode() not in offered.split(b" "):
-            raise AuthenticationFailed(
+            raise errors.AuthenticationFailed(
                 Status.AUTH_ERROR,
                 f"the server does not offer {wanted}, but only {offered.decode(errors='replace')}",
                 hint="Take one of these, or none, for the best of them",
@@ -209,43 +187,43 @@ class ClientHandshake:
         value = _login_value(answer)
         if self._scram is None:
             if answer.status != Status.SUCCESS:
-                raise UnexpectedMessage(f"{answer.status.name} as the answer to SASL PLAIN")
+                raise errors.UnexpectedMessage(f"{answer.status.name} as the answer to SASL PLAIN")
             return
         # A server that lets us in without a proof does not know the password, and may be a false one.
         if answer.status != Status.AUTH_CONTINUE:
-            raise UnexpectedMessage(f"{answer.status.name} as the answer to the first SCRAM message")
+            raise errors.UnexpectedMessage(f"{answer.status.name} as the answer to the first SCRAM message")
         assert self._mechanism is not None
-        self.exchange.send(SaslStep(key=self._mechanism.encode(), value=self._scram.final(value)))
+        self.exchange.send(session.SaslStep(key=self._mechanism.encode(), value=self._scram.final(value)))
         self._send_last()
 
     def _on_proof(self, answer: Response) -> None:
         value = _login_value(answer)
         assert self._scram is not None
         if answer.status != Status.SUCCESS:
-            raise UnexpectedMessage(f"{answer.status.name} as the answer to the last SCRAM message")
+            raise errors.UnexpectedMessage(f"{answer.status.name} as the answer to the last SCRAM message")
         self._scram.verify(value)
 
     def _on_bucket(self, answer: Response) -> None:
         if answer.status == Status.KEY_ENOENT and self._bucket_was_seen:
             # As seen with 7.0.5 and 8.0.2: a server that was restarted listens before it has made its buckets.
-            raise BucketNotReady(answer.status, f"bucket {self._bucket!r} is not there at the moment")
+            raise errors.BucketNotReady(answer.status, f"bucket {self._bucket!r} is not there at the moment")
         if answer.status == Status.KEY_ENOENT:
-            raise UnknownBucket(
+            raise errors.UnknownBucket(
                 answer.status, f"there is no bucket {self._bucket!r}", hint="Check the name in the connection string"
             )
         if answer.status == Status.EACCESS:
             raise self._no_access(answer)
         _value(answer, f"bucket {self._bucket!r} can't be used")
 
-    def _no_access(self, answer: Response) -> AccessDenied:
+    def _no_access(self, answer: Response) -> errors.AccessDenied:
         if self._credentials is None:
-            return AccessDenied(
+            return errors.AccessDenied(
                 answer.status,
                 f"the user may not use bucket {self._bucket!r}: no user has logged in",
                 hint="Give a user and a password, or a client certificate that the server maps to a user",
             )
         # Servers say nothing else, so that a stranger does not learn which buckets exist.
-        return AccessDenied(
+        return errors.AccessDenied(
             answer.status,
             f"there is no bucket {self._bucket!r}, or the user may not use it",
             hint="Check the bucket's name, and give the user a role on it",
@@ -270,7 +248,7 @@ class ClientHandshake:
             chosen = None
         if chosen is not None and chosen != self._bucket:
             user = None if self._credentials is None else self._credentials.user
-            raise AccessDenied(
+            raise errors.AccessDenied(
                 Status.EACCESS,
                 f"the server can't select bucket {self._bucket!r}: the log-in of {user!r} has chosen {chosen!r}",
                 hint="On servers before 5.0, log in as the user with the bucket's name",
@@ -293,24 +271,24 @@ _HTTP_ANSWER = b"HTTP/"
 _SIGNATURE_BYTES = len(_HTTP_ANSWER)
 
 
-def _raise_known_protocol(data: bytes, error: BadMagic) -> None:
+def _raise_known_protocol(data: bytes, error: errors.BadMagic) -> None:
     """Raises what a server speaks whose first bytes are no frame, if they are those of TLS or HTTP."""
     if any(record.startswith(data[:2]) for record in _TLS_RECORDS):
-        raise TlsFailed(
+        raise errors.TlsFailed(
             "the server uses TLS here, and this connection does not",
             hint="Write couchbases://, or use the port without TLS (11210)",
         ) from error
     if _HTTP_ANSWER.startswith(data):
-        raise WrongProtocol(
+        raise errors.WrongProtocol(
             f"the server answers with HTTP: 0x{data[0]:02x} is not a magic byte",
             hint="Check that the port speaks the Couchbase key-value protocol (11210, or 11207 with TLS); "
             "if it is a cluster manager's, add ?bootstrap=http",
         ) from error
 
 
-def _refused(answer: Response, what: str) -> StatusError:
+def _refused(answer: Response, what: str) -> errors.StatusError:
     context = answer.context if isinstance(answer, ErrorResponse) else ""
-    return status_error(answer.status, f"{what}: {answer.status.name}{f' ({context})' if context else ''}")
+    return errors.status_error(answer.status, f"{what}: {answer.status.name}{f' ({context})' if context else ''}")
 
 
 def _value(answer: Response, what: str) -> bytes:
@@ -323,5 +301,7 @@ def _value(answer: Response, what: str) -> bytes:
 
 def _login_value(answer: Response) -> bytes:
     if answer.status == Status.AUTH_ERROR:
-        raise AuthenticationFailed(answer.status, "the server refused the log-in: the user or the password is wrong")
+        raise errors.AuthenticationFailed(
+            answer.status, "the server refused the log-in: the user or the password is wrong"
+        )
     return _value(answer, "the server refused the log-in")

@@ -12,20 +12,9 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self, TypeVar, cast
 
+from headwater.client import kv_connection
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ClientHandshake, HandshakeOutcome
-from headwater.client.kv_connection import (
-    Login,
-    Timeouts,
-    accepted,
-    broken,
-    closed,
-    is_loopback,
-    spoke_tls,
-    tls_failed,
-    unreachable,
-    without_verification,
-)
 from headwater.errors import ConnectionClosed, ConnectionFailed, HeadwaterError
 from headwater.protocol.exchange import Answered, Exchange
 from headwater.protocol.messages import Request, Response
@@ -40,7 +29,7 @@ _WRITTEN_TOGETHER = 64
 
 
 async def open_transport(
-    new_protocol: Callable[[], P], address: Address, tls: ssl.SSLContext | None, timeouts: Timeouts
+    new_protocol: Callable[[], P], address: Address, tls: ssl.SSLContext | None, timeouts: kv_connection.Timeouts
 ) -> P:
     """A connected socket, with TLS on it if wanted, for a protocol. Raises a `ConnectionFailed` that says why not."""
     loop = asyncio.get_running_loop()
@@ -56,8 +45,8 @@ async def open_transport(
             _, protocol = await loop.create_connection(new_protocol, address.host, address.port, **options)
     except (OSError, ValueError) as error:
         if tls is not None and isinstance(error, _TLS_ERRORS):
-            raise tls_failed(address, error) from error
-        raise unreachable(address, error) from error
+            raise kv_connection.tls_failed(address, error) from error
+        raise kv_connection.unreachable(address, error) from error
     return protocol
 
 
@@ -76,7 +65,7 @@ class BytesReceiver(Protocol):
 class AsyncKvConnection(asyncio.Protocol):
     """A connection that is logged in and has its bucket. Made by `open`."""
 
-    def __init__(self, address: Address, login: Login) -> None:
+    def __init__(self, address: Address, login: kv_connection.Login) -> None:
         self.address = address
         self.is_closed = False
         self._login = login
@@ -92,7 +81,7 @@ class AsyncKvConnection(asyncio.Protocol):
         self._receiver: BytesReceiver | None = None
 
     @classmethod
-    async def open(cls, address: Address, login: Login) -> Self:
+    async def open(cls, address: Address, login: kv_connection.Login) -> Self:
         """Connect and log in, or raise what is in the way of it."""
         timeouts = login.timeouts
         connection = await open_transport(lambda: cls(address, login), address, login.tls, timeouts)
@@ -101,7 +90,7 @@ class AsyncKvConnection(asyncio.Protocol):
                 await connection._ready
         except TimeoutError as error:
             connection.abort()
-            raise broken(address, error, waited_s=timeouts.answer_s) from error
+            raise kv_connection.broken(address, error, waited_s=timeouts.answer_s) from error
         except BaseException:
             connection.abort()
             raise
@@ -121,17 +110,17 @@ class AsyncKvConnection(asyncio.Protocol):
     async def request(self, message: Request) -> Response:
         """Send a request and wait for its answer. A status other than success is raised as its error."""
         (answer,) = self.send([message])
-        return accepted((await answer)[-1].result())
+        return kv_connection.accepted((await answer)[-1].result())
 
     async def request_all(self, messages: Sequence[Request]) -> list[Response]:
         """Send requests together and wait for all answers. The first refusal is raised."""
         answers = [(await answer)[-1].result() for answer in self.send(messages)]
-        return [accepted(answer) for answer in answers]
+        return [kv_connection.accepted(answer) for answer in answers]
 
     async def statistics(self, group: str = "") -> dict[str, str]:
         (answer,) = self.send([Stat(key=group.encode())])
         frames = await answer
-        accepted(frames[-1].result())
+        kv_connection.accepted(frames[-1].result())
         return {
             part.frame.key.decode(errors="replace"): bytes(part.frame.value).decode(errors="replace")
             for part in frames[:-1]
@@ -140,7 +129,7 @@ class AsyncKvConnection(asyncio.Protocol):
     def send(self, messages: Iterable[Request]) -> list[asyncio.Future[list[Answered]]]:
         """Send requests together. Each future is done when all frames of the answer are there, in their order."""
         if self.is_closed:
-            raise closed(self.address)
+            raise kv_connection.closed(self.address)
         self._exchange.tick(self._loop.time())
         waiting: list[asyncio.Future[list[Answered]]] = []
         for message in messages:
@@ -213,7 +202,7 @@ class AsyncKvConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's classes.
         self._transport = cast(asyncio.Transport, transport)
-        is_local = is_loopback(transport.get_extra_info("socket"))
+        is_local = kv_connection.is_loopback(transport.get_extra_info("socket"))
         self._handshake = self._login.handshake(is_loopback=is_local, peer=str(self.address))
         self._exchange = self._handshake.exchange
         self._transport.write(self._handshake.data_to_send())
@@ -262,7 +251,11 @@ class AsyncKvConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         receiver = self._receiver
         self._end()
-        reason: HeadwaterError = broken(self.address, error) if isinstance(error, OSError) else closed(self.address)
+        reason: HeadwaterError = (
+            kv_connection.broken(self.address, error)
+            if isinstance(error, OSError)
+            else kv_connection.closed(self.address)
+        )
         if not self._ready.done() and not isinstance(error, OSError):
             try:
                 self._handshake.receive_end()
@@ -282,14 +275,14 @@ class AsyncKvConnection(asyncio.Protocol):
                 waiter.exception()
 
 
-async def raise_if_tls(address: Address, timeouts: Timeouts, error: ConnectionClosed) -> None:
+async def raise_if_tls(address: Address, timeouts: kv_connection.Timeouts, error: ConnectionClosed) -> None:
     """Say so if the port speaks TLS, after a connection without it was closed with no answer: most servers do that."""
     try:
-        probe = await open_transport(_Probe, address, without_verification(), timeouts)
+        probe = await open_transport(_Probe, address, kv_connection.without_verification(), timeouts)
     except ConnectionFailed:
         return
     probe.transport.abort()
-    raise spoke_tls(address) from error
+    raise kv_connection.spoke_tls(address) from error
 
 
 class _Probe(asyncio.Protocol):

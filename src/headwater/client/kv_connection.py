@@ -17,18 +17,9 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any, Self
 
+from headwater import errors
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ClientHandshake, HandshakeOutcome
-from headwater.errors import (
-    ConnectionClosed,
-    ConnectionFailed,
-    HeadwaterError,
-    HostUnreachable,
-    NoAnswer,
-    StatusError,
-    TlsBroken,
-    TlsFailed,
-)
 from headwater.options import suggest_keywords
 from headwater.protocol.exchange import ANSWER_TIMEOUT_S, Answered, Exchange
 from headwater.protocol.features import Feature
@@ -114,7 +105,7 @@ class KvConnection:
             sock.settimeout(answer_s)
         except BaseException as error:
             sock.close()
-            if isinstance(error, ConnectionClosed) and login.tls is None:
+            if isinstance(error, errors.ConnectionClosed) and login.tls is None:
                 raise_if_tls(address, login.timeouts, error)
             raise
         return cls(sock, address, outcome, handshake.exchange)
@@ -159,9 +150,9 @@ class KvConnection:
         self.close()
 
 
-def accepted(answer: Response | StatusError) -> Response:
+def accepted(answer: Response | errors.StatusError) -> Response:
     """The answer, unless it is a refusal, which is raised."""
-    if isinstance(answer, StatusError):
+    if isinstance(answer, errors.StatusError):
         raise answer
     return answer
 
@@ -192,12 +183,12 @@ def _close_forgotten(error: OSError) -> None:
             forgotten.close()
 
 
-def raise_if_tls(address: Address, timeouts: Timeouts, error: HeadwaterError) -> None:
+def raise_if_tls(address: Address, timeouts: Timeouts, error: errors.HeadwaterError) -> None:
     """Say so if the port speaks TLS, after a connection without it was closed with no answer: most servers do that."""
     probe_timeouts = replace(timeouts, answer_s=min(timeouts.answer_s, _PROBE_S_MAX))
     try:
         open_socket(address, without_verification(), probe_timeouts).close()
-    except ConnectionFailed:
+    except errors.ConnectionFailed:
         return
     raise spoke_tls(address) from error
 
@@ -210,8 +201,8 @@ def without_verification() -> ssl.SSLContext:
     return context
 
 
-def spoke_tls(address: Address) -> TlsFailed:
-    return TlsFailed(
+def spoke_tls(address: Address) -> errors.TlsFailed:
+    return errors.TlsFailed(
         f"{address} uses TLS, and this connection does not",
         hint="Write couchbases://, or use the port without TLS (11210, or 8091 for HTTP)",
     )
@@ -283,40 +274,40 @@ _CERTIFICATE_ALERTS = ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE")
 _BROKEN_OFF = (ConnectionError, TimeoutError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
-def unreachable(address: Address, error: OSError | ValueError) -> HostUnreachable:
+def unreachable(address: Address, error: OSError | ValueError) -> errors.HostUnreachable:
     """There is no connection. A `ValueError` is a name that no host can have."""
-    return HostUnreachable(
+    return errors.HostUnreachable(
         f"{address} can't be reached: {_words(error)}", hint="Check the address, and that the server is running"
     )
 
 
-def tls_failed(address: Address, error: OSError) -> TlsFailed:
+def tls_failed(address: Address, error: OSError) -> errors.TlsFailed:
     """There is a connection, and no TLS on it."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return TlsFailed(f"the certificate of {address} is not trusted: {error.verify_message}", hint=_CA_HINT)
+        return errors.TlsFailed(f"the certificate of {address} is not trusted: {error.verify_message}", hint=_CA_HINT)
     if _is_alert(error):
         return _alerted(address, error)
-    kind = TlsBroken if isinstance(error, _BROKEN_OFF) else TlsFailed
+    kind = errors.TlsBroken if isinstance(error, _BROKEN_OFF) else errors.TlsFailed
     return kind(f"{address} does not speak TLS: {_words(error)}", hint=_TLS_HINT)
 
 
-def broken(address: Address, error: OSError, *, waited_s: float = ANSWER_TIMEOUT_S) -> ConnectionFailed:
+def broken(address: Address, error: OSError, *, waited_s: float = ANSWER_TIMEOUT_S) -> errors.ConnectionFailed:
     """The connection has ended, or the server has not answered."""
     if isinstance(error, TimeoutError):
-        return NoAnswer(
+        return errors.NoAnswer(
             f"{address} has not answered for {waited_s:g} seconds",
             hint="Check the server's load and log, and that the port is right",
         )
     if _is_alert(error):
         # With TLS 1.3 a client learns only now that the server does not take its certificate, or wants one.
         return _alerted(address, error)
-    kind = ConnectionClosed if isinstance(error, ConnectionError) else ConnectionFailed
+    kind = errors.ConnectionClosed if isinstance(error, ConnectionError) else errors.ConnectionFailed
     return kind(f"the connection to {address} broke: {_words(error)}", hint="Check the server's log, and try again")
 
 
-def closed(address: Address) -> ConnectionClosed:
+def closed(address: Address) -> errors.ConnectionClosed:
     """The server has ended the connection where it should have answered."""
-    return ConnectionClosed(f"{address} has closed the connection", hint="Check the server's log, and try again")
+    return errors.ConnectionClosed(f"{address} has closed the connection", hint="Check the server's log, and try again")
 
 
 def _is_alert(error: OSError) -> bool:
@@ -324,11 +315,11 @@ def _is_alert(error: OSError) -> bool:
     return isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
 
 
-def _alerted(address: Address, error: OSError) -> TlsFailed:
+def _alerted(address: Address, error: OSError) -> errors.TlsFailed:
     words = _words(error)
     is_about_certificate = any(part in words for part in _CERTIFICATE_ALERTS)
     hint = _CERTIFICATE_HINT if is_about_certificate else _ALERT_HINT
-    return TlsFailed(f"{address} has refused TLS with us: {words}", hint=hint)
+    return errors.TlsFailed(f"{address} has refused TLS with us: {words}", hint=hint)
 
 
 def _words(error: OSError | ValueError) -> str:

@@ -17,18 +17,7 @@ from headwater.client.handshake import ClientHandshake, HandshakeOutcome
 from headwater.client.retries import Backoff
 from headwater.client.vbucket_stream import VBucketStream
 from headwater.errors import ConnectionFailed, HeadwaterError, UnexpectedMessage, UnknownOpcode
-from headwater.protocol.consumer import (
-    ConsumerEvent,
-    ConsumerLimits,
-    ConsumerOpened,
-    DcpConsumer,
-    DcpControl,
-    FaultyFrame,
-    ForeignFrame,
-    RequestAnswered,
-    StreamMessage,
-    StreamRun,
-)
+from headwater.protocol import consumer
 from headwater.protocol.exchange import ANSWER_TIMEOUT_S
 from headwater.protocol.features import Magic
 from headwater.protocol.frames import Frame
@@ -48,7 +37,7 @@ class DcpOpening:
 
     name: str
     flags: OpenFlags
-    controls: tuple[DcpControl, ...]
+    controls: tuple[consumer.DcpControl, ...]
     buffer_bytes: int
     noop_interval_s: int
 
@@ -57,23 +46,23 @@ class DcpOpening:
 
 
 @dataclass(slots=True)
-class LinkReady(ConsumerOpened):
+class LinkReady(consumer.ConsumerOpened):
     """The connection can be used. Comes once, first."""
 
     outcome: HandshakeOutcome
 
 
 @dataclass(slots=True)
-class ConfigPushed(ForeignFrame):
+class ConfigPushed(consumer.ForeignFrame):
     """The server has a new cluster map; with nothing in `config` it has to be asked for."""
 
     config: bytes
 
 
-LinkEvent = ConsumerEvent[VBucketStream]
+LinkEvent = consumer.ConsumerEvent[VBucketStream]
 
 
-class DcpLink(DcpConsumer[VBucketStream]):
+class DcpLink(consumer.DcpConsumer[VBucketStream]):
     """One connection. Any error that a method raises is the end of it.
 
     With no `opening` it is a scout: a connection that only learns the cluster map.
@@ -87,7 +76,7 @@ class DcpLink(DcpConsumer[VBucketStream]):
         now_s: float,
         answer_s_max: float = ANSWER_TIMEOUT_S,
     ) -> None:
-        limits = ConsumerLimits(
+        limits = consumer.ConsumerLimits(
             buffer_bytes=opening.buffer_bytes if opening else 0,
             silence_s_max=opening.noop_interval_s * SILENT_NOOP_INTERVALS if opening else answer_s_max,
             answer_s_max=answer_s_max,
@@ -105,19 +94,19 @@ class DcpLink(DcpConsumer[VBucketStream]):
             return
         for event in super().events():
             match event:
-                case StreamRun():
+                case consumer.StreamRun():
                     if not event.is_rising:
                         raise UnexpectedMessage(f"seqnos of a stream that do not rise, up to {event.last_seqno}")
                     yield event
-                case StreamMessage() | RequestAnswered():
+                case consumer.StreamMessage() | consumer.RequestAnswered():
                     yield event
-                case ConsumerOpened():
+                case consumer.ConsumerOpened():
                     yield LinkReady(self._handshake.outcome)
-                case ForeignFrame(frame=frame) if frame.magic is Magic.SERVER_REQUEST:
+                case consumer.ForeignFrame(frame=frame) if frame.magic is Magic.SERVER_REQUEST:
                     yield from _read_pushed(frame)
-                case ForeignFrame():
+                case consumer.ForeignFrame():
                     pass  # Newer servers may send requests that this client has not asked for.
-                case FaultyFrame():
+                case consumer.FaultyFrame():
                     if not isinstance(event.error, UnknownOpcode):
                         raise event.error
 

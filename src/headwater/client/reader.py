@@ -18,21 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from headwater.client import links
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.delivery import Delivery, PersistenceGate, PersistenceHold
-from headwater.client.links import (
-    SCOUT,
-    Command,
-    ConfigPushed,
-    LinkEvent,
-    LinkPool,
-    LinkReady,
-    MapWatch,
-    NewLink,
-    PooledLink,
-    active_address,
-)
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.pieces import OpenSpool, Piece
 from headwater.client.read_options import ReadOptions, Snapshots
@@ -47,16 +36,8 @@ from headwater.errors import (
     StatusError,
 )
 from headwater.protocol.consumer import RequestAnswered, StreamMessage, StreamRun
-from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response
+from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response, dcp_streams
 from headwater.protocol.messages.dcp_changes import SnapshotMarker
-from headwater.protocol.messages.dcp_streams import (
-    CloseStream,
-    GetFailoverLog,
-    StreamEnd,
-    StreamFlags,
-    StreamRequest,
-    VBucketState,
-)
 from headwater.protocol.messages.session import GetClusterConfig
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse, ObserveSeqno
 from headwater.protocol.numbers import Seqno, VBucketId
@@ -71,14 +52,16 @@ REFUSALS_MAX = 3
 class GivingUp:
     """When a read fails: at once for what can't get better by waiting, and for the rest after a while."""
 
-    def __init__(self, after_s: float | None, *, pool: LinkPool, streams: Mapping[VBucketId, VBucketStream]) -> None:
+    def __init__(
+        self, after_s: float | None, *, pool: links.LinkPool, streams: Mapping[VBucketId, VBucketStream]
+    ) -> None:
         """With None the read waits for ever."""
         self._after_s = after_s
         self._pool = pool
         self._streams = streams
         self._tolerance = Tolerance(within_s=after_s)
 
-    def is_hopeless(self, slot: PooledLink, error: HeadwaterError, cluster_map: ClusterMap, now_s: float) -> bool:
+    def is_hopeless(self, slot: links.PooledLink, error: HeadwaterError, cluster_map: ClusterMap, now_s: float) -> bool:
         """A link was lost: whether it makes no sense to try again."""
         if slot.is_ready:
             breaks_protocol = isinstance(error, RemoteProtocolError)
@@ -102,7 +85,7 @@ class GivingUp:
         if overdue is None:
             return None
         vbucket, last = overdue[0], overdue[1].last
-        address = active_address(cluster_map, vbucket)
+        address = links.active_address(cluster_map, vbucket)
         # A node that can't be connected to is the newest of what stands in the way: a connection ends its failures.
         last = (None if address is None else self._pool.failures(address).last) or last
         silence = "no node has it" if address is None else f"{address} has not answered"
@@ -122,7 +105,7 @@ DecodeMap = Callable[[bytes, Address], ClusterMap]
 class ReaderEnvironment:
     """What a reader takes from the machine and from its client."""
 
-    new_link: NewLink
+    new_link: links.NewLink
     decode_map: DecodeMap
     open_spool: OpenSpool
     random: Callable[[], float]
@@ -139,7 +122,7 @@ class Reader:
         seeds: Iterable[Address],
         offsets: Mapping[VBucketId, StreamOffset],
         from_now: bool = False,
-        stream_flags: StreamFlags,
+        stream_flags: dcp_streams.StreamFlags,
         stream_value: StreamRequestValue | None,
         environment: ReaderEnvironment,
         now_s: float,
@@ -148,11 +131,11 @@ class Reader:
         stream is asked for with; None on servers without collections."""
         self.failure: HeadwaterError | None = None
         self.metrics = ReaderMetrics(options.name, cluster_map.bucket)
-        self._map = MapWatch(cluster_map, seeds=seeds, now_s=now_s)
+        self._map = links.MapWatch(cluster_map, seeds=seeds, now_s=now_s)
         self._options = options
         self._environment = environment
         self._backoff = Backoff.of(options, environment.random)
-        self._pool = LinkPool(new_link=environment.new_link, backoff=self._backoff)
+        self._pool = links.LinkPool(new_link=environment.new_link, backoff=self._backoff)
         self._delivery = Delivery(
             release=self._release, held_bytes_max=options.held_bytes_max, open_spool=environment.open_spool
         )
@@ -246,7 +229,7 @@ class Reader:
 
     # --- the edge's side ------------------------------------------------------------------------------------------
 
-    def commands(self) -> list[Command]:
+    def commands(self) -> list[links.Command]:
         commands, self._pool.commands = self._pool.commands, []
         return commands
 
@@ -318,7 +301,7 @@ class Reader:
         for vbucket, stream in self._streams.items():
             if not stream.is_due(now_s):
                 continue
-            address = active_address(self.cluster_map, vbucket)
+            address = links.active_address(self.cluster_map, vbucket)
             if address is None:
                 self._map.want()
                 continue
@@ -328,11 +311,11 @@ class Reader:
             elif now_s < self._pool.failures(address).retry_at_s:
                 self._map.want()
 
-    def _streams_on(self, slot: PooledLink) -> list[VBucketStream]:
+    def _streams_on(self, slot: links.PooledLink) -> list[VBucketStream]:
         """Everything that is lost with this connection."""
         return [stream for stream in self._streams.values() if stream.slot is slot]
 
-    def _on_high_seqnos(self, slot: PooledLink, request: Request, answer: Response, now_s: float) -> None:
+    def _on_high_seqnos(self, slot: links.PooledLink, request: Request, answer: Response, now_s: float) -> None:
         if slot.survey_opaque == request.opaque:
             slot.survey_opaque = None
         highs: dict[VBucketId, Seqno] | None = None
@@ -350,7 +333,7 @@ class Reader:
         if highs is not None and not asked and self._options.end is not None:
             self._check_ends(slot, highs)
 
-    def _check_ends(self, slot: PooledLink, highs: dict[VBucketId, Seqno]) -> None:
+    def _check_ends(self, slot: links.PooledLink, highs: dict[VBucketId, Seqno]) -> None:
         """A failover may have left open streams with an end that their new history does not have."""
         for stream in self._streams_on(slot):
             high = highs.get(stream.vbucket)
@@ -363,7 +346,7 @@ class Reader:
 
     # --- events of a link -----------------------------------------------------------------------------------------
 
-    def _take_event(self, slot: PooledLink, event: LinkEvent, now_s: float) -> None:
+    def _take_event(self, slot: links.PooledLink, event: links.LinkEvent, now_s: float) -> None:
         match event:
             case StreamRun():
                 self._on_run(slot, event)
@@ -371,26 +354,26 @@ class Reader:
                 self._on_stream_message(slot, event, now_s)
             case RequestAnswered():
                 self._on_answer(slot, event, now_s)
-            case LinkReady():
+            case links.LinkReady():
                 self._on_ready(slot, event, now_s)
-            case ConfigPushed():
+            case links.ConfigPushed():
                 if event.config:
                     self._on_map(self._environment.decode_map(event.config, slot.address), now_s)
                 else:
                     self._map.want()
 
-    def _on_ready(self, slot: PooledLink, event: LinkReady, now_s: float) -> None:
+    def _on_ready(self, slot: links.PooledLink, event: links.LinkReady, now_s: float) -> None:
         if self._pool.on_ready(slot):
             self.metrics.on_reconnect(slot.address)
         config = event.outcome.cluster_config
         if config is not None:
             self._on_map(self._environment.decode_map(config, slot.address), now_s)
-        if slot.lane == SCOUT:
+        if slot.lane == links.SCOUT:
             self._pool.close(slot)
         else:
             self._ask_due(now_s)
 
-    def _on_run(self, slot: PooledLink, run: StreamRun[VBucketStream]) -> None:
+    def _on_run(self, slot: links.PooledLink, run: StreamRun[VBucketStream]) -> None:
         stream = run.stream
         if stream is None:
             self._release(slot.id, run.window_bytes)  # of a stream that was closed
@@ -398,7 +381,7 @@ class Reader:
         self.metrics.on_run(stream.vbucket, run.rows, run.window_bytes, run.last_seqno)
         self._deliver(stream, stream.on_run(run, slot.id))
 
-    def _on_stream_message(self, slot: PooledLink, event: StreamMessage[VBucketStream], now_s: float) -> None:
+    def _on_stream_message(self, slot: links.PooledLink, event: StreamMessage[VBucketStream], now_s: float) -> None:
         message, stream = event.message, event.stream
         self._release(slot.id, event.window_bytes)
         if stream is None:
@@ -406,7 +389,7 @@ class Reader:
         self._deliver(stream, stream.on_message(message))
         if isinstance(message, SnapshotMarker):
             self.metrics.on_snapshot(stream.vbucket, message.end_seqno)
-        if isinstance(message, StreamEnd):
+        if isinstance(message, dcp_streams.StreamEnd):
             self._on_stream_end(stream, message, now_s)
 
     def _deliver(self, stream: VBucketStream, items: list[StreamItem]) -> None:
@@ -417,7 +400,7 @@ class Reader:
     def _count_buffered(self) -> None:
         self.metrics.set_buffered(ready_bytes=self._delivery.waiting_bytes, held_bytes=self._delivery.held_bytes)
 
-    def _on_stream_end(self, stream: VBucketStream, message: StreamEnd, now_s: float) -> None:
+    def _on_stream_end(self, stream: VBucketStream, message: dcp_streams.StreamEnd, now_s: float) -> None:
         self.metrics.on_stream_end(message.reason)
         self._drop_stream(stream)
         after = AFTER_END.get(message.reason, AfterEnd.ASK_LATER)
@@ -434,10 +417,10 @@ class Reader:
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    def _on_answer(self, slot: PooledLink, event: RequestAnswered[VBucketStream], now_s: float) -> None:
+    def _on_answer(self, slot: links.PooledLink, event: RequestAnswered[VBucketStream], now_s: float) -> None:
         request, answer = event.request, event.answer
         match request:
-            case StreamRequest() | GetFailoverLog():
+            case dcp_streams.StreamRequest() | dcp_streams.GetFailoverLog():
                 # Without a stream it was closed while it was being asked for. It is closed: the server takes requests
                 # in order.
                 if event.stream is not None:
@@ -445,11 +428,15 @@ class Reader:
             case GetAllVbSeqnos():
                 self._on_high_seqnos(slot, request, answer, now_s)
             case ObserveSeqno():
-                self._on_observed(slot, request, answer)
+                assert self._hold is not None
+                error = None
+                if isinstance(answer, ErrorResponse):
+                    error = refusal(answer, f"how far vbucket {request.vbucket} is persisted can't be read")
+                self._hold.on_answer(slot.address, request, answer, error)
             case GetClusterConfig():
                 if isinstance(answer, PlainResponse) and answer.value:
                     self._on_map(self._environment.decode_map(answer.value, slot.address), now_s)
-            case CloseStream():
+            case dcp_streams.CloseStream():
                 pass  # A stream that had ended by itself can't be closed any more: that is fine, too.
 
     def _on_opening_answer(self, stream: VBucketStream, request: Request, answer: Response, now_s: float) -> None:
@@ -473,13 +460,6 @@ class Reader:
             assert link is not None
             link.send_request(request)
 
-    def _on_observed(self, slot: PooledLink, request: ObserveSeqno, answer: Response) -> None:
-        assert self._hold is not None
-        error = None
-        if isinstance(answer, ErrorResponse):
-            error = refusal(answer, f"how far vbucket {request.vbucket} is persisted can't be read")
-        self._hold.on_answer(slot.address, request, answer, error)
-
     # --- the cluster map ------------------------------------------------------------------------------------------
 
     def _on_map(self, new: ClusterMap, now_s: float) -> None:
@@ -493,14 +473,14 @@ class Reader:
             self._hold.gate.on_cluster_map(new)
         self.metrics.on_config_update()
         for vbucket, stream in self._streams.items():
-            address = active_address(new, vbucket)
+            address = links.active_address(new, vbucket)
             if stream.slot is not None and address != stream.slot.address:
                 self._close_stream(stream)
                 stream.retry(None, now_s=now_s, backoff=None)
-            elif address != active_address(old, vbucket):
+            elif address != links.active_address(old, vbucket):
                 stream.hurry(now_s)
         for slot in list(self._pool.slots.values()):
-            if slot.lane != SCOUT and slot.address not in new.nodes:
+            if slot.lane != links.SCOUT and slot.address not in new.nodes:
                 self._pool.close(slot)
 
     def _poll(self, now_s: float) -> None:
@@ -508,11 +488,11 @@ class Reader:
         for slot in self._pool.ready:
             assert slot.link is not None
             slot.link.send_request(GetClusterConfig())
-            slot.link.send_request(GetAllVbSeqnos(state=VBucketState.ACTIVE))
+            slot.link.send_request(GetAllVbSeqnos(state=dcp_streams.VBucketState.ACTIVE))
 
     # --- closing, dropping and retrying ---------------------------------------------------------------------------
 
-    def _drop_link(self, slot: PooledLink, error: HeadwaterError, now_s: float) -> None:
+    def _drop_link(self, slot: links.PooledLink, error: HeadwaterError, now_s: float) -> None:
         """A link is lost. Its streams wait for another one; what can't get better by waiting fails the read."""
         self._pool.drop(slot, error, now_s=now_s)
         if self._hold is not None and slot.lane == 0:

@@ -14,38 +14,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+from headwater import errors
 from headwater.client.connection_string import Address
 from headwater.client.read_options import ReadOptions
-from headwater.errors import (
-    AuthenticationFailed,
-    HeadwaterError,
-    HostUnreachable,
-    InvalidInput,
-    LocalProtocolError,
-    RemoteProtocolError,
-    StatusError,
-    TlsFailed,
-)
 
-_SAME_EVERYWHERE = (AuthenticationFailed, InvalidInput, LocalProtocolError)
+_SAME_EVERYWHERE = (errors.AuthenticationFailed, errors.InvalidInput, errors.LocalProtocolError)
 
 
 class HostFailures:
     """The failures of an attempt to use any of several hosts, in turn: see `bootstrap.first_that_works`."""
 
     def __init__(self) -> None:
-        self._failures: list[tuple[Address, HeadwaterError]] = []
+        self._failures: list[tuple[Address, errors.HeadwaterError]] = []
 
-    def add(self, address: Address, error: HeadwaterError) -> None:
+    def add(self, address: Address, error: errors.HeadwaterError) -> None:
         """Remember why a host can't be used, or raise the error again where no other host would make a difference."""
         self._failures.append((address, error))
         if isinstance(error, _SAME_EVERYWHERE):
             raise error.reworded(_with_address(address, error)) from error
 
-    def verdict(self) -> HeadwaterError:
+    def verdict(self) -> errors.HeadwaterError:
         """The error for all of them: of the class that says most, and with what each of them has said."""
         if not self._failures:
-            raise LocalProtocolError("no host was named", hint="Name at least one")
+            raise errors.LocalProtocolError("no host was named", hint="Name at least one")
         worst = min((error for _, error in self._failures), key=_rank)
         verdict = worst.reworded(self._reason())
         verdict.__cause__ = worst
@@ -55,23 +46,23 @@ class HostFailures:
         reasons = "; ".join(_with_address(address, error) for address, error in self._failures)
         if len(self._failures) == 1:
             return reasons
-        all_unreachable = all(isinstance(error, HostUnreachable) for _, error in self._failures)
+        all_unreachable = all(isinstance(error, errors.HostUnreachable) for _, error in self._failures)
         return f"no host can be {'reached' if all_unreachable else 'used'}: {reasons}"
 
 
-def _with_address(address: Address, error: HeadwaterError) -> str:
+def _with_address(address: Address, error: errors.HeadwaterError) -> str:
     return error.reason if str(address) in error.reason else f"{address}: {error.reason}"
 
 
-def _rank(error: HeadwaterError) -> int:
+def _rank(error: errors.HeadwaterError) -> int:
     """The lower, the more the error says about what to do."""
-    if isinstance(error, StatusError):
+    if isinstance(error, errors.StatusError):
         return 3 if error.retriable else 0
-    if isinstance(error, TlsFailed):
+    if isinstance(error, errors.TlsFailed):
         return 1
-    if isinstance(error, RemoteProtocolError):
+    if isinstance(error, errors.RemoteProtocolError):
         return 2
-    return 5 if isinstance(error, HostUnreachable) else 4
+    return 5 if isinstance(error, errors.HostUnreachable) else 4
 
 
 # --- the next attempt ---------------------------------------------------------------------------------------------
@@ -113,7 +104,7 @@ class Attempts:
         self._give_up_s = math.inf if options.give_up_after_s is None else now_s + options.give_up_after_s
         self._failures = 0
 
-    def delay_s_after(self, error: HeadwaterError, now_s: float) -> float:
+    def delay_s_after(self, error: errors.HeadwaterError, now_s: float) -> float:
         """The delay before the next attempt. Raises the error if there is to be none."""
         self._failures += 1
         if is_final(error) or now_s > self._give_up_s:
@@ -141,7 +132,7 @@ class Tolerance:
         return count + 1 >= PROTOCOL_FAULTS_MAX
 
 
-def is_final(error: HeadwaterError) -> bool:
+def is_final(error: errors.HeadwaterError) -> bool:
     """No later attempt will do better: a wrong password, a certificate that is not trusted."""
     # Bytes that were cut off look like nonsense, too.
-    return not (error.retriable or isinstance(error, RemoteProtocolError))
+    return not (error.retriable or isinstance(error, errors.RemoteProtocolError))

@@ -16,30 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
+from headwater import errors
 from headwater.client.bootstrap import BucketView, RandomBytes, bootstrap, connect_any, view_over
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.settings import ClientSettings
-from headwater.errors import (
-    BucketReplaced,
-    ConnectionFailed,
-    HeadwaterError,
-    NotMyVBucket,
-    StatusError,
-    status_error,
-)
 from headwater.phrases import counted
 from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.messages import dcp_streams
 from headwater.protocol.messages.base import PlainResponse
-from headwater.protocol.messages.dcp_streams import (
-    Control,
-    GetFailoverLog,
-    Open,
-    OpenFlags,
-    VBucketState,
-    decode_failover_log,
-)
 from headwater.protocol.messages.session import Version
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import Seqno, VBucketId
@@ -107,7 +93,7 @@ class AsyncSurveyor:
         self.close()
         newer = (await bootstrap(self._settings, random_bytes=self._random_bytes)).cluster_map
         if newer.uuid != self.cluster_map.uuid:
-            raise BucketReplaced(self.cluster_map.bucket)
+            raise errors.BucketReplaced(self.cluster_map.bucket)
         self.cluster_map = newer
 
     # --- asking ---------------------------------------------------------------------------------------------------
@@ -121,8 +107,8 @@ class AsyncSurveyor:
                 found |= await self.ask_once(VBucketId(vbucket) for vbucket in wanted - found.keys())
                 if len(found) == len(wanted):
                     return found
-                failure: HeadwaterError = self._homeless(wanted - found.keys())
-            except ConnectionFailed as error:
+                failure: errors.HeadwaterError = self._homeless(wanted - found.keys())
+            except errors.ConnectionFailed as error:
                 failure = error
             if attempt:
                 await asyncio.sleep(RETRY_DELAY_S)
@@ -181,8 +167,8 @@ class AsyncSurveyor:
         try:
             for address in self._active_addresses:
                 dcp = await self._dcp_connection(address)
-                await dcp.request(Control(key=b"change_streams", value=b"true"))
-        except StatusError:
+                await dcp.request(dcp_streams.Control(key=b"change_streams", value=b"true"))
+        except errors.StatusError:
             return False
         return True
 
@@ -215,7 +201,7 @@ class AsyncSurveyor:
         for address in self._active_addresses:
             try:
                 found.append(await (await self._connection(address)).statistics(group))
-            except StatusError:
+            except errors.StatusError:
                 return []
         return found
 
@@ -230,8 +216,8 @@ class AsyncSurveyor:
             connection.abort()
             raise
 
-    def _homeless(self, vbuckets: set[int]) -> NotMyVBucket:
-        return NotMyVBucket(
+    def _homeless(self, vbuckets: set[int]) -> errors.NotMyVBucket:
+        return errors.NotMyVBucket(
             Status.NOT_MY_VBUCKET,
             f"there is no active node for {counted(len(vbuckets), 'vbucket')}, vbucket {min(vbuckets)} among them",
             hint="Wait for the failover or the rebalance to end, and check that all nodes are up",
@@ -250,9 +236,9 @@ class AsyncSurveyor:
             # Servers give failover logs on DCP connections only, and the seqnos of prepares on those with sync writes.
             # One that refuses the control has none.
             name = f"{SURVEY_NAME}:{self._random_bytes(_NAME_RANDOM_BYTES).hex()}"
-            await known.request(Open(key=name.encode(), flags=OpenFlags.PRODUCER))
-            with suppress(StatusError):
-                await known.request(Control(key=b"enable_sync_writes", value=b"true"))
+            await known.request(dcp_streams.Open(key=name.encode(), flags=dcp_streams.OpenFlags.PRODUCER))
+            with suppress(errors.StatusError):
+                await known.request(dcp_streams.Control(key=b"enable_sync_writes", value=b"true"))
         return known
 
     async def _open(self, address: Address) -> AsyncKvConnection:
@@ -261,7 +247,7 @@ class AsyncSurveyor:
 
 
 async def _high_seqnos(connection: AsyncKvConnection) -> dict[VBucketId, Seqno]:
-    answer = await connection.request(GetAllVbSeqnos(state=VBucketState.ACTIVE))
+    answer = await connection.request(GetAllVbSeqnos(state=dcp_streams.VBucketState.ACTIVE))
     assert isinstance(answer, GetAllVbSeqnosResponse)
     return {entry.vbucket: entry.seqno for entry in answer.seqnos}
 
@@ -269,11 +255,11 @@ async def _high_seqnos(connection: AsyncKvConnection) -> dict[VBucketId, Seqno]:
 async def _failover_logs(connection: AsyncKvConnection, vbuckets: list[VBucketId]) -> dict[VBucketId, FailoverLog]:
     """The logs of those that the node has."""
     logs: dict[VBucketId, FailoverLog] = {}
-    requests = [GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets]
+    requests = [dcp_streams.GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets]
     for vbucket, answer in zip(vbuckets, connection.send(requests), strict=True):
         frame = (await answer)[-1].frame
         if frame.specific not in (Status.SUCCESS, Status.NOT_MY_VBUCKET):
-            raise status_error(frame.specific, f"the failover log of vbucket {vbucket} can't be read")
+            raise errors.status_error(frame.specific, f"the failover log of vbucket {vbucket} can't be read")
         if frame.specific == Status.SUCCESS:
-            logs[vbucket] = FailoverLog.of(decode_failover_log(frame.value))
+            logs[vbucket] = FailoverLog.of(dcp_streams.decode_failover_log(frame.value))
     return logs

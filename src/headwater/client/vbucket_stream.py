@@ -33,50 +33,17 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
+from headwater import errors
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece, SpooledRun
 from headwater.client.read_options import End
 from headwater.client.retries import Backoff
-from headwater.errors import (
-    CheckpointAhead,
-    HeadwaterError,
-    NoConsistentCut,
-    SnapshotViolation,
-    StatusError,
-    UnexpectedMessage,
-    status_error,
-)
+from headwater.protocol import states
 from headwater.protocol.consumer import StreamRun
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.messages import ErrorResponse, Request, Response
-from headwater.protocol.messages.dcp_changes import (
-    Deletion,
-    Expiration,
-    Mutation,
-    SeqnoAdvanced,
-    SnapshotFlags,
-    SnapshotMarker,
-    SystemEvent,
-)
-from headwater.protocol.messages.dcp_streams import (
-    CloseStream,
-    GetFailoverLog,
-    GetFailoverLogResponse,
-    StreamEnd,
-    StreamEndReason,
-    StreamFlags,
-    StreamRequest,
-    StreamRequestResponse,
-)
+from headwater.protocol.messages import ErrorResponse, Request, Response, dcp_changes, dcp_streams
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import ConsumedStream, StreamOffset
-from headwater.protocol.states import (
-    ConsumerStream,
-    RollbackDemanded,
-    RollbackDone,
-    SnapshotCompleted,
-    StreamAccepted,
-)
 from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import StreamRequestValue
 from headwater.protocol.system_events import decode_event
@@ -181,7 +148,7 @@ class Wait:
     due_s: float
     """When to ask for it. Infinity once it is asked for: not before the node has answered, or its link is lost."""
     failures: int = 0
-    last: HeadwaterError | None = None
+    last: errors.HeadwaterError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +159,7 @@ class StreamTerms:
     end: End | Mapping[VBucketId, Seqno] | None = None
     whole_snapshots: bool = True
     needs_history_behind_end: bool = False
-    flags: StreamFlags = StreamFlags(0)
+    flags: dcp_streams.StreamFlags = dcp_streams.StreamFlags(0)
     value: StreamRequestValue | None = None
     """What each stream is asked for with; None on servers without collections."""
 
@@ -247,18 +214,18 @@ class VBucketStream(ConsumedStream):
     @property
     def is_accepted(self) -> bool:
         """The server sends it. What was received is on the branch that the server is on."""
-        return self.state in (ConsumerStream.OPEN, ConsumerStream.IN_SNAPSHOT)
+        return self.state in (states.ConsumerStream.OPEN, states.ConsumerStream.IN_SNAPSHOT)
 
     @property
     def is_idle(self) -> bool:
-        return self.state in (ConsumerStream.IDLE, ConsumerStream.ENDED)
+        return self.state in (states.ConsumerStream.IDLE, states.ConsumerStream.ENDED)
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
     def is_due(self, now_s: float) -> bool:
         return self.wait is not None and self.wait.due_s <= now_s and self.is_idle
 
-    def retry(self, error: HeadwaterError | None, *, now_s: float, backoff: Backoff | None) -> None:
+    def retry(self, error: errors.HeadwaterError | None, *, now_s: float, backoff: Backoff | None) -> None:
         """It was refused, or its stream is lost: ask again after a delay that grows, or at once without a backoff."""
         wait = self.wait = self.wait or Wait(now_s, now_s)
         wait.last = error or wait.last
@@ -286,7 +253,7 @@ class VBucketStream(ConsumedStream):
         self.survey = None
         if high is None:
             reason = f"the node that should have vbucket {self.vbucket} does not have it"
-            raise status_error(Status.NOT_MY_VBUCKET, reason)
+            raise errors.status_error(Status.NOT_MY_VBUCKET, reason)
         end = self._terms.end
         if end is not None:
             wanted = high if isinstance(end, End) else end[self.vbucket]
@@ -295,36 +262,36 @@ class VBucketStream(ConsumedStream):
             self._send(self.request())
         else:
             self.now_seqno = high
-            self._send(GetFailoverLog(vbucket=self.vbucket))
+            self._send(dcp_streams.GetFailoverLog(vbucket=self.vbucket))
 
     def on_answer(self, request: Request, answer: Response) -> list[StreamItem]:
         """Continue with what a node has answered. Returns the first items of a stream that is open.
 
         Raises a `StatusError` for a refusal.
         """
-        if isinstance(answer, StreamRequestResponse):
+        if isinstance(answer, dcp_streams.StreamRequestResponse):
             if answer.rollback_seqno is None:
                 return self.on_accepted(FailoverLog.of(answer.failover_log))
             self._on_rollback_demanded(answer.rollback_seqno)
-        elif isinstance(answer, GetFailoverLogResponse):
+        elif isinstance(answer, dcp_streams.GetFailoverLogResponse):
             self._on_failover_log(FailoverLog.of(answer.failover_log))
-        elif isinstance(request, GetFailoverLog):
+        elif isinstance(request, dcp_streams.GetFailoverLog):
             raise refusal(answer, "the failover log can't be read")
         else:
             raise refusal(answer, f"the stream of vbucket {self.vbucket} was refused")
         return []
 
-    def request(self) -> StreamRequest:
+    def request(self) -> dcp_streams.StreamRequest:
         """Ask for what comes after `asked`."""
-        if self.state is ConsumerStream.ENDED:
-            self.state = ConsumerStream.IDLE
-        self.move(StreamRequest)
+        if self.state is states.ConsumerStream.ENDED:
+            self.state = states.ConsumerStream.IDLE
+        self.move(dcp_streams.StreamRequest)
         terms, asked = self._terms, self.asked
         value = b""
         if terms.value is not None:
             value = replace(terms.value, purge_seqno=asked.purge_seqno or None).encode()
         terms.metrics.on_stream_request()
-        return StreamRequest(
+        return dcp_streams.StreamRequest(
             vbucket=self.vbucket,
             flags=terms.flags,
             start_seqno=asked.seqno,
@@ -339,7 +306,7 @@ class VBucketStream(ConsumedStream):
 
     def on_accepted(self, failover_log: FailoverLog) -> list[StreamItem]:
         """The server continues from `asked`: if that is below the offset, what lies between is rolled back."""
-        self.move(StreamAccepted)
+        self.move(states.StreamAccepted)
         self.wait = self.now_seqno = None
         before, self.failover_log = self.offset, failover_log
         self.offset = self.asked = replace(self.asked, vbuuid=failover_log.newest.vbuuid)
@@ -361,12 +328,12 @@ class VBucketStream(ConsumedStream):
     def _on_rollback_demanded(self, demanded: Seqno) -> None:
         if self.now_seqno is not None:
             reason = f"vbucket {self.vbucket} was rolled back while its end was looked for"
-            raise status_error(Status.ETMPFAIL, reason)
-        self.move(RollbackDemanded)
+            raise errors.status_error(Status.ETMPFAIL, reason)
+        self.move(states.RollbackDemanded)
         if self.asked == StreamOffset():
-            raise UnexpectedMessage("a rollback is demanded of a consumer that has nothing")
+            raise errors.UnexpectedMessage("a rollback is demanded of a consumer that has nothing")
         self._demanded = demanded
-        self._send(GetFailoverLog(vbucket=self.vbucket))
+        self._send(dcp_streams.GetFailoverLog(vbucket=self.vbucket))
 
     def _on_failover_log(self, log: FailoverLog) -> None:
         """Ask for the stream: from the end of this history if it starts at "now", or after its rollback."""
@@ -380,8 +347,8 @@ class VBucketStream(ConsumedStream):
             return
         # On its newest branch a server has every seqno: a consumer that has more got it elsewhere.
         if self.failover_log is None and demanded and self.asked.vbuuid == log.newest.vbuuid:
-            raise CheckpointAhead(vbucket=self.vbucket, seqno=self.asked.seqno, high_seqno=demanded)
-        self.move(RollbackDone)
+            raise errors.CheckpointAhead(vbucket=self.vbucket, seqno=self.asked.seqno, high_seqno=demanded)
+        self.move(states.RollbackDone)
         self.asked = resume_point(
             self.asked,
             demanded=demanded,
@@ -405,7 +372,7 @@ class VBucketStream(ConsumedStream):
     # --- following ------------------------------------------------------------------------------------------------
 
     def on_run(self, run: StreamRun[Any], link: int) -> list[StreamItem]:
-        self.move(Mutation)  # for deletions and expirations the table says the same
+        self.move(dcp_changes.Mutation)  # for deletions and expirations the table says the same
         purge_seqno = self.tracker.offset.purge_seqno
         self.advance(first=Seqno(run.first_seqno), last=Seqno(run.last_seqno))
         offset = self.tracker.offset
@@ -422,19 +389,19 @@ class VBucketStream(ConsumedStream):
 
     def on_message(self, message: Request) -> list[StreamItem]:
         """Any message of the stream but its changes. The caller acts on a stream end."""
-        if isinstance(message, SnapshotMarker):
+        if isinstance(message, dcp_changes.SnapshotMarker):
             is_filtered = self._terms.value is not None and self._terms.value.is_filtered
             items = self._end_hidden_snapshot(message) if is_filtered and self.tracker.is_open else []
-            goes_beyond = message.end_seqno > self.end_seqno and SnapshotFlags.HISTORY not in message.flags
+            goes_beyond = message.end_seqno > self.end_seqno and dcp_changes.SnapshotFlags.HISTORY not in message.flags
             if self._terms.needs_history_behind_end and goes_beyond:
-                raise NoConsistentCut(
+                raise errors.NoConsistentCut(
                     f"the server no longer has all versions of vbucket {self.vbucket} around seqno {self.end_seqno}",
                     hint="Increase its history retention beyond the time that a batch takes",
                 )
             self.begin_snapshot(message)
             return items
         self.move(type(message))
-        if isinstance(message, SystemEvent):
+        if isinstance(message, dcp_changes.SystemEvent):
             self.advance(first=message.seqno, last=message.seqno)
             offset = self.tracker.offset
             piece = EventPiece(
@@ -446,29 +413,31 @@ class VBucketStream(ConsumedStream):
                 event=decode_event(message),
             )
             return self._deliver(piece)
-        if isinstance(message, SeqnoAdvanced):
+        if isinstance(message, dcp_changes.SeqnoAdvanced):
             self.advance(first=message.seqno, last=message.seqno)
             return self._deliver(None)
-        if isinstance(message, StreamEnd) and self.is_done_with(message.reason):
+        if isinstance(message, dcp_streams.StreamEnd) and self.is_done_with(message.reason):
             return self._finish()
-        if isinstance(message, Mutation | Deletion | Expiration):
-            raise SnapshotViolation(f"a {type(message).__name__} whose extras are cut off")
+        if isinstance(message, dcp_changes.Mutation | dcp_changes.Deletion | dcp_changes.Expiration):
+            raise errors.SnapshotViolation(f"a {type(message).__name__} whose extras are cut off")
         return []
 
-    def is_done_with(self, reason: StreamEndReason) -> bool:
+    def is_done_with(self, reason: dcp_streams.StreamEndReason) -> bool:
         """Whether a stream that ends for this reason has brought all that was wanted.
 
         A server that has come to the end says OK, though the last seqno it has sent may be lower: what lies between is
         hidden from us. And where the collections that were asked for are gone, nothing can follow.
         """
         has_end = self.end_seqno != SEQNO_MAX
-        is_last = reason == StreamEndReason.FILTER_EMPTY or (reason == StreamEndReason.OK and has_end)
+        is_last = reason == dcp_streams.StreamEndReason.FILTER_EMPTY or (
+            reason == dcp_streams.StreamEndReason.OK and has_end
+        )
         return is_last or (self.tracker.is_complete and self.received_seqno >= self.end_seqno)
 
     def close(self) -> list[StreamItem]:
         """Close it on its connection, without waiting for the answer. Returns what `drop` does."""
         if self.slot is not None and self._opaque in self._link.streams:
-            self._link.send_request(CloseStream(vbucket=self.vbucket))
+            self._link.send_request(dcp_streams.CloseStream(vbucket=self.vbucket))
         return self.drop()
 
     def drop(self) -> list[StreamItem]:
@@ -477,8 +446,8 @@ class VBucketStream(ConsumedStream):
             self._link.streams.pop(self._opaque, None)
         self.slot = self.survey = self._demanded = None
         self._opaque = 0
-        if self.state is not ConsumerStream.IDLE:
-            self.state = ConsumerStream.ENDED
+        if self.state is not states.ConsumerStream.IDLE:
+            self.state = states.ConsumerStream.ENDED
         self.restart(self.offset)
         return self._take_held()
 
@@ -494,14 +463,14 @@ class VBucketStream(ConsumedStream):
         self.offset = self.asked = offset
         return self._take_held()
 
-    def _end_hidden_snapshot(self, next_marker: SnapshotMarker) -> list[StreamItem]:
+    def _end_hidden_snapshot(self, next_marker: dcp_changes.SnapshotMarker) -> list[StreamItem]:
         """A server of 8.0 may leave out the end of a filtered snapshot when the last changes are of other collections
         (MB-73354). A stream is in order, so the next marker says that nothing more of this snapshot will come."""
         seqno = Seqno(min(self.tracker.offset.snapshot_end, next_marker.start_seqno - 1))
         if seqno < self.tracker.offset.seqno:
             return []  # The marker goes back: `begin_snapshot` refuses it.
         self.tracker = self.tracker.on_hidden_end(seqno)
-        self.move(SnapshotCompleted)
+        self.move(states.SnapshotCompleted)
         return self._deliver(None)
 
     def _finish(self) -> list[StreamItem]:
@@ -525,10 +494,10 @@ class VBucketStream(ConsumedStream):
         return held
 
 
-def refusal(answer: Response, what: str) -> StatusError:
+def refusal(answer: Response, what: str) -> errors.StatusError:
     """The error for an answer, with the context that the server has given."""
     context = answer.context if isinstance(answer, ErrorResponse) and answer.status != Status.NOT_MY_VBUCKET else ""
-    return status_error(answer.status, f"{what}: {context or answer.status.name}")
+    return errors.status_error(answer.status, f"{what}: {context or answer.status.name}")
 
 
 # --- stream ends --------------------------------------------------------------------------------------------------
@@ -548,16 +517,16 @@ class AfterEnd(Enum):
 
 
 # The reasons are those of kv_engine, docs/dcp/documentation/commands/stream-end.md.
-AFTER_END: dict[StreamEndReason, AfterEnd] = {
-    StreamEndReason.OK: AfterEnd.FINISHED,
-    StreamEndReason.CLOSED: AfterEnd.ASK_LATER,
-    StreamEndReason.STATE_CHANGED: AfterEnd.FIND_AND_ASK,
-    StreamEndReason.DISCONNECTED: AfterEnd.FIND_AND_ASK,
-    StreamEndReason.TOO_SLOW: AfterEnd.ASK_AT_ONCE,
-    StreamEndReason.BACKFILL_FAILED: AfterEnd.ASK_LATER,
+AFTER_END: dict[dcp_streams.StreamEndReason, AfterEnd] = {
+    dcp_streams.StreamEndReason.OK: AfterEnd.FINISHED,
+    dcp_streams.StreamEndReason.CLOSED: AfterEnd.ASK_LATER,
+    dcp_streams.StreamEndReason.STATE_CHANGED: AfterEnd.FIND_AND_ASK,
+    dcp_streams.StreamEndReason.DISCONNECTED: AfterEnd.FIND_AND_ASK,
+    dcp_streams.StreamEndReason.TOO_SLOW: AfterEnd.ASK_AT_ONCE,
+    dcp_streams.StreamEndReason.BACKFILL_FAILED: AfterEnd.ASK_LATER,
     # Asked again, the server says to which seqno.
-    StreamEndReason.ROLLBACK: AfterEnd.ASK_AT_ONCE,
+    dcp_streams.StreamEndReason.ROLLBACK: AfterEnd.ASK_AT_ONCE,
     # The collections that were asked for are gone: that is the end of their changes.
-    StreamEndReason.FILTER_EMPTY: AfterEnd.FINISHED,
-    StreamEndReason.LOST_PRIVILEGES: AfterEnd.FAIL,
+    dcp_streams.StreamEndReason.FILTER_EMPTY: AfterEnd.FINISHED,
+    dcp_streams.StreamEndReason.LOST_PRIVILEGES: AfterEnd.FAIL,
 }

@@ -15,19 +15,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from headwater import errors
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.cluster.planning import Copy, Row, VBucketMap
-from headwater.errors import (
-    HeadwaterError,
-    KeyExists,
-    MalformedJson,
-    NoAnswer,
-    NotMyVBucket,
-    Overtaken,
-    TemporaryFailure,
-)
 from headwater.log_fields import LogEvent, fields
 from headwater.node.service import ConfigVersion
 from headwater.protocol.cluster_config import NO_NODE, ClusterConfig, NodeAddress, PublishedConfig, nodes_user
@@ -58,7 +50,9 @@ async def answered(ask: Callable[[], Awaitable[T]], within_s: float | None) -> T
         async with asyncio.timeout(within_s):
             return await ask()
     except TimeoutError as error:
-        raise NoAnswer(f"it has not answered in {within_s:g} s", hint="Check that node's load and log") from error
+        raise errors.NoAnswer(
+            f"it has not answered in {within_s:g} s", hint="Check that node's load and log"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +118,7 @@ class NodePort:
             whole.close()
         this_node = config.this_node
         if this_node is None:
-            raise MalformedJson(f"{self.address} does not say by which address it is reached")
+            raise errors.MalformedJson(f"{self.address} does not say by which address it is reached")
         return NodeFacts(
             address=this_node.address(),
             revision=config.revision,
@@ -167,15 +161,17 @@ class NodePort:
             try:
                 await (await self.connection()).request(request)
                 return
-            except TemporaryFailure:
+            except errors.TemporaryFailure:
                 await asyncio.sleep(_RETRY_S)
-            except KeyExists:
+            except errors.KeyExists:
                 # Another node may have passed it on before we came.
                 known = await self.config()
                 if known == replace(config, login=None):
                     return
-                raise Overtaken(str(self.address), revision=0 if known is None else known.revision) from None
-        raise HeadwaterError(f"{self.address} could not store the config", hint="Check the node's log and its disk")
+                raise errors.Overtaken(str(self.address), revision=0 if known is None else known.revision) from None
+        raise errors.HeadwaterError(
+            f"{self.address} could not store the config", hint="Check the node's log and its disk"
+        )
 
     async def remove_damaged(self, vbuckets: Iterable[VBucketId]) -> None:
         """Drop what is stored of vbuckets that the node has no whole copy of: they are to begin again there, empty."""
@@ -184,9 +180,9 @@ class NodePort:
                 try:
                     await (await self.connection()).request(DeleteVBucket(vbucket=vbucket))
                     break
-                except NotMyVBucket:
+                except errors.NotMyVBucket:
                     break  # There is nothing of it.
-                except TemporaryFailure:
+                except errors.TemporaryFailure:
                     await asyncio.sleep(_RETRY_S)
 
     async def activate(self, topologies: Mapping[VBucketId, Topology], *, version: ConfigVersion) -> None:
@@ -203,9 +199,9 @@ class NodePort:
             return
         try:
             await (await self.connection()).request_all(requests)
-        except KeyExists:
+        except errors.KeyExists:
             known = await self.config()
-            raise Overtaken(str(self.address), revision=0 if known is None else known.revision) from None
+            raise errors.Overtaken(str(self.address), revision=0 if known is None else known.revision) from None
 
 
 # --- inventory ----------------------------------------------------------------------------------------------------
@@ -216,7 +212,7 @@ class Inventory:
     """What the nodes of a cluster have: every copy of every vbucket, and the nodes that could not be asked."""
 
     copies: Mapping[str, Mapping[VBucketId, NodeCopy]]
-    unreachable: Mapping[str, HeadwaterError]
+    unreachable: Mapping[str, errors.HeadwaterError]
 
     def state(self, node: str, vbucket: VBucketId) -> VBucketState | None:
         copy = self.copies.get(node, {}).get(vbucket)
@@ -236,9 +232,9 @@ async def take_inventory(ports: Mapping[str, NodePort], *, within_s: float | Non
     asked = (answered(port.copies, within_s) for port in ports.values())
     results = await asyncio.gather(*asked, return_exceptions=True)
     copies: dict[str, Mapping[VBucketId, NodeCopy]] = {}
-    unreachable: dict[str, HeadwaterError] = {}
+    unreachable: dict[str, errors.HeadwaterError] = {}
     for name, result in zip(ports, results, strict=True):
-        if isinstance(result, HeadwaterError):
+        if isinstance(result, errors.HeadwaterError):
             unreachable[name] = result
         elif isinstance(result, BaseException):
             raise result
@@ -365,7 +361,7 @@ class Publisher:
         self._waiting: list[tuple[Change, asyncio.Future[None]]] = []
         self._publishing = asyncio.Lock()
         self._may_miss: frozenset[str] = frozenset()
-        self._overtaken: Overtaken | None = None
+        self._overtaken: errors.Overtaken | None = None
 
     def may_miss(self, names: frozenset[str]) -> None:
         """Send configs to these nodes as well, but go on if they do not get them."""
@@ -388,9 +384,9 @@ class Publisher:
         """Raise `Overtaken` if another coordinator has published since, as far as the nodes can be asked."""
         try:
             await self._compare(self.config)
-        except Overtaken:
+        except errors.Overtaken:
             raise
-        except HeadwaterError as error:
+        except errors.HeadwaterError as error:
             about = fields(event=LogEvent.CLUSTER_CONFIG, reason=error.reason)
             logger.debug("could not check whether another command has been faster: %s", error.reason, extra=about)
 
@@ -421,7 +417,7 @@ class Publisher:
         try:
             await self._compare(before)
             await self._send_until_all_have_it(names, config)
-        except Overtaken as overtaken:
+        except errors.Overtaken as overtaken:
             # A higher revision would be taken again, and undo what the other one has done.
             self._overtaken = overtaken
             raise
@@ -436,11 +432,11 @@ class Publisher:
         names = [name for name in before.names() if name not in self._may_miss]
         results = await self._of_each(names, lambda name: self._port_of(name).config())
         for name, known in zip(names, results, strict=True):
-            if isinstance(known, HeadwaterError):
+            if isinstance(known, errors.HeadwaterError):
                 raise known.reworded(f"config {before.revision + 1} could not be given to {name}: {known.reason}")
             if known is None and not self._is_first:
                 # It would take its empty vbuckets for what the cluster has, and the copies would follow it.
-                raise HeadwaterError(
+                raise errors.HeadwaterError(
                     f"{name} does not know that it is in the cluster: it was started on another data folder",
                     hint="Start it on its own folder, or fail it over with `headwater cluster failover` and add it "
                     "again",
@@ -448,7 +444,7 @@ class Publisher:
             if isinstance(known, PublishedConfig):
                 is_older = known.version < before.version
                 if not (is_older or known == replace(before, login=None) or known in self._seen):
-                    raise Overtaken(name, revision=known.revision)
+                    raise errors.Overtaken(name, revision=known.revision)
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -464,18 +460,18 @@ class Publisher:
             # keep it, or it would go on as if it belonged here.
             config = replace(config, revision=max(config.revision, refused.revision))
 
-    async def _send(self, names: Sequence[str], config: PublishedConfig) -> Overtaken | None:
+    async def _send(self, names: Sequence[str], config: PublishedConfig) -> errors.Overtaken | None:
         """Send to all nodes. Returns the refusal of one that leaves; those of the others are raised."""
         results = await self._of_each(names, lambda name: self._port_of(name).publish(config))
-        refused: Overtaken | None = None
+        refused: errors.Overtaken | None = None
         for name, result in zip(names, results, strict=True):
-            if not isinstance(result, HeadwaterError):
+            if not isinstance(result, errors.HeadwaterError):
                 continue
             if name in config.names() and name not in self._may_miss:
-                if isinstance(result, Overtaken):
+                if isinstance(result, errors.Overtaken):
                     raise result
                 raise result.reworded(f"config {config.revision} could not be given to {name}: {result.reason}")
-            if isinstance(result, Overtaken):
+            if isinstance(result, errors.Overtaken):
                 refused = result
             else:
                 about = fields(
@@ -490,7 +486,7 @@ class Publisher:
         async def ask_within(name: str) -> object:
             try:
                 return await answered(partial(ask, name), LOST_S_MAX if name in self._may_miss else None)
-            except HeadwaterError as error:
+            except errors.HeadwaterError as error:
                 return error
 
         return list(await asyncio.gather(*(ask_within(name) for name in names)))

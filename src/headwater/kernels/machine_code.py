@@ -77,7 +77,6 @@ KERNEL_MODULES = (
     "headwater.store.set_run",
     "headwater.store.vbuckets",
     "headwater.transfer.change_lines",
-    "headwater.transfer.generated_documents",
     "headwater.transfer.json_lines",
     "headwater.transfer.key_template",
     "headwater.transfer.set_frames",

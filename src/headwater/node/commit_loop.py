@@ -18,17 +18,9 @@ from typing import Any, TypeVar, Unpack
 from headwater.errors import StoreError, VBucketDamaged
 from headwater.log_fields import Fields, LogEvent, fields
 from headwater.protocol.numbers import Seqno
+from headwater.store import compaction
 from headwater.store.bucket import Bucket
 from headwater.store.checked_engine import Finding, Scrubbed
-from headwater.store.compaction import (
-    compact_part,
-    expire_documents,
-    finish_compaction,
-    needs_settling,
-    read_part,
-    worth_compacting,
-    write_compacted,
-)
 from headwater.store.engine import Table
 from headwater.store.settling import Settling, abandon, is_due
 from headwater.store.vbuckets import Retention
@@ -226,16 +218,16 @@ class CommitLoop:
             for vbucket in self._bucket.vbuckets.active():
                 # Damage that this meets has stopped the vbucket and is reported.
                 with suppress(VBucketDamaged):
-                    if expire_documents(self._bucket, vbucket):
+                    if compaction.expire_documents(self._bucket, vbucket):
                         self._dirty.set()
                 await asyncio.sleep(0)
 
     async def _compact_forever(self) -> None:
         while True:
             await asyncio.sleep(self._compact_every_s)
-            for vbucket in worth_compacting(self._bucket):
+            for vbucket in compaction.worth_compacting(self._bucket):
                 async with self._resting:
-                    if needs_settling(self._bucket, vbucket):
+                    if compaction.needs_settling(self._bucket, vbucket):
                         await self._settle()
                     await self._compact(vbucket)
 
@@ -244,13 +236,15 @@ class CommitLoop:
         retention = self._retention()
         while after is not None and self._bucket.vbuckets.facts[vbucket] is not None:
             try:
-                reading = partial(read_part, self._bucket, vbucket, retention, after_seqno=after)
-                compacted = compact_part(self._bucket, vbucket, retention, await self._in_disk_thread(reading))
-                await self._in_disk_thread(partial(write_compacted, self._bucket, compacted))
+                reading = partial(compaction.read_part, self._bucket, vbucket, retention, after_seqno=after)
+                compacted = compaction.compact_part(
+                    self._bucket, vbucket, retention, await self._in_disk_thread(reading)
+                )
+                await self._in_disk_thread(partial(compaction.write_compacted, self._bucket, compacted))
             except StoreError as error:
                 self._log_failure(f"vbucket {vbucket} could not be compacted", error, vbucket=vbucket)
                 return
-            finish_compaction(self._bucket, vbucket, compacted)
+            compaction.finish_compaction(self._bucket, vbucket, compacted)
             after = compacted.reached_seqno
 
     # --- damage ---------------------------------------------------------------------------------------------------

@@ -32,16 +32,8 @@ from headwater.protocol import upr
 from headwater.protocol.failover_log import FailoverLog, RollbackDemand
 from headwater.protocol.features import NOTHING_NEGOTIATED
 from headwater.protocol.frames import FrameBuffer, decode_frames
-from headwater.protocol.messages import decode_message
+from headwater.protocol.messages import dcp_changes, decode_message
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_changes import (
-    DcpFlush,
-    Deletion,
-    Expiration,
-    Mutation,
-    SeqnoAdvanced,
-    SnapshotMarker,
-)
 from headwater.protocol.messages.dcp_streams import OpenFlags, StreamEnd, StreamEndReason, StreamRequest
 from headwater.protocol.numbers import KEY_BYTES_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
@@ -50,7 +42,7 @@ from headwater.protocol.stream_requests import StreamRefusal
 _REQUEST_BODY_BYTES_MAX = upr.UprStreamRequest.layouts[0].size_bytes + KEY_BYTES_MAX
 """The longest request there is. A packet that announces more is refused on its header."""
 
-_WithSeqno = Mutation | Deletion | Expiration | SeqnoAdvanced
+_WithSeqno = dcp_changes.Mutation | dcp_changes.Deletion | dcp_changes.Expiration | dcp_changes.SeqnoAdvanced
 
 _HINT = "The UPR draft has no answer for this: connect again"
 
@@ -93,7 +85,11 @@ class UprSession:
             if isinstance(packet, upr.UprStreamRequest):
                 self._on_stream_request(packet)
             elif isinstance(packet, upr.UprFailoverLogRequest):
-                self._on_failover_log_request(packet)
+                log = self._failover_log(packet.vbucket)
+                if log is None:
+                    self._answer(upr.UprNotMyVBucket, packet)
+                else:
+                    self._answer(upr.UprFailoverLogResponse, packet, failover_log=log.entries)
             else:
                 raise UnexpectedMessage(f"{type(packet).__name__} is sent by producers, not to them", hint=_HINT)
 
@@ -124,13 +120,6 @@ class UprSession:
             self._answer(upr.UprStreamOk, packet)
             self._answer(upr.UprStreamBegin, packet)
 
-    def _on_failover_log_request(self, packet: upr.UprFailoverLogRequest) -> None:
-        log = self._failover_log(packet.vbucket)
-        if log is None:
-            self._answer(upr.UprNotMyVBucket, packet)
-        else:
-            self._answer(upr.UprFailoverLogResponse, packet, failover_log=log.entries)
-
     def _failover_log(self, vbucket: VBucketId) -> FailoverLog | None:
         facts = self._service.bucket.vbuckets.facts_of(vbucket)
         return None if facts is None else facts.failover_log
@@ -159,10 +148,10 @@ class UprSession:
             assert isinstance(message, Request), "a producer sends requests"
             header: dict[str, Any] = {"vbucket": message.vbucket, "request_id": message.opaque}
             match message:
-                case SnapshotMarker():
+                case dcp_changes.SnapshotMarker():
                     self._snapshot_ends[message.vbucket] = message.end_seqno
                     yield upr.UprSnapshotStart(**header)
-                case Mutation():
+                case dcp_changes.Mutation():
                     yield upr.UprMutation(
                         **header,
                         **_change(message),
@@ -171,16 +160,18 @@ class UprSession:
                         lock_time=message.lock_time,
                         value=message.value,
                     )
-                case Deletion():
+                case dcp_changes.Deletion():
                     yield upr.UprDeletion(**header, **_change(message))
-                case Expiration():
+                case dcp_changes.Expiration():
                     yield upr.UprExpiration(**header, **_change(message))
-                case DcpFlush():
+                case dcp_changes.DcpFlush():
                     yield upr.UprFlush(**header)
                 case StreamEnd():
                     yield from self._end(message, header)
                 case _:
-                    assert isinstance(message, SeqnoAdvanced), f"a consumer without collections gets {message}"
+                    assert isinstance(message, dcp_changes.SeqnoAdvanced), (
+                        f"a consumer without collections gets {message}"
+                    )
             if isinstance(message, _WithSeqno) and message.seqno >= self._snapshot_ends[message.vbucket]:
                 del self._snapshot_ends[message.vbucket]
                 yield upr.UprSnapshotEnd(**header)
@@ -222,5 +213,5 @@ def _as_dcp(packet: upr.UprStreamRequest, log: FailoverLog | None) -> StreamRequ
     )
 
 
-def _change(message: Mutation | Deletion | Expiration) -> dict[str, Any]:
+def _change(message: dcp_changes.Mutation | dcp_changes.Deletion | dcp_changes.Expiration) -> dict[str, Any]:
     return {"cas": message.cas, "by_seqno": message.seqno, "rev_seqno": message.rev_seqno, "key": message.key}

@@ -41,22 +41,10 @@ HOST_PLACEHOLDER = "$HOST"
 """Stands for the host that the config was asked of."""
 
 BUCKET_CAPABILITIES = (
-    "collections",
-    "durableWrite",
-    "tombstonedUserXAttrs",
-    "subdoc.ReplaceBodyWithXattr",
-    "subdoc.DocumentMacroSupport",
-    "subdoc.ReviveDocument",
-    "subdoc.ReplicaRead",
-    "subdoc.BinaryXattr",
-    "preserveExpiry",
-    "rangeScan",
-    "cbhello",
-    "touch",
-    "cccp",
-    "nodesExt",
-    "xattr",
-)
+    "collections", "durableWrite", "tombstonedUserXAttrs", "subdoc.ReplaceBodyWithXattr",
+    "subdoc.DocumentMacroSupport", "subdoc.ReviveDocument", "subdoc.ReplicaRead", "subdoc.BinaryXattr",
+    "preserveExpiry", "rangeScan", "cbhello", "touch", "cccp", "nodesExt", "xattr",
+)  # fmt: skip
 """What the key-value front end serves. Clients leave alone what is not named here, views ("couchapi") above all."""
 
 _KV, _KV_TLS, _HTTP, _HTTP_TLS = "kv", "kvSSL", "mgmt", "mgmtSSL"

@@ -25,15 +25,7 @@ from copy import copy
 from dataclasses import dataclass
 from struct import Struct
 
-from headwater.errors import (
-    BadMagic,
-    FrameTooLarge,
-    LengthMismatch,
-    LocalProtocolError,
-    MalformedFrameInfo,
-    MalformedLeb128,
-    TruncatedFrame,
-)
+from headwater import errors
 from headwater.protocol.features import Magic, Opcode, OpenIntEnum, ServerOpcode
 from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX, LEB128_BYTES_MAX, STREAM_ID_MAX, CollectionId
 
@@ -82,26 +74,26 @@ def encode_header(frame: Frame) -> bytes:
     key_bytes = len(frame.key)
     if frame.magic.is_flexible:
         if len(frame.framing_extras) > 0xFF or key_bytes > 0xFF:
-            raise LocalProtocolError(
+            raise errors.LocalProtocolError(
                 f"flexible framing holds 255 bytes of framing extras and 255 of key, not "
                 f"{len(frame.framing_extras)} and {key_bytes}"
             )
         lengths = len(frame.framing_extras) << 8 | key_bytes
     elif frame.framing_extras:
-        raise LocalProtocolError(f"magic {frame.magic.name} has no room for framing extras")
+        raise errors.LocalProtocolError(f"magic {frame.magic.name} has no room for framing extras")
     elif key_bytes > 0xFFFF:
-        raise LocalProtocolError(f"a key of {key_bytes} bytes does not fit its 16-bit length")
+        raise errors.LocalProtocolError(f"a key of {key_bytes} bytes does not fit its 16-bit length")
     else:
         lengths = key_bytes
     if len(frame.extras) > 0xFF:
-        raise LocalProtocolError(f"extras of {len(frame.extras)} bytes do not fit their 8-bit length")
+        raise errors.LocalProtocolError(f"extras of {len(frame.extras)} bytes do not fit their 8-bit length")
     try:
         return HEADER.pack(
             frame.magic, frame.opcode, lengths, len(frame.extras), frame.datatype, frame.specific,
             frame.body_bytes, frame.opaque, frame.cas,
         )  # fmt: skip
     except struct.error as error:
-        raise LocalProtocolError(
+        raise errors.LocalProtocolError(
             f"vbucket or status {frame.specific}, opaque {frame.opaque} or CAS {frame.cas} does not fit the header"
         ) from error
 
@@ -123,17 +115,19 @@ def decode_frame(
     if available < 1:
         return None
     if data[offset] not in _KNOWN_MAGICS:
-        raise BadMagic(f"0x{data[offset]:02x} is not a magic byte", offset=position)
+        raise errors.BadMagic(f"0x{data[offset]:02x} is not a magic byte", offset=position)
     if available < HEADER_BYTES:
         return None
     magic, opcode, lengths, extras_bytes, datatype, specific, body_bytes, opaque, cas = HEADER.unpack_from(data, offset)
     magic = Magic(magic)
     framing_bytes, key_bytes = (lengths >> 8, lengths & 0xFF) if magic.is_flexible else (0, lengths)
     if body_bytes > body_bytes_max:
-        raise FrameTooLarge(f"a body of {body_bytes} bytes exceeds the limit of {body_bytes_max}", offset=position + 8)
+        raise errors.FrameTooLarge(
+            f"a body of {body_bytes} bytes exceeds the limit of {body_bytes_max}", offset=position + 8
+        )
     # BinaryProtocol.md, "Packet Structure": the body length counts framing extras, extras, key and value.
     if framing_bytes + extras_bytes + key_bytes > body_bytes:
-        raise LengthMismatch(
+        raise errors.LengthMismatch(
             f"framing extras, extras and key take {framing_bytes} + {extras_bytes} + {key_bytes} bytes "
             f"of a body of {body_bytes}",
             offset=position + 2,
@@ -181,7 +175,7 @@ class FrameBuffer:
         self._data = bytearray()
         self._start = 0
         self._position = 0
-        self._error: BadMagic | FrameTooLarge | LengthMismatch | None = None
+        self._error: errors.BadMagic | errors.FrameTooLarge | errors.LengthMismatch | None = None
 
     @property
     def buffered_bytes(self) -> int:
@@ -217,7 +211,7 @@ class FrameBuffer:
             decoded = decode_frame(
                 self._data, self._start, body_bytes_max=self._body_bytes_max, position=self._position
             )
-        except (BadMagic, FrameTooLarge, LengthMismatch) as error:
+        except (errors.BadMagic, errors.FrameTooLarge, errors.LengthMismatch) as error:
             self._error = copy(error)  # The one that is raised refers to this buffer, by its traceback.
             self._data.clear()
             self._start = 0
@@ -241,7 +235,9 @@ class FrameBuffer:
     def receive_end(self) -> None:
         """The peer has closed: a frame that is not complete by now never will be."""
         if self.buffered_bytes:
-            raise TruncatedFrame(f"the bytes end {self.buffered_bytes} bytes into a frame", offset=self._position)
+            raise errors.TruncatedFrame(
+                f"the bytes end {self.buffered_bytes} bytes into a frame", offset=self._position
+            )
 
 
 # --- frame infos: the optional facts that flexible framing carries before the extras ----------------------------------
@@ -292,7 +288,7 @@ class FrameInfo:
 def stream_id(sid: int) -> FrameInfo:
     """The `sid` of a stream, on every message of it."""
     if not 0 <= sid <= STREAM_ID_MAX:
-        raise LocalProtocolError(f"{sid} is not a 16-bit stream id")
+        raise errors.LocalProtocolError(f"{sid} is not a 16-bit stream id")
     return FrameInfo(RequestInfo.STREAM_ID, _U16.pack(sid))
 
 
@@ -330,7 +326,7 @@ def decode_durability(infos: tuple[FrameInfo, ...]) -> tuple[DurabilityLevel, in
     if info is None:
         return None
     if len(info.data) not in (1, 3):
-        raise MalformedFrameInfo(f"a durability requirement of {len(info.data)} bytes, not 1 or 3")
+        raise errors.MalformedFrameInfo(f"a durability requirement of {len(info.data)} bytes, not 1 or 3")
     timeout_ms = int(_U16.unpack(info.data[1:])[0]) if len(info.data) == 3 else None
     return DurabilityLevel(info.data[0]), timeout_ms
 
@@ -346,7 +342,7 @@ def _find_u16(infos: tuple[FrameInfo, ...], wanted: int, what: str) -> int | Non
     if info is None:
         return None
     if len(info.data) != _U16.size:
-        raise MalformedFrameInfo(f"{what} of {len(info.data)} bytes, not 2")
+        raise errors.MalformedFrameInfo(f"{what} of {len(info.data)} bytes, not 2")
     return int.from_bytes(info.data)
 
 
@@ -358,7 +354,7 @@ def encode_frame_infos(infos: tuple[FrameInfo, ...]) -> bytes:
     for info in infos:
         length = len(info.data)
         if not 0 <= info.id <= _ESCAPE + 0xFF or length > _ESCAPE + 0xFF:
-            raise LocalProtocolError(f"frame info {info.id} of {length} bytes does not fit its header")
+            raise errors.LocalProtocolError(f"frame info {info.id} of {length} bytes does not fit its header")
         encoded.append(min(info.id, _ESCAPE) << 4 | min(length, _ESCAPE))
         if info.id >= _ESCAPE:
             encoded.append(info.id - _ESCAPE)
@@ -380,7 +376,7 @@ def decode_frame_infos(data: bytes) -> tuple[FrameInfo, ...]:
         if length == _ESCAPE:
             length, at = _escaped(data, at)
         if at + length > len(data):
-            raise MalformedFrameInfo(f"frame info {info_id} claims {length} bytes", offset=start)
+            raise errors.MalformedFrameInfo(f"frame info {info_id} claims {length} bytes", offset=start)
         infos.append(FrameInfo(info_id, data[at : at + length]))
         at += length
     return tuple(infos)
@@ -388,7 +384,7 @@ def decode_frame_infos(data: bytes) -> tuple[FrameInfo, ...]:
 
 def _escaped(data: bytes, at: int) -> tuple[int, int]:
     if at >= len(data):
-        raise MalformedFrameInfo("a frame info ends in the middle of its header", offset=at)
+        raise errors.MalformedFrameInfo("a frame info ends in the middle of its header", offset=at)
     return data[at] + _ESCAPE, at + 1
 
 
@@ -404,7 +400,7 @@ _U32_MAX = 2**32 - 1
 
 def encode_collection_id(collection_id: int) -> bytes:
     if not 0 <= collection_id <= _U32_MAX:
-        raise LocalProtocolError(f"{collection_id} is not a 32-bit collection id")
+        raise errors.LocalProtocolError(f"{collection_id} is not a 32-bit collection id")
     return encode_leb128(collection_id)
 
 
@@ -428,13 +424,13 @@ def decode_leb128(data: bytes, offset: int, what: str) -> tuple[int, int]:
     value = 0
     for index in range(LEB128_BYTES_MAX):
         if offset + index >= len(data):
-            raise MalformedLeb128(f"{what} is cut off", offset=offset + index)
+            raise errors.MalformedLeb128(f"{what} is cut off", offset=offset + index)
         byte = data[offset + index]
         value |= (byte & 0x7F) << (7 * index)
         if not byte & 0x80:
             if byte == 0 and index > 0:
-                raise MalformedLeb128(f"{what} is not in its shortest form", offset=offset)
+                raise errors.MalformedLeb128(f"{what} is not in its shortest form", offset=offset)
             if value > _U32_MAX:
-                raise MalformedLeb128(f"{what} exceeds 32 bits", offset=offset)
+                raise errors.MalformedLeb128(f"{what} exceeds 32 bits", offset=offset)
             return value, offset + index + 1
-    raise MalformedLeb128(f"{what} exceeds {LEB128_BYTES_MAX} bytes", offset=offset)
+    raise errors.MalformedLeb128(f"{what} exceeds {LEB128_BYTES_MAX} bytes", offset=offset)

@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import Any, TypeVar
 
 from headwater.errors import UnexpectedMessage
+from headwater.protocol.messages import dcp_streams
 from headwater.protocol.messages.dcp_changes import (
     Abort,
     CacheTransfer,
@@ -28,19 +29,6 @@ from headwater.protocol.messages.dcp_changes import (
     SeqnoAdvanced,
     SnapshotMarker,
     SystemEvent,
-)
-from headwater.protocol.messages.dcp_streams import (
-    AddStream,
-    BufferAck,
-    CloseStream,
-    Control,
-    DcpNoop,
-    GetFailoverLog,
-    Open,
-    SetVBucketState,
-    StreamEnd,
-    StreamEndReason,
-    StreamRequest,
 )
 
 S = TypeVar("S", bound=Enum)
@@ -87,33 +75,20 @@ class ConnectionLost:
     """The connection was lost, or another connection of the same name has replaced it."""
 
 
-TO_A_PRODUCER = (Control, StreamRequest, BufferAck, SeqnoAcknowledged)
+TO_A_PRODUCER = (dcp_streams.Control, dcp_streams.StreamRequest, dcp_streams.BufferAck, SeqnoAcknowledged)
 TO_A_CONSUMER = (
-    AddStream,
-    StreamEnd,
-    SnapshotMarker,
-    Mutation,
-    Deletion,
-    Expiration,
-    DcpFlush,
-    SetVBucketState,
-    SystemEvent,
-    Prepare,
-    Commit,
-    Abort,
-    SeqnoAdvanced,
-    OsoSnapshot,
-    CacheTransfer,
+    dcp_streams.AddStream, dcp_streams.StreamEnd, SnapshotMarker, Mutation, Deletion, Expiration, DcpFlush,
+    dcp_streams.SetVBucketState, SystemEvent, Prepare, Commit, Abort, SeqnoAdvanced, OsoSnapshot, CacheTransfer,
     CacheTransferEnd,
-)
-TO_BOTH = (CloseStream, GetFailoverLog, DcpNoop)
+)  # fmt: skip
+TO_BOTH = (dcp_streams.CloseStream, dcp_streams.GetFailoverLog, dcp_streams.DcpNoop)
 
 
 def _table(own: tuple[type[Any], ...], foreign: tuple[type[Any], ...]) -> Table[EndpointState]:
     opened = dict.fromkeys((*own, *TO_BOTH), EndpointState.OPEN)
     closed = dict.fromkeys((*foreign, ConnectionLost), EndpointState.CLOSED)
     return {
-        EndpointState.UNOPENED: {Open: EndpointState.OPEN, ConnectionLost: EndpointState.CLOSED},
+        EndpointState.UNOPENED: {dcp_streams.Open: EndpointState.OPEN, ConnectionLost: EndpointState.CLOSED},
         EndpointState.OPEN: {**opened, **closed},
         EndpointState.CLOSED: {},
     }
@@ -204,16 +179,16 @@ class PrivilegesLost:
     """The user may no longer read what the stream contains."""
 
 
-END_REASONS: dict[type[Any], StreamEndReason] = {
-    EndReached: StreamEndReason.OK,
-    CloseRequested: StreamEndReason.CLOSED,
-    VBucketStateChanged: StreamEndReason.STATE_CHANGED,
-    ConnectionLost: StreamEndReason.DISCONNECTED,
-    ConsumerTooSlow: StreamEndReason.TOO_SLOW,
-    BackfillFailed: StreamEndReason.BACKFILL_FAILED,
-    VBucketRolledBack: StreamEndReason.ROLLBACK,
-    FilterEmptied: StreamEndReason.FILTER_EMPTY,
-    PrivilegesLost: StreamEndReason.LOST_PRIVILEGES,
+END_REASONS: dict[type[Any], dcp_streams.StreamEndReason] = {
+    EndReached: dcp_streams.StreamEndReason.OK,
+    CloseRequested: dcp_streams.StreamEndReason.CLOSED,
+    VBucketStateChanged: dcp_streams.StreamEndReason.STATE_CHANGED,
+    ConnectionLost: dcp_streams.StreamEndReason.DISCONNECTED,
+    ConsumerTooSlow: dcp_streams.StreamEndReason.TOO_SLOW,
+    BackfillFailed: dcp_streams.StreamEndReason.BACKFILL_FAILED,
+    VBucketRolledBack: dcp_streams.StreamEndReason.ROLLBACK,
+    FilterEmptied: dcp_streams.StreamEndReason.FILTER_EMPTY,
+    PrivilegesLost: dcp_streams.StreamEndReason.LOST_PRIVILEGES,
 }
 """What ends a stream, and the reason in the stream-end message."""
 
@@ -285,22 +260,22 @@ class CloseAnswered:
 
 _CHANGES = (Mutation, Deletion, Expiration, SystemEvent, Prepare, Commit, Abort)
 _IN_SNAPSHOT = (*_CHANGES, SeqnoAdvanced)
-_LOST = {ConnectionLost: ConsumerStream.ENDED, StreamEnd: ConsumerStream.ENDED}
-_OPEN_ENDS = {**_LOST, CloseStream: ConsumerStream.CLOSING}
+_LOST = {ConnectionLost: ConsumerStream.ENDED, dcp_streams.StreamEnd: ConsumerStream.ENDED}
+_OPEN_ENDS = {**_LOST, dcp_streams.CloseStream: ConsumerStream.CLOSING}
 
 CONSUMER_STREAM: Table[ConsumerStream] = {
-    ConsumerStream.IDLE: {StreamRequest: ConsumerStream.REQUESTED},
+    ConsumerStream.IDLE: {dcp_streams.StreamRequest: ConsumerStream.REQUESTED},
     ConsumerStream.REQUESTED: {
         StreamAccepted: ConsumerStream.OPEN,
         RollbackDemanded: ConsumerStream.ROLLING_BACK,
         StreamRefused: ConsumerStream.ENDED,
         # The stream was asked for, and is not wanted any more.
-        CloseStream: ConsumerStream.CLOSING,
+        dcp_streams.CloseStream: ConsumerStream.CLOSING,
         ConnectionLost: ConsumerStream.ENDED,
     },
     ConsumerStream.ROLLING_BACK: {
         RollbackDone: ConsumerStream.IDLE,
-        CloseStream: ConsumerStream.CLOSING,
+        dcp_streams.CloseStream: ConsumerStream.CLOSING,
         ConnectionLost: ConsumerStream.ENDED,
     },
     ConsumerStream.OPEN: {
@@ -309,7 +284,7 @@ CONSUMER_STREAM: Table[ConsumerStream] = {
         OsoSnapshot: ConsumerStream.IN_OSO_SNAPSHOT,
         CacheTransfer: ConsumerStream.IN_CACHE_TRANSFER,
         CacheTransferEnd: ConsumerStream.OPEN,
-        SetVBucketState: ConsumerStream.OPEN,
+        dcp_streams.SetVBucketState: ConsumerStream.OPEN,
         DcpFlush: ConsumerStream.OPEN,
     },
     ConsumerStream.IN_SNAPSHOT: {
@@ -336,5 +311,5 @@ CONSUMER_STREAM: Table[ConsumerStream] = {
         ),
         CloseAnswered: ConsumerStream.ENDED,
     },
-    ConsumerStream.ENDED: {StreamEnd: ConsumerStream.ENDED, ConnectionLost: ConsumerStream.ENDED},
+    ConsumerStream.ENDED: {dcp_streams.StreamEnd: ConsumerStream.ENDED, ConnectionLost: ConsumerStream.ENDED},
 }

@@ -15,17 +15,8 @@ from typing import Any
 from headwater.client.offsets import Offsets
 from headwater.protocol.features import WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import Frame, FrameBuffer, decode_frames
-from headwater.protocol.messages import decode_message
+from headwater.protocol.messages import dcp_changes, decode_message
 from headwater.protocol.messages.base import Message
-from headwater.protocol.messages.dcp_changes import (
-    Abort,
-    Deletion,
-    Expiration,
-    Mutation,
-    Prepare,
-    SnapshotMarker,
-    SystemEvent,
-)
 from headwater.protocol.messages.dcp_streams import StreamRequest
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import CollectionDropped, decode_event
@@ -214,7 +205,7 @@ def _stored_messages(bucket: Bucket, vbucket: int, after_seqno: int = 0) -> Iter
         for frame in decode_frames(bytes(run)):
             message = decode_message(frame, WITH_COLLECTIONS)
             # In what is stored, the first number of an abort is its own.
-            seqno = int(message.prepared_seqno if isinstance(message, Abort) else message.seqno)  # type: ignore[attr-defined]
+            seqno = int(message.prepared_seqno if isinstance(message, dcp_changes.Abort) else message.seqno)  # type: ignore[attr-defined]
             assert seqno > reached, f"{type(message).__name__} {seqno} is stored after {reached} in vbucket {vbucket}"
             reached = seqno
             yield seqno, message
@@ -227,12 +218,12 @@ def stored_changes(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> lis
     """
     changes: list[Kept] = []
     for seqno, message in _stored_messages(bucket, vbucket, after_seqno):
-        if isinstance(message, Mutation):
+        if isinstance(message, dcp_changes.Mutation):
             key = (int(message.collection_id or 0), bytes(message.key))
             changes.append((seqno, key, (seqno, int(message.cas), bytes(message.value))))
-        elif isinstance(message, Deletion | Expiration):
+        elif isinstance(message, dcp_changes.Deletion | dcp_changes.Expiration):
             changes.append((seqno, (int(message.collection_id or 0), bytes(message.key)), None))
-        elif isinstance(message, SystemEvent):
+        elif isinstance(message, dcp_changes.SystemEvent):
             event = decode_event(message)
             if isinstance(event, CollectionDropped):
                 changes.append((seqno, None, int(event.collection_id)))
@@ -241,7 +232,11 @@ def stored_changes(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> lis
 
 def visible_seqno(bucket: Bucket, vbucket: int) -> int:
     """The seqno of the last change that a consumer gets to see which knows nothing of durable writes."""
-    seqnos = (seqno for seqno, message in _stored_messages(bucket, vbucket) if not isinstance(message, Abort | Prepare))
+    seqnos = (
+        seqno
+        for seqno, message in _stored_messages(bucket, vbucket)
+        if not isinstance(message, dcp_changes.Abort | dcp_changes.Prepare)
+    )
     return max(seqnos, default=0)
 
 
@@ -300,13 +295,11 @@ def _is_allowed(writes: list[Write], found: bytes | None, needs: Needs) -> bool:
         may_be.add(write.value)
         if write.may_expire:
             may_be.add(None)
-        if write.outcome is KnownOutcome.ACKNOWLEDGED and _is_kept(write, needs):
+        if write.outcome is KnownOutcome.ACKNOWLEDGED and (
+            needs is Needs.ACKNOWLEDGEMENT or (needs is Needs.MAJORITY and write.is_durable)
+        ):
             return found in may_be
     return found is None or found in may_be
-
-
-def _is_kept(write: Write, needs: Needs) -> bool:
-    return needs is Needs.ACKNOWLEDGEMENT or (needs is Needs.MAJORITY and write.is_durable)
 
 
 # --- while a run goes on: a consumer between two snapshots holds what the server held at that seqno -------------------
@@ -433,7 +426,7 @@ class StreamTap(Tap):
         if stream is None:
             return
         message = decode_message(frame, WITH_COLLECTIONS)
-        if isinstance(message, SnapshotMarker):
+        if isinstance(message, dcp_changes.SnapshotMarker):
             start, end = int(message.start_seqno), int(message.end_seqno)
             assert max(start, stream.seqno) <= end, f"the snapshot {start} to {end} at seqno {stream.seqno}"
             stream.snapshot = (start, end)

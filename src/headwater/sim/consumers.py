@@ -192,7 +192,10 @@ class Consumer(AnyConsumer):
             saved = self._saved
             start: dict[str, Any] = {}
             if saved.offsets is not None:
-                start["start"] = self._begin_from(saved.offsets)
+                start["start"] = Offsets(
+                    saved.offsets.bucket_uuid,
+                    {vbucket: self._resumed(vbucket, offset) for vbucket, offset in saved.offsets.offsets.items()},
+                )
             held = _InMemory(saved.state.copy(), saved.rules.copy())
             reading = client.read(ReadOptions.make(name=self.name, **self._options, **start))
             saving = asyncio.create_task(self._save_when_quiet(reading, held))
@@ -236,12 +239,6 @@ class Consumer(AnyConsumer):
             await asyncio.sleep(self._random.expovariate(1 / self._pause_s))
 
     # --- mutants --------------------------------------------------------------------------------------------------
-
-    def _begin_from(self, offsets: Offsets) -> Offsets:
-        return Offsets(
-            offsets.bucket_uuid,
-            {vbucket: self._resumed(vbucket, offset) for vbucket, offset in offsets.offsets.items()},
-        )
 
     def _resumed(self, vbucket: VBucketId, offset: StreamOffset) -> StreamOffset:
         if self._mutant is Mutant.FORGETS_SNAPSHOT_END:

@@ -146,7 +146,17 @@ def compact_part(bucket: Bucket, vbucket: int, retention: Retention, part: Part)
     changes: list[Change] = []
     compacted: VBucketFacts | None = None
     if facts is not None and len(kept) < len(part.run):
-        compacted = _compacted_facts(bucket, vbucket, facts, purge_seqno=dropped.purge_seqno)
+        numbers = bucket.numbers
+        compacted = replace(
+            facts,
+            purge_seqno=Seqno(max(facts.purge_seqno, dropped.purge_seqno)),
+            history_start_seqno=Seqno(max(facts.history_start_seqno, int(numbers.window_starts[vbucket]))),
+            high_seqno_floor=Seqno(int(numbers.durable_seqnos[vbucket])),
+            visible_seqno_floor=Seqno(int(numbers.visible_seqnos[vbucket])),
+            completed_seqno_floor=Seqno(int(numbers.completed_seqnos[vbucket])),
+            max_cas_floor=int(numbers.max_cas[vbucket]),
+            deleted_rev_floor=int(numbers.deleted_revs[vbucket]),
+        )
         # Streams go by these, and must not read on as if all versions were there: the write may be in another thread.
         _take_over(bucket, vbucket, compacted)
         changes = [
@@ -197,20 +207,6 @@ def _take_over(bucket: Bucket, vbucket: int, compacted: VBucketFacts) -> VBucket
     facts = replace(facts, **risen)
     bucket.numbers.set_facts(vbucket, facts)
     return facts
-
-
-def _compacted_facts(bucket: Bucket, vbucket: int, facts: VBucketFacts, *, purge_seqno: int) -> VBucketFacts:
-    numbers = bucket.numbers
-    return replace(
-        facts,
-        purge_seqno=Seqno(max(facts.purge_seqno, purge_seqno)),
-        history_start_seqno=Seqno(max(facts.history_start_seqno, int(numbers.window_starts[vbucket]))),
-        high_seqno_floor=Seqno(int(numbers.durable_seqnos[vbucket])),
-        visible_seqno_floor=Seqno(int(numbers.visible_seqnos[vbucket])),
-        completed_seqno_floor=Seqno(int(numbers.completed_seqnos[vbucket])),
-        max_cas_floor=int(numbers.max_cas[vbucket]),
-        deleted_rev_floor=int(numbers.deleted_revs[vbucket]),
-    )
 
 
 # --- what a step looks at -----------------------------------------------------------------------------------------

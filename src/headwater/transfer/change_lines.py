@@ -86,7 +86,9 @@ class ChangeLines:
         others = self._other_rows(batch)
         columns = _LineColumns(batch, self._plan)
         other_lines = [self._line(batch.slice(row, 1)) for row in others]
-        self._make_room(columns.room_bytes + sum(map(len, other_lines)))
+        room_bytes = columns.room_bytes + sum(map(len, other_lines))
+        if len(self._room) < room_bytes:
+            self._room = np.empty(room_bytes, dtype=np.uint8)
         at = first = 0
         for row, line in zip(others, other_lines, strict=True):
             at = columns.write(first, row, self._room, at)
@@ -114,10 +116,6 @@ class ChangeLines:
             members.pop("value", None)
             members.pop("value_base64", None)
         return json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-
-    def _make_room(self, room_bytes: int) -> None:
-        if len(self._room) < room_bytes:
-            self._room = np.empty(room_bytes, dtype=np.uint8)
 
 
 class _LinePlan:

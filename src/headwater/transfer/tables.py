@@ -72,7 +72,8 @@ class TableDocuments:
     def _documents(self, texts: pa.Array) -> tuple[Documents, InvalidDocument | None]:
         content, edges = text_bytes(texts)
         starts, ends = edges[:-1], edges[1:]
-        fit = _fitting(starts, ends)
+        large = np.flatnonzero(ends - starts > VALUE_BYTES_MAX)
+        fit = int(large[0]) if len(large) else len(ends)
         numbers = np.arange(self._given + 1, self._given + 1 + fit, dtype=np.int64)
         self._given += len(texts)
         keys, key_ends, problem = self._template.build(content, starts[:fit], ends[:fit], numbers)
@@ -88,12 +89,6 @@ class TableDocuments:
             keys=keys, key_ends=key_ends, values=content, value_starts=starts[:good], value_ends=ends[:good]
         )
         return documents, problem
-
-
-def _fitting(starts: Any, ends: Any) -> int:
-    """How many rows there are before the first that is too large for a document."""
-    large = np.flatnonzero(ends - starts > VALUE_BYTES_MAX)
-    return int(large[0]) if len(large) else len(ends)
 
 
 def check_columns(names: list[str]) -> None:

@@ -29,7 +29,7 @@ from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import create_bucket
 from support import fake_servers
-from support.cases import each
+from support.cases import case, case_apart, each
 from support.commands import printed, sentence
 from support.fake_servers import Peer, down, serving
 from support.http_node import ENVIRONMENT, Node
@@ -198,21 +198,12 @@ def test_on_a_terminal_the_password_is_asked_for(served: _Served, monkeypatch: p
 # --- what can't be done -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("create", "shop"), 'Scope with name "shop" already exists'),
-        (("create", "shop.orders"), 'Collection with name "orders" in scope "shop" already exists'),
-        (
-            ("create", "pub.beers"),
-            'Scope with name "pub" is not found. Check the names: upper and lower case differ',
-        ),
-        (("drop", "_default"), "Deleting _default scope is not allowed"),
-        (
-            ("create", "shop._x"),
-            "name: Use letters, digits, _ - and %, not beginning with _ or %, up to 251 characters",
-        ),
-    ],
+@case_apart(("create", "shop"), 'Scope with name "shop" already exists')
+@case_apart(("create", "shop.orders"), 'Collection with name "orders" in scope "shop" already exists')
+@case_apart(("create", "pub.beers"), 'Scope with name "pub" is not found. Check the names: upper and lower case differ')
+@case_apart(("drop", "_default"), "Deleting _default scope is not allowed")
+@case_apart(
+    ("create", "shop._x"), "name: Use letters, digits, _ - and %, not beginning with _ or %, up to 251 characters"
 )
 def test_refusals_are_told_in_the_node_s_words(served: _Served, arguments: tuple[str, str], sentence: str) -> None:
     served.node.stored.set_manifest(Manifest().with_scope("shop").with_collection("shop", "orders"))
@@ -256,19 +247,14 @@ def test_tls_with_a_server_that_has_none(served: _Served) -> None:
 # --- URLs ---------------------------------------------------------------------------------------------------------
 
 
-@each(
-    ("text", "addresses", "tls", "is_http", "bucket", "user"),
-    [
-        ("couchbase://h/b", [("h", 11210)], False, False, "b", None),
-        ("couchbases://h/b", [("h", 11207)], True, False, "b", None),
-        ("couchbase://ann@h:1,i:2/b", [("h", 1), ("i", 2)], False, False, "b", "ann"),
-        ("http://h/b", [("h", 8091)], False, True, "b", None),
-        ("HTTPS://ann@h/b%25/", [("h", 18091)], True, True, "b%", "ann"),
-        ("http://[::1]:80/b", [("::1", 80)], False, True, "b", None),
-        ("couchbase://h:8091,i/b", [("h", 8091)], False, True, "b", None),
-        ("couchbases://h,i:18091/b", [("h", 11207)], True, False, "b", None),
-    ],
-)
+@case("couchbase://h/b", [("h", 11210)], False, False, "b", None)
+@case("couchbases://h/b", [("h", 11207)], True, False, "b", None)
+@case("couchbase://ann@h:1,i:2/b", [("h", 1), ("i", 2)], False, False, "b", "ann")
+@case("http://h/b", [("h", 8091)], False, True, "b", None)
+@case("HTTPS://ann@h/b%25/", [("h", 18091)], True, True, "b%", "ann")
+@case("http://[::1]:80/b", [("::1", 80)], False, True, "b", None)
+@case("couchbase://h:8091,i/b", [("h", 8091)], False, True, "b", None)
+@case("couchbases://h,i:18091/b", [("h", 11207)], True, False, "b", None)
 def test_urls(
     text: str, addresses: list[tuple[str, int]], tls: bool, is_http: bool, bucket: str, user: str | None
 ) -> None:
@@ -368,20 +354,15 @@ def answering(answers: dict[str, tuple[int, bytes]]) -> Iterator[str]:
             thread.join(10)
 
 
-@each(
-    ("status", "body", "sentence"),
-    [
-        (404, b"Requested resource not found.\r\n", "there is no such bucket. Check the names"),
-        (401, b"", "the user name or the password is wrong. Check"),
-        (500, b"<html>", "the node answered with status 500"),
-        (400, b'{"errors":["one","two"]}', "one; two"),
-        (400, b'{"errors":{"name":"bad","_":"worse"}}', "name: bad; worse"),
-        (400, b'{"message":"red \\u001b[31m and\\nnew line"}', "red ?[31m and new line"),
-        (400, b'{"message":"' + b"x" * 5000 + b'"}', "x" * 300),
-        (200, b"fine", "the answer is not a list of collections"),
-        (200, b'{"scopes":[{"name":"s"}]}', "the answer is not a list of collections"),
-    ],
-)
+@case(404, b"Requested resource not found.\r\n", "there is no such bucket. Check the names")
+@case(401, b"", "the user name or the password is wrong. Check")
+@case(500, b"<html>", "the node answered with status 500")
+@case(400, b'{"errors":["one","two"]}', "one; two")
+@case(400, b'{"errors":{"name":"bad","_":"worse"}}', "name: bad; worse")
+@case(400, b'{"message":"red \\u001b[31m and\\nnew line"}', "red ?[31m and new line")
+@case(400, b'{"message":"' + b"x" * 5000 + b'"}', "x" * 300)
+@case(200, b"fine", "the answer is not a list of collections")
+@case(200, b'{"scopes":[{"name":"s"}]}', "the answer is not a list of collections")
 def test_answers_of_other_servers(status: int, body: bytes, sentence: str) -> None:
     with answering({"GET": (status, body)}) as url:
         assert failed("list", url, *LOGIN).startswith(sentence)
@@ -393,22 +374,11 @@ def test_older_servers_have_no_maximal_times_to_live() -> None:
         assert done("list", url, *LOGIN) == "COLLECTION  ID  MAX TTL  HISTORY\ns?.c        9\n"
 
 
-@each(
-    ("arguments", "answers", "said"),
-    [
-        # Servers that can't wait for a manifest.
-        (("drop", "shop"), {"DELETE": (200, b'{"uid":"7"}'), "POST": (404, b"")}, "dropped shop (manifest 7)\n"),
-        (
-            ("drop", "shop"),
-            {"DELETE": (200, b'{"uid":"7"}'), "POST": (504, b"timeout")},
-            "Error: the nodes take long. ",
-        ),
-        (("create", "shop"), {"POST": (200, b"[]")}, "Error: the answer has no manifest uid"),
-    ],
-)
-def test_answers_of_other_servers_to_a_change(
-    arguments: tuple[str, str], answers: dict[str, tuple[int, bytes]], said: str
-) -> None:
+# Servers that can't wait for a manifest.
+@case(("drop", "shop"), {"DELETE": (200, b'{"uid":"7"}'), "POST": (404, b"")}, "dropped shop (manifest 7)\n")
+@case(("drop", "shop"), {"DELETE": (200, b'{"uid":"7"}'), "POST": (504, b"timeout")}, "Error: the nodes take long. ")
+@case(("create", "shop"), {"POST": (200, b"[]")}, "Error: the answer has no manifest uid")
+def test_other_servers_answers(arguments: tuple[str, str], answers: dict[str, tuple[int, bytes]], said: str) -> None:
     command, name = arguments
     with answering(answers) as url:
         assert run(command, url, name, *LOGIN).output.startswith(said)

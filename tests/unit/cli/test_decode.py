@@ -23,17 +23,9 @@ from headwater.protocol.frames import (
     server_duration,
     stream_id,
 )
-from headwater.protocol.messages import Message
+from headwater.protocol.messages import Message, dcp_streams
 from headwater.protocol.messages.base import NO_FIELDS, ErrorResponse
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker, SystemEvent
-from headwater.protocol.messages.dcp_streams import (
-    DcpNoop,
-    GetFailoverLogResponse,
-    StreamEnd,
-    StreamEndReason,
-    StreamRequest,
-    StreamRequestResponse,
-)
 from headwater.protocol.messages.documents import Set, StoreResponse
 from headwater.protocol.messages.range_scan import RangeScanContinue
 from headwater.protocol.messages.session import HelloResponse
@@ -42,10 +34,10 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnosResponse, VBucket
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import CollectionCreated, ScopeCreated, encode_event
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
-from support.cases import each
+from support.cases import case, each
 
 SESSION = Path(__file__).parents[2] / "vectors" / "captures" / "collections-7.0.5.txt"
-NOOP = DcpNoop(opaque=7).encode()
+NOOP = dcp_streams.DcpNoop(opaque=7).encode()
 
 
 def run(*arguments: str, stdin: bytes | str = b"") -> Result:
@@ -123,13 +115,15 @@ def test_key_and_value_are_drawn_with_their_characters_and_long_values_cut() -> 
 
 
 def test_the_last_row_has_only_the_bytes_there_are() -> None:
-    result = run("-", stdin=StreamEnd().encode()[:8] + b"\0\0\0\x06" + bytes(16) + b"ab")
+    result = run("-", stdin=dcp_streams.StreamEnd().encode()[:8] + b"\0\0\0\x06" + bytes(16) + b"ab")
     assert "      28| 0x61 ('a')    | 0x62 ('b')    |\n        +---------------+---------------+\n" in result.stdout
 
 
 def test_the_rollback_of_the_seed() -> None:
     """Seed `000_80ff00f4af6670e7.txt`: the value's field with its offset, the status by name."""
-    printed = annotated(StreamRequestResponse(status=Status.ROLLBACK, opaque=0x1000, rollback_seqno=0).encode())
+    printed = annotated(
+        dcp_streams.StreamRequestResponse(status=Status.ROLLBACK, opaque=0x1000, rollback_seqno=0).encode()
+    )
     assert "    Status           (6,7)  : 0x0023 (ROLLBACK)\n" in printed
     assert "      rollback seqno (24-31): 0x0000000000000000\n" in printed
 
@@ -138,8 +132,8 @@ def test_meanings_stand_in_brackets() -> None:
     printed = annotated(
         b"".join(
             (
-                StreamRequest(vbucket=513, vbuuid=0xFEEDDECA).encode(),
-                StreamEnd(reason=StreamEndReason.LOST_PRIVILEGES).encode(),
+                dcp_streams.StreamRequest(vbucket=513, vbuuid=0xFEEDDECA).encode(),
+                dcp_streams.StreamEnd(reason=dcp_streams.StreamEndReason.LOST_PRIVILEGES).encode(),
                 SnapshotMarker(start_seqno=1, end_seqno=2, flags=SnapshotFlags(0x46)).encode(),
                 Mutation(seqno=1, rev_seqno=1, expiry=1794718740, key=b"k", datatype=Datatype(1)).encode(),
                 Set(expiry=3600, key=b"k").encode(),
@@ -240,7 +234,7 @@ def test_structured_values_without_a_drawing_are_told_in_words() -> None:
     assert '      specs[0]          : opcode=SUBDOC_GET flags=0 path="a.b"\n' in printed
     assert "      seqnos[31]        : vbucket=31 seqno=62\n      ...               : 8 more of these\n" in printed
     log = tuple(FailoverEntry(vbuuid=n, seqno=n) for n in range(40))
-    assert ": 8 more of these\n" in annotated(GetFailoverLogResponse(failover_log=log).encode())
+    assert ": 8 more of these\n" in annotated(dcp_streams.GetFailoverLogResponse(failover_log=log).encode())
 
 
 LOG = (FailoverEntry(vbuuid=3, seqno=20), FailoverEntry(vbuuid=1, seqno=0))
@@ -261,9 +255,9 @@ EVENTS = [
 @each(
     "message",
     [
-        GetFailoverLogResponse(failover_log=LOG),
-        StreamRequestResponse(failover_log=LOG),
-        StreamRequestResponse(status=Status.ROLLBACK, rollback_seqno=5),
+        dcp_streams.GetFailoverLogResponse(failover_log=LOG),
+        dcp_streams.StreamRequestResponse(failover_log=LOG),
+        dcp_streams.StreamRequestResponse(status=Status.ROLLBACK, rollback_seqno=5),
         MARKER,
         SnapshotMarker(
             start_seqno=1,
@@ -281,7 +275,6 @@ def test_drawn_values_are_what_the_message_says(message: Message) -> None:
     frame = message.to_frame()
     view = read_value(frame, message, NO_FIELDS, bytes_max=100)
     drawn: list[tuple[str, int]] = [(part.name, int(part.number or 0)) for part in view.parts]
-    assert view.fields is not None
     members = view.fields.get("failover_log", [view.fields])
     said = [(name, value) for member in members for name, value in member.items() if isinstance(value, int)]
     assert [pair for pair in said if pair in drawn] == drawn
@@ -305,35 +298,12 @@ def test_every_frame_of_a_recorded_session_is_an_object() -> None:
 def test_the_fields_of_a_recorded_mutation() -> None:
     (apple,) = (frame for frame in session() if frame["key"] == "apple")
     assert apple == {
-        "frame": 32,
-        "offset": 1215,
-        "where": "line 107",
-        "connection": "coll",
-        "direction": "S->C",
-        "magic": "REQUEST",
-        "magic_number": 0x80,
-        "opcode": "DCP_MUTATION",
-        "opcode_number": 0x57,
-        "vbucket": 0,
-        "opaque": 0x4001,
-        "cas": 0x18E81BEFE92E0000,
-        "datatype": ["JSON"],
-        "frame_infos": [],
-        "extras": {
-            "seqno": 23,
-            "rev_seqno": 8,
-            "flags": 0,
-            "expiry": 0,
-            "lock_time": 0,
-            "nmeta": 0,
-            "nru": 2,
-        },
-        "meanings": {},
-        "collection_id": 8,
-        "key": "apple",
-        "value_length": 7,
-        "value": '{"c":1}',
-    }
+        "frame": 32, "offset": 1215, "where": "line 107", "connection": "coll", "direction": "S->C",
+        "magic": "REQUEST", "magic_number": 0x80, "opcode": "DCP_MUTATION", "opcode_number": 0x57, "vbucket": 0,
+        "opaque": 0x4001, "cas": 0x18E81BEFE92E0000, "datatype": ["JSON"], "frame_infos": [],
+        "extras": {"seqno": 23, "rev_seqno": 8, "flags": 0, "expiry": 0, "lock_time": 0, "nmeta": 0, "nru": 2},
+        "meanings": {}, "collection_id": 8, "key": "apple", "value_length": 7, "value": '{"c":1}',
+    }  # fmt: skip
 
 
 def test_recorded_structures_reasons_and_errors() -> None:
@@ -354,7 +324,7 @@ def test_recorded_structures_reasons_and_errors() -> None:
 
 
 def test_what_json_has_no_form_for() -> None:
-    assert as_json(StreamRequest().encode())[0]["extras"]["end_seqno"] == 2**64 - 1, "beyond a double"
+    assert as_json(dcp_streams.StreamRequest().encode())[0]["extras"]["end_seqno"] == 2**64 - 1, "beyond a double"
     (frame,) = as_json(Mutation(seqno=1, rev_seqno=1, key=b"a\xff", value=b"\xff\x00").encode())
     assert (frame["key"], frame["key_hex"], frame["value_hex"]) == ("a\ufffd", "61ff", "ff00")
 
@@ -376,19 +346,13 @@ def test_compressed_values_with_attributes() -> None:
     assert (frame["value"], frame["xattrs"], frame["value_inflated_length"]) == ("{}", {"_sync": "1"}, 18)
 
 
-@pytest.mark.parametrize(
-    ("frame", "error"),
-    [
-        (Frame(magic=Magic.REQUEST, opcode=0x57, extras=bytes(31)), "Mutation must have a key (at byte 24)"),
-        (Frame(magic=Magic.REQUEST, opcode=0x79), "unknown opcode 0x79 (at byte 1)"),
-        (
-            Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0x5C, framing_extras=b"\x25"),
-            "frame info 2 claims 5 bytes (at byte 0)",
-        ),
-        (Frame(magic=Magic.REQUEST, opcode=0x57, extras=bytes(31), key=b"k", value=b"\xff", datatype=2), "not snappy"),
-        (Frame(magic=Magic.REQUEST, opcode=0x5F, extras=bytes(13), value=b"x"), "system event COLLECTION_CREATED"),
-    ],
+@case(Frame(magic=Magic.REQUEST, opcode=0x57, extras=bytes(31)), "Mutation must have a key (at byte 24)")
+@case(Frame(magic=Magic.REQUEST, opcode=0x79), "unknown opcode 0x79 (at byte 1)")
+@case(
+    Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0x5C, framing_extras=b"\x25"), "frame info 2 claims 5 bytes (at byte 0)"
 )
+@case(Frame(magic=Magic.REQUEST, opcode=0x57, extras=bytes(31), key=b"k", value=b"\xff", datatype=2), "not snappy")
+@case(Frame(magic=Magic.REQUEST, opcode=0x5F, extras=bytes(13), value=b"x"), "system event COLLECTION_CREATED")
 def test_a_malformed_message_is_still_a_frame(frame: Frame, error: str) -> None:
     (printed,) = as_json(frame.encode(), exit_code=1)
     assert error in printed["error"]
@@ -398,15 +362,10 @@ def test_a_malformed_message_is_still_a_frame(frame: Frame, error: str) -> None:
     assert result.stderr.startswith("Error: frame #1, byte 0: ")
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        Frame(magic=Magic.REQUEST, opcode=Opcode.SET_WITH_META, extras=bytes(24), key=b"k", value=b"v"),
-        Frame(magic=Magic.SERVER_RESPONSE, opcode=1),
-        Frame(magic=Magic.SERVER_REQUEST, opcode=2, value=b"{}"),
-        ErrorResponse(opcode=Opcode.DCP_OPEN, status=Status.EINVAL, value=b"{}").to_frame(),
-    ],
-)
+@case(Frame(magic=Magic.REQUEST, opcode=Opcode.SET_WITH_META, extras=bytes(24), key=b"k", value=b"v"))
+@case(Frame(magic=Magic.SERVER_RESPONSE, opcode=1))
+@case(Frame(magic=Magic.SERVER_REQUEST, opcode=2, value=b"{}"))
+@case(ErrorResponse(opcode=Opcode.DCP_OPEN, status=Status.EINVAL, value=b"{}").to_frame())
 def test_a_named_opcode_without_a_message_is_no_error(frame: Frame) -> None:
     (printed,) = as_json(frame.encode())
     assert "error" not in printed
@@ -465,17 +424,12 @@ def test_a_packet_capture_names_connection_direction_and_packet(tmp_path: Path) 
     assert result.stderr.count("\n") == 1
 
 
-@each(
-    ("stdin", "said"),
-    [
-        (
-            NOOP + NOOP[:10],
-            "the bytes end 10 bytes into a frame (at byte 24). Send the rest of the bytes, or check that the capture",
-        ),
-        (NOOP + b"GET /", "0x47 is not a magic byte (at byte 24). Cut what stands before the next frame"),
-        (f"{NOOP.hex()}\nhello\n".encode(), "line 2 is neither whole bytes in hex nor an annotation: 'hello'"),
-    ],
+@case(
+    NOOP + NOOP[:10],
+    "the bytes end 10 bytes into a frame (at byte 24). Send the rest of the bytes, or check that the capture",
 )
+@case(NOOP + b"GET /", "0x47 is not a magic byte (at byte 24). Cut what stands before the next frame")
+@case(f"{NOOP.hex()}\nhello\n".encode(), "line 2 is neither whole bytes in hex nor an annotation: 'hello'")
 def test_what_stands_before_a_fault_is_printed(stdin: bytes, said: str) -> None:
     result = run("-", "--json", stdin=stdin)
     assert (result.exit_code, len(result.stdout.splitlines())) == (1, 1)

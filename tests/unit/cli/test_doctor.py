@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from headwater.cli import doctor as checks
 from headwater.cli.doctor import Asked, Check, Found, State, examine
-from support.cases import each
+from support.cases import case, each
 
 NOTHING = Asked(storage_options={})
 REQUIRES = [
@@ -84,16 +84,11 @@ def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.check_python(NOTHING).do == "Install Headwater with Python 99.0 or newer"
 
 
-@each(
-    ("said", "state", "says"),
-    [
-        ('openjdk version "21.0.2" 2024-01-16', State.OK, "Java 21"),
-        ('openjdk version "11.0.2" 2019-01-15', State.FAILED, "Java 11"),
-        ('java version "1.8.0_292"', State.FAILED, "Java 8"),
-        ("something else", State.UNKNOWN, "does not report its version"),
-        (None, State.UNKNOWN, "does not report its version"),
-    ],
-)
+@case('openjdk version "21.0.2" 2024-01-16', State.OK, "Java 21")
+@case('openjdk version "11.0.2" 2019-01-15', State.FAILED, "Java 11")
+@case('java version "1.8.0_292"', State.FAILED, "Java 8")
+@case("something else", State.UNKNOWN, "does not report its version")
+@case(None, State.UNKNOWN, "does not report its version")
 def test_java(monkeypatch: pytest.MonkeyPatch, said: str | None, state: State, says: str) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(checks.shutil, "which", lambda name: "/bin/java")
@@ -103,13 +98,8 @@ def test_java(monkeypatch: pytest.MonkeyPatch, said: str | None, state: State, s
     assert says in found.says
 
 
-@each(
-    ("said", "says"),
-    [
-        (None, "can't import headwater"),
-        ("3 8 0.0.1\n", "with Python 3.8 and Headwater 0.0.1: not the versions that run here"),
-    ],
-)
+@case(None, "can't import headwater")
+@case("3 8 0.0.1\n", "with Python 3.8 and Headwater 0.0.1: not the versions that run here")
 def test_workers_that_are_another_python(monkeypatch: pytest.MonkeyPatch, said: str | None, says: str) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3")
     monkeypatch.setattr(checks, "_output_of", lambda *_: said)

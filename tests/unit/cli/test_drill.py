@@ -9,32 +9,27 @@ from click.testing import CliRunner
 
 from headwater.cli import main
 from headwater.cli.management import Answer
+from support.cases import case_apart
 from support.commands import answering
 
 DONE = {"vbucket": 12, "rolled_back_to": 100, "vbuuid": 77, "high_seqno_before": 120}
 ARGUMENTS = ["drill", "rollback", "http://127.0.0.1:1/default", "--user", "ann", "--password", "pencil"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (Answer(200, DONE), "vbucket 12 rolled back from 120 to 100: 20 changes lost (new vbuuid 77)\n"),
-        (
-            Answer(200, {**DONE, "rolled_back_to": 0}),
-            "vbucket 12 rolled back from 120 to 0, as 100 lies before the history window: 120 changes lost "
-            "(new vbuuid 77)\n",
-        ),
-        (Answer(200, "hello"), "Error: the answer has no numbers of a rollback. Check that it is a Headwater node"),
-        (Answer(200, {}), "Error: the answer has no numbers of a rollback. Check that it is a Headwater node"),
-        (Answer(404, "Not found."), "Error: the node has no drills. Check that it is a Headwater node"),
-        (Answer(404, {"errors": {"_": 'Bucket with name "default" not found'}}), "Error: Bucket with name"),
-        (
-            Answer(403, {"message": "Forbidden. User needs the following permissions", "permissions": ["x"]}),
-            "Error: Forbidden. User needs the following permissions. Give the user the role admin on the bucket\n",
-        ),
-        (Answer(400, {"errors": {"_": "there is no vbucket 12"}}), "Error: there is no vbucket 12\n"),
-    ],
+@case_apart(Answer(200, DONE), "vbucket 12 rolled back from 120 to 100: 20 changes lost (new vbuuid 77)\n")
+@case_apart(
+    Answer(200, {**DONE, "rolled_back_to": 0}),
+    ("vbucket 12 rolled back from 120 to 0, as 100 lies before the history window: 120 changes lost (new vbuuid 77)\n"),
 )
+@case_apart(Answer(200, "hello"), "Error: the answer has no numbers of a rollback. Check that it is a Headwater node")
+@case_apart(Answer(200, {}), "Error: the answer has no numbers of a rollback. Check that it is a Headwater node")
+@case_apart(Answer(404, "Not found."), "Error: the node has no drills. Check that it is a Headwater node")
+@case_apart(Answer(404, {"errors": {"_": 'Bucket with name "default" not found'}}), "Error: Bucket with name")
+@case_apart(
+    Answer(403, {"message": "Forbidden. User needs the following permissions", "permissions": ["x"]}),
+    "Error: Forbidden. User needs the following permissions. Give the user the role admin on the bucket\n",
+)
+@case_apart(Answer(400, {"errors": {"_": "there is no vbucket 12"}}), "Error: there is no vbucket 12\n")
 def test_what_is_said(monkeypatch: pytest.MonkeyPatch, answer: Answer, words: str) -> None:
     asked = answering(monkeypatch, lambda *_: answer)
     result = CliRunner().invoke(main, [*ARGUMENTS, "--vbucket", "12", "--to", "100"])
@@ -44,16 +39,13 @@ def test_what_is_said(monkeypatch: pytest.MonkeyPatch, answer: Answer, words: st
     assert result.exit_code == (1 if words.startswith("Error") else 0)
 
 
-@pytest.mark.parametrize(
-    ("command", "answer", "words"),
-    [
-        ("hold", Answer(200, {"held": True, "replicas": 1024}), "1,024 replicas held back\n"),
-        ("hold", Answer(200, {"held": True, "replicas": 1}), "1 replica held back\n"),
-        ("release", Answer(200, {"held": False, "replicas": 0}), "0 replicas released\n"),
-        ("release", Answer(200, {}), "Error: the answer has no numbers of replicas. Check that it is a Headwater node"),
-        ("hold", Answer(404, "Not found."), "Error: the node has no drills. Check that it is a Headwater node"),
-    ],
+@case_apart("hold", Answer(200, {"held": True, "replicas": 1024}), "1,024 replicas held back\n")
+@case_apart("hold", Answer(200, {"held": True, "replicas": 1}), "1 replica held back\n")
+@case_apart("release", Answer(200, {"held": False, "replicas": 0}), "0 replicas released\n")
+@case_apart(
+    "release", Answer(200, {}), "Error: the answer has no numbers of replicas. Check that it is a Headwater node"
 )
+@case_apart("hold", Answer(404, "Not found."), "Error: the node has no drills. Check that it is a Headwater node")
 def test_replicas(monkeypatch: pytest.MonkeyPatch, command: str, answer: Answer, words: str) -> None:
     asked = answering(monkeypatch, lambda *_: answer)
     arguments = ["drill", f"{command}-replicas", *ARGUMENTS[2:]]

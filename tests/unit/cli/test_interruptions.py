@@ -96,9 +96,7 @@ def test_a_file_has_no_reader_to_leave(interruptions: Interruptions, tmp_path: P
             threading.Event().wait(0.05)
 
 
-def test_once_heeded_nothing_is_hurried_unless_told(
-    interruptions: Interruptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_heeded_signal_hurries_nothing(interruptions: Interruptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.01)
     with pytest.raises(Ended), interruptions.allowed():
         signal.raise_signal(signal.SIGTERM)

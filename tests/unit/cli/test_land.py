@@ -26,6 +26,7 @@ from headwater.lake.lake import LakeSettings
 from headwater.lake.set_aside import SetAside
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
 from headwater.landing.loop import LandedBatch, LandingStatus
+from support.cases import case_apart
 
 LAKE: Any = object()
 STATUS = LandingStatus(
@@ -128,20 +129,10 @@ def test_a_line_of_json_for_each_batch(capsys: pytest.CaptureFixture[str]) -> No
     run(Query([batch(7), batch(8)]), as_json=True)
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first == {
-        "batch": 3,
-        "rows": 7,
-        "seconds": 0.5,
-        "rollbacks": 1,
-        "merges": 1,
-        "collections": {"a.b": 7},
-        "lag": 17,
-        "lag_seconds": 2.5,
-        "documents_age_seconds": 300.0,
-        "documents": 900,
-        "total_rows": 1200,
-        "total_rollbacks": 2,
-        "set_aside": {},
-    }
+        "batch": 3, "rows": 7, "seconds": 0.5, "rollbacks": 1, "merges": 1, "collections": {"a.b": 7}, "lag": 17,
+        "lag_seconds": 2.5, "documents_age_seconds": 300.0, "documents": 900, "total_rows": 1200,
+        "total_rollbacks": 2, "set_aside": {},
+    }  # fmt: skip
     assert second["rows"] == 8
     aside = replace(batch(), status=replace(STATUS, tables_set_aside=1, set_aside=(ASIDE,)))
     run(Query([aside]), as_json=True)
@@ -198,14 +189,9 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[LakeSettings]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("arguments", "columns", "infer"),
-    [
-        ((), {}, True),
-        (("--no-columns", "--columns", "a.b=n INT"), {"a.b": TypedColumns.from_ddl("n INT")}, False),
-        (("--columns", "infer", "--columns", "a.b=none"), {"*": ColumnMode.INFER, "a.b": ColumnMode.NONE}, True),
-    ],
-)
+@case_apart((), {}, True)
+@case_apart(("--no-columns", "--columns", "a.b=n INT"), {"a.b": TypedColumns.from_ddl("n INT")}, False)
+@case_apart(("--columns", "infer", "--columns", "a.b=none"), {"*": ColumnMode.INFER, "a.b": ColumnMode.NONE}, True)
 def test_columns(
     prepared: list[LakeSettings], arguments: tuple[str, ...], columns: dict[str, Any], infer: bool
 ) -> None:
@@ -241,13 +227,8 @@ def test_columns_that_documents_are_clustered_by(prepared: list[LakeSettings]) -
     assert len(prepared) == 1
 
 
-@pytest.mark.parametrize(
-    ("columns", "read"),
-    [
-        ("n INT", {"*": TypedColumns.from_ddl("n INT")}),
-        ({"a.b": "infer", "*": "none"}, {"a.b": ColumnMode.INFER, "*": ColumnMode.NONE}),
-    ],
-)
+@case_apart("n INT", {"*": TypedColumns.from_ddl("n INT")})
+@case_apart({"a.b": "infer", "*": "none"}, {"a.b": ColumnMode.INFER, "*": ColumnMode.NONE})
 def test_columns_from_python(monkeypatch: pytest.MonkeyPatch, columns: Any, read: dict[str, Any]) -> None:
     monkeypatch.setattr(land_module.Landing, "start", lambda landing, runner, **_: landing)
     landing: Any = headwater.spark.land(
@@ -287,22 +268,13 @@ def lines(status: LandingStatus | None) -> dict[str, float]:
 
 def test_the_numbers_are_those_of_the_status() -> None:
     assert lines(SCRAPED_STATUS) == {
-        "headwater_land_rows_total": 1200,
-        "headwater_land_batches_total": 12,
-        "headwater_land_rollbacks_total": 3,
-        "headwater_land_active": 1,
-        "headwater_land_tables": 2,
-        "headwater_land_documents": 900,
-        "headwater_land_lag_seqnos": 17,
-        "headwater_land_lag_seconds": 2.5,
-        "headwater_land_documents_age_seconds": 4.5,
-        "headwater_land_last_batch_seconds": 0.3,
-        "headwater_land_last_merge_seconds": 1.1,
-        "headwater_land_failures": 0,
-        "headwater_land_tables_set_aside": 0,
-        "headwater_land_tables_unregistered": 1,
-        "headwater_land_merges_slow": 0,
-    }
+        "headwater_land_rows_total": 1200, "headwater_land_batches_total": 12, "headwater_land_rollbacks_total": 3,
+        "headwater_land_active": 1, "headwater_land_tables": 2, "headwater_land_documents": 900,
+        "headwater_land_lag_seqnos": 17, "headwater_land_lag_seconds": 2.5,
+        "headwater_land_documents_age_seconds": 4.5, "headwater_land_last_batch_seconds": 0.3,
+        "headwater_land_last_merge_seconds": 1.1, "headwater_land_failures": 0, "headwater_land_tables_set_aside": 0,
+        "headwater_land_tables_unregistered": 1, "headwater_land_merges_slow": 0,
+    }  # fmt: skip
     assert len(METRICS) == len(fields(LandingStatus)) - 4, "all of it but the words"
 
 

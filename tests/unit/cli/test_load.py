@@ -22,6 +22,7 @@ from headwater.protocol.messages.documents import Set
 from headwater.protocol.status import Status
 from headwater.transfer import loader
 from headwater.transfer.set_frames import JSON_FLAGS
+from support.cases import case_apart
 from support.fault_proxy import free_port
 from support.loading_server import PASSWORD, USER, VBUCKETS, LoadingCluster
 from support.machine import self_signed
@@ -168,14 +169,9 @@ def test_documents_that_are_put_off_for_ever(cluster: LoadingCluster, monkeypatc
     assert lines[1] == "9 documents were written"
 
 
-@pytest.mark.parametrize(
-    ("bad", "sentence"),
-    [
-        ('{"id": 3', "line 3 is not JSON. Write one document per line"),
-        ('{"no": 3}', "line 3: the document has no field 'id'"),
-        ('{"id": null}', "line 3: the field 'id' is neither a string nor a whole number"),
-    ],
-)
+@case_apart('{"id": 3', "line 3 is not JSON. Write one document per line")
+@case_apart('{"no": 3}', "line 3: the document has no field 'id'")
+@case_apart('{"id": null}', "line 3: the field 'id' is neither a string nor a whole number")
 def test_a_bad_line(cluster: LoadingCluster, bad: str, sentence: str) -> None:
     lines = failed(cluster.url(), "-", "--key", "{id}", stdin=f'{{"id": 1}}\n{{"id": 2}}\n{bad}\n{{"id": 4}}\n')
     assert lines[0].startswith(f"Error: {sentence}")
@@ -190,16 +186,11 @@ def test_a_bad_template(cluster: LoadingCluster) -> None:
     assert cluster.connections == 0
 
 
-@pytest.mark.parametrize(
-    ("collection", "sentence"),
-    [
-        ("_default.orders", "there is no collection '_default.orders'. Create it first"),
-        ("shop.orders", "there is no scope of collection 'shop.orders'. Create it first"),
-        ("orders", "'orders' is not a scope and a collection. Write scope.collection"),
-        ("a.b.c", "'a.b.c' is not a scope and a collection"),
-        ("a.", "'a.' is not a scope and a collection"),
-    ],
-)
+@case_apart("_default.orders", "there is no collection '_default.orders'. Create it first")
+@case_apart("shop.orders", "there is no scope of collection 'shop.orders'. Create it first")
+@case_apart("orders", "'orders' is not a scope and a collection. Write scope.collection")
+@case_apart("a.b.c", "'a.b.c' is not a scope and a collection")
+@case_apart("a.", "'a.' is not a scope and a collection")
 def test_an_unknown_collection(cluster: LoadingCluster, collection: str, sentence: str) -> None:
     lines = failed(cluster.url(), "--generate", "1", "--collection", collection)
     assert sentence in lines[0]
@@ -363,21 +354,13 @@ def test_rows_before_a_bad_one_are_written(cluster: LoadingCluster, tmp_path: Pa
     assert cluster.values().keys() == {"1", "2"}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "options", "said"),
-    [
-        ("a.csv", b"a,b\n1\n", (), "row 1: expected 2 columns, got 1"),
-        ("a.csv", b"", (), "the file has no header"),
-        ("a.csv", b"a\n1\n", ("--key", "{b}"), "row 1: the document has no field 'b'"),
-        ("a.csv", b"a\n1\n", ("--text", "b"), "the file has no column 'b'"),
-        ("a.jsonl", b"{}\n", ("--text", "b"), "--delimiter and --text are for CSV, and this is jsonl"),
-        (
-            "a.parquet",
-            b"PAR1 and no more",
-            (),
-            "the file is not a readable Parquet file: .*Check the file, or give --format",
-        ),
-    ],
+@case_apart("a.csv", b"a,b\n1\n", (), "row 1: expected 2 columns, got 1")
+@case_apart("a.csv", b"", (), "the file has no header")
+@case_apart("a.csv", b"a\n1\n", ("--key", "{b}"), "row 1: the document has no field 'b'")
+@case_apart("a.csv", b"a\n1\n", ("--text", "b"), "the file has no column 'b'")
+@case_apart("a.jsonl", b"{}\n", ("--text", "b"), "--delimiter and --text are for CSV, and this is jsonl")
+@case_apart(
+    "a.parquet", b"PAR1 and no more", (), "the file is not a readable Parquet file: .*Check the file, or give --format"
 )
 def test_files_that_will_not_do(
     cluster: LoadingCluster, tmp_path: Path, name: str, content: bytes, options: tuple[str, ...], said: str

@@ -8,15 +8,9 @@ import logging
 import pytest
 
 from headwater.cli.cluster import _show
-from headwater.cli.output import (
-    PEER_LINES_FREE,
-    TEXT,
-    JsonFormatter,
-    PeerLimit,
-    TextFormatter,
-    documents_in,
-)
+from headwater.cli.output import PEER_LINES_FREE, TEXT, JsonFormatter, PeerLimit, TextFormatter, documents_in
 from headwater.cluster.nodes import ClusterStatus, NodeStatus
+from support.cases import case
 
 HOST = "a-node-with-a-name-that-is-rather-long.somewhere.example.com"
 
@@ -45,16 +39,11 @@ def test_rows_and_sentences_are_whole(capsys: pytest.CaptureFixture[str], monkey
     assert lines[3:] == ["no node has 1 vbucket", "1 replica missing: run `headwater cluster rebalance`"]
 
 
-@pytest.mark.parametrize(
-    ("documents", "seconds", "told"),
-    [
-        (3, 6.82, "3 documents in 6.82 s"),
-        (1, 0.0, "1 document in 0.00 s"),
-        (999, 2.0, "999 documents in 2.00 s"),
-        (50_000, 0.99, "50,000 documents in 0.99 s"),
-        (1000, 2.0, "1,000 documents in 2.00 s: 500 documents/s, 1.5 MB/s"),
-    ],
-)
+@case(3, 6.82, "3 documents in 6.82 s")
+@case(1, 0.0, "1 document in 0.00 s")
+@case(999, 2.0, "999 documents in 2.00 s")
+@case(50_000, 0.99, "50,000 documents in 0.99 s")
+@case(1000, 2.0, "1,000 documents in 2.00 s: 500 documents/s, 1.5 MB/s")
 def test_what_is_told(documents: int, seconds: float, told: str) -> None:
     assert documents_in(documents, seconds, and_rate=", 1.5 MB/s") == told
 
@@ -121,6 +110,5 @@ def test_a_peer_has_so_many_lines_of_a_kind_and_they_are_counted() -> None:
     assert is_logged(0.0, peer="192.0.2.2")
     assert is_logged(0.0, event="login_failed")
     later = is_logged(1.0)
-    assert later is not None
     assert later.getMessage() == "it may not (and 990 more like it before)"
     assert limit.filter(record("our own"))

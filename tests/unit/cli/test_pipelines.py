@@ -13,6 +13,7 @@ from headwater.cli import main
 from headwater.cli.land import land
 from headwater.cli.pipelines import FILE_NAME, pipeline_options
 from headwater.cli.verify import verify
+from support.cases import case
 
 URL = "couchbase://127.0.0.1/travel"
 BEGIN = f'[pipelines.shop]\nurl = "{URL}"\ninto = "lake"\n'
@@ -160,39 +161,33 @@ def test_verify_takes_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (f"{BEGIN}evry = '5s'", "headwater.toml: pipelines.shop: there is no option evry. Did you mean every?"),
-        (f"{BEGIN}storage_options = 1", "there is no option storage_options. Did you mean storage-option?"),
-        (f"{BEGIN}every = 'soon'", "headwater.toml: pipelines.shop: every: 'soon' is no time: write 500ms"),
-        (f"{BEGIN}metrics-port = 70000", "pipelines.shop: metrics-port: 70000 is not in the range"),
-        (f"{BEGIN}history = 'yes'", "history is either on or off. Write true or false"),
-        (f"{BEGIN}memory = ['1g', '2g']", "memory takes one value"),
-        (f"{BEGIN}memory = {{ a = 1 }}", "memory takes no table"),
-        (f"{BEGIN}memory = 2026-01-01", "memory must be text or a number"),
-        (f"{BEGIN}every = 5s", "end of document after a statement (at line 4, column 10)"),
-        (f"{BEGIN}into = 'twice'\n#", "headwater.toml is not valid TOML: Cannot overwrite a value (at line 4"),
-        ("[pipelines.shop]\ninto = 'lake'", "it has no url. Add one"),
-        ("[pipelines.shop]\nurl = 'localhost'\ninto = 'lake'", "pipelines.shop: the connection string is not valid"),
-        (f"[pipelines.shop]\nurl = '{URL}'", "pipelines.shop: it has no into. Add it, or give it on the command line"),
-        ("[pipelines.shopping]\n", "headwater.toml has no pipeline 'shop'. Did you mean shopping?"),
-        ("[pipelines.other]\n", "has no pipeline 'shop'. A URL would begin with couchbase://"),
-        ("[shop]\n", "headwater.toml: 'shop' is not known. Did you mean [pipelines.shop]?"),
-        ("[pipelines]\nshop = 1", "pipelines must hold tables"),
-        (f"{BEGIN}user = '${{NOT_SET}}'", "user needs the variable NOT_SET, which the environment does not have"),
-        (f"{BEGIN}user = '${{not-a-name}}'", "user has a ${ that begins no ${NAME}"),
-        (f"{BEGIN}password = '{SECRET}'", "password has a secret written out. Write ${NAME}, and put the secret"),
-        (f"{BEGIN}password = '{SECRET}${{A}}'", "password has a secret written out"),
-        (f"{BEGIN}tls-key-password = '{SECRET}'", "tls-key-password has a secret written out"),
-        (f"{BEGIN}storage-option = {{ aws_secret_access_key = '{SECRET}' }}", "storage-option.aws_secret_access_key"),
-        (f"{BEGIN}storage-option = ['azure_storage_account_key={SECRET}']", "storage-option has a secret written out"),
-        (f"{BEGIN}iceberg-catalog = 'postgresql://me:{SECRET}@host/db'", "iceberg-catalog has a secret written out"),
-        ("\xff" * 2_000_000, "headwater.toml has more than 1 MiB"),
-        ("a = " + "[" * 100_000, "headwater.toml is not valid TOML"),
-    ],
-    ids=lambda value: value[:60],
-)  # fmt: skip
+@case(f"{BEGIN}evry = '5s'", "headwater.toml: pipelines.shop: there is no option evry. Did you mean every?")
+@case(f"{BEGIN}storage_options = 1", "there is no option storage_options. Did you mean storage-option?")
+@case(f"{BEGIN}every = 'soon'", "headwater.toml: pipelines.shop: every: 'soon' is no time: write 500ms")
+@case(f"{BEGIN}metrics-port = 70000", "pipelines.shop: metrics-port: 70000 is not in the range")
+@case(f"{BEGIN}history = 'yes'", "history is either on or off. Write true or false")
+@case(f"{BEGIN}memory = ['1g', '2g']", "memory takes one value")
+@case(f"{BEGIN}memory = {{ a = 1 }}", "memory takes no table")
+@case(f"{BEGIN}memory = 2026-01-01", "memory must be text or a number")
+@case(f"{BEGIN}every = 5s", "end of document after a statement (at line 4, column 10)")
+@case(f"{BEGIN}into = 'twice'\n#", "headwater.toml is not valid TOML: Cannot overwrite a value (at line 4")
+@case("[pipelines.shop]\ninto = 'lake'", "it has no url. Add one")
+@case("[pipelines.shop]\nurl = 'localhost'\ninto = 'lake'", "pipelines.shop: the connection string is not valid")
+@case(f"[pipelines.shop]\nurl = '{URL}'", "pipelines.shop: it has no into. Add it, or give it on the command line")
+@case("[pipelines.shopping]\n", "headwater.toml has no pipeline 'shop'. Did you mean shopping?")
+@case("[pipelines.other]\n", "has no pipeline 'shop'. A URL would begin with couchbase://")
+@case("[shop]\n", "headwater.toml: 'shop' is not known. Did you mean [pipelines.shop]?")
+@case("[pipelines]\nshop = 1", "pipelines must hold tables")
+@case(f"{BEGIN}user = '${{NOT_SET}}'", "user needs the variable NOT_SET, which the environment does not have")
+@case(f"{BEGIN}user = '${{not-a-name}}'", "user has a ${ that begins no ${NAME}")
+@case(f"{BEGIN}password = '{SECRET}'", "password has a secret written out. Write ${NAME}, and put the secret")
+@case(f"{BEGIN}password = '{SECRET}${{A}}'", "password has a secret written out")
+@case(f"{BEGIN}tls-key-password = '{SECRET}'", "tls-key-password has a secret written out")
+@case(f"{BEGIN}storage-option = {{ aws_secret_access_key = '{SECRET}' }}", "storage-option.aws_secret_access_key")
+@case(f"{BEGIN}storage-option = ['azure_storage_account_key={SECRET}']", "storage-option has a secret written out")
+@case(f"{BEGIN}iceberg-catalog = 'postgresql://me:{SECRET}@host/db'", "iceberg-catalog has a secret written out")
+@case("\xff" * 2_000_000, "headwater.toml has more than 1 MiB")
+@case("a = " + "[" * 100_000, "headwater.toml is not valid TOML")
 def test_one_sentence(text: str, sentence: str) -> None:
     assert sentence in refused("shop", text=text)
 

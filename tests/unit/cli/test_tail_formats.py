@@ -11,6 +11,7 @@ import pytest
 
 from headwater.cli import tail_formats
 from headwater.cli.tail_formats import EventsOnce, KeyPattern, PrettyLines, _second
+from support.cases import case
 from support.commands import batch_of, document, event, rollback
 
 
@@ -172,29 +173,24 @@ def matched(*patterns: str) -> list[bytes]:
     return [KEYS[row] for row in KeyPattern(patterns).rows(batch).tolist()]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "keys"),
-    [
-        ("user::1", [b"user::1"]),
-        ("user::", []),
-        ("user::*", [KEYS[0], KEYS[1], KEYS[7]]),
-        ("user::?", [KEYS[0], KEYS[1]]),
-        ("*é", [KEYS[1]]),
-        ("é", []),
-        ("a.b", [b"a.b"]),
-        ("a?b", [b"a.b", b"a b"]),
-        ("a b", [b"a b"]),
-        ("user::(x)", [KEYS[7]]),
-        ("line?break", [KEYS[5]]),
-        ("line*", [KEYS[5]]),
-        ("??", [KEYS[6]]),
-        ("\udcff\udcfe", [KEYS[6]]),
-        ("", [b""]),
-        ("*", KEYS),
-        ("[a-z]*", []),
-        (r"\d*", []),
-    ],
-)
+@case("user::1", [b"user::1"])
+@case("user::", [])
+@case("user::*", [KEYS[0], KEYS[1], KEYS[7]])
+@case("user::?", [KEYS[0], KEYS[1]])
+@case("*é", [KEYS[1]])
+@case("é", [])
+@case("a.b", [b"a.b"])
+@case("a?b", [b"a.b", b"a b"])
+@case("a b", [b"a b"])
+@case("user::(x)", [KEYS[7]])
+@case("line?break", [KEYS[5]])
+@case("line*", [KEYS[5]])
+@case("??", [KEYS[6]])
+@case("\udcff\udcfe", [KEYS[6]])
+@case("", [b""])
+@case("*", KEYS)
+@case("[a-z]*", [])
+@case(r"\d*", [])
 def test_patterns(pattern: str, keys: list[bytes]) -> None:
     assert matched(pattern) == keys
 

@@ -31,6 +31,7 @@ from headwater.client.read_options import Start
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
+from support.cases import case, case_apart
 from support.commands import batch_of, document, rollback
 
 URL = "couchbase://127.0.0.1/default"
@@ -60,16 +61,11 @@ def test_offsets_as_text_and_in_a_file(tmp_path: Path) -> None:
     assert read_start(str(file)) == OFFSETS
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "not JSON"),
-        (b"{}", "no version"),
-        (b"\xff\xfe", "it is not text"),
-        (OFFSETS.to_json().replace('"version":1', '"version":2').encode(), "has version 2|have version 2"),
-        (OFFSETS.to_json()[:-10].encode(), "not JSON"),
-    ],
-)
+@case_apart(b"", "not JSON")
+@case_apart(b"{}", "no version")
+@case_apart(b"\xff\xfe", "it is not text")
+@case_apart(OFFSETS.to_json().replace('"version":1', '"version":2').encode(), "has version 2|have version 2")
+@case_apart(OFFSETS.to_json()[:-10].encode(), "not JSON")
 def test_files_that_hold_no_offsets(tmp_path: Path, content: bytes, reason: str) -> None:
     file = tmp_path / "place.json"
     file.write_bytes(content)
@@ -201,17 +197,12 @@ BATCH = batch_of(
 )
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (0, {1: offset(4, 4, 4), 2: offset(0, 0, 0, 0)}),
-        (1, {1: offset(5, 4, 5), 2: offset(0, 0, 0, 0)}),
-        (2, {1: offset(8, 6, 9), 2: offset(0, 0, 0, 0)}),
-        (3, {1: offset(8, 6, 9), 2: offset(1, 0, 3)}),
-        (4, {1: offset(9, 6, 9), 2: offset(1, 0, 3)}),
-        (5, {1: offset(9, 6, 9), 2: offset(3, 0, 3)}),
-    ],
-)
+@case(0, {1: offset(4, 4, 4), 2: offset(0, 0, 0, 0)})
+@case(1, {1: offset(5, 4, 5), 2: offset(0, 0, 0, 0)})
+@case(2, {1: offset(8, 6, 9), 2: offset(0, 0, 0, 0)})
+@case(3, {1: offset(8, 6, 9), 2: offset(1, 0, 3)})
+@case(4, {1: offset(9, 6, 9), 2: offset(1, 0, 3)})
+@case(5, {1: offset(9, 6, 9), 2: offset(3, 0, 3)})
 def test_where_a_part_ends(rows: int, expected: dict[int, StreamOffset]) -> None:
     """Vbucket 3 has no rows and is further on all the same; of vbucket 4 nothing was known before."""
     found = offsets_behind(rows, BATCH, before=BEFORE, after=AFTER)

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from headwater.cli import main
 from headwater.cli import users as users_module
 from headwater.cli.management import Answer, Management
+from support.cases import case_apart
 from support.commands import Asked, answering, printed, sentence
 
 URL = "http://127.0.0.1:1"
@@ -149,16 +150,11 @@ def test_where_a_password_comes_from(asked: Asked, monkeypatch: pytest.MonkeyPat
     assert "typed in" not in result.output
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (FORBIDDEN, "the user may not manage users. Log in as a user with the role admin"),
-        (Answer(401, ""), "the user name or the password is wrong. Check --user and --password"),
-        (Answer(200, "fine"), "the answer is not a list of users"),
-        (Answer(200, [{"id": "kim"}]), "the answer is not a list of users"),
-        (Answer(400, {"errors": {"_": "no \x1b[31m", "roles": "bad"}}), "no ?[31m; roles: bad"),
-    ],
-)
+@case_apart(FORBIDDEN, "the user may not manage users. Log in as a user with the role admin")
+@case_apart(Answer(401, ""), "the user name or the password is wrong. Check --user and --password")
+@case_apart(Answer(200, "fine"), "the answer is not a list of users")
+@case_apart(Answer(200, [{"id": "kim"}]), "the answer is not a list of users")
+@case_apart(Answer(400, {"errors": {"_": "no \x1b[31m", "roles": "bad"}}), "no ?[31m; roles: bad")
 def test_answers_that_are_none(monkeypatch: pytest.MonkeyPatch, answer: Answer, words: str) -> None:
     monkeypatch.setattr(Management, "ask", lambda *_, **__: answer)
     assert failed("list", URL, "--this-node-only").startswith(words)
@@ -167,18 +163,11 @@ def test_answers_that_are_none(monkeypatch: pytest.MonkeyPatch, answer: Answer, 
 NODES = {"nodesExt": [{"thisNode": True}, {"hostname": "h", "services": {"mgmt": 8092}}]}
 
 
-@pytest.mark.parametrize(
-    ("config", "addresses"),
-    [
-        (NODES, ["127.0.0.1:1", "h:8092"]),
-        ({"nodesExt": [{"thisNode": True}, {"services": {"mgmt": 8092}}]}, ["127.0.0.1:1", "127.0.0.1:8092"]),
-        ({"nodesExt": [{"hostname": "h", "services": {"mgmt": 8092}}]}, ["127.0.0.1:1"]),
-        ({"nodesExt": [{"thisNode": True}]}, ["127.0.0.1:1"]),
-    ],
-)
-def test_the_list_asks_all_nodes_of_a_cluster(
-    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], addresses: list[str]
-) -> None:
+@case_apart(NODES, ["127.0.0.1:1", "h:8092"])
+@case_apart({"nodesExt": [{"thisNode": True}, {"services": {"mgmt": 8092}}]}, ["127.0.0.1:1", "127.0.0.1:8092"])
+@case_apart({"nodesExt": [{"hostname": "h", "services": {"mgmt": 8092}}]}, ["127.0.0.1:1"])
+@case_apart({"nodesExt": [{"thisNode": True}]}, ["127.0.0.1:1"])
+def test_the_list_asks_all_nodes(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], addresses: list[str]) -> None:
     asked = _cluster(monkeypatch, config, lambda address: Answer(200, [KIM]))
     for url in (URL, f"{URL}/beer"):
         asked.clear()

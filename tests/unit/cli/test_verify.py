@@ -16,6 +16,7 @@ from headwater.cli import verify as command
 from headwater.lake.location import Location
 from headwater.lake.verify import CollectionVerdict, Limits, Verification
 from headwater.lake.verify_scan import Finding, FindingKind
+from support.cases import case, case_apart
 
 ORDERS = CollectionVerdict(name="shop.orders", landed=98_765, pending=300, differing=0)
 ITEMS = CollectionVerdict(name="shop.items", landed=1_235, pending=12, differing=0)
@@ -88,52 +89,38 @@ def test_findings_are_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.exit_code == 1
 
 
-@pytest.mark.parametrize(
-    ("found", "sentence"),
-    [
-        (Verification(collections=()), "Equal: 0 documents in 0 collections."),
-        (
-            Verification(collections=(CollectionVerdict(name="a.b", landed=1, pending=1, differing=0),)),
-            "Equal: 1 document in 1 collection; 1 newer change is pending.",
-        ),
-        (unequal(finding(), differing=1), "Not equal: 1 document differs."),
-        (unequal(finding()), "Not equal: 1 fault."),
-        (unequal(finding(FindingKind.MISSING_FILE)), "Not equal: 1 file is missing."),
-        (unequal(finding(FindingKind.MISSING_TABLE)), "Not equal: 1 table is missing."),
-        (
-            unequal(finding(FindingKind.STATISTICS)),
-            "Not equal: the statistics in the logs are wrong in 1 place.",
-        ),
-        (
-            unequal(finding(FindingKind.NEVER_LANDED)),
-            "Not equal: no landing has succeeded yet: see why it fails, and land again.",
-        ),
-        (
-            unequal(finding(FindingKind.ROLLBACK_PENDING), rolled_back=(3, 4)),
-            "Not equal: a failover took back changes of 2 vbuckets that the tables hold: land again.",
-        ),
-    ],
+@case(Verification(collections=()), "Equal: 0 documents in 0 collections.")
+@case(
+    Verification(collections=(CollectionVerdict(name="a.b", landed=1, pending=1, differing=0),)),
+    "Equal: 1 document in 1 collection; 1 newer change is pending.",
+)
+@case(unequal(finding(), differing=1), "Not equal: 1 document differs.")
+@case(unequal(finding()), "Not equal: 1 fault.")
+@case(unequal(finding(FindingKind.MISSING_FILE)), "Not equal: 1 file is missing.")
+@case(unequal(finding(FindingKind.MISSING_TABLE)), "Not equal: 1 table is missing.")
+@case(unequal(finding(FindingKind.STATISTICS)), "Not equal: the statistics in the logs are wrong in 1 place.")
+@case(
+    unequal(finding(FindingKind.NEVER_LANDED)),
+    "Not equal: no landing has succeeded yet: see why it fails, and land again.",
+)
+@case(
+    unequal(finding(FindingKind.ROLLBACK_PENDING), rolled_back=(3, 4)),
+    "Not equal: a failover took back changes of 2 vbuckets that the tables hold: land again.",
 )
 def test_all_of_it_in_one_sentence(found: Verification, sentence: str) -> None:
     assert found.sentence == sentence
 
 
-@pytest.mark.parametrize(
-    ("limits", "sentence"),
-    [
-        (
-            {"pending_max": 311},
-            "Behind: 312 newer changes are pending, and at most 311 may be; "
-            "100,000 documents in 2 collections are equal.",
-        ),
-        (
-            {"age_s_max": 60.0},
-            "Behind: the oldest has waited for 75 s, and may for 60 s; 100,000 documents in 2 collections are equal.",
-        ),
-        ({"pending_max": 312, "age_s_max": 75.0}, EQUAL.sentence),
-    ],
+@case_apart(
+    {"pending_max": 311},
+    ("Behind: 312 newer changes are pending, and at most 311 may be; 100,000 documents in 2 collections are equal."),
 )
-def test_what_is_too_far_behind_has_a_sentence_and_an_exit_code_of_its_own(
+@case_apart(
+    {"age_s_max": 60.0},
+    "Behind: the oldest has waited for 75 s, and may for 60 s; 100,000 documents in 2 collections are equal.",
+)
+@case_apart({"pending_max": 312, "age_s_max": 75.0}, EQUAL.sentence)
+def test_too_far_behind_has_its_own_exit_code(
     monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], sentence: str
 ) -> None:
     found = replace(EQUAL, waiting_s=75.0, limits=Limits(**limits))

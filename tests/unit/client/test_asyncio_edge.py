@@ -30,7 +30,7 @@ def new_edge(address: Address, *, from_now: bool = False, **options: float) -> A
 
     def make_reader(now_s: float) -> Reader:
         return Reader(
-            ReadOptions(**options),  # type: ignore[arg-type]
+            ReadOptions(**options),
             cluster_map=cluster_map,
             seeds=(address,),
             offsets={VBucketId(0): StreamOffset()},
@@ -60,7 +60,7 @@ def loop_factory(request: pytest.FixtureRequest) -> Callable[[], asyncio.Abstrac
 
 def run(factory: Callable[[], asyncio.AbstractEventLoop], work: Callable[[], object]) -> None:
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(work())  # type: ignore[arg-type]
+        runner.run(work())
 
 
 @pytest.mark.parametrize("method", ["received", "receive_buffer", "on_connected", "tick"])
@@ -91,40 +91,31 @@ def test_a_fault_of_our_own_fails_the_read(
         run(loop_factory, read)
 
 
-def test_a_host_name_that_is_none_is_a_host_that_is_not_there() -> None:
-    async def read() -> None:
-        edge = new_edge(Address("a" * 70, 1), give_up_after_s=0.5)
-        try:
-            with pytest.raises(HostUnreachable):
-                await asyncio.wait_for(edge.take(), 10)
-        finally:
-            await edge.close()
-
-    asyncio.run(read())
-
-
-def test_what_has_kept_a_vbucket_from_its_place_is_raised() -> None:
-    async def read() -> None:
-        edge = new_edge(down(), from_now=True, give_up_after_s=0.5)
-        try:
-            await asyncio.wait_for(edge.wait_for_offsets(), 10)
-            with pytest.raises(HostUnreachable):
-                edge.check_offsets()
-        finally:
-            await edge.close()
-
-    asyncio.run(read())
-
-
-def test_whoever_waits_is_told_when_the_read_is_closed() -> None:
-    async def read() -> None:
-        edge = new_edge(down())
-        waiting = asyncio.create_task(edge.take())
-        await asyncio.sleep(0.01)
+async def test_a_host_name_that_is_none_is_a_host_that_is_not_there() -> None:
+    edge = new_edge(Address("a" * 70, 1), give_up_after_s=0.5)
+    try:
+        with pytest.raises(HostUnreachable):
+            await asyncio.wait_for(edge.take(), 10)
+    finally:
         await edge.close()
-        assert await asyncio.wait_for(waiting, 10) is None
 
-    asyncio.run(read())
+
+async def test_what_has_kept_a_vbucket_from_its_place_is_raised() -> None:
+    edge = new_edge(down(), from_now=True, give_up_after_s=0.5)
+    try:
+        await asyncio.wait_for(edge.wait_for_offsets(), 10)
+        with pytest.raises(HostUnreachable):
+            edge.check_offsets()
+    finally:
+        await edge.close()
+
+
+async def test_whoever_waits_is_told_when_the_read_is_closed() -> None:
+    edge = new_edge(down())
+    waiting = asyncio.create_task(edge.take())
+    await asyncio.sleep(0.01)
+    await edge.close()
+    assert await asyncio.wait_for(waiting, 10) is None
 
 
 def test_closing_leaves_no_socket_and_no_task(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
@@ -148,15 +139,12 @@ def test_closing_leaves_no_socket_and_no_task(loop_factory: Callable[[], asyncio
         assert ended.wait(10)
 
 
-def test_a_close_that_is_cancelled_closes_all_the_same() -> None:
-    async def read() -> None:
-        edge = new_edge(down())
-        await asyncio.sleep(0)
-        closing = asyncio.create_task(edge.close())
-        await asyncio.sleep(0)
-        closing.cancel()
-        await asyncio.sleep(0.05)
-        assert closing.cancelled()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(read())
+async def test_a_close_that_is_cancelled_closes_all_the_same() -> None:
+    edge = new_edge(down())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(edge.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.sleep(0.05)
+    assert closing.cancelled()
+    assert asyncio.all_tasks() == {asyncio.current_task()}

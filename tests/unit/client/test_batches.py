@@ -107,10 +107,7 @@ def test_the_schema_says_which_columns_have_no_nulls() -> None:
 def test_users_get_keys_as_text_and_the_bytes_of_those_that_are_none() -> None:
     """As the tables and Spark have them."""
     plain, odd = build(run(APPLE)), build(run(APPLE, replace(APPLE, key=b"a\\xff\xff", seqno=Seqno(2))))
-    for batch, keys, key_bytes in (
-        (plain, ["apple"], [None]),
-        (odd, ["apple", "a\\xff\\xff"], [None, b"a\\xff\xff"]),
-    ):
+    for batch, keys, key_bytes in ((plain, ["apple"], [None]), (odd, ["apple", "a\\xff\\xff"], [None, b"a\\xff\xff"])):
         shown = with_text_keys(batch)
         assert shown.schema == change_schema(xattrs=False)
         assert (shown.column("key").to_pylist(), shown.column("key_bytes").to_pylist()) == (keys, key_bytes)

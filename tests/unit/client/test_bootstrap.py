@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headwater import errors
 from headwater.client.blocking_bucket import KvCluster, bootstrap
 from headwater.client.bootstrap import connect_any
 from headwater.client.cluster_map import Network
@@ -18,22 +19,9 @@ from headwater.client.connection_string import Address, BootstrapBy
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Timeouts
 from headwater.client.settings import ClientSettings
-from headwater.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    BadMagic,
-    HeadwaterError,
-    HostUnreachable,
-    MalformedJson,
-    NoAnswer,
-    NotSupported,
-    TemporaryFailure,
-    UnexpectedMessage,
-    UnknownBucket,
-    WrongProtocol,
-)
 from headwater.protocol.messages.session import GetClusterConfig, Noop, SelectBucket
 from headwater.protocol.status import Status
+from support.cases import case_apart
 from support.fake_servers import (
     PASSWORD,
     USER,
@@ -112,8 +100,8 @@ def settings(addresses: list[Address], query: str = "", **options: Any) -> Clien
     return ClientSettings.make(f"couchbase://{where}/travel{query}", **options)
 
 
-def failure(addresses: list[Address], query: str = "", **options: Any) -> HeadwaterError:
-    with pytest.raises(HeadwaterError) as raised:
+def failure(addresses: list[Address], query: str = "", **options: Any) -> errors.HeadwaterError:
+    with pytest.raises(errors.HeadwaterError) as raised:
         bootstrap(settings(addresses, query, **options))
     assert raised.value.hint
     return raised.value
@@ -126,21 +114,15 @@ def test_the_first_host_that_answers_is_taken(hosts: ExitStack) -> None:
     assert bootstrap(settings([second, first])).asked == second
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        None,
-        hanging_up,
-        saying(b"nonsense"),
-        saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-        answering(without_bucket),
-        refusing(Status.ETMPFAIL),
-        refusing(Status.EACCESS),
-        answering(lambda: Peer(config=b"{}")),
-        answering(lambda: Peer(config=config(rows=[]))),
-    ],
-    ids=["down", "hangs up", "nonsense", "http", "no bucket", "busy", "no access", "no config", "being made"],
-)
+@case_apart(None, id="down")
+@case_apart(hanging_up, id="hangs up")
+@case_apart(saying(b"nonsense"), id="nonsense")
+@case_apart(saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), id="http")
+@case_apart(answering(without_bucket), id="no bucket")
+@case_apart(refusing(Status.ETMPFAIL), id="busy")
+@case_apart(refusing(Status.EACCESS), id="no access")
+@case_apart(answering(lambda: Peer(config=b"{}")), id="no config")
+@case_apart(answering(lambda: Peer(config=config(rows=[]))), id="being made")
 def test_a_host_that_will_not_do_is_skipped(hosts: ExitStack, bad: Talk | None) -> None:
     addresses = serve(hosts, bad, answering(good), bad)
     found = bootstrap(settings(addresses))
@@ -177,20 +159,14 @@ def test_the_network_over_the_key_value_protocol(hosts: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("talk", "kind", "words"),
-    [
-        (answering(without_bucket), UnknownBucket, "there is no bucket 'travel'"),
-        (refusing(Status.EACCESS), AccessDenied, "may not use it"),
-        (refusing(Status.ETMPFAIL), TemporaryFailure, "ETMPFAIL"),
-        (saying(b"nonsense"), BadMagic, "not a magic byte"),
-        (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), WrongProtocol, "answers with HTTP"),
-        (answering(lambda: Peer(config=b"[]")), MalformedJson, "not an object"),
-    ],
-    ids=["no bucket", "no access", "busy", "nonsense", "http", "no config"],
-)
+@case_apart(answering(without_bucket), errors.UnknownBucket, "there is no bucket 'travel'", id="no bucket")
+@case_apart(refusing(Status.EACCESS), errors.AccessDenied, "may not use it", id="no access")
+@case_apart(refusing(Status.ETMPFAIL), errors.TemporaryFailure, "ETMPFAIL", id="busy")
+@case_apart(saying(b"nonsense"), errors.BadMagic, "not a magic byte", id="nonsense")
+@case_apart(saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), errors.WrongProtocol, "answers with HTTP", id="http")
+@case_apart(answering(lambda: Peer(config=b"[]")), errors.MalformedJson, "not an object", id="no config")
 def test_what_one_host_says_is_not_hidden_by_others_that_are_down(
-    hosts: ExitStack, talk: Talk, kind: type[HeadwaterError], words: str, place: int
+    hosts: ExitStack, place: int, talk: Talk, kind: type[errors.HeadwaterError], words: str
 ) -> None:
     talks: list[Talk | None] = [None, None]
     talks.insert(place, talk)
@@ -214,7 +190,7 @@ def test_a_wrong_password_is_told_and_not_tried_again(hosts: ExitStack, place: i
     talks: list[Talk | None] = [None, answering(new_peer)]
     talks.insert(place, answering(new_peer))
     error = failure(serve(hosts, *talks), password="wrong")
-    assert type(error) is AuthenticationFailed
+    assert type(error) is errors.AuthenticationFailed
     assert "the user or the password is wrong" in error.reason
     assert "127.0.0.1:" in error.reason
     assert len(asked) == 1
@@ -223,7 +199,7 @@ def test_a_wrong_password_is_told_and_not_tried_again(hosts: ExitStack, place: i
 def test_all_hosts_are_down() -> None:
     addresses = [down(), down()]
     error = failure(addresses)
-    assert type(error) is HostUnreachable
+    assert type(error) is errors.HostUnreachable
     assert error.reason.startswith("no host can be reached: ")
     assert all(f"{address} can't be reached: Connection refused" in error.reason for address in addresses)
 
@@ -232,7 +208,7 @@ def test_a_silent_host_is_skipped_and_reported_if_there_is_no_other(hosts: ExitS
     addresses = serve(hosts, silent, answering(good))
     assert bootstrap(settings(addresses, timeouts=Timeouts(connect_s=5.0, answer_s=1.0))).asked == addresses[1]
     error = failure(addresses[:1], timeouts=Timeouts(answer_s=0.2))
-    assert type(error) is NoAnswer
+    assert type(error) is errors.NoAnswer
     assert error.reason == f"{addresses[0]} has not answered for 0.2 seconds"
 
 
@@ -244,7 +220,7 @@ def test_a_server_outside_a_cluster(hosts: ExitStack) -> None:
 
     (address,) = serve(hosts, answering(new_peer))
     error = failure([address])
-    assert type(error) is NotSupported
+    assert type(error) is errors.NotSupported
     assert "has no cluster config" in error.reason
 
 
@@ -281,7 +257,7 @@ def test_over_http_any_node_of_the_map_will_do() -> None:
 def test_over_http_all_nodes_of_the_map_may_be_down() -> None:
     nodes = (down(), down())
     answer = http_answer(cluster_config(*(node.port for node in nodes)))
-    with serving(answering_http({TERSE: answer}, [])) as manager, pytest.raises(HostUnreachable) as raised:
+    with serving(answering_http({TERSE: answer}, [])) as manager, pytest.raises(errors.HostUnreachable) as raised:
         any_node(cluster_settings(f"{manager}/travel?bootstrap=http"))
     assert all(str(address) in raised.value.reason for address in (manager, *nodes))
 
@@ -302,5 +278,5 @@ def test_a_socket_of_its_own_has_nothing_left_in_it() -> None:
         cluster = KvCluster(cluster_settings(f"{address}/travel"))
         cluster.open(address).close()
         trailing[0] = Noop().encode()
-        with pytest.raises(UnexpectedMessage, match="more than the answers"):
+        with pytest.raises(errors.UnexpectedMessage, match="more than the answers"):
             cluster.open(address)

@@ -14,28 +14,14 @@ from typing import Any
 
 import pytest
 
+from headwater import errors
 from headwater.client import bootstrap
 from headwater.client.bootstrap import fetch_map_over_http
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Timeouts
 from headwater.client.settings import ClientSettings, TlsSettings
-from headwater.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    ConnectionClosed,
-    HeadwaterError,
-    HostUnreachable,
-    MalformedJson,
-    NoAnswer,
-    NoSuchNetwork,
-    RemoteProtocolError,
-    TemporaryFailure,
-    TlsFailed,
-    UnknownBucket,
-    WrongProtocol,
-)
-from support.cases import each
+from support.cases import case, case_apart, each
 from support.fake_servers import answering_http, down, dripping, hanging_up, http_answer, saying, serving, silent
 from support.machine import self_signed
 from support.node_process import PASSWORD, USER
@@ -75,8 +61,8 @@ def fetch(address: Address, bucket: str = "travel", **options: Any) -> ClusterMa
     return asyncio.run(fetch_map_over_http(address, settings(address, bucket, **options)))
 
 
-def failure(address: Address, bucket: str = "travel", **options: Any) -> HeadwaterError:
-    with pytest.raises(HeadwaterError) as raised:
+def failure(address: Address, bucket: str = "travel", **options: Any) -> errors.HeadwaterError:
+    with pytest.raises(errors.HeadwaterError) as raised:
         fetch(address, bucket, **options)
     assert raised.value.hint
     assert PASSWORD not in str(raised.value)
@@ -103,17 +89,12 @@ def chunked(*parts: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
 
 
-@pytest.mark.parametrize(
-    "stream",
-    [
-        chunked(BODY, b"\n\n\n\n"),
-        chunked(BODY + b"\n\n", b"\n\n{}\n\n\n\n"),
-        chunked(*(BODY[at : at + 7] for at in range(0, len(BODY), 7)), b"\n", b"\n", b"\n", b"\n"),
-        b"HTTP/1.0 200 OK\r\n\r\n" + BODY + b"\n\n\n\n" + b"\n\n\n\n",
-        http_answer(BODY + b"\n\n\n\n"),
-        http_answer(BODY),
-    ],
-)
+@case(chunked(BODY, b"\n\n\n\n"))
+@case(chunked(BODY + b"\n\n", b"\n\n{}\n\n\n\n"))
+@case(chunked(*(BODY[at : at + 7] for at in range(0, len(BODY), 7)), b"\n", b"\n", b"\n", b"\n"))
+@case(b"HTTP/1.0 200 OK\r\n\r\n" + BODY + b"\n\n\n\n" + b"\n\n\n\n")
+@case(http_answer(BODY + b"\n\n\n\n"))
+@case(http_answer(BODY))
 def test_the_first_config_of_a_stream_for_servers_that_have_nothing_else(stream: bytes) -> None:
     """The stream stays open: what is awaited is a config, and not the end."""
     requests: list[str] = []
@@ -127,18 +108,13 @@ def test_an_answer_that_ends_with_the_connection() -> None:
         assert fetch(address).version == (0, 7)
 
 
-@pytest.mark.parametrize(
-    ("asked", "query", "first"),
-    [
-        (Address("127.0.0.1", 8091), "", Address("127.0.0.1", 11210)),
-        (Address("public1", 31091), "", Address("public0", 30210)),
-        (Address("public0", 8091), "", Address("public0", 11210)),
-        (Address("127.0.0.1", 8091), "&network=external", Address("public0", 30210)),
-        (Address("public1", 31091), "&network=default", Address("public1", 11210)),
-    ],
-)
-def test_the_network_is_told_by_the_port_of_the_manager(
-    asked: Address, query: str, first: Address, monkeypatch: pytest.MonkeyPatch
+@case_apart(Address("127.0.0.1", 8091), "", Address("127.0.0.1", 11210))
+@case_apart(Address("public1", 31091), "", Address("public0", 30210))
+@case_apart(Address("public0", 8091), "", Address("public0", 11210))
+@case_apart(Address("127.0.0.1", 8091), "&network=external", Address("public0", 30210))
+@case_apart(Address("public1", 31091), "&network=default", Address("public1", 11210))
+def test_the_managers_port_names_the_network(
+    monkeypatch: pytest.MonkeyPatch, asked: Address, query: str, first: Address
 ) -> None:
     """The names lead nowhere, so a client that asks them is led to a server here."""
     with serving(answering_http({TERSE: http_answer(BODY)}, [])) as address:
@@ -150,7 +126,7 @@ def test_the_network_is_told_by_the_port_of_the_manager(
 def test_a_network_that_is_not_there() -> None:
     body = json.dumps({**CONFIG, "nodesExt": [{"services": {"kv": 1}}] * 2}).encode()
     with serving(answering_http({TERSE: http_answer(body)}, [])) as address:
-        assert type(failure(address, query="&network=external")) is NoSuchNetwork
+        assert type(failure(address, query="&network=external")) is errors.NoSuchNetwork
 
 
 def test_a_password_is_not_sent_in_clear_where_others_can_listen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +134,7 @@ def test_a_password_is_not_sent_in_clear_where_others_can_listen(monkeypatch: py
     requests: list[str] = []
     with serving(answering_http({TERSE: http_answer(BODY)}, requests)) as address:
         error = failure(address)
-        assert type(error) is AuthenticationFailed
+        assert type(error) is errors.AuthenticationFailed
         assert "in clear" in error.reason
         assert "18091" in error.hint
         assert requests == []
@@ -186,32 +162,27 @@ def test_a_client_certificate_is_the_login(tmp_path: Path) -> None:
         assert fetch(address, tls=tls, **anonymous).nodes[1] == Address("inside1", 11207)
         for _ in range(20):
             refused = failure(address, tls=TlsSettings(ca_file=certificate), **anonymous)
-            assert type(refused) is TlsFailed
+            assert type(refused) is errors.TlsFailed
             assert "client certificate" in refused.hint
     assert len(requests) == 1
     assert "Authorization" not in requests[0]
 
 
 def encrypted_body() -> bytes:
-    nodes = [{**node, "services": {"kvSSL": 11207}} for node in CONFIG["nodesExt"]]  # type: ignore[dict-item]
+    nodes = [{**node, "services": {"kvSSL": 11207}} for node in CONFIG["nodesExt"]]
     return json.dumps({**CONFIG, "nodesExt": nodes}).encode()
 
 
-@each(
-    ("status", "kind", "words"),
-    [
-        (401, AuthenticationFailed, "the user or the password is wrong"),
-        (403, AccessDenied, "may not use bucket 'travel'"),
-        (404, UnknownBucket, "no bucket 'travel'"),
-        (429, TemporaryFailure, "429"),
-        (503, TemporaryFailure, "503"),
-        (400, RemoteProtocolError, "HTTP status 400"),
-        (301, RemoteProtocolError, "HTTP status 301"),
-        (204, RemoteProtocolError, "HTTP status 204"),
-        (500, RemoteProtocolError, "HTTP status 500"),
-    ],
-)
-def test_refusals(status: int, kind: type[HeadwaterError], words: str) -> None:
+@case(401, errors.AuthenticationFailed, "the user or the password is wrong")
+@case(403, errors.AccessDenied, "may not use bucket 'travel'")
+@case(404, errors.UnknownBucket, "no bucket 'travel'")
+@case(429, errors.TemporaryFailure, "429")
+@case(503, errors.TemporaryFailure, "503")
+@case(400, errors.RemoteProtocolError, "HTTP status 400")
+@case(301, errors.RemoteProtocolError, "HTTP status 301")
+@case(204, errors.RemoteProtocolError, "HTTP status 204")
+@case(500, errors.RemoteProtocolError, "HTTP status 500")
+def test_refusals(status: int, kind: type[errors.HeadwaterError], words: str) -> None:
     with serving(answering_http({TERSE: http_answer(b"", status=status)}, [])) as address:
         error = failure(address)
     assert type(error) is kind
@@ -222,37 +193,30 @@ def test_refusals(status: int, kind: type[HeadwaterError], words: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"<html>Welcome</html>", b"[]", b"{}", b"\xff", b'{"vBucketServerMap": 5}'])
 def test_what_is_no_config(body: bytes) -> None:
     with serving(answering_http({TERSE: http_answer(body)}, [])) as address:
-        assert type(failure(address)) is MalformedJson
+        assert type(failure(address)) is errors.MalformedJson
 
 
 def test_a_host_that_is_down() -> None:
     address = down()
     error = failure(address)
-    assert type(error) is HostUnreachable
+    assert type(error) is errors.HostUnreachable
     assert str(address) in error.reason
 
 
-@each(
-    ("talk", "kind"),
-    [
-        (silent, NoAnswer),
-        (dripping(b"HTTP/1.1 200 OK\r\nX: ", every_s=0.02), NoAnswer),
-        (hanging_up, ConnectionClosed),
-        (saying(b""), ConnectionClosed),
-        (saying(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"), ConnectionClosed),
-        (saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"), ConnectionClosed),
-        (saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{"), WrongProtocol),
-        (saying(b"\x81\x1f" + bytes(22)), WrongProtocol),
-        (saying(b"SSH-2.0-OpenSSH_9.2\r\n"), WrongProtocol),
-        (saying(b"HTTP/1.1 abc OK\r\n\r\n"), WrongProtocol),
-        (saying(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 10_000), WrongProtocol),
-        (saying(b"HTTP/1.1 200 " + b"O" * 100_000), WrongProtocol),
-        (saying(b"\x15\x03\x01\x00\x02\x02\x46"), TlsFailed),
-    ],
-)
-def test_servers_that_are_no_cluster_managers(
-    talk: Callable[[socket.socket], None], kind: type[HeadwaterError]
-) -> None:
+@case(silent, errors.NoAnswer)
+@case(dripping(b"HTTP/1.1 200 OK\r\nX: ", every_s=0.02), errors.NoAnswer)
+@case(hanging_up, errors.ConnectionClosed)
+@case(saying(b""), errors.ConnectionClosed)
+@case(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"), errors.ConnectionClosed)
+@case(saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"), errors.ConnectionClosed)
+@case(saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{"), errors.WrongProtocol)
+@case(saying(b"\x81\x1f" + bytes(22)), errors.WrongProtocol)
+@case(saying(b"SSH-2.0-OpenSSH_9.2\r\n"), errors.WrongProtocol)
+@case(saying(b"HTTP/1.1 abc OK\r\n\r\n"), errors.WrongProtocol)
+@case(saying(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 10_000), errors.WrongProtocol)
+@case(saying(b"HTTP/1.1 200 " + b"O" * 100_000), errors.WrongProtocol)
+@case(saying(b"\x15\x03\x01\x00\x02\x02\x46"), errors.TlsFailed)
+def test_servers_that_are_no_managers(talk: Callable[[socket.socket], None], kind: type[errors.HeadwaterError]) -> None:
     with serving(talk) as address:
         error = failure(address, timeouts=QUICK)
     assert type(error) is kind
@@ -269,7 +233,7 @@ def test_a_server_that_hangs_up_is_asked_whether_it_has_tls(tmp_path: Path) -> N
 
     with serving(talk) as address:
         error = failure(address)
-    assert type(error) is TlsFailed
+    assert type(error) is errors.TlsFailed
     assert f"{address} uses TLS, and this connection does not" in error.reason
 
 
@@ -282,14 +246,14 @@ def test_an_answer_that_drips_has_its_time_and_no_more() -> None:
         dripping(b" ", every_s=0.02)(sock)
 
     with serving(talk) as address:
-        assert type(failure(address, timeouts=QUICK)) is NoAnswer
+        assert type(failure(address, timeouts=QUICK)) is errors.NoAnswer
 
 
 def test_an_answer_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "ANSWER_BYTES_MAX", len(BODY) - 1)
     with serving(answering_http({TERSE: http_answer(BODY)}, [])) as address:
         error = failure(address)
-    assert type(error) is RemoteProtocolError
+    assert type(error) is errors.RemoteProtocolError
     assert f"more than {len(BODY) - 1} bytes" in error.reason
     monkeypatch.setattr(bootstrap, "ANSWER_BYTES_MAX", len(BODY))
     with serving(answering_http({TERSE: http_answer(BODY)}, [])) as address:

@@ -12,7 +12,7 @@ from headwater.client.cluster_map import ClusterMap, Network, vbucket_of
 from headwater.client.connection_string import Address
 from headwater.errors import MalformedJson, NoSuchNetwork, NotMyVBucket, TemporaryFailure
 from headwater.protocol.numbers import VBucketId
-from support.cases import each
+from support.cases import case
 
 ASKED = Address("10.0.0.1", 11210)
 
@@ -116,25 +116,18 @@ INSIDE = (Address("10.0.0.1", 11210), Address("10.0.0.2", 11310))
 OUTSIDE = (Address("public0.example.com", 30000), Address("public1.example.com", 30001))
 
 
-@each(
-    ("asked", "network", "nodes"),
-    [
-        (ASKED, Network.AUTO, INSIDE),
-        (Address("10.0.0.2", 8092), Network.AUTO, INSIDE),
-        (Address("public1.example.com", 30001), Network.AUTO, OUTSIDE),
-        (Address("Public0.Example.com.", 30000), Network.AUTO, OUTSIDE),
-        (Address("public1.example.com", 32001), Network.AUTO, OUTSIDE),
-        (Address("public1.example.com", 33001), Network.AUTO, OUTSIDE),
-        (Address("public1.example.com", 8091), Network.AUTO, INSIDE),
-        (Address("public1.example.com", 30000), Network.AUTO, INSIDE),
-        (Address("somewhere", 11210), Network.AUTO, INSIDE),
-        (ASKED, Network.EXTERNAL, OUTSIDE),
-        (Address("public1.example.com", 30001), Network.DEFAULT, INSIDE),
-    ],
-)
-def test_the_address_that_was_asked_decides_the_network(
-    asked: Address, network: Network, nodes: tuple[Address, ...]
-) -> None:
+@case(ASKED, Network.AUTO, INSIDE)
+@case(Address("10.0.0.2", 8092), Network.AUTO, INSIDE)
+@case(Address("public1.example.com", 30001), Network.AUTO, OUTSIDE)
+@case(Address("Public0.Example.com.", 30000), Network.AUTO, OUTSIDE)
+@case(Address("public1.example.com", 32001), Network.AUTO, OUTSIDE)
+@case(Address("public1.example.com", 33001), Network.AUTO, OUTSIDE)
+@case(Address("public1.example.com", 8091), Network.AUTO, INSIDE)
+@case(Address("public1.example.com", 30000), Network.AUTO, INSIDE)
+@case(Address("somewhere", 11210), Network.AUTO, INSIDE)
+@case(ASKED, Network.EXTERNAL, OUTSIDE)
+@case(Address("public1.example.com", 30001), Network.DEFAULT, INSIDE)
+def test_the_asked_address_decides_the_network(asked: Address, network: Network, nodes: tuple[Address, ...]) -> None:
     found = decode(with_external(), asked=asked, network=network)
     assert found.nodes == nodes
     assert found.network is (Network.DEFAULT if nodes is INSIDE else Network.EXTERNAL)
@@ -213,31 +206,26 @@ def broken(path: list[Any], value: Any) -> dict[str, Any]:
     return root
 
 
-@each(
-    "root",
-    [
-        {},
-        broken(["vBucketServerMap"], []),
-        broken(["vBucketServerMap", "vBucketMap"], [[0]] * 0x10001),
-        broken(["vBucketServerMap", "vBucketMap", 1], []),
-        broken(["vBucketServerMap", "vBucketMap", 1], [2]),
-        broken(["vBucketServerMap", "vBucketMap", 1], [-2]),
-        broken(["vBucketServerMap", "vBucketMap", 1], [True]),
-        broken(["vBucketServerMap", "vBucketMap", 1], ["0"]),
-        broken(["vBucketServerMap", "serverList"], None),
-        broken(["rev"], "7"),
-        broken(["rev"], True),
-        broken(["name"], 5),
-        broken(["nodesExt"], [{}]),
-        broken(["nodesExt", 0], 5),
-        broken(["nodesExt", 0, "services"], {"mgmt": 8091}),
-        broken(["nodesExt", 0, "services", "kv"], 0),
-        broken(["nodesExt", 0, "services", "kv"], "11210"),
-        broken(["nodesExt", 0, "hostname"], ""),
-        broken(["nodesExt", 0, "hostname"], 5),
-        broken(["nodesExt", 0, "alternateAddresses"], 5),
-    ],
-)
+@case({})
+@case(broken(["vBucketServerMap"], []))
+@case(broken(["vBucketServerMap", "vBucketMap"], [[0]] * 0x10001))
+@case(broken(["vBucketServerMap", "vBucketMap", 1], []))
+@case(broken(["vBucketServerMap", "vBucketMap", 1], [2]))
+@case(broken(["vBucketServerMap", "vBucketMap", 1], [-2]))
+@case(broken(["vBucketServerMap", "vBucketMap", 1], [True]))
+@case(broken(["vBucketServerMap", "vBucketMap", 1], ["0"]))
+@case(broken(["vBucketServerMap", "serverList"], None))
+@case(broken(["rev"], "7"))
+@case(broken(["rev"], True))
+@case(broken(["name"], 5))
+@case(broken(["nodesExt"], [{}]))
+@case(broken(["nodesExt", 0], 5))
+@case(broken(["nodesExt", 0, "services"], {"mgmt": 8091}))
+@case(broken(["nodesExt", 0, "services", "kv"], 0))
+@case(broken(["nodesExt", 0, "services", "kv"], "11210"))
+@case(broken(["nodesExt", 0, "hostname"], ""))
+@case(broken(["nodesExt", 0, "hostname"], 5))
+@case(broken(["nodesExt", 0, "alternateAddresses"], 5))
 def test_a_config_with_a_fault_in_it(root: dict[str, Any]) -> None:
     with pytest.raises(MalformedJson):
         decode(root)

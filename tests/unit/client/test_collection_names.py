@@ -18,7 +18,7 @@ from headwater.protocol.system_events import (
     ScopeCreated,
     ScopeDropped,
 )
-from support.cases import each
+from support.cases import case
 
 GARDEN = (
     Manifest()
@@ -116,17 +116,12 @@ def test_collections_and_scopes_are_found_by_name_and_by_id() -> None:
     assert names.find_scope("0x8") == 0xC, "a name that looks like an id is a name"
 
 
-@pytest.mark.parametrize(
-    ("given", "reason", "hint"),
-    [
-        ("garden.fruits", 'collection "garden.fruits" is unknown', 'Did you mean "garden.fruit"?'),
-        ("fruit", 'collection "fruit" is unknown', 'Did you mean "garden.fruit"?'),
-        ("0x77", 'collection "0x77" is unknown', "Use one of these: _default._default, _default.tools, garden.fruit"),
-        ("0xzz", 'collection "0xzz" is unknown', "Use one of these: _default._default"),
-        (0x77, "collection 0x77 is unknown", "Use one of these: _default._default"),
-        (8, "collection 0x8 is unknown", "Use one of these: _default._default"),  # it is a scope's
-    ],
-)
+@case("garden.fruits", 'collection "garden.fruits" is unknown', 'Did you mean "garden.fruit"?')
+@case("fruit", 'collection "fruit" is unknown', 'Did you mean "garden.fruit"?')
+@case("0x77", 'collection "0x77" is unknown', "Use one of these: _default._default, _default.tools, garden.fruit")
+@case("0xzz", 'collection "0xzz" is unknown', "Use one of these: _default._default")
+@case(0x77, "collection 0x77 is unknown", "Use one of these: _default._default")
+@case(8, "collection 0x8 is unknown", "Use one of these: _default._default")  # it is a scope's
 def test_an_unknown_collection_is_told_with_what_to_write(given: str | int, reason: str, hint: str) -> None:
     with pytest.raises(UnknownCollection) as raised:
         CollectionNames(GARDEN).find_collection(given)
@@ -134,14 +129,9 @@ def test_an_unknown_collection_is_told_with_what_to_write(given: str | int, reas
     assert raised.value.hint.startswith(hint)
 
 
-@pytest.mark.parametrize(
-    ("given", "reason", "hint"),
-    [
-        ("gardens", 'scope "gardens" is unknown', 'Did you mean "garden"?'),
-        ("0x77", 'scope "0x77" is unknown', "Use one of these: _default, garden"),
-        (9, "scope 0x9 is unknown", "Use one of these: _default, garden"),
-    ],
-)
+@case("gardens", 'scope "gardens" is unknown', 'Did you mean "garden"?')
+@case("0x77", 'scope "0x77" is unknown', "Use one of these: _default, garden")
+@case(9, "scope 0x9 is unknown", "Use one of these: _default, garden")
 def test_an_unknown_scope_is_told_with_what_to_write(given: str | int, reason: str, hint: str) -> None:
     with pytest.raises(UnknownScope) as raised:
         CollectionNames(GARDEN).find_scope(given)
@@ -254,24 +244,19 @@ def test_a_filter_lets_through_all_that_its_scopes_ever_had() -> None:
     assert names.ids_in(only).tolist() == [0x9, 0xA, 0xC, 0x99]
 
 
-@each(
-    ("event", "by_scope", "by_collection"),
-    [
-        (created(9, "fruit"), True, True),
-        (dropped(9), True, True),
-        (created(0xA, "roots"), True, False),
-        (created(9, "fruit", scope=0), False, True),
-        (created(0xB, "tools", scope=0), False, False),
-        (
-            CollectionModified(manifest_uid=uid(5), scope_id=ScopeId(8), collection_id=CollectionId(9), name="fruit"),
-            True,
-            True,
-        ),
-        (ScopeCreated(manifest_uid=uid(5), scope_id=ScopeId(8), name="garden"), True, False),
-        (ScopeDropped(manifest_uid=uid(5), scope_id=ScopeId(8)), True, False),
-        (ScopeDropped(manifest_uid=uid(5), scope_id=ScopeId(9)), False, False),
-    ],
+@case(created(9, "fruit"), True, True)
+@case(dropped(9), True, True)
+@case(created(0xA, "roots"), True, False)
+@case(created(9, "fruit", scope=0), False, True)
+@case(created(0xB, "tools", scope=0), False, False)
+@case(
+    CollectionModified(manifest_uid=uid(5), scope_id=ScopeId(8), collection_id=CollectionId(9), name="fruit"),
+    True,
+    True,
 )
+@case(ScopeCreated(manifest_uid=uid(5), scope_id=ScopeId(8), name="garden"), True, False)
+@case(ScopeDropped(manifest_uid=uid(5), scope_id=ScopeId(8)), True, False)
+@case(ScopeDropped(manifest_uid=uid(5), scope_id=ScopeId(9)), False, False)
 def test_events_pass_a_filter_that_they_are_about(event: Event, by_scope: bool, by_collection: bool) -> None:
     assert CollectionFilter(scopes=frozenset({ScopeId(8)})).passes(event) == by_scope
     assert CollectionFilter(collections=frozenset({CollectionId(9)})).passes(event) == by_collection

@@ -22,7 +22,7 @@ from headwater.client.connection_string import (
     parse_address,
 )
 from headwater.errors import InvalidConnectionString
-from support.cases import each
+from support.cases import case, case_apart, each
 from support.machine import DnsServer, Manner
 
 
@@ -49,52 +49,37 @@ def test_all_parts_at_once() -> None:
     assert parsed.option("missing", "otherwise") == "otherwise"
 
 
-@each(
-    ("text", "address"),
-    [
-        ("couchbase://127.0.0.1", Address("127.0.0.1", 11210)),
-        ("couchbase://127.0.0.1:1", Address("127.0.0.1", 1)),
-        ("COUCHBASE://Host", Address("Host", 11210)),
-        ("couchbases://host", Address("host", 11207)),
-        ("couchbase://[::1]", Address("::1", 11210)),
-        ("couchbases://[FE80:0::1]:65535/b", Address("fe80::1", 65535)),
-        ("couchbase://my_node-1.svc.", Address("my_node-1.svc.", 11210)),
-        ("couchbase://user@host/", Address("host", 11210)),
-    ],
-)
+@case("couchbase://127.0.0.1", Address("127.0.0.1", 11210))
+@case("couchbase://127.0.0.1:1", Address("127.0.0.1", 1))
+@case("COUCHBASE://Host", Address("Host", 11210))
+@case("couchbases://host", Address("host", 11207))
+@case("couchbase://[::1]", Address("::1", 11210))
+@case("couchbases://[FE80:0::1]:65535/b", Address("fe80::1", 65535))
+@case("couchbase://my_node-1.svc.", Address("my_node-1.svc.", 11210))
+@case("couchbase://user@host/", Address("host", 11210))
 def test_hosts_and_ports(text: str, address: Address) -> None:
     assert parse(text).addresses == (address,)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "couchbase://localhost:11210",
-        "couchbases://a:1,b:2,[::1]:3/bucket",
-        "couchbase://ada%40home@host:11210/a%2Fb?network=default&empty=",
-        "couchbase://host:8091/b?bootstrap=http",
-        "couchbases://ada@cb.example.com/b?network=auto",
-        "couchbase://host.:11210/b?enable_dns_srv=false",
-    ],
-)
+@case("couchbase://localhost:11210")
+@case("couchbases://a:1,b:2,[::1]:3/bucket")
+@case("couchbase://ada%40home@host:11210/a%2Fb?network=default&empty=")
+@case("couchbase://host:8091/b?bootstrap=http")
+@case("couchbases://ada@cb.example.com/b?network=auto")
+@case("couchbase://host.:11210/b?enable_dns_srv=false")
 def test_the_text_form_reads_back_as_the_same(text: str) -> None:
     assert str(parse(text)) == text
     assert parse(str(parse(text))) == parse(text)
 
 
-@each(
-    ("text", "ports", "by"),
-    [
-        ("couchbase://a/b", [11210], ["kv"]),
-        ("couchbase://a:8091/b", [8091], ["http"]),
-        ("couchbases://a:18091/b", [18091], ["http"]),
-        ("couchbase://a:8091,b:9000,c/b", [8091, 9000, 11210], ["http", "kv", "kv"]),
-        ("couchbase://a:9000,b/b?bootstrap=http", [9000, 8091], ["http", "http"]),
-        ("couchbases://a:9000,b:8091,c/b?bootstrap=http", [9000, 8091, 18091], ["http", "http", "http"]),
-        ("couchbase://a:8091,b:18091,c/b?bootstrap=kv", [8091, 18091, 11210], ["kv", "kv", "kv"]),
-        ("couchbase://a:8091/b?bootstrap=", [8091], ["http"]),
-    ],
-)
+@case("couchbase://a/b", [11210], ["kv"])
+@case("couchbase://a:8091/b", [8091], ["http"])
+@case("couchbases://a:18091/b", [18091], ["http"])
+@case("couchbase://a:8091,b:9000,c/b", [8091, 9000, 11210], ["http", "kv", "kv"])
+@case("couchbase://a:9000,b/b?bootstrap=http", [9000, 8091], ["http", "http"])
+@case("couchbases://a:9000,b:8091,c/b?bootstrap=http", [9000, 8091, 18091], ["http", "http", "http"])
+@case("couchbase://a:8091,b:18091,c/b?bootstrap=kv", [8091, 18091, 11210], ["kv", "kv", "kv"])
+@case("couchbase://a:8091/b?bootstrap=", [8091], ["http"])
 def test_how_each_host_is_asked_for_the_cluster_map(text: str, ports: list[int], by: list[str]) -> None:
     parsed = parse(text)
     assert [address.port for address in parsed.addresses] == ports
@@ -130,45 +115,40 @@ def test_which_dns_server_is_asked() -> None:
     assert (asked.nameserver, asked.dns_port) == ("fd00::53", 5353)
 
 
-@each(
-    ("text", "reason", "hint"),
-    [
-        ("localhost/bucket", "does not start with couchbase://", "couchbase://host"),
-        ("http://localhost:8091", "does not start with couchbase://", "couchbases:// for TLS"),
-        ("", "does not start with", "couchbase://host"),
-        ("couchbase://", "names no host", "couchbase://host"),
-        ("couchbase:///bucket", "names no host", "such as couchbase://127.0.0.1/travel"),
-        ("couchbase://:11210/bucket", "no host stands before ':11210'", "couchbase://host"),
-        ("couchbase://a,,b", "a host is empty", "couchbase://host"),
-        ("couchbase://a:b", "'b' is not a port", "1 to 65535"),
-        ("couchbase://a:", "'' is not a port", "1 to 65535"),
-        ("couchbase://a:0", "'0' is not a port", "1 to 65535"),
-        ("couchbase://a:65536", "'65536' is not a port", "1 to 65535"),
-        ("couchbase://a:٣", "'٣' is not a port", "1 to 65535"),
-        ("couchbases://a:8091", "cluster manager's without TLS", "18091"),
-        ("couchbase://b,a:18091", "cluster manager's with TLS", "couchbases://"),
-        ("couchbase://a?bootstrap=https", "no bootstrap by 'https'", "kv, http"),
-        ("couchbase://a?enable_dns_srv=maybe", "enable_dns_srv is 'maybe'", "true or false"),
-        ("couchbase://a?dns_nameserver=b", "DNS server 'b' is not an IP address", "dns_nameserver=10.0.0.2"),
-        ("couchbase://a?dns_port=x", "'x' is not a port", "1 to 65535"),
-        ("couchbase://a..b", "is not a host name", "couchbase://host"),
-        (f"couchbase://{'a' * 64}.com", "is not a host name", "couchbase://host"),
-        ("couchbase://::1", "is not a host", "in brackets: [::1]"),
-        ("couchbase://[::1", "is not a host and a port", "couchbase://host"),
-        ("couchbase://[1.2.3.4]", "is not an IPv6 address", "couchbase://host"),
-        ("couchbase://a%2fb", "is not a host name", "couchbase://host"),
-        ("couchbase://-a", "is not a host name", "couchbase://host"),
-        ("couchbase://@host", "no user before the @", "couchbase://host"),
-        ("couchbase://host/a/b", "more than a bucket", "options of their own"),
-        ("couchbase://host/%ff", "not UTF-8", "couchbase://host"),
-        ("couchbase://host?flag", "not a list of options", "?name=value"),
-        ("couchbase://host?a=1&a=2", "given twice", "Give it once"),
-        ("couchbase://my host", "spaces", "%20"),
-        ("couchbase://host\n", "spaces or control", "%20"),
-        ("couchbase://" + "h" * 5000, "more than 4096 characters", "couchbase://host"),
-        ("couchbase://" + ",".join("h" for _ in range(HOSTS_MAX + 1)), "more than 64 hosts", "A few are enough"),
-    ],
-)
+@case("localhost/bucket", "does not start with couchbase://", "couchbase://host")
+@case("http://localhost:8091", "does not start with couchbase://", "couchbases:// for TLS")
+@case("", "does not start with", "couchbase://host")
+@case("couchbase://", "names no host", "couchbase://host")
+@case("couchbase:///bucket", "names no host", "such as couchbase://127.0.0.1/travel")
+@case("couchbase://:11210/bucket", "no host stands before ':11210'", "couchbase://host")
+@case("couchbase://a,,b", "a host is empty", "couchbase://host")
+@case("couchbase://a:b", "'b' is not a port", "1 to 65535")
+@case("couchbase://a:", "'' is not a port", "1 to 65535")
+@case("couchbase://a:0", "'0' is not a port", "1 to 65535")
+@case("couchbase://a:65536", "'65536' is not a port", "1 to 65535")
+@case("couchbase://a:٣", "'٣' is not a port", "1 to 65535")
+@case("couchbases://a:8091", "cluster manager's without TLS", "18091")
+@case("couchbase://b,a:18091", "cluster manager's with TLS", "couchbases://")
+@case("couchbase://a?bootstrap=https", "no bootstrap by 'https'", "kv, http")
+@case("couchbase://a?enable_dns_srv=maybe", "enable_dns_srv is 'maybe'", "true or false")
+@case("couchbase://a?dns_nameserver=b", "DNS server 'b' is not an IP address", "dns_nameserver=10.0.0.2")
+@case("couchbase://a?dns_port=x", "'x' is not a port", "1 to 65535")
+@case("couchbase://a..b", "is not a host name", "couchbase://host")
+@case(f"couchbase://{'a' * 64}.com", "is not a host name", "couchbase://host")
+@case("couchbase://::1", "is not a host", "in brackets: [::1]")
+@case("couchbase://[::1", "is not a host and a port", "couchbase://host")
+@case("couchbase://[1.2.3.4]", "is not an IPv6 address", "couchbase://host")
+@case("couchbase://a%2fb", "is not a host name", "couchbase://host")
+@case("couchbase://-a", "is not a host name", "couchbase://host")
+@case("couchbase://@host", "no user before the @", "couchbase://host")
+@case("couchbase://host/a/b", "more than a bucket", "options of their own")
+@case("couchbase://host/%ff", "not UTF-8", "couchbase://host")
+@case("couchbase://host?flag", "not a list of options", "?name=value")
+@case("couchbase://host?a=1&a=2", "given twice", "Give it once")
+@case("couchbase://my host", "spaces", "%20")
+@case("couchbase://host\n", "spaces or control", "%20")
+@case("couchbase://" + "h" * 5000, "more than 4096 characters", "couchbase://host")
+@case("couchbase://" + ",".join("h" for _ in range(HOSTS_MAX + 1)), "more than 64 hosts", "A few are enough")
 def test_what_is_wrong_is_said(text: str, reason: str, hint: str) -> None:
     with pytest.raises(InvalidConnectionString) as raised:
         parse(text)
@@ -251,9 +231,7 @@ def test_there_is_a_limit_to_the_hosts(dns_server: DnsServer) -> None:
     assert hosts(dns_server) == tuple(Address(f"n{at}.example.com", 11210) for at in range(HOSTS_MAX))
 
 
-def test_search_domains_make_short_names_whole(
-    dns_server: DnsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_domains_complete_names(dns_server: DnsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Kubernetes, where the file of the system names them."""
     system = tmp_path / "resolv.conf"
     system.write_text("nameserver 127.0.0.1\nsearch default.svc.cluster.local svc.cluster.local\noptions ndots:5\n")
@@ -279,21 +257,15 @@ def truncating(question: bytes) -> bytes:
     return response.to_wire()
 
 
-@pytest.mark.parametrize(
-    "manner",
-    [
-        lambda question: None,
-        lambda question: b"",
-        lambda question: b"nonsense",
-        lambda question: question[:2] + b"\xff" * 40,
-        lambda question: question,
-        refusing,
-        truncating,
-    ],
-    ids=["silent", "empty", "nonsense", "junk", "echo", "refused", "truncated"],
-)
+@case_apart(lambda question: None, id="silent")
+@case_apart(lambda question: b"", id="empty")
+@case_apart(lambda question: b"nonsense", id="nonsense")
+@case_apart(lambda question: question[:2] + b"\xff" * 40, id="junk")
+@case_apart(lambda question: question, id="echo")
+@case_apart(refusing, id="refused")
+@case_apart(truncating, id="truncated")
 def test_a_server_that_does_not_help_is_no_obstacle(
-    dns_server: DnsServer, manner: Manner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    dns_server: DnsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, manner: Manner
 ) -> None:
     monkeypatch.setattr(connection_string, "LOOKUP_S_MAX", 0.4)
     dns_server.manner = manner

@@ -7,25 +7,8 @@ from typing import Any
 
 import pytest
 
+from headwater import errors
 from headwater.client.handshake import ClientHandshake, Credentials, HandshakeOutcome
-from headwater.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    BadMagic,
-    BucketNotReady,
-    ConnectionClosed,
-    FrameTooLarge,
-    HeadwaterError,
-    LocalProtocolError,
-    MalformedMessage,
-    NotSupported,
-    RemoteProtocolError,
-    StatusError,
-    TlsFailed,
-    UnexpectedMessage,
-    UnknownBucket,
-    WrongProtocol,
-)
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.messages import Request, Response
 from headwater.protocol.messages.session import (
@@ -42,7 +25,7 @@ from headwater.protocol.messages.session import (
 from headwater.protocol.sasl import Mechanism, encode_nonce
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
-from support.cases import each
+from support.cases import case, case_apart, each
 from support.fake_servers import ASKED, CONFIG, PASSWORD, USER, Peer, ok, refused
 
 
@@ -111,7 +94,7 @@ def test_the_mechanism_can_be_named(mechanism: Mechanism) -> None:
 def test_a_mechanism_that_the_server_does_not_offer() -> None:
     peer = Peer(mechanisms="SCRAM-SHA1 PLAIN")
     error = failure(handshake(mechanism=Mechanism.SCRAM_SHA512), peer)
-    assert isinstance(error, AuthenticationFailed)
+    assert isinstance(error, errors.AuthenticationFailed)
     assert "does not offer SCRAM-SHA512, but only SCRAM-SHA1 PLAIN" in str(error)
     assert "SASL_AUTH" not in opcodes(peer)
 
@@ -127,7 +110,7 @@ def test_without_credentials_there_is_no_login(is_known_by_certificate: bool) ->
 
 def test_a_login_besides_a_certificate() -> None:
     error = failure(handshake(), Peer(is_known_by_certificate=True))
-    assert isinstance(error, NotSupported)
+    assert isinstance(error, errors.NotSupported)
     assert "omit the user and the password" in str(error)
 
 
@@ -153,7 +136,7 @@ def test_a_login_that_has_chosen_another_bucket() -> None:
     peer = Peer(config=b'{"name":"beer"}')
     peer.replace[Hello] = lambda request: HelloResponse(opaque=request.opaque, features=())
     error = failure(handshake(features=(*ASKED, Feature.SELECT_BUCKET)), peer)
-    assert isinstance(error, AccessDenied)
+    assert isinstance(error, errors.AccessDenied)
     assert "the log-in of 'ada' has chosen 'beer'" in str(error)
 
 
@@ -188,7 +171,7 @@ def test_what_the_server_pushes_between_answers_is_passed_over(before: type[Requ
 def test_nothing_is_pushed_before_it_was_agreed_on() -> None:
     peer = Peer()
     peer.pushed_before[Hello] = PUSHED
-    assert isinstance(failure(handshake(), peer), UnexpectedMessage)
+    assert isinstance(failure(handshake(), peer), errors.UnexpectedMessage)
 
 
 @each("chunk_bytes", [1 << 20, 1])
@@ -202,7 +185,7 @@ def test_what_comes_behind_the_last_answer_is_for_others(trailing: bytes, chunk_
         client.receive_data(data[at : at + chunk_bytes])
         at += chunk_bytes
     assert client.trailing_data + data[at:] == trailing
-    with pytest.raises(LocalProtocolError, match="over"):
+    with pytest.raises(errors.LocalProtocolError, match="over"):
         client.receive_data(b"")
 
 
@@ -214,7 +197,7 @@ def test_the_password_is_in_no_repr() -> None:
 
 
 def failure(client: ClientHandshake, peer: Peer) -> Exception:
-    with pytest.raises((StatusError, RemoteProtocolError)) as raised:
+    with pytest.raises((errors.StatusError, errors.RemoteProtocolError)) as raised:
         run(client, peer)
     assert client.has_failed
     assert client.outcome is None
@@ -225,7 +208,7 @@ def failure(client: ClientHandshake, peer: Peer) -> Exception:
 @pytest.mark.parametrize("mechanism", list(Mechanism))
 def test_a_wrong_password(mechanism: Mechanism) -> None:
     error = failure(handshake(password="hunter2", plain_allowed=True), Peer(mechanisms=mechanism))
-    assert isinstance(error, AuthenticationFailed)
+    assert isinstance(error, errors.AuthenticationFailed)
     assert "the user or the password is wrong" in str(error)
     assert "hunter2" not in str(error)
 
@@ -233,22 +216,17 @@ def test_a_wrong_password(mechanism: Mechanism) -> None:
 def test_a_password_is_not_sent_in_clear_where_others_can_listen() -> None:
     peer = Peer(mechanisms="PLAIN")
     error = failure(handshake(), peer)
-    assert isinstance(error, AuthenticationFailed)
+    assert isinstance(error, errors.AuthenticationFailed)
     assert "Use TLS" in str(error)
     assert "SASL_AUTH" not in opcodes(peer)
 
 
-@each(
-    ("options", "status", "kind", "words"),
-    [
-        ({"bucket": "travle"}, None, UnknownBucket, "there is no bucket 'travle'"),
-        ({}, Status.EACCESS, AccessDenied, "give the user a role"),
-        ({"credentials": None}, Status.EACCESS, AccessDenied, "no user has logged in"),
-        ({"bucket_was_seen": True}, Status.KEY_ENOENT, BucketNotReady, "is not there at the moment"),
-    ],
-)
+@case({"bucket": "travle"}, None, errors.UnknownBucket, "there is no bucket 'travle'")
+@case({}, Status.EACCESS, errors.AccessDenied, "give the user a role")
+@case({"credentials": None}, Status.EACCESS, errors.AccessDenied, "no user has logged in")
+@case({"bucket_was_seen": True}, Status.KEY_ENOENT, errors.BucketNotReady, "is not there at the moment")
 def test_a_bucket_that_is_refused(
-    options: dict[str, Any], status: Status | None, kind: type[StatusError], words: str
+    options: dict[str, Any], status: Status | None, kind: type[errors.StatusError], words: str
 ) -> None:
     peer = Peer()
     if status is not None:
@@ -263,7 +241,7 @@ def test_any_refusal_is_told_with_the_servers_words(kind: type[Request]) -> None
     peer = Peer()
     peer.replace[kind] = lambda request: refused(request, Status.EBUSY, b'{"error":{"context":"come back later"}}')
     error = failure(handshake(), peer)
-    assert isinstance(error, StatusError)
+    assert isinstance(error, errors.StatusError)
     assert error.status == Status.EBUSY
     assert "EBUSY (come back later)" in str(error)
 
@@ -271,42 +249,37 @@ def test_any_refusal_is_told_with_the_servers_words(kind: type[Request]) -> None
 def test_a_false_server_cannot_skip_the_proof() -> None:
     peer = Peer()
     peer.replace[SaslAuth] = ok
-    assert isinstance(failure(handshake(), peer), UnexpectedMessage)
+    assert isinstance(failure(handshake(), peer), errors.UnexpectedMessage)
 
 
 def test_a_false_server_cannot_make_up_the_signature() -> None:
     peer = Peer()
     peer.replace[SaslStep] = lambda request: ok(request, b"v=" + b"A" * 86 + b"==")
     error = failure(handshake(), peer)
-    assert isinstance(error, AuthenticationFailed)
+    assert isinstance(error, errors.AuthenticationFailed)
     assert "could not show that it knows the password" in str(error)
 
 
 # --- nonsense -----------------------------------------------------------------------------------------------------
 
 
-@each(
-    ("data", "kind", "hint"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", WrongProtocol, "bootstrap=http"),
-        (b"H", WrongProtocol, "bootstrap=http"),
-        (b"\x15\x03\x01\x00\x02\x02\x46", TlsFailed, "couchbases://"),
-        (b"\x15", TlsFailed, "couchbases://"),
-        (b"\x16\x03\x03", TlsFailed, "couchbases://"),
-        (b"\x15\x04", BadMagic, "key-value protocol"),
-        (b"HELO", BadMagic, "key-value protocol"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", BadMagic, "key-value protocol"),
-        (b"\x00", BadMagic, "key-value protocol"),
-    ],
-)
-def test_bytes_that_are_no_frames(data: bytes, kind: type[HeadwaterError], hint: str) -> None:
+@case(b"HTTP/1.1 400 Bad Request\r\n\r\n", errors.WrongProtocol, "bootstrap=http")
+@case(b"H", errors.WrongProtocol, "bootstrap=http")
+@case(b"\x15\x03\x01\x00\x02\x02\x46", errors.TlsFailed, "couchbases://")
+@case(b"\x15", errors.TlsFailed, "couchbases://")
+@case(b"\x16\x03\x03", errors.TlsFailed, "couchbases://")
+@case(b"\x15\x04", errors.BadMagic, "key-value protocol")
+@case(b"HELO", errors.BadMagic, "key-value protocol")
+@case(b"SSH-2.0-OpenSSH_9.2\r\n", errors.BadMagic, "key-value protocol")
+@case(b"\x00", errors.BadMagic, "key-value protocol")
+def test_bytes_that_are_no_frames(data: bytes, kind: type[errors.HeadwaterError], hint: str) -> None:
     client = handshake()
-    with pytest.raises(HeadwaterError) as raised:
+    with pytest.raises(errors.HeadwaterError) as raised:
         client.receive_data(data)
     assert type(raised.value) is kind
     assert hint in raised.value.hint
     assert client.has_failed
-    with pytest.raises(LocalProtocolError, match="over"):
+    with pytest.raises(errors.LocalProtocolError, match="over"):
         client.receive_data(b"")
 
 
@@ -314,37 +287,31 @@ def test_bytes_that_are_no_frame_any_more() -> None:
     """Only the first bytes of a connection say what the server speaks."""
     client = handshake()
     client.receive_data(Peer().receive_data(client.data_to_send()))
-    with pytest.raises(HeadwaterError) as raised:
+    with pytest.raises(errors.HeadwaterError) as raised:
         client.receive_data(b"HTTP/1.1 400")
-    assert type(raised.value) is BadMagic
+    assert type(raised.value) is errors.BadMagic
 
 
 def test_an_answer_that_is_too_large() -> None:
     client = handshake()
-    with pytest.raises(FrameTooLarge):
+    with pytest.raises(errors.FrameTooLarge):
         client.receive_data(b"\x81\x1f" + bytes(6) + b"\x7f\xff\xff\xff" + bytes(12))
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda request: ok(Noop(opaque=request.opaque)),
-        lambda request: HelloResponse(opaque=request.opaque + 1),
-        lambda request: Noop(opaque=request.opaque),
-        lambda request: ClustermapChangeNotification(epoch=1, revision=1),
-    ],
-    ids=["another opcode", "another opaque", "a request", "a notification"],
-)
+@case_apart(lambda request: ok(Noop(opaque=request.opaque)), id="another opcode")
+@case_apart(lambda request: HelloResponse(opaque=request.opaque + 1), id="another opaque")
+@case_apart(lambda request: Noop(opaque=request.opaque), id="a request")
+@case_apart(lambda request: ClustermapChangeNotification(epoch=1, revision=1), id="a notification")
 def test_an_answer_to_something_else(answer: Callable[[Request], Response | Request]) -> None:
     peer = Peer()
     peer.replace[Hello] = answer
-    assert isinstance(failure(handshake(), peer), UnexpectedMessage)
+    assert isinstance(failure(handshake(), peer), errors.UnexpectedMessage)
 
 
 def test_features_that_cannot_be_read() -> None:
     peer = Peer()
     peer.replace[Hello] = lambda request: ok(request, b"\0")
-    assert isinstance(failure(handshake(), peer), MalformedMessage)
+    assert isinstance(failure(handshake(), peer), errors.MalformedMessage)
 
 
 @pytest.mark.parametrize(
@@ -353,12 +320,12 @@ def test_features_that_cannot_be_read() -> None:
 def test_a_login_that_never_ends(kind: type[Request], status: Status) -> None:
     peer = Peer(mechanisms="PLAIN" if kind is SaslAuth else "SCRAM-SHA1")
     peer.replace[kind] = lambda request: ok(request, status=status)
-    assert isinstance(failure(handshake(plain_allowed=True), peer), UnexpectedMessage)
+    assert isinstance(failure(handshake(plain_allowed=True), peer), errors.UnexpectedMessage)
 
 
 def test_the_server_closes_too_soon() -> None:
     client = handshake()
-    with pytest.raises(ConnectionClosed, match="closed the connection when Hello was to be answered"):
+    with pytest.raises(errors.ConnectionClosed, match="closed the connection when Hello was to be answered"):
         client.receive_end()
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(errors.LocalProtocolError):
         client.receive_end()

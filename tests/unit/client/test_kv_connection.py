@@ -17,40 +17,18 @@ from typing import Any, ClassVar
 
 import pytest
 
+from headwater import errors
 from headwater.client.bootstrap import connect_any
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import KvConnection, Login, Timeouts, is_loopback
 from headwater.client.settings import ClientSettings, TlsSettings
-from headwater.errors import (
-    AuthenticationFailed,
-    BadMagic,
-    ConnectionClosed,
-    ConnectionFailed,
-    HeadwaterError,
-    HostUnreachable,
-    NoAnswer,
-    NotMyVBucket,
-    RemoteProtocolError,
-    TlsBroken,
-    TlsFailed,
-    UnexpectedMessage,
-    UnknownBucket,
-    WrongProtocol,
-)
 from headwater.protocol.frames import decode_frames
-from headwater.protocol.messages import Request, decode_message
+from headwater.protocol.messages import Request, decode_message, session
 from headwater.protocol.messages.documents import Get
-from headwater.protocol.messages.session import (
-    ClustermapChangeNotification,
-    GetClusterConfig,
-    HelloResponse,
-    Noop,
-    SaslAuth,
-)
 from headwater.protocol.sasl import Credentials, Mechanism
 from headwater.protocol.status import Status
-from support.cases import each
+from support.cases import case, each
 from support.fake_servers import (
     CONFIG,
     PASSWORD,
@@ -85,11 +63,13 @@ def connect(address: Address, bucket: str = "travel", **options: Any) -> KvConne
     return KvConnection.open(address, settings(address, bucket, **options).login())
 
 
-def failure(address: Address, bucket: str = "travel", *, is_by_chance: bool = False, **options: Any) -> HeadwaterError:
+def failure(
+    address: Address, bucket: str = "travel", *, is_by_chance: bool = False, **options: Any
+) -> errors.HeadwaterError:
     """What a blocking connection raises. One under asyncio raises the same, unless it is by chance what is raised."""
-    with pytest.raises(HeadwaterError) as raised:
+    with pytest.raises(errors.HeadwaterError) as raised:
         connect(address, bucket, **options)
-    with pytest.raises(HeadwaterError) as raised_by_loop:
+    with pytest.raises(errors.HeadwaterError) as raised_by_loop:
         asyncio.run(connect_any(settings(address, bucket, **options)))
     for error in (raised.value, raised_by_loop.value):
         assert error.hint
@@ -107,26 +87,21 @@ def test_a_connection_that_is_ready(mechanism: Mechanism | None) -> None:
         assert connection.sock.gettimeout() == PATIENT.answer_s
 
 
-@pytest.mark.parametrize(
-    ("tls", "is_loopback", "mechanism", "is_sent"),
-    [
-        (None, False, None, False),
-        (None, False, "PLAIN", True),
-        (None, True, None, True),
-        (TlsSettings(), False, None, True),
-    ],
-)
+@case(None, False, None, False)
+@case(None, False, "PLAIN", True)
+@case(None, True, None, True)
+@case(TlsSettings(), False, None, True)
 def test_where_a_password_may_be_sent_in_clear(
     tls: TlsSettings | None, is_loopback: bool, mechanism: str | None, is_sent: bool
 ) -> None:
     peer = Peer(mechanisms="PLAIN")
     login = settings(Address("h", 1), tls=tls, mechanism=mechanism).login()
     handshake = login.handshake(is_loopback=is_loopback)
-    with nullcontext() if is_sent else pytest.raises(AuthenticationFailed):
+    with nullcontext() if is_sent else pytest.raises(errors.AuthenticationFailed):
         while data := handshake.data_to_send():
             handshake.receive_data(peer.receive_data(data))
     assert (handshake.outcome is not None) is is_sent
-    assert any(isinstance(request, SaslAuth) for request in peer.seen) is is_sent
+    assert any(isinstance(request, session.SaslAuth) for request in peer.seen) is is_sent
 
 
 def test_every_handshake_has_a_nonce_of_its_own() -> None:
@@ -138,22 +113,22 @@ def test_every_handshake_has_a_nonce_of_its_own() -> None:
         for _ in range(2):
             handshake.receive_data(peer.receive_data(handshake.data_to_send()))
         firsts.append(peer.seen[2])
-    assert all(isinstance(first, SaslAuth) for first in firsts)
+    assert all(isinstance(first, session.SaslAuth) for first in firsts)
     assert firsts[0] != firsts[1]
 
 
 def test_what_comes_behind_the_handshake_is_not_lost() -> None:
     """A notification and the answer to a request that is made later: all in one piece, with the last answer."""
-    noop = Noop(opaque=6)  # the handshake has six requests, numbered from 0
+    noop = session.Noop(opaque=6)  # the handshake has six requests, numbered from 0
 
     def talk(sock: socket.socket) -> None:
         peer = Peer()
         while data := sock.recv(1 << 16):
             answers = peer.receive_data(data)
-            if isinstance(peer.seen[-1], GetClusterConfig):
-                answers += ClustermapChangeNotification(epoch=1, revision=2).encode() + ok(noop).encode()
+            if isinstance(peer.seen[-1], session.GetClusterConfig):
+                answers += session.ClustermapChangeNotification(epoch=1, revision=2).encode() + ok(noop).encode()
             sock.sendall(answers)
-            if isinstance(peer.seen[-1], GetClusterConfig):
+            if isinstance(peer.seen[-1], session.GetClusterConfig):
                 break
         sock.recv(1 << 16)
 
@@ -168,7 +143,7 @@ def replying(reply: Callable[[Request], bytes]) -> Callable[[socket.socket], Non
 
     def talk(sock: socket.socket) -> None:
         peer = Peer()
-        while not (peer.seen and isinstance(peer.seen[-1], GetClusterConfig)):
+        while not (peer.seen and isinstance(peer.seen[-1], session.GetClusterConfig)):
             sock.sendall(peer.receive_data(sock.recv(1 << 16)))
         (frame,) = decode_frames(sock.recv(1 << 16))
         request = decode_message(frame)
@@ -178,20 +153,17 @@ def replying(reply: Callable[[Request], bytes]) -> Callable[[socket.socket], Non
     return talk
 
 
-@pytest.mark.parametrize(
-    ("reply", "kind", "reason"),
-    [
-        (lambda request: ok(Get(key=b"k")).encode(), UnexpectedMessage, "GET, where the answer to Noop was due"),
-        (lambda request: ok(Noop(opaque=8)).encode(), UnexpectedMessage, "NOOP, where"),
-        (lambda request: ok(request).encode()[:20], ConnectionClosed, "has closed the connection"),
-        (lambda request: b"nonsense", BadMagic, "not a magic byte"),
-        (lambda request: refused(request, Status.NOT_MY_VBUCKET).encode(), NotMyVBucket, "refused Noop"),
-    ],
-)
-def test_answers_that_are_none(reply: Callable[[Request], bytes], kind: type[HeadwaterError], reason: str) -> None:
+@case(lambda request: ok(Get(key=b"k")).encode(), errors.UnexpectedMessage, "GET, where the answer to Noop was due")
+@case(lambda request: ok(session.Noop(opaque=8)).encode(), errors.UnexpectedMessage, "NOOP, where")
+@case(lambda request: ok(request).encode()[:20], errors.ConnectionClosed, "has closed the connection")
+@case(lambda request: b"nonsense", errors.BadMagic, "not a magic byte")
+@case(lambda request: refused(request, Status.NOT_MY_VBUCKET).encode(), errors.NotMyVBucket, "refused Noop")
+def test_answers_that_are_none(
+    reply: Callable[[Request], bytes], kind: type[errors.HeadwaterError], reason: str
+) -> None:
     with serving(replying(reply)) as address, connect(address) as connection:
-        with pytest.raises(HeadwaterError) as raised:
-            connection.request(Noop(opaque=7))
+        with pytest.raises(errors.HeadwaterError) as raised:
+            connection.request(session.Noop(opaque=7))
         assert type(raised.value) is kind
         assert reason in raised.value.reason
 
@@ -204,9 +176,9 @@ def test_an_answer_that_does_not_come() -> None:
     with (
         serving(talk) as address,
         connect(address, timeouts=QUICK) as connection,
-        pytest.raises(NoAnswer, match=r"0\.2 seconds"),
+        pytest.raises(errors.NoAnswer, match=r"0\.2 seconds"),
     ):
-        connection.request(Noop())
+        connection.request(session.Noop())
 
 
 def test_answers_before_the_end_are_handed_out() -> None:
@@ -214,17 +186,16 @@ def test_answers_before_the_end_are_handed_out() -> None:
 
     def talk(sock: socket.socket) -> None:
         peer = Peer()
-        while not (peer.seen and isinstance(peer.seen[-1], GetClusterConfig)):
+        while not (peer.seen and isinstance(peer.seen[-1], session.GetClusterConfig)):
             sock.sendall(peer.receive_data(sock.recv(1 << 16)))
         first = decode_message(decode_frames(sock.recv(1 << 16))[0])
-        assert isinstance(first, Request)
-        sock.sendall(ok(first).encode() + ok(Noop(opaque=first.opaque + 1)).encode()[:-1])
+        sock.sendall(ok(first).encode() + ok(session.Noop(opaque=first.opaque + 1)).encode()[:-1])
 
     async def ask(address: Address) -> None:
         connection = await connect_any(settings(address))
-        answered, cut_off = connection.send([Noop(), Noop()])
+        answered, cut_off = connection.send([session.Noop(), session.Noop()])
         assert (await answered)[-1].response().status == Status.SUCCESS
-        with pytest.raises(ConnectionClosed):
+        with pytest.raises(errors.ConnectionClosed):
             await cut_off
         assert connection.is_closed
 
@@ -232,21 +203,16 @@ def test_answers_before_the_end_are_handed_out() -> None:
         asyncio.run(ask(address))
 
 
-@each(
-    ("talk", "options", "kind", "reason", "hint"),
-    [
-        (answering(Peer), {"password": "wrong"}, AuthenticationFailed, "the user or the password is wrong", ""),
-        (answering(Peer), {"bucket": "travle"}, UnknownBucket, "there is no bucket 'travle'", ""),
-        (silent, {"timeouts": QUICK}, NoAnswer, "{address} has not answered for 0.2 seconds", ""),
-        # The handshake as a whole has its time.
-        (dripping(b"\x81" + bytes(1000), every_s=0.02), {"timeouts": QUICK}, NoAnswer, "has not answered", ""),
-        (hanging_up, {}, ConnectionClosed, "when Hello was to be answered", "TLS on both ends or on neither"),
-        (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), {}, WrongProtocol, "answers with HTTP", "?bootstrap=http"),
-        (None, {}, HostUnreachable, "{address} can't be reached: Connection refused", ""),
-    ],
-)
+@case(answering(Peer), {"password": "wrong"}, errors.AuthenticationFailed, "the user or the password is wrong", "")
+@case(answering(Peer), {"bucket": "travle"}, errors.UnknownBucket, "there is no bucket 'travle'", "")
+@case(silent, {"timeouts": QUICK}, errors.NoAnswer, "{address} has not answered for 0.2 seconds", "")
+# The handshake as a whole has its time.
+@case(dripping(b"\x81" + bytes(1000), every_s=0.02), {"timeouts": QUICK}, errors.NoAnswer, "has not answered", "")
+@case(hanging_up, {}, errors.ConnectionClosed, "when Hello was to be answered", "TLS on both ends or on neither")
+@case(saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), {}, errors.WrongProtocol, "answers with HTTP", "?bootstrap=http")
+@case(None, {}, errors.HostUnreachable, "{address} can't be reached: Connection refused", "")
 def test_servers_that_will_not_do(
-    talk: Talk | None, options: dict[str, Any], kind: type[HeadwaterError], reason: str, hint: str
+    talk: Talk | None, options: dict[str, Any], kind: type[errors.HeadwaterError], reason: str, hint: str
 ) -> None:
     with nullcontext(down()) if talk is None else serving(talk) as address:
         error = failure(address, **options)
@@ -257,14 +223,14 @@ def test_servers_that_will_not_do(
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 63 + "." + "b" * 63])
 def test_a_host_that_does_not_exist(host: str) -> None:
-    assert type(failure(Address(host, 11210))) is HostUnreachable
+    assert type(failure(Address(host, 11210))) is errors.HostUnreachable
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64, "\0", "ü" * 64])
 def test_a_name_that_no_host_can_have(host: str) -> None:
     """A cluster map may say anything."""
     login = settings(Address("h", 1)).login()
-    with pytest.raises(HostUnreachable):
+    with pytest.raises(errors.HostUnreachable):
         KvConnection.open(Address(host, 11210), login)
 
 
@@ -276,8 +242,11 @@ def resetting(sock: socket.socket) -> None:
 def test_a_server_that_hangs_up_at_once() -> None:
     with serving(resetting) as address:
         # Where the end comes before the connection is ready, there is none.
-        assert type(failure(address, is_by_chance=True)) in (ConnectionClosed, HostUnreachable)
-        assert type(failure(address, tls=TlsSettings(), is_by_chance=True)) in (TlsBroken, HostUnreachable)
+        assert type(failure(address, is_by_chance=True)) in (errors.ConnectionClosed, errors.HostUnreachable)
+        assert type(failure(address, tls=TlsSettings(), is_by_chance=True)) in (
+            errors.TlsBroken,
+            errors.HostUnreachable,
+        )
 
 
 def test_no_socket_is_left_open_if_the_end_comes_before_tls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +265,7 @@ def test_no_socket_is_left_open_if_the_end_comes_before_tls(monkeypatch: pytest.
 
     monkeypatch.setattr(socket, "create_connection", create)
     with serving(talk) as address:
-        assert type(failure(address, tls=TlsSettings())) is TlsBroken
+        assert type(failure(address, tls=TlsSettings())) is errors.TlsBroken
     gc.collect()
 
 
@@ -305,7 +274,7 @@ def test_random_bytes(seed: int) -> None:
     with serving(saying(random.Random(seed).randbytes(4096))) as address:
         error = failure(address, timeouts=QUICK, is_by_chance=True)
     # By chance the first bytes may be a header, and then the rest of its body is waited for.
-    assert isinstance(error, RemoteProtocolError | ConnectionFailed)
+    assert isinstance(error, errors.RemoteProtocolError | errors.ConnectionFailed)
 
 
 @pytest.fixture
@@ -327,7 +296,7 @@ def test_tls(certificate: tuple[Path, Path]) -> None:
         # The same host by a name that is not in its certificate.
         other = failure(Address("127.1", address.port), tls=TlsSettings(ca_file=certificate[0]))
         error = failure(address, tls=TlsSettings())
-    assert type(error) is type(other) is TlsFailed
+    assert type(error) is type(other) is errors.TlsFailed
     assert "mismatch" in other.reason
     assert f"the certificate of {address} is not trusted" in error.reason
     assert "--tls-ca" in error.hint
@@ -338,7 +307,7 @@ def test_tls(certificate: tuple[Path, Path]) -> None:
 def test_tls_to_a_port_without_it(talk: Talk) -> None:
     with serving(talk) as address:
         error = failure(address, tls=TlsSettings(), timeouts=QUICK)
-    assert type(error) is (TlsBroken if talk in (hanging_up, silent) else TlsFailed)
+    assert type(error) is (errors.TlsBroken if talk in (hanging_up, silent) else errors.TlsFailed)
     assert f"{address} does not speak TLS" in error.reason
     assert "couchbase:// without TLS" in error.hint
 
@@ -356,7 +325,7 @@ def test_no_tls_to_a_port_with_it(certificate: tuple[Path, Path], says_why: bool
 
     with serving(talk) as address:
         error = failure(address)
-    assert type(error) is TlsFailed
+    assert type(error) is errors.TlsFailed
     assert "uses TLS" in error.reason
     assert "couchbases://" in error.hint
 
@@ -387,7 +356,6 @@ def test_a_client_certificate_is_the_login(
     peers: list[Peer] = []
 
     def talk(sock: socket.socket) -> None:
-        assert isinstance(sock, ssl.SSLSocket)
         shown.append(sock.getpeercert(binary_form=True))
         peers.append(Peer(is_known_by_certificate=True))
         answering(lambda: peers[-1])(sock)
@@ -418,7 +386,7 @@ def test_a_client_certificate_that_is_missing_or_not_trusted(
     with serving(answering(Peer), tls=strict_context) as address:
         for _ in range(20):
             error = failure(address, tls=tls, user=None, password=None)
-            assert type(error) is TlsFailed
+            assert type(error) is errors.TlsFailed
             assert "has refused TLS with us" in error.reason
             assert "client certificate" in error.hint
 
@@ -454,20 +422,14 @@ class Seen(AsyncKvConnection):
         self.made.append(self)
 
 
-def test_an_answer_to_one_that_is_just_being_cancelled() -> None:
+async def test_an_answer_to_one_that_is_just_being_cancelled() -> None:
     """Between a cancellation and what it does there is a turn of the loop, in which data may come."""
-
-    async def story() -> None:
-        with serving(silent) as address:
-            opening = asyncio.create_task(
-                Seen.open(address, Login(credentials=Credentials(USER, PASSWORD), bucket=None))
-            )
-            while not Seen.made or not Seen.made[0].is_usable:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.05)
-            opening.cancel()
-            Seen.made[0].data_received(HelloResponse().encode())
-            with pytest.raises(asyncio.CancelledError):
-                await opening
-
-    asyncio.run(story())
+    with serving(silent) as address:
+        opening = asyncio.create_task(Seen.open(address, Login(credentials=Credentials(USER, PASSWORD), bucket=None)))
+        while not Seen.made or not Seen.made[0].is_usable:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        opening.cancel()
+        Seen.made[0].data_received(session.HelloResponse().encode())
+        with pytest.raises(asyncio.CancelledError):
+            await opening

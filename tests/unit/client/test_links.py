@@ -7,38 +7,27 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from headwater.client import links
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ClientHandshake
-from headwater.client.links import (
-    ANSWER_TIMEOUT_S,
-    SCOUT,
-    CloseConnection,
-    ConfigPushed,
-    DcpLink,
-    DcpOpening,
-    LinkEvent,
-    LinkPool,
-    LinkReady,
-    OpenConnection,
-    PooledLink,
-)
 from headwater.client.retries import Backoff
 from headwater.errors import AccessDenied, ConnectionFailed, NotSupported, UnexpectedMessage
-from headwater.protocol.consumer import DcpControl, RequestAnswered, StreamMessage, StreamRun
+from headwater.protocol.consumer import DcpControl, StreamRun
 from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import ErrorResponse, Message, PlainResponse, Request, decode_message
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_streams import BufferAck, DcpNoop, Open, OpenFlags
+from headwater.protocol.messages.dcp_streams import DcpNoop, Open, OpenFlags
 from headwater.protocol.messages.session import ClustermapChangeNotification, GetClusterConfig, Hello, HelloResponse
 from headwater.protocol.numbers import CollectionId, Seqno
 from headwater.protocol.status import Status
+from support.cases import case
 
 BUFFER_BYTES = 1000
 
 
-def opening() -> DcpOpening:
-    return DcpOpening(
+def opening() -> links.DcpOpening:
+    return links.DcpOpening(
         name="test",
         flags=OpenFlags.PRODUCER,
         controls=(
@@ -58,12 +47,12 @@ class Talk:
 
     is_scout: bool = False
     refuse: Callable[[Request], Status | None] = lambda request: None
-    events: list[LinkEvent] = field(default_factory=list)
+    events: list[links.LinkEvent] = field(default_factory=list)
     heard: list[Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         handshake = ClientHandshake(credentials=None, bucket="b", nonce=b"")
-        self.link = DcpLink(handshake, None if self.is_scout else opening(), now_s=0.0)
+        self.link = links.DcpLink(handshake, None if self.is_scout else opening(), now_s=0.0)
 
     def listen(self) -> list[Message]:
         """What the link has to say."""
@@ -94,7 +83,7 @@ class Talk:
     def make_ready(self) -> Talk:
         while self.answer():
             pass
-        assert [type(event) for event in self.events] == [LinkReady]
+        assert [type(event) for event in self.events] == [links.LinkReady]
         self.events.clear()
         self.heard.clear()
         return self
@@ -110,14 +99,14 @@ def test_a_link_is_ready_when_all_controls_are_answered() -> None:
     while not any(isinstance(message, Open) for message in talk.heard):
         assert talk.events == []
         assert talk.answer()
-    assert [type(event) for event in talk.events] == [LinkReady]
+    assert [type(event) for event in talk.events] == [links.LinkReady]
 
 
 def test_a_scout_opens_nothing() -> None:
     talk = Talk(is_scout=True)
     while talk.answer():
         pass
-    assert [type(event) for event in talk.events] == [LinkReady]
+    assert [type(event) for event in talk.events] == [links.LinkReady]
     assert not any(isinstance(message, Open) for message in talk.heard)
 
 
@@ -137,7 +126,6 @@ def test_any_split_of_the_bytes_gives_the_same_changes(piece_bytes: int) -> None
     for start in range(0, len(data), piece_bytes):
         talk.say(data[start : start + piece_bytes])
     first, *runs = talk.events
-    assert isinstance(first, StreamMessage)
     assert first.window_bytes == len(marker.encode())
     assert b"".join(run.data for run in runs if isinstance(run, StreamRun)) == mutation(1) + mutation(2) + mutation(3)
     assert sum(run.rows for run in runs if isinstance(run, StreamRun)) == 3
@@ -156,18 +144,12 @@ def test_an_answer_comes_with_its_request() -> None:
     opaque = talk.link.send_request(GetClusterConfig())
     talk.answer()
     (event,) = talk.events
-    assert isinstance(event, RequestAnswered)
     assert (event.request.opaque, event.answer.opaque) == (opaque, opaque)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        PlainResponse(opcode=Opcode.GET_CLUSTER_CONFIG, opaque=77).encode(),
-        PlainResponse(opcode=Opcode.DCP_NOOP, opaque=5).encode(),
-        mutation(2) + mutation(2),
-    ],
-)
+@case(PlainResponse(opcode=Opcode.GET_CLUSTER_CONFIG, opaque=77).encode())
+@case(PlainResponse(opcode=Opcode.DCP_NOOP, opaque=5).encode())
+@case(mutation(2) + mutation(2))
 def test_what_no_server_should_say(data: bytes) -> None:
     talk = Talk().make_ready()
     while talk.link.send_request(GetClusterConfig()) < 5:
@@ -183,7 +165,6 @@ def test_noops_are_answered_and_pushed_maps_told() -> None:
     assert (answer.opcode, answer.opaque) == (Opcode.DCP_NOOP, 3)
     talk.say(ClustermapChangeNotification(revision=1, value=b"{}").encode())
     (event,) = talk.events
-    assert isinstance(event, ConfigPushed)
     assert event.config == b"{}"
 
 
@@ -196,7 +177,6 @@ def test_room_is_given_back_in_pieces_that_are_worth_a_message() -> None:
     assert talk.listen() == []
     talk.link.release(len(data) - 100)
     (ack,) = talk.listen()
-    assert isinstance(ack, BufferAck)
     assert ack.acked_bytes == len(data)
     assert talk.link.owed_bytes == 0
 
@@ -231,10 +211,10 @@ def test_we_were_away_ourselves() -> None:
 
 def test_a_handshake_without_an_answer() -> None:
     link = Talk().link
-    for second in range(int(ANSWER_TIMEOUT_S) + 1):
+    for second in range(int(links.ANSWER_TIMEOUT_S) + 1):
         link.tick(float(second))
     with pytest.raises(ConnectionFailed):
-        link.tick(ANSWER_TIMEOUT_S + 1)
+        link.tick(links.ANSWER_TIMEOUT_S + 1)
 
 
 def test_the_end_of_the_connection() -> None:
@@ -248,22 +228,22 @@ A, B = Address("a", 1), Address("b", 2)
 CUT = ConnectionFailed("cut")
 
 
-def new_link(slot: PooledLink, is_loopback: bool, now_s: float) -> DcpLink:
-    return DcpLink(ClientHandshake(credentials=None, bucket="b", nonce=b""), None, now_s=now_s)
+def new_link(slot: links.PooledLink, is_loopback: bool, now_s: float) -> links.DcpLink:
+    return links.DcpLink(ClientHandshake(credentials=None, bucket="b", nonce=b""), None, now_s=now_s)
 
 
-def new_pool() -> LinkPool:
-    return LinkPool(
+def new_pool() -> links.LinkPool:
+    return links.LinkPool(
         new_link=new_link, backoff=Backoff(delay_s_min=1.0, delay_s_max=8.0, random=lambda: 0.999999999999999)
     )
 
 
-def opened(pool: LinkPool) -> list[Address]:
+def opened(pool: links.LinkPool) -> list[Address]:
     commands, pool.commands = pool.commands, []
-    return [command.address for command in commands if isinstance(command, OpenConnection)]
+    return [command.address for command in commands if isinstance(command, links.OpenConnection)]
 
 
-def ready(pool: LinkPool, address: Address, lane: int = 0) -> PooledLink:
+def ready(pool: links.LinkPool, address: Address, lane: int = 0) -> links.PooledLink:
     pool.get(address, lane, now_s=0)
     slot = next(slot for slot in pool.slots.values() if (slot.address, slot.lane) == (address, lane))
     pool.on_connected(slot.id, is_loopback=True, now_s=0)
@@ -310,7 +290,7 @@ def test_a_connection_that_was_given_up_meanwhile_gets_no_link() -> None:
     pool.get(A, 0, now_s=0)
     slot = next(iter(pool.slots.values()))
     pool.close(slot)
-    assert pool.commands == [OpenConnection(slot.id, A), CloseConnection(slot.id)]
+    assert pool.commands == [links.OpenConnection(slot.id, A), links.CloseConnection(slot.id)]
     assert pool.on_connected(slot.id, is_loopback=True, now_s=0) is None
     assert pool.failures(A).count == 0
 
@@ -321,7 +301,7 @@ def test_one_scout_at_a_time_to_the_host_that_failed_longest_ago() -> None:
     pool.scout([A, B], now_s=0)
     assert opened(pool) == [A]
     scout = next(iter(pool.slots.values()))
-    assert scout.lane == SCOUT
+    assert scout.lane == links.SCOUT
     pool.drop(scout, CUT, now_s=0)
     pool.scout([A, B], now_s=5)
     assert opened(pool) == [B]

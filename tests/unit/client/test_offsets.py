@@ -12,7 +12,7 @@ from headwater.client.offsets import BUCKET_UUID_CHARS_MAX, TEXT_CHARS_MAX, VBUC
 from headwater.errors import CheckpointOfOtherBucket, InvalidInput, InvalidOffsets, OffsetsTooNew
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from support.cases import each
+from support.cases import case
 
 UUID = "5ab1d6bd2ee8f9b4d9d6cf4a3f3f6f5e"
 U64_MAX = 2**64 - 1
@@ -62,9 +62,9 @@ def test_nobody_can_change_them() -> None:
     mine[VBucketId(0)] = INSIDE
     assert made[VBucketId(0)] == COMPLETE
     with pytest.raises(TypeError):
-        made.offsets[VBucketId(0)] = INSIDE  # type: ignore[index]
+        made.offsets[VBucketId(0)] = INSIDE
     with pytest.raises(AttributeError):
-        made.bucket_uuid = "other"  # type: ignore[misc]
+        made.bucket_uuid = "other"
 
 
 @pytest.mark.parametrize("empty", [Offsets(UUID), Offsets("", {})])
@@ -82,17 +82,12 @@ def test_they_travel_between_processes() -> None:
     assert Offsets("other", BOTH.offsets) != BOTH != offsets(vb0=COMPLETE)
 
 
-@pytest.mark.parametrize(
-    ("vbucket", "value"),
-    [
-        (-1, COMPLETE),
-        (VBUCKETS_MAX, COMPLETE),
-        (0, offset(-1, 1, 1, 1)),
-        (0, offset(U64_MAX + 1, 1, 1, 1)),
-        (0, offset(1, 1, -1, 1)),
-        (0, offset(1, 1, 1, U64_MAX + 1)),
-    ],
-)
+@case(-1, COMPLETE)
+@case(VBUCKETS_MAX, COMPLETE)
+@case(0, offset(-1, 1, 1, 1))
+@case(0, offset(U64_MAX + 1, 1, 1, 1))
+@case(0, offset(1, 1, -1, 1))
+@case(0, offset(1, 1, 1, U64_MAX + 1))
 def test_numbers_that_no_bucket_has_are_refused(vbucket: int, value: StreamOffset) -> None:
     with pytest.raises(InvalidOffsets):
         Offsets(UUID, {VBucketId(vbucket): value})
@@ -157,58 +152,53 @@ def rows(*rows: Any) -> str:
     return text_with(offsets=list(rows))
 
 
-@each(
-    ("text", "reason"),
-    [
-        ("", "not JSON"),
-        ("{", "not JSON"),
-        (TEXT[:-1], "not JSON"),
-        (TEXT + TEXT, "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("9" * 5000, "not JSON"),
-        ("[]", "no version"),
-        ("null", "no version"),
-        ("{}", "no version"),
-        (text_with(version="1"), "no version"),
-        (text_with(version=True), "no version"),
-        (text_with(version=0), "no version"),
-        ('{"version":1}', "members"),
-        (text_with(more=1), "members"),
-        (text_with(bucket_uuid=5), "not a string"),
-        (text_with(bucket_uuid="u" * 129), "128"),
-        (text_with(bucket_uuid="\ud800"), "printable"),
-        (text_with(offsets={}), "not a list"),
-        (rows(5), "row"),
-        (rows([]), "row"),
-        (rows([0, "1", 1]), "row"),
-        (rows([0, "1", 1, 1, 1, 1, 1]), "row"),
-        (rows(["0", "1", 1, 1]), "row"),
-        (rows([False, "1", 1, 1]), "row"),
-        (rows([0, None, 1, 1]), "number"),
-        (rows([0, "1", True, 1]), "number"),
-        (rows([0, "1", 1.0, 1]), "number"),
-        (rows([0, "", 1, 1]), "number"),
-        (rows([0, "-1", 1, 1]), "number"),
-        (rows([0, "01", 1, 1]), "number"),
-        (rows([0, "0x1", 1, 1]), "number"),
-        (rows([0, "١", 1, 1]), "number"),
-        (rows([0, "1\n", 1, 1]), "number"),
-        (rows([0, "184467440737095516160", 1, 1]), "number"),
-        (rows([0, "18446744073709551616", 1, 1]), "64 bits"),
-        (rows([0, -1, 1, 1]), "64 bits"),
-        (rows([0, "1", 2**64, 1]), "64 bits"),
-        (rows([0, "1", 1, -1]), "64 bits"),
-        (rows([0, "1", 1, 2]), "outside its snapshot"),
-        (rows([0, "1", 3, 1, 2]), "outside its snapshot"),
-        (rows([0, "1", 1, 1, 1, 2**64]), "64 bits"),
-        (rows([-1, "1", 1, 1]), "no vbucket -1"),
-        (rows([65536, "1", 1, 1]), "no vbucket 65536"),
-        (rows([7, "1", 1, 1], [7, "1", 2, 2]), "twice"),
-        (rows(*[[0, "1", 1, 1]] * 65537), "65537 vbuckets"),
-        (" " * TEXT_CHARS_MAX + TEXT, "more than"),
-        (text_with(offsets=float("nan")), "not a list"),
-    ],
-)  # fmt: skip
+@case("", "not JSON")
+@case("{", "not JSON")
+@case(TEXT[:-1], "not JSON")
+@case(TEXT + TEXT, "not JSON")
+@case("[" * 100_000, "not JSON")
+@case("9" * 5000, "not JSON")
+@case("[]", "no version")
+@case("null", "no version")
+@case("{}", "no version")
+@case(text_with(version="1"), "no version")
+@case(text_with(version=True), "no version")
+@case(text_with(version=0), "no version")
+@case('{"version":1}', "members")
+@case(text_with(more=1), "members")
+@case(text_with(bucket_uuid=5), "not a string")
+@case(text_with(bucket_uuid="u" * 129), "128")
+@case(text_with(bucket_uuid="\ud800"), "printable")
+@case(text_with(offsets={}), "not a list")
+@case(rows(5), "row")
+@case(rows([]), "row")
+@case(rows([0, "1", 1]), "row")
+@case(rows([0, "1", 1, 1, 1, 1, 1]), "row")
+@case(rows(["0", "1", 1, 1]), "row")
+@case(rows([False, "1", 1, 1]), "row")
+@case(rows([0, None, 1, 1]), "number")
+@case(rows([0, "1", True, 1]), "number")
+@case(rows([0, "1", 1.0, 1]), "number")
+@case(rows([0, "", 1, 1]), "number")
+@case(rows([0, "-1", 1, 1]), "number")
+@case(rows([0, "01", 1, 1]), "number")
+@case(rows([0, "0x1", 1, 1]), "number")
+@case(rows([0, "١", 1, 1]), "number")
+@case(rows([0, "1\n", 1, 1]), "number")
+@case(rows([0, "184467440737095516160", 1, 1]), "number")
+@case(rows([0, "18446744073709551616", 1, 1]), "64 bits")
+@case(rows([0, -1, 1, 1]), "64 bits")
+@case(rows([0, "1", 2**64, 1]), "64 bits")
+@case(rows([0, "1", 1, -1]), "64 bits")
+@case(rows([0, "1", 1, 2]), "outside its snapshot")
+@case(rows([0, "1", 3, 1, 2]), "outside its snapshot")
+@case(rows([0, "1", 1, 1, 1, 2**64]), "64 bits")
+@case(rows([-1, "1", 1, 1]), "no vbucket -1")
+@case(rows([65536, "1", 1, 1]), "no vbucket 65536")
+@case(rows([7, "1", 1, 1], [7, "1", 2, 2]), "twice")
+@case(rows(*[[0, "1", 1, 1]] * 65537), "65537 vbuckets")
+@case(" " * TEXT_CHARS_MAX + TEXT, "more than")
+@case(text_with(offsets=float("nan")), "not a list")
 def test_anything_else_is_refused_with_what_to_do(text: str, reason: str) -> None:
     with pytest.raises(InvalidOffsets) as raised:
         Offsets.from_json(text)

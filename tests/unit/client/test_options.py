@@ -29,7 +29,7 @@ from headwater.errors import InvalidInput
 from headwater.landing.source_options import SOURCE_OPTIONS, FrameKeywords, SourceKeywords
 from headwater.node.options import NodeOptions, ServerLimits
 from headwater.options import Kind, check_keywords, options_of, parse_bytes, write_bytes
-from support.cases import each
+from support.cases import case, each
 
 URL = "couchbase://127.0.0.1/travel"
 COMMANDS = ("tail", "land", "export", "verify", "load")
@@ -75,19 +75,14 @@ def test_spellings_are_not_used_twice() -> None:
     assert len(set(spelled)) == len(spelled)
 
 
-@each(
-    ("name", "text", "value"),
-    [
-        ("xattrs", "True", True),
-        ("buffer_bytes", "4096", 4096),
-        ("buffer_bytes", "64K", 65536),
-        ("noop_interval_s", "3", 3),
-        ("give_up_after_s", "1.5", 1.5),
-        ("scopes", "a, b", ("a", "b")),
-        ("tls_ca", "ca.pem", Path("ca.pem")),
-        ("name", "me", "me"),
-    ],
-)
+@case("xattrs", "True", True)
+@case("buffer_bytes", "4096", 4096)
+@case("buffer_bytes", "64K", 65536)
+@case("noop_interval_s", "3", 3)
+@case("give_up_after_s", "1.5", 1.5)
+@case("scopes", "a, b", ("a", "b"))
+@case("tls_ca", "ca.pem", Path("ca.pem"))
+@case("name", "me", "me")
 def test_texts_and_values(name: str, text: str, value: Any) -> None:
     option = OPTIONS[name]
     assert option.parse(text) == value
@@ -124,18 +119,13 @@ def test_a_keyword_that_is_not_known() -> None:
         check_keywords("connect", ["usr"], {"user", "password"})
 
 
-@each(
-    ("function", "keywords"),
-    [
-        (headwater.connect, ConnectKeywords),
-        (headwater.blocking.connect, ConnectKeywords),
-        (headwater.Client.batches, ReadKeywords),
-        (headwater.blocking.Client.changes, ReadKeywords),
-        (headwater.spark.land, SourceKeywords),
-        (headwater.spark.read, FrameKeywords),
-        (headwater.spark.verify, ConnectKeywords),
-    ],
-)
+@case(headwater.connect, ConnectKeywords)
+@case(headwater.blocking.connect, ConnectKeywords)
+@case(headwater.Client.batches, ReadKeywords)
+@case(headwater.blocking.Client.changes, ReadKeywords)
+@case(headwater.spark.land, SourceKeywords)
+@case(headwater.spark.read, FrameKeywords)
+@case(headwater.spark.verify, ConnectKeywords)
 def test_a_notebook_can_complete_keywords(function: Callable[..., Any], keywords: type) -> None:
     parameters = inspect.signature(function).parameters
     assert parameters.keys() >= keywords.__annotations__.keys()
@@ -150,33 +140,23 @@ def test_a_signature_says_what_is_taken_where_nothing_is_given() -> None:
     assert parameters["boundaries"].default is ..., "there is one, and it is no constant"
 
 
-@each(
-    ("call", "sentence"),
-    [
-        (lambda: headwater.Timeouts(conect_s=1), "Timeouts() got .*'conect_s'. Did you mean connect_s?"),
-        (lambda: headwater.TlsSettings(cafile="x"), "TlsSettings() got .*'cafile'. Did you mean ca_file?"),
-        (lambda: headwater.FileCheckpoint(pth="x"), "FileCheckpoint() got .*'pth'. Did you mean path?"),
-        (lambda: headwater.LeaseGroup("x", lease=1), "LeaseGroup() got .*'lease'. Did you mean lease_s?"),
-        (lambda: headwater.spark.LakeSettings(xatrs=1), "LakeSettings() got .*'xatrs'"),
-        (lambda: headwater.spark.land(None, URL, "lake", evry="1 s"), "land() got .*'evry'. Did you mean every?"),
-    ],
-)
+@case(lambda: headwater.Timeouts(conect_s=1), "Timeouts() got .*'conect_s'. Did you mean connect_s?")
+@case(lambda: headwater.TlsSettings(cafile="x"), "TlsSettings() got .*'cafile'. Did you mean ca_file?")
+@case(lambda: headwater.FileCheckpoint(pth="x"), "FileCheckpoint() got .*'pth'. Did you mean path?")
+@case(lambda: headwater.LeaseGroup("x", lease=1), "LeaseGroup() got .*'lease'. Did you mean lease_s?")
+@case(lambda: headwater.spark.LakeSettings(xatrs=1), "LakeSettings() got .*'xatrs'")
+@case(lambda: headwater.spark.land(None, URL, "lake", evry="1 s"), "land() got .*'evry'. Did you mean every?")
 def test_whatever_users_make_names_the_keyword_that_was_meant(call: Callable[[], Any], sentence: str) -> None:
     pattern = re.escape(sentence).replace(r"\.\*", ".*")
     with pytest.raises(TypeError, match=f"^{pattern}"):
         call()
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda **given: headwater.connect(URL, **given), "connect"),
-        (lambda **given: headwater.blocking.connect(URL, **given), "connect"),
-        (lambda **given: headwater.spark.verify(None, URL, "lake", **given), "verify"),
-        (lambda **given: headwater.spark.land(None, URL, "lake", **given), "land"),
-        (lambda **given: headwater.spark.read(None, URL, **given), "read"),
-    ],
-)
+@case(lambda **given: headwater.connect(URL, **given), "connect")
+@case(lambda **given: headwater.blocking.connect(URL, **given), "connect")
+@case(lambda **given: headwater.spark.verify(None, URL, "lake", **given), "verify")
+@case(lambda **given: headwater.spark.land(None, URL, "lake", **given), "land")
+@case(lambda **given: headwater.spark.read(None, URL, **given), "read")
 def test_what_users_call_names_the_keyword_that_was_meant(call: Callable[..., Any], sentence: str) -> None:
     with pytest.raises(TypeError, match=rf"^{sentence}\(\) got .* 'pasword'\. Did you mean password\?$"):
         call(user="me", pasword="secret")
@@ -245,21 +225,16 @@ def test_offsets_and_ends_are_taken_as_they_are() -> None:
     assert (options.start, options.end, options.scopes, options.collections) == (offsets, {3: 7}, ("a", "b"), (8,))
 
 
-@each(
-    "wrong",
-    [
-        {"start": "yesterday"},
-        {"end": "never"},
-        {"snapshots": "some"},
-        {"buffer_bytes": 0},
-        {"noop_interval_s": 0},
-        {"connections_per_node": 65},
-        {"give_up_after_s": -1},
-        {"reconnect_delay_s_min": 20.0, "reconnect_delay_s_max": 10.0},
-        {"name": ""},
-        {"name": "é" * NAME_BYTES_MAX},
-    ],
-)
+@case({"start": "yesterday"})
+@case({"end": "never"})
+@case({"snapshots": "some"})
+@case({"buffer_bytes": 0})
+@case({"noop_interval_s": 0})
+@case({"connections_per_node": 65})
+@case({"give_up_after_s": -1})
+@case({"reconnect_delay_s_min": 20.0, "reconnect_delay_s_max": 10.0})
+@case({"name": ""})
+@case({"name": "é" * NAME_BYTES_MAX})
 def test_what_makes_no_sense_is_refused_with_what_to_do(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         ReadOptions.make(**wrong)

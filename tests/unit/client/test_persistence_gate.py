@@ -20,7 +20,7 @@ from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoRespo
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
-from support.cases import each
+from support.cases import case
 
 A, B, C, D, E = NODES = tuple(Address(f"node{number}", 11210) for number in range(5))
 VB = VBucketId(0)
@@ -89,22 +89,17 @@ def refuse(gate: PersistenceGate, node: Address, error: StatusError) -> None:
 UNKNOWN_BRANCH = KeyNotFound(Status.KEY_ENOENT)
 
 
-@each(
-    ("row", "persisted", "holds", "released"),
-    [
-        ((0,), (9,), True, 9),
-        ((0, 1, 2), (9, 4, 7), True, 4),
-        ((0, 1, 2), (3, 4, 7), True, 3),
-        # A missing replica holds if it is meant to, and a missing active node always does.
-        ((0, -1), (9,), True, 0),
-        ((0, -1), (9,), False, 9),
-        ((0, 1, -1), (9, 9), True, 0),
-        ((0, 1, -1), (9, 9), False, 9),
-        ((-1, 1), (0, 9), True, 0),
-        ((-1, 1), (0, 9), False, 0),
-    ],
-)
-def test_a_change_is_released_when_all_copies_have_persisted_it(
+@case((0,), (9,), True, 9)
+@case((0, 1, 2), (9, 4, 7), True, 4)
+@case((0, 1, 2), (3, 4, 7), True, 3)
+# A missing replica holds if it is meant to, and a missing active node always does.
+@case((0, -1), (9,), True, 0)
+@case((0, -1), (9,), False, 9)
+@case((0, 1, -1), (9, 9), True, 0)
+@case((0, 1, -1), (9, 9), False, 9)
+@case((-1, 1), (0, 9), True, 0)
+@case((-1, 1), (0, 9), False, 0)
+def test_a_change_is_released_once_persisted(
     row: tuple[int, ...], persisted: tuple[int, ...], holds: bool, released: int
 ) -> None:
     gate = gate_over(*row, missing_replicas_hold=holds)
@@ -129,18 +124,13 @@ def test_a_vbucket_that_the_map_does_not_have_is_held() -> None:
     assert gate.released_seqno(VBucketId(5)) == 0
 
 
-@pytest.mark.parametrize(
-    ("reported", "counts"),
-    [
-        (observed(100), 100),
-        # It has gone on to a new branch at 80, or at 120, which it has not reached yet.
-        (observed(100, vbuuid=NEW, old=OLD, last=80), 80),
-        (observed(100, vbuuid=NEW, old=OLD, last=120), 100),
-        # Answers that are about other branches.
-        (observed(100, vbuuid=NEW), 0),
-        (observed(100, vbuuid=NEW, old=Vbuuid(0xCC), last=80), 0),
-    ],
-)
+@case(observed(100), 100)
+# It has gone on to a new branch at 80, or at 120, which it has not reached yet.
+@case(observed(100, vbuuid=NEW, old=OLD, last=80), 80)
+@case(observed(100, vbuuid=NEW, old=OLD, last=120), 100)
+# Answers that are about other branches.
+@case(observed(100, vbuuid=NEW), 0)
+@case(observed(100, vbuuid=NEW, old=Vbuuid(0xCC), last=80), 0)
 def test_only_the_shared_part_of_a_branch_counts(reported: ObserveSeqnoResponse, counts: int) -> None:
     gate = gate_over(0)
     gate.wants(VB, OLD, Seqno(130))

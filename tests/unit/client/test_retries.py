@@ -27,7 +27,7 @@ from headwater.errors import (
     UnknownBucket,
 )
 from headwater.protocol.status import Status
-from support.cases import each
+from support.cases import case, each
 
 HOSTS = tuple(Address(host, 11210) for host in "abc")
 DOWN = HostUnreachable("it can't be reached", hint="Start it")
@@ -86,14 +86,9 @@ def test_the_order_of_what_tells_most() -> None:
     assert type(verdict(NO_ACCESS, NO_BUCKET)) is AccessDenied, "the first of two that say the same much"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        AuthenticationFailed(Status.AUTH_ERROR, "the password is wrong"),
-        InvalidInput("the file can't be used"),
-        LocalProtocolError("a fault of ours"),
-    ],
-)
+@case(AuthenticationFailed(Status.AUTH_ERROR, "the password is wrong"))
+@case(InvalidInput("the file can't be used"))
+@case(LocalProtocolError("a fault of ours"))
 def test_what_is_the_same_everywhere_ends_the_search(error: HeadwaterError) -> None:
     failures = HostFailures()
     failures.add(HOSTS[0], DOWN)
@@ -121,17 +116,12 @@ def test_delays_double_up_to_a_bound() -> None:
     assert max(delays(0.999999)) <= 5.0
 
 
-@pytest.mark.parametrize(
-    ("error", "is_the_last"),
-    [
-        (ConnectionFailed("cut"), False),
-        (TlsFailed("not trusted"), True),
-        (AuthenticationFailed(Status.AUTH_ERROR, "wrong password"), True),
-        (TemporaryFailure(Status.ETMPFAIL, "not now"), False),
-        (MalformedJson("half of it"), False),
-        (StoreFull("full"), True),
-    ],
-)
+@case(ConnectionFailed("cut"), False)
+@case(TlsFailed("not trusted"), True)
+@case(AuthenticationFailed(Status.AUTH_ERROR, "wrong password"), True)
+@case(TemporaryFailure(Status.ETMPFAIL, "not now"), False)
+@case(MalformedJson("half of it"), False)
+@case(StoreFull("full"), True)
 def test_which_errors_are_final(error: HeadwaterError, is_the_last: bool) -> None:
     assert is_final(error) is is_the_last
 

@@ -18,7 +18,7 @@ from headwater.client.settings import AGENT_CHARS_MAX, ClientSettings, TlsSettin
 from headwater.errors import InvalidConnectionString, InvalidInput, NotSupported
 from headwater.protocol.features import Feature
 from headwater.protocol.sasl import Credentials, Mechanism
-from support.cases import each
+from support.cases import case
 from support.machine import self_signed
 
 URL = "couchbase://a,b:1/travel"
@@ -80,32 +80,27 @@ def test_what_the_url_and_the_keywords_say() -> None:
     assert make("couchbases://a/b", tls=certificate, **LOGIN).credentials is not None
 
 
-@each(
-    ("url", "options", "kind", "reason", "hint"),
-    [
-        ("couchbase://a", {}, InvalidConnectionString, "names no bucket", "couchbase://host/bucket"),
-        ("a/b", {}, InvalidConnectionString, "does not start with", "couchbase://host"),
-        (URL, {"tls": TlsSettings()}, InvalidInput, "TLS options were given, but", "couchbases://"),
-        (URL, {"password": "p"}, InvalidInput, "a password was given without a user", "Give the user"),
-        (URL, {"user": "ann"}, InvalidInput, "the password is missing", "Give both"),
-        (URL, {"user": "", "password": "p"}, InvalidInput, "is missing", "Give both"),
-        (URL, {"user": "ann", "password": ""}, InvalidInput, "is missing", "Give both"),
-        ("couchbase://ann@a/b", {}, InvalidInput, "the password is missing", "Give both"),
-        (URL, {"user": "a" * 129, "password": "p"}, InvalidInput, "is invalid", "128"),
-        (URL, {"user": "a\0", "password": "p"}, InvalidInput, "is invalid", "NUL"),
-        (URL, {"user": "ann", "password": "\udc80"}, InvalidInput, "is invalid", "UTF-8"),
-        (URL, {"mechanism": "CRAM-MD5", **LOGIN}, InvalidInput, "no mechanism 'CRAM-MD5'", "SCRAM-SHA512"),
-        (URL, {"mechanism": "PLAIN"}, InvalidInput, "no user to log in by PLAIN", "Give a user"),
-        (URL, {"network": "inside"}, InvalidConnectionString, "no network 'inside'", "auto, default, external"),
-        (f"{URL}?network=x", {}, InvalidConnectionString, "no network 'x'", "auto, default, external"),
-        (URL, {"agent": ""}, InvalidInput, "can't be the agent's name", "printable"),
-        (URL, {"agent": "x" * (AGENT_CHARS_MAX + 1)}, InvalidInput, "can't be the agent's name", "printable"),
-        (URL, {"agent": "a\r\nCookie: b"}, InvalidInput, "can't be the agent's name", "printable"),
-        (URL, {"agent": "ä"}, InvalidInput, "can't be the agent's name", "ASCII"),
-        (URL, {"timeouts": Timeouts(connect_s=0)}, InvalidInput, "must be above 0", "seconds"),
-        (URL, {"timeouts": Timeouts(answer_s=-1)}, InvalidInput, "must be above 0", "seconds"),
-    ],
-)
+@case("couchbase://a", {}, InvalidConnectionString, "names no bucket", "couchbase://host/bucket")
+@case("a/b", {}, InvalidConnectionString, "does not start with", "couchbase://host")
+@case(URL, {"tls": TlsSettings()}, InvalidInput, "TLS options were given, but", "couchbases://")
+@case(URL, {"password": "p"}, InvalidInput, "a password was given without a user", "Give the user")
+@case(URL, {"user": "ann"}, InvalidInput, "the password is missing", "Give both")
+@case(URL, {"user": "", "password": "p"}, InvalidInput, "is missing", "Give both")
+@case(URL, {"user": "ann", "password": ""}, InvalidInput, "is missing", "Give both")
+@case("couchbase://ann@a/b", {}, InvalidInput, "the password is missing", "Give both")
+@case(URL, {"user": "a" * 129, "password": "p"}, InvalidInput, "is invalid", "128")
+@case(URL, {"user": "a\0", "password": "p"}, InvalidInput, "is invalid", "NUL")
+@case(URL, {"user": "ann", "password": "\udc80"}, InvalidInput, "is invalid", "UTF-8")
+@case(URL, {"mechanism": "CRAM-MD5", **LOGIN}, InvalidInput, "no mechanism 'CRAM-MD5'", "SCRAM-SHA512")
+@case(URL, {"mechanism": "PLAIN"}, InvalidInput, "no user to log in by PLAIN", "Give a user")
+@case(URL, {"network": "inside"}, InvalidConnectionString, "no network 'inside'", "auto, default, external")
+@case(f"{URL}?network=x", {}, InvalidConnectionString, "no network 'x'", "auto, default, external")
+@case(URL, {"agent": ""}, InvalidInput, "can't be the agent's name", "printable")
+@case(URL, {"agent": "x" * (AGENT_CHARS_MAX + 1)}, InvalidInput, "can't be the agent's name", "printable")
+@case(URL, {"agent": "a\r\nCookie: b"}, InvalidInput, "can't be the agent's name", "printable")
+@case(URL, {"agent": "ä"}, InvalidInput, "can't be the agent's name", "ASCII")
+@case(URL, {"timeouts": Timeouts(connect_s=0)}, InvalidInput, "must be above 0", "seconds")
+@case(URL, {"timeouts": Timeouts(answer_s=-1)}, InvalidInput, "must be above 0", "seconds")
 def test_what_does_not_fit_together(
     url: str, options: dict[str, Any], kind: type[InvalidInput], reason: str, hint: str
 ) -> None:

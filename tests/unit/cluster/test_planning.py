@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headwater.cluster.planning import Copy, Row, VBucketMap, empty_map, fail_over, moves, plan
 from headwater.errors import InvalidInput
 from headwater.protocol.numbers import Seqno, VBucketId
-from support.cases import each
+from support.cases import case, each
 
 NAMES = [f"node-{number}" for number in range(8)]
 VBUCKETS = st.sampled_from([1, 2, 8, 16, 64, 128])
@@ -116,21 +116,16 @@ def seqnos(**reached: int) -> dict[str, Copy]:
 ON_OLD_BRANCH = {"b": Copy(seqno=Seqno(100), branches=(1,)), "c": Copy(seqno=Seqno(97), branches=(2, 1))}
 
 
-@each(
-    ("row", "copies", "after"),
-    [
-        # The most advanced copy is promoted, of equals the first, and one that is being built if it is ahead.
-        (("a", "b", "c"), seqnos(b=7, c=9), ("c", "b", None)),
-        (("a", "b", "c"), seqnos(b=9, c=9), ("b", "c", None)),
-        (("a", "b"), seqnos(b=1, d=2), ("d", "b")),
-        # A higher seqno on a branch that the others have left counts for nothing.
-        (("a", "b", "c"), ON_OLD_BRANCH, ("c", "b", None)),
-        # A lost replica leaves a gap, and a vbucket with no copy left has no node.
-        (("b", "a", "c"), {}, ("b", "c", None)),
-        (("b", "c", "a"), {}, ("b", "c", None)),
-        (("a", None), {}, (None, None)),
-    ],
-)
+# The most advanced copy is promoted, of equals the first, and one that is being built if it is ahead.
+@case(("a", "b", "c"), seqnos(b=7, c=9), ("c", "b", None))
+@case(("a", "b", "c"), seqnos(b=9, c=9), ("b", "c", None))
+@case(("a", "b"), seqnos(b=1, d=2), ("d", "b"))
+# A higher seqno on a branch that the others have left counts for nothing.
+@case(("a", "b", "c"), ON_OLD_BRANCH, ("c", "b", None))
+# A lost replica leaves a gap, and a vbucket with no copy left has no node.
+@case(("b", "a", "c"), {}, ("b", "c", None))
+@case(("b", "c", "a"), {}, ("b", "c", None))
+@case(("a", None), {}, (None, None))
 def test_what_is_left_without_a_node(row: Row, copies: dict[str, Copy], after: Row) -> None:
     assert fail_over((row,), ["a"], {VBucketId(0): copies}) == (after,)
 

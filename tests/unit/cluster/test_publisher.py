@@ -39,7 +39,7 @@ class Port:
 
 
 def publisher_of(ports: dict[str, Port], config: PublishedConfig = CONFIG) -> Publisher:
-    return Publisher(config, lambda name: ports[name], seen=[CONFIG])  # type: ignore[arg-type, return-value]
+    return Publisher(config, lambda name: ports[name], seen=[CONFIG])
 
 
 def a_cluster() -> dict[str, Port]:
@@ -111,7 +111,7 @@ async def test_two_that_publish_at_the_same_moment_never_both_succeed() -> None:
     assert [port.taken[-1].coordinator for port in ports.values()] == ["other", "one"]
     # The next one finds both, and replaces both.
     seen = [port.taken[-1] for port in ports.values()]
-    healer = Publisher(by("third"), lambda name: ports[name], seen=seen)  # type: ignore[arg-type, return-value]
+    healer = Publisher(by("third"), lambda name: ports[name], seen=seen)
     await healer.publish(lambda config: replace(config, revision=2))
     assert [port.taken[-1] for port in ports.values()] == [healer.config] * 2
 

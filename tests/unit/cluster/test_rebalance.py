@@ -34,7 +34,7 @@ def move(vbucket: int, source: str) -> Move:
 
 
 def test_all_that_went_wrong_is_told_and_of_which_vbuckets() -> None:
-    takeovers = Takeovers(Publisher(), port_of)  # type: ignore[arg-type]
+    takeovers = Takeovers(Publisher(), port_of)
     with pytest.raises(HostUnreachable) as raised:
         asyncio.run(takeovers.run([move(7, "b"), move(3, "c"), move(5, "b")]))
     assert raised.value.reason == (

@@ -16,17 +16,7 @@ import headwater
 from headwater.kernels import machine_code
 from headwater.kernels.compiling import compiled_object
 from headwater.kernels.machine_code import KERNEL_MODULES, KERNELS, Kernel, compile_kernels
-from headwater.kernels.memory import (
-    AnyBytes,
-    Bools,
-    Column,
-    Int64Rows,
-    Int64s,
-    UInt32,
-    UInt64,
-    kernel,
-    read_only,
-)
+from headwater.kernels.memory import AnyBytes, Bools, Column, Int64Rows, Int64s, UInt32, UInt64, kernel, read_only
 
 
 def test_the_list_of_modules_has_every_one_with_a_kernel() -> None:
@@ -81,14 +71,10 @@ def _all_kinds(
 
 def arguments(**other: object) -> list[object]:
     given = {
-        "data": np.frombuffer(b"abc", dtype=np.uint8),
-        "marks": np.zeros(2, dtype=np.bool_),
-        "rows": np.zeros((1, 2), dtype=np.int64),
-        "number": -2,
-        "small": np.uint32(2**32 - 1),
-        "large": 2**64 - 1,
+        "data": np.frombuffer(b"abc", dtype=np.uint8), "marks": np.zeros(2, dtype=np.bool_),
+        "rows": np.zeros((1, 2), dtype=np.int64), "number": -2, "small": np.uint32(2**32 - 1), "large": 2**64 - 1,
         "is_so": True,
-    }
+    }  # fmt: skip
     return list((given | other).values())
 
 

@@ -25,7 +25,7 @@ from headwater.store.bucket import Bucket
 from headwater.store.engine import MemoryEngine
 from headwater.store.prepares import decide_by_changes
 from headwater.store.settling import abandon, roll_back
-from support.cases import each
+from support.cases import case
 from support.machine import calls_of
 from support.store_harness import Clock, FailingEngine, new_bucket, value_of
 
@@ -257,7 +257,7 @@ class Tracking(RuleBasedStateMachine):
 
     @rule(state=st.sampled_from([VBucketState.REPLICA, VBucketState.ACTIVE]))
     def change_state(self, state: VBucketState) -> None:
-        topology = self.bucket.vbuckets.facts[VB].topology  # type: ignore[union-attr]
+        topology = self.bucket.vbuckets.facts[VB].topology
         self.bucket.set_vbucket_state(VB, state)
         facts = self.bucket.vbuckets.facts[VB]
         assert facts is not None
@@ -300,7 +300,6 @@ class Tracking(RuleBasedStateMachine):
             if outcome.status == Status.SUCCESS:
                 assert max(self.held.values()) >= write.prepare.seqno, "no majority holds it"
                 entry = self.bucket.find(VB, DEFAULT_COLLECTION, write.prepare.key)
-                assert entry is not None
                 assert entry.seqno >= outcome.seqno
                 assert value_of(self.bucket, VB, write.prepare.key) == b"1"
 
@@ -312,54 +311,39 @@ TestTracking.settings = settings(stateful_step_count=40)
 # Chains of nodes, majorities of them, and up to where a majority holds everything.
 
 
-@pytest.mark.parametrize(
-    ("topology", "chains"),
-    [
-        (None, ()),
-        ((), ()),
-        ((["a"],), ()),
-        ((["a", "b"],), (("a", "b"),)),
-        ((["a", None],), (("a", None),)),
-        ((["a", "b"], ["a"]), (("a", "b"),)),
-        ((["a", "b"], ["c", "d", None]), (("a", "b"), ("c", "d", None))),
-    ],
-)
+@case(None, ())
+@case((), ())
+@case((["a"],), ())
+@case((["a", "b"],), (("a", "b"),))
+@case((["a", None],), (("a", None),))
+@case((["a", "b"], ["a"]), (("a", "b"),))
+@case((["a", "b"], ["c", "d", None]), (("a", "b"), ("c", "d", None)))
 def test_only_chains_with_copies_have_a_say(topology: object, chains: object) -> None:
-    assert chains_of(topology) == chains  # type: ignore[arg-type]
+    assert chains_of(topology) == chains
 
 
-@pytest.mark.parametrize(
-    ("chains", "possible"),
-    [
-        ((), True),
-        ((("a", "b"),), True),
-        ((("a", None),), False),
-        ((("a", "b", None),), True),
-        ((("a", None, None),), False),
-        ((("a", "b", None, None),), False),
-        ((("a", "b"), ("a", None)), False),
-    ],
-)
+@case((), True)
+@case((("a", "b"),), True)
+@case((("a", None),), False)
+@case((("a", "b", None),), True)
+@case((("a", None, None),), False)
+@case((("a", "b", None, None),), False)
+@case((("a", "b"), ("a", None)), False)
 def test_a_missing_node_counts_as_a_copy_that_does_not_answer(chains: tuple[Chain, ...], possible: bool) -> None:
     assert is_possible(chains) is possible
     assert [majority(tuple("abcd"[:copies])) for copies in (2, 3, 4)] == [2, 2, 3]
 
 
-@each(
-    ("chains", "acknowledged", "held"),
-    [
-        ((), {}, 10),
-        ((("a", "b"),), {}, 0),
-        ((("a", "b"),), {"b": 7}, 7),
-        ((("a", "b"),), {"b": 99}, 10),
-        ((("a", "b"),), {"stranger": 9}, 0),
-        ((("a", "b", "c"),), {"b": 4, "c": 6}, 6),
-        ((("a", "b", "c"),), {"b": 99, "c": 99}, 10),
-        ((("a", "b", None),), {"b": 4}, 4),
-        ((("a", "b", "c", "d"),), {"b": 4, "c": 6, "d": 2}, 4),
-        ((("a", "b"), ("a", "c")), {"b": 8, "c": 3}, 3),
-    ],
-)
+@case((), {}, 10)
+@case((("a", "b"),), {}, 0)
+@case((("a", "b"),), {"b": 7}, 7)
+@case((("a", "b"),), {"b": 99}, 10)
+@case((("a", "b"),), {"stranger": 9}, 0)
+@case((("a", "b", "c"),), {"b": 4, "c": 6}, 6)
+@case((("a", "b", "c"),), {"b": 99, "c": 99}, 10)
+@case((("a", "b", None),), {"b": 4}, 4)
+@case((("a", "b", "c", "d"),), {"b": 4, "c": 6, "d": 2}, 4)
+@case((("a", "b"), ("a", "c")), {"b": 8, "c": 3}, 3)
 def test_what_a_majority_holds(chains: tuple[Chain, ...], acknowledged: dict[str, int], held: int) -> None:
     assert satisfied_seqno(chains, acknowledged, active_seqno=10) == held
 

@@ -9,19 +9,12 @@ from headwater.node.replication.vbucket_states import roll_back_vbucket
 from headwater.protocol.features import WITH_COLLECTIONS as COLLECTIONS_ON
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages import decode_message
+from headwater.protocol.messages import dcp_streams, decode_message
 from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
-from headwater.protocol.messages.dcp_streams import (
-    Control,
-    Open,
-    StreamEnd,
-    StreamEndReason,
-    StreamRequest,
-    VBucketState,
-)
 from headwater.protocol.messages.documents import Get, GetLocked, Set
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId
 from headwater.protocol.status import Status
+from support.cases import case_apart
 from support.kv_harness import WITH_COLLECTIONS, Client, Node
 
 VBUCKET = VBucketId(2)
@@ -53,7 +46,6 @@ def test_collections_made_since_are_told_again(node: Node) -> None:
     assert (rolled.to_seqno, rolled.high_seqno_before) == (2, 5)
     assert history(node) == [(1, "a"), (2, "early"), (3, "late")]
     facts = node.bucket.vbuckets.facts[VBUCKET]
-    assert facts is not None
     assert (facts.failover_log.newest.vbuuid, facts.failover_log.newest.seqno) == (rolled.vbuuid, 2)
 
 
@@ -78,11 +70,10 @@ def test_a_consumer_that_could_not_be_told_in_time_is_told_later(node: Node, cli
     for key in (b"a", b"b", b"c"):
         client.succeed(Set(vbucket=VBUCKET, key=key, value=b"1"))
     consumer = node.client()
-    consumer.succeed(Open(key=b"slow"))
-    consumer.succeed(Control(key=b"connection_buffer_size", value=b"100"))
-    consumer.succeed(StreamRequest(vbucket=VBUCKET))
+    consumer.succeed(dcp_streams.Open(key=b"slow"))
+    consumer.succeed(dcp_streams.Control(key=b"connection_buffer_size", value=b"100"))
+    consumer.succeed(dcp_streams.StreamRequest(vbucket=VBUCKET))
     connection = consumer.session.dcp
-    assert connection is not None
     connection.produce(1_000_000)
     assert not connection.window.is_open
     roll_back_vbucket(node.bucket_service, VBUCKET, Seqno(1))
@@ -92,8 +83,8 @@ def test_a_consumer_that_could_not_be_told_in_time_is_told_later(node: Node, cli
     connection.on_buffer_ack(1_000)
     (frame,) = decode_frames(connection.produce(1_000_000))
     end = decode_message(frame, consumer.negotiated)
-    assert isinstance(end, StreamEnd)
-    assert end.reason == StreamEndReason.ROLLBACK
+    assert isinstance(end, dcp_streams.StreamEnd)
+    assert end.reason == dcp_streams.StreamEndReason.ROLLBACK
 
 
 def test_locks_of_the_vbucket_are_gone(node: Node, client: Client) -> None:
@@ -105,16 +96,11 @@ def test_locks_of_the_vbucket_are_gone(node: Node, client: Client) -> None:
     assert client.refused(Set(vbucket=VBucketId(3), key=b"a", value=b"2")) == Status.LOCKED
 
 
-@pytest.mark.parametrize(
-    ("vbucket", "seqno", "words"),
-    [
-        (8, 0, "no vbucket 8"),
-        (0xFFFF, 0, "no vbucket 65535"),
-        (2, 1, "beyond the high seqno 0"),
-        (5, 0, "5 is replica"),
-    ],
-)
+@case_apart(8, 0, "no vbucket 8")
+@case_apart(0xFFFF, 0, "no vbucket 65535")
+@case_apart(2, 1, "beyond the high seqno 0")
+@case_apart(5, 0, "5 is replica")
 def test_what_can_not_be_rolled_back(node: Node, vbucket: int, seqno: int, words: str) -> None:
-    node.bucket.set_vbucket_state(5, VBucketState.REPLICA)
+    node.bucket.set_vbucket_state(5, dcp_streams.VBucketState.REPLICA)
     with pytest.raises(InvalidInput, match=words):
         roll_back_vbucket(node.bucket_service, VBucketId(vbucket), Seqno(seqno))

@@ -35,7 +35,6 @@ class World:
     def promote(self, vbucket: VBucketId, node: str = "two:11210") -> Vbuuid:
         """Returns the branch that ended."""
         before = self.bucket.vbuckets.facts[vbucket]
-        assert before is not None
         self.bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
         self.history.promoted(vbucket, kept=Seqno(3), before=before, node=node)
         return before.failover_log.newest.vbuuid

@@ -48,15 +48,6 @@ OPEN_PRODUCER = encoded(Open(key=b"a producer", flags=OpenFlags.PRODUCER))
 OPEN_CONSUMER = encoded(Open(key=b"a consumer"))
 
 
-def with_a_replica(node: Node) -> None:
-    """Have durable writes wait for a copy that never says anything."""
-    facts = node.bucket.vbuckets.facts[0]
-    assert facts is not None
-    node.bucket.set_vbucket_facts(VBucketId(0), replace(facts, topology=(["here", "there"],)))
-    node.commit()
-    node.bucket_service.sync_writes.evaluate_all()
-
-
 class World:
     """A listener of the harness's node, and peers of it."""
 
@@ -211,7 +202,11 @@ HOLDS = {
 @pytest.mark.parametrize("holds", HOLDS)
 async def test_whatever_kind_a_connection_is_what_it_holds_counts_until_it_is_closed(node: Node, holds: str) -> None:
     node.client().succeed(Set(key=b"large", value=bytes(LARGE_BYTES)))
-    with_a_replica(node)
+    facts = node.bucket.vbuckets.facts[0]
+    assert facts is not None
+    node.bucket.set_vbucket_facts(VBucketId(0), replace(facts, topology=(["here", "there"],)))
+    node.commit()
+    node.bucket_service.sync_writes.evaluate_all()
     async with World(node) as world:
         peer = await world.peer()
         peer.writer.write(HOLDS[holds])

@@ -16,6 +16,7 @@ from headwater.node.options import (
     check_cluster_name,
     stored_settings,
 )
+from support.cases import case
 from support.store_harness import new_bucket
 
 TLS = {"tls_cert": Path("cert.pem"), "tls_key": Path("key.pem")}
@@ -26,18 +27,13 @@ def options(**given: Any) -> NodeOptions:
     return NodeOptions(data=Path("data"), **given)
 
 
-@pytest.mark.parametrize(
-    ("given", "ports"),
-    [
-        ({}, {False: (None, 11210)}),
-        (TLS, {False: (None, 11210), True: (None, 11207)}),
-        ({**TLS, "port": 1, "tls_port": 2}, {False: (1, 11210), True: (2, 11207)}),
-        ({**TLS, "tls_only": True, "port": 1}, {True: (1, 11207)}),
-        # Beyond loopback data goes over the network in the clear only where that was asked for.
-        ({**TLS, **EVERYWHERE}, {True: (None, 11207)}),
-        ({**TLS, **EVERYWHERE, "insecure": True}, {False: (None, 11210), True: (None, 11207)}),
-    ],
-)
+@case({}, {False: (None, 11210)})
+@case(TLS, {False: (None, 11210), True: (None, 11207)})
+@case({**TLS, "port": 1, "tls_port": 2}, {False: (1, 11210), True: (2, 11207)})
+@case({**TLS, "tls_only": True, "port": 1}, {True: (1, 11207)})
+# Beyond loopback data goes over the network in the clear only where that was asked for.
+@case({**TLS, **EVERYWHERE}, {True: (None, 11207)})
+@case({**TLS, **EVERYWHERE, "insecure": True}, {False: (None, 11210), True: (None, 11207)})
 def test_the_ports_with_and_without_tls(given: dict[str, Any], ports: dict[bool, tuple[int | None, int]]) -> None:
     assert options(**given).kv_ports() == ports
 
@@ -87,18 +83,13 @@ def test_they_are_what_they_were() -> None:
     assert BucketSettings.decode({**SETTINGS.encode(), "of a newer version": 1}) == SETTINGS
 
 
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"replicas": 4},
-        {"replicas": True},
-        {"max_ttl_s": -1},
-        {"flush_enabled": 1},
-        {"max_ttl_s": "1"},
-        {"durability_min_level": 4},
-        {"storage_backend": "rocks"},
-    ],
-)
+@case({"replicas": 4})
+@case({"replicas": True})
+@case({"max_ttl_s": -1})
+@case({"flush_enabled": 1})
+@case({"max_ttl_s": "1"})
+@case({"durability_min_level": 4})
+@case({"storage_backend": "rocks"})
 def test_junk_is_refused(members: dict[str, Any]) -> None:
     with pytest.raises(MalformedJson):
         BucketSettings.decode(members)
@@ -114,8 +105,7 @@ def test_damage_is_reported(stored: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files_max", "kv", "http"),
-    [(100, 32, 16), (1_024, 470, 234), (4_096, 3_200, 576), (2**63 - 1, 10_000, 576)],
+    ("files_max", "kv", "http"), [(100, 32, 16), (1_024, 470, 234), (4_096, 3_200, 576), (2**63 - 1, 10_000, 576)]
 )
 def test_connections_are_bounded_by_open_files(files_max: int, kv: int, http: int) -> None:
     limits = ServerLimits().within_open_files(files_max)

@@ -6,7 +6,6 @@ be done by is written down here a second time, and not read from the code that i
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import MISSING, fields, replace
 from functools import cache
 from pathlib import Path
@@ -109,14 +108,10 @@ def rights(needs: str) -> set[str]:
 
 NEEDS = {name: rights(needs) for needs, names in COMMANDS.items() for name in names.split()}
 _GIVEN: dict[str, Any] = {
-    "key": b"k",
-    "path": b"p",
-    "value": b"{}",
-    "scan_id": bytes(16),
-    "specs": (),
+    "key": b"k", "path": b"p", "value": b"{}", "scan_id": bytes(16), "specs": (),
     "keys": (ObservedKey(vbucket=VBucketId(0), key=b"k"),),
     "items": (CacheItem(seqno=Seqno(1), collection_id=CollectionId(0), key=b"k"),),
-}
+}  # fmt: skip
 
 
 def sample(cls: type[Request]) -> Request:
@@ -207,24 +202,21 @@ def test_every_route_is_judged(app: Any) -> None:
 
 
 @pytest.mark.parametrize("role", MAY)
-def test_a_role_is_let_in_by_routes(app: Any, role: str) -> None:
-    async def judge() -> None:
-        for user, on in ((role, "node"), (f"{role}-default", "default"), (f"{role}-other", "other")):
-            transport = httpx.ASGITransport(app=app, raise_app_exceptions=False, client=("192.0.2.1", 4711))
-            async with httpx.AsyncClient(transport=transport, base_url="http://node:8091") as client:
-                await client.post(
-                    "/ui/api/login",
-                    json={"user": user, "password": PASSWORD},
-                    headers={"Origin": "http://node:8091", "X-Headwater-Dashboard": "1"},
-                )
-                for (method, path), needs in routes_judged().items():
-                    if needs == "open":
-                        continue
-                    wanted = rights(needs)
-                    may = not wanted or (wanted <= MAY[role] and on == "node")
-                    may = may or (wanted <= MAY[role] - {"whole node"} and on == "default")
-                    asked = path.replace("{bucket}", "default").replace("{name:path}", "x")
-                    answer = await client.request(method, asked, auth=(user, PASSWORD))
-                    assert (answer.status_code not in NO) == may, f"{user}: {method} {path}: {answer.status_code}"
-
-    asyncio.run(judge())
+async def test_a_role_is_let_in_by_routes(app: Any, role: str) -> None:
+    for user, on in ((role, "node"), (f"{role}-default", "default"), (f"{role}-other", "other")):
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False, client=("192.0.2.1", 4711))
+        async with httpx.AsyncClient(transport=transport, base_url="http://node:8091") as client:
+            await client.post(
+                "/ui/api/login",
+                json={"user": user, "password": PASSWORD},
+                headers={"Origin": "http://node:8091", "X-Headwater-Dashboard": "1"},
+            )
+            for (method, path), needs in routes_judged().items():
+                if needs == "open":
+                    continue
+                wanted = rights(needs)
+                may = not wanted or (wanted <= MAY[role] and on == "node")
+                may = may or (wanted <= MAY[role] - {"whole node"} and on == "default")
+                asked = path.replace("{bucket}", "default").replace("{name:path}", "x")
+                answer = await client.request(method, asked, auth=(user, PASSWORD))
+                assert (answer.status_code not in NO) == may, f"{user}: {method} {path}: {answer.status_code}"

@@ -52,14 +52,8 @@ def _items(buffer: ReceiveBuffer, data: bytes) -> list[tuple[int, bytes]]:
 
 def test_changes_of_one_stream_are_one_run_and_the_order_stays() -> None:
     assert _items(_buffer(), WIRE) == [
-        (1, MARKER),
-        (1, _set(1) + _set(2)),
-        (9, NOOP),
-        (1, _set(3)),
-        (2, _set(1, opaque=2)),
-        (1, _set(4)),
-        (9, NOOP),
-    ]
+        (1, MARKER), (1, _set(1) + _set(2)), (9, NOOP), (1, _set(3)), (2, _set(1, opaque=2)), (1, _set(4)), (9, NOOP),
+    ]  # fmt: skip
 
 
 @each("seed", range(20))

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from headwater.errors import LocalProtocolError, MalformedMessage
 from headwater.protocol.failover_log import ConsumerPoint, FailoverEntry, FailoverLog, RollbackDemand, decide_rollback
 from headwater.protocol.numbers import FAILOVER_LOG_ENTRIES_MAX
-from support.cases import each
+from support.cases import case, each
 
 OLD, MIDDLE, NEW, STRANGER = 0xA, 0xB, 0xC, 0xD
 """Three branches: OLD from 0 to 10, MIDDLE from 10 to 20, NEW from 20 on. The high seqno is 30."""
@@ -91,13 +91,7 @@ CASES = [
     ),
     Case("the client has seen no purge, which is not ours", NEW, 25, (25, 25), 0, purge=26, seen_purge=0),
     Case(
-        "the purge is ignored, but the histories part all the same",
-        OLD,
-        15,
-        (15, 15),
-        10,
-        purge=26,
-        ignore_purged=True,
+        "the purge is ignored, but the histories part all the same", OLD, 15, (15, 15), 10, purge=26, ignore_purged=True
     ),
     Case(
         "purge decides before the failover log: to 0 and not to the end of the branch", OLD, 15, (15, 15), 0, purge=16
@@ -224,18 +218,12 @@ def test_the_model_agrees_with_the_table(case: Case) -> None:
     assert model(case) == case.expected
 
 
-@pytest.mark.parametrize(
-    ("case", "reason"),
-    [
-        (Case("", NEW, 25, (25, 25), 0, purge=26), "purged"),
-        (Case("", STRANGER, 25, (25, 25), 0), "not in the failover log"),
-        (Case("", NEW, 31, (31, 31), 30), "before the consumer's snapshot"),
-        (Case("", NEW, 25, (21, 31), 21), "inside the consumer's snapshot"),
-    ],
-)
+@case(Case("", NEW, 25, (25, 25), 0, purge=26), "purged")
+@case(Case("", STRANGER, 25, (25, 25), 0), "not in the failover log")
+@case(Case("", NEW, 31, (31, 31), 30), "before the consumer's snapshot")
+@case(Case("", NEW, 25, (21, 31), 21), "inside the consumer's snapshot")
 def test_a_rollback_says_why(case: Case, reason: str) -> None:
     rollback = decide(case)
-    assert rollback is not None
     assert reason in rollback.reason
 
 
@@ -262,12 +250,10 @@ def test_a_failover_between_two_requests_rolls_a_client_back_again() -> None:
     # Meanwhile a copy that had got to 12 only became active.
     second = after(first, 20, log=((STRANGER, 12), (MIDDLE, 10), (OLD, 0)), high=14)
     rollback = decide(second)
-    assert rollback is not None
     assert rollback.to_seqno == 12
     # And one that had got to 3.
     third = after(second, 12, log=((NEW, 3), (OLD, 0)), high=5)
     rollback = decide(third)
-    assert rollback is not None
     assert rollback.to_seqno == 0  # its branch is gone
     assert decide(after(third, 0)) is None
 
@@ -389,19 +375,14 @@ def test_which_branches_are_known(vbuuid: int, known: bool) -> None:
 # --- new branches -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("vbuuid", "at_seqno", "expected"),
-    [
-        (0xD, 30, log((0xD, 30), (0xC, 20), (0xB, 10), (0xA, 0))),
-        # A vbucket that became active twice with no change in between: both names are of one history.
-        (0xD, 20, log((0xD, 20), (0xC, 20), (0xB, 10), (0xA, 0))),
-        # Branches of a history that did not happen go.
-        (0xD, 15, log((0xD, 15), (0xB, 10), (0xA, 0))),
-        (0xD, 5, log((0xD, 5), (0xA, 0))),
-        # A name stands in the log once.
-        (0xA, 30, log((0xA, 30), (0xC, 20), (0xB, 10))),
-    ],
-)
+@case(0xD, 30, log((0xD, 30), (0xC, 20), (0xB, 10), (0xA, 0)))
+# A vbucket that became active twice with no change in between: both names are of one history.
+@case(0xD, 20, log((0xD, 20), (0xC, 20), (0xB, 10), (0xA, 0)))
+# Branches of a history that did not happen go.
+@case(0xD, 15, log((0xD, 15), (0xB, 10), (0xA, 0)))
+@case(0xD, 5, log((0xD, 5), (0xA, 0)))
+# A name stands in the log once.
+@case(0xA, 30, log((0xA, 30), (0xC, 20), (0xB, 10)))
 def test_a_new_branch_goes_before_the_others(vbuuid: int, at_seqno: int, expected: FailoverLog) -> None:
     assert THREE.branch(vbuuid, at_seqno=at_seqno) == expected
 
@@ -422,17 +403,12 @@ def test_a_received_log_is_cut_to_the_limit() -> None:
 # --- rollback -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("to_seqno", "expected"),
-    [
-        (25, THREE),
-        (20, THREE),
-        (19, log((0xB, 10), (0xA, 0))),
-        (10, log((0xB, 10), (0xA, 0))),
-        (9, log((0xA, 0))),
-        (0, log((0xA, 0))),
-    ],
-)
+@case(25, THREE)
+@case(20, THREE)
+@case(19, log((0xB, 10), (0xA, 0)))
+@case(10, log((0xB, 10), (0xA, 0)))
+@case(9, log((0xA, 0)))
+@case(0, log((0xA, 0)))
 def test_a_rollback_forgets_the_branches_after_it(to_seqno: int, expected: FailoverLog) -> None:
     assert THREE.truncate(to_seqno) == expected
 
@@ -457,8 +433,7 @@ def test_the_order_of_the_log_decides_and_not_its_seqnos() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seqno", "vbuuid"),
-    [(0, 0xA), (1, 0xA), (10, 0xA), (11, 0xB), (20, 0xB), (21, 0xC), (2**64 - 1, 0xC)],
+    ("seqno", "vbuuid"), [(0, 0xA), (1, 0xA), (10, 0xA), (11, 0xB), (20, 0xB), (21, 0xC), (2**64 - 1, 0xC)]
 )
 def test_a_branch_names_what_comes_after_its_seqno(seqno: int, vbuuid: int) -> None:
     assert THREE.vbuuid_at(seqno) == vbuuid

@@ -7,7 +7,7 @@ import pytest
 from headwater.protocol.features import Opcode
 from headwater.protocol.flow_control import COUNTED, ReceiveWindow, SendWindow, counted_bytes
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
-from support.cases import each
+from support.cases import case, each
 
 # --- what counts --------------------------------------------------------------------------------------------------
 
@@ -15,32 +15,20 @@ from support.cases import each
 @each("opcode", [opcode for opcode in Opcode if opcode.name.startswith("DCP_")])
 def test_data_counts_and_the_talk_about_it_does_not(opcode: Opcode) -> None:
     talk = {
-        "DCP_OPEN",
-        "DCP_ADD_STREAM",
-        "DCP_CLOSE_STREAM",
-        "DCP_STREAM_REQUEST",
-        "DCP_GET_FAILOVER_LOG",
-        "DCP_NOOP",
-        "DCP_BUFFER_ACK",
-        "DCP_CONTROL",
-        "DCP_SEQNO_ACKNOWLEDGED",
-    }
+        "DCP_OPEN", "DCP_ADD_STREAM", "DCP_CLOSE_STREAM", "DCP_STREAM_REQUEST", "DCP_GET_FAILOVER_LOG", "DCP_NOOP",
+        "DCP_BUFFER_ACK", "DCP_CONTROL", "DCP_SEQNO_ACKNOWLEDGED",
+    }  # fmt: skip
     assert (opcode in COUNTED) == (opcode.name not in talk)
 
 
-@pytest.mark.parametrize(
-    ("opcode", "counted"),
-    [
-        (Opcode.DCP_MUTATION, 100),
-        (Opcode.DCP_STREAM_END, 100),
-        (Opcode.DCP_NOOP, 0),
-        (Opcode.DCP_CONTROL, 0),
-        (Opcode.GET, 0),
-        (0xEE, 0),
-        # Real producers count two bytes more than they send.
-        (Opcode.DCP_PREPARE, 102),
-    ],
-)
+@case(Opcode.DCP_MUTATION, 100)
+@case(Opcode.DCP_STREAM_END, 100)
+@case(Opcode.DCP_NOOP, 0)
+@case(Opcode.DCP_CONTROL, 0)
+@case(Opcode.GET, 0)
+@case(0xEE, 0)
+# Real producers count two bytes more than they send.
+@case(Opcode.DCP_PREPARE, 102)
 def test_whole_frames_count(opcode: int, counted: int) -> None:
     assert counted_bytes(opcode, 100) == counted
 
@@ -63,10 +51,7 @@ def mutation_bytes(body_bytes: int) -> int:
     return len(Mutation(seqno=1, rev_seqno=1, key=b"k", value=bytes(body_bytes - 1)).encode())
 
 
-@pytest.mark.parametrize(
-    ("body_bytes", "sent_bytes"),
-    [(5, 1004), (9, 1004), (14, 1010), (196, 1048)],
-)
+@pytest.mark.parametrize(("body_bytes", "sent_bytes"), [(5, 1004), (9, 1004), (14, 1010), (196, 1048)])
 def test_as_recorded_a_buffer_of_1000_took_1004_to_1048_without_an_ack(body_bytes: int, sent_bytes: int) -> None:
     """A real server, with a buffer of 1000 bytes and never sent an ack, stopped after 1004 to 1048.
 
@@ -83,21 +68,16 @@ def test_a_window_is_overdrawn_by_less_than_one_frame(frame_bytes: int) -> None:
     assert 1000 <= window.unacked_bytes < 1000 + frame_bytes
 
 
-@pytest.mark.parametrize(
-    ("window", "room_bytes"),
-    [
-        (SendWindow(size_bytes=100).sent(99), 1),
-        (SendWindow(size_bytes=100).sent(100), 0),
-        # A frame larger than the buffer is sent all the same, and an ack opens the window only as far as it goes.
-        (SendWindow(size_bytes=10).sent(5000), -4990),
-        (SendWindow(size_bytes=100).sent(150).acked(50), 0),
-        (SendWindow(size_bytes=100).sent(150).acked(51), 1),
-        # An ack of more than was sent gains nothing.
-        (SendWindow(size_bytes=100).sent(30).acked(5000), 100),
-        # Without a size there is no limit.
-        (SendWindow().sent(2**40), None),
-    ],
-)
+@case(SendWindow(size_bytes=100).sent(99), 1)
+@case(SendWindow(size_bytes=100).sent(100), 0)
+# A frame larger than the buffer is sent all the same, and an ack opens the window only as far as it goes.
+@case(SendWindow(size_bytes=10).sent(5000), -4990)
+@case(SendWindow(size_bytes=100).sent(150).acked(50), 0)
+@case(SendWindow(size_bytes=100).sent(150).acked(51), 1)
+# An ack of more than was sent gains nothing.
+@case(SendWindow(size_bytes=100).sent(30).acked(5000), 100)
+# Without a size there is no limit.
+@case(SendWindow().sent(2**40), None)
 def test_a_window_is_open_while_it_has_room(window: SendWindow, room_bytes: int | None) -> None:
     assert window.room_bytes == room_bytes
     assert window.is_open == (room_bytes is None or room_bytes > 0)

@@ -6,14 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.errors import (
-    BadMagic,
-    FrameTooLarge,
-    LengthMismatch,
-    LocalProtocolError,
-    MalformedFrameInfo,
-    TruncatedFrame,
-)
+from headwater import errors
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import (
     HEADER_BYTES,
@@ -40,7 +33,7 @@ from headwater.protocol.frames import (
     stream_id,
 )
 from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX
-from support.cases import each
+from support.cases import case, each
 
 CLASSIC = Frame(
     magic=Magic.REQUEST,
@@ -75,17 +68,12 @@ def test_fields_stand_at_their_places(frame: Frame, encoded: bytes) -> None:
     assert frame.body_bytes == len(encoded) - HEADER_BYTES
 
 
-@pytest.mark.parametrize(
-    ("magic", "is_request", "is_flexible"),
-    [
-        (0x80, True, False),
-        (0x81, False, False),
-        (0x08, True, True),
-        (0x18, False, True),
-        (0x82, True, False),
-        (0x83, False, False),
-    ],
-)
+@case(0x80, True, False)
+@case(0x81, False, False)
+@case(0x08, True, True)
+@case(0x18, False, True)
+@case(0x82, True, False)
+@case(0x83, False, False)
 def test_the_six_magics(magic: int, is_request: bool, is_flexible: bool) -> None:
     assert Magic(magic).is_request == is_request
     assert Magic(magic).is_flexible == is_flexible
@@ -97,7 +85,7 @@ def test_there_are_no_other_magics() -> None:
 
 @each("magic", sorted(set(range(256)) - set(Magic)))
 def test_any_other_magic_is_refused_on_its_first_byte(magic: int) -> None:
-    with pytest.raises(BadMagic, match=f"0x{magic:02x} is not a magic byte"):
+    with pytest.raises(errors.BadMagic, match=f"0x{magic:02x} is not a magic byte"):
         decode_frame(bytes([magic]))
 
 
@@ -115,32 +103,27 @@ def header(*, magic: int = 0x80, lengths: str = "0000", extras: int = 0, body: i
     return bytes.fromhex(f"{magic:02x} 57 {lengths} {extras:02x} 00 0000 {body:08x} 00000000 0000000000000000")
 
 
-@pytest.mark.parametrize(
-    ("data", "is_sound"),
-    [
-        (header(lengths="0003", extras=4, body=7), True),
-        (header(lengths="0003", extras=4, body=6), False),
-        (header(lengths="0100", extras=0, body=255), False),
-        (header(extras=1, body=0), False),
-        (header(magic=0x08, lengths="0203", extras=4, body=9), True),
-        (header(magic=0x08, lengths="0203", extras=4, body=8), False),
-        # In flexible framing 0x0203 is 2 and 3, in classic framing it is 515.
-        (header(magic=0x80, lengths="0203", extras=4, body=9), False),
-    ],
-)
+@case(header(lengths="0003", extras=4, body=7), True)
+@case(header(lengths="0003", extras=4, body=6), False)
+@case(header(lengths="0100", extras=0, body=255), False)
+@case(header(extras=1, body=0), False)
+@case(header(magic=0x08, lengths="0203", extras=4, body=9), True)
+@case(header(magic=0x08, lengths="0203", extras=4, body=8), False)
+# In flexible framing 0x0203 is 2 and 3, in classic framing it is 515.
+@case(header(magic=0x80, lengths="0203", extras=4, body=9), False)
 def test_parts_must_fit_the_body(data: bytes, is_sound: bool) -> None:
     """The fault shows in the header, so it is raised before the body has come."""
     if is_sound:
         assert decode_frame(data) is None
         return
-    with pytest.raises(LengthMismatch) as raised:
+    with pytest.raises(errors.LengthMismatch) as raised:
         decode_frame(data)
     assert raised.value.offset == 2
 
 
 def test_a_body_above_the_limit_is_refused_before_it_is_waited_for() -> None:
     assert decode_frame(header(body=FRAME_BODY_BYTES_MAX)) is None
-    with pytest.raises(FrameTooLarge) as raised:
+    with pytest.raises(errors.FrameTooLarge) as raised:
         decode_frame(header(body=FRAME_BODY_BYTES_MAX + 1))
     assert raised.value.offset == 8
     assert str(FRAME_BODY_BYTES_MAX) in str(raised.value)
@@ -159,35 +142,25 @@ def test_missing_bytes_are_waited_for(kept: int) -> None:
 # --- what cannot be encoded ---------------------------------------------------------------------------------------
 
 
-@each(
-    "frame",
-    [
-        Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0, framing_extras=bytes(256)),
-        Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0, key=bytes(256)),
-        Frame(magic=Magic.REQUEST, opcode=0, framing_extras=b"x"),
-        Frame(magic=Magic.SERVER_REQUEST, opcode=0, framing_extras=b"x"),
-        Frame(magic=Magic.REQUEST, opcode=0, key=bytes(0x10000)),
-        Frame(magic=Magic.REQUEST, opcode=0, extras=bytes(256)),
-        Frame(magic=Magic.REQUEST, opcode=0x100),
-        Frame(magic=Magic.REQUEST, opcode=0, specific=0x10000),
-        Frame(magic=Magic.REQUEST, opcode=0, specific=-1),
-        Frame(magic=Magic.REQUEST, opcode=0, opaque=2**32),
-        Frame(magic=Magic.REQUEST, opcode=0, cas=2**64),
-        Frame(magic=Magic.REQUEST, opcode=0, datatype=0x100),
-    ],
-)
+@case(Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0, framing_extras=bytes(256)))
+@case(Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0, key=bytes(256)))
+@case(Frame(magic=Magic.REQUEST, opcode=0, framing_extras=b"x"))
+@case(Frame(magic=Magic.SERVER_REQUEST, opcode=0, framing_extras=b"x"))
+@case(Frame(magic=Magic.REQUEST, opcode=0, key=bytes(0x10000)))
+@case(Frame(magic=Magic.REQUEST, opcode=0, extras=bytes(256)))
+@case(Frame(magic=Magic.REQUEST, opcode=0x100))
+@case(Frame(magic=Magic.REQUEST, opcode=0, specific=0x10000))
+@case(Frame(magic=Magic.REQUEST, opcode=0, specific=-1))
+@case(Frame(magic=Magic.REQUEST, opcode=0, opaque=2**32))
+@case(Frame(magic=Magic.REQUEST, opcode=0, cas=2**64))
+@case(Frame(magic=Magic.REQUEST, opcode=0, datatype=0x100))
 def test_what_does_not_fit_the_header_is_our_own_fault(frame: Frame) -> None:
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(errors.LocalProtocolError):
         frame.encode()
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0, framing_extras=bytes(255), key=bytes(255), extras=bytes(255)),
-        Frame(magic=Magic.REQUEST, opcode=0xFF, key=bytes(0xFFFF), specific=0xFFFF, opaque=2**32 - 1, cas=2**64 - 1),
-    ],
-)
+@case(Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0, framing_extras=bytes(255), key=bytes(255), extras=bytes(255)))
+@case(Frame(magic=Magic.REQUEST, opcode=0xFF, key=bytes(0xFFFF), specific=0xFFFF, opaque=2**32 - 1, cas=2**64 - 1))
 def test_the_largest_that_fits_is_taken(frame: Frame) -> None:
     assert decode_frames(frame.encode()) == [frame]
 
@@ -209,12 +182,12 @@ def test_a_broken_buffer_stays_broken_and_holds_nothing() -> None:
     buffer = FrameBuffer()
     buffer.receive_data(CLASSIC_BYTES + b"\x42" + CLASSIC_BYTES)
     assert buffer.next_frame() == CLASSIC
-    with pytest.raises(BadMagic) as first:
+    with pytest.raises(errors.BadMagic) as first:
         buffer.next_frame()
     assert first.value.offset == len(CLASSIC_BYTES)
     buffer.receive_data(CLASSIC_BYTES)
     assert buffer.buffered_bytes == 0
-    with pytest.raises(BadMagic) as second:
+    with pytest.raises(errors.BadMagic) as second:
         buffer.next_frame()
     assert str(second.value) == str(first.value)
 
@@ -226,7 +199,7 @@ def test_offsets_count_from_the_first_byte_of_the_connection() -> None:
         assert buffer.next_frame() == CLASSIC
     buffer.receive_data(2 * CLASSIC_BYTES + header(body=FRAME_BODY_BYTES_MAX + 1))
     assert [buffer.next_frame(), buffer.next_frame()] == [CLASSIC, CLASSIC]
-    with pytest.raises(FrameTooLarge) as raised:
+    with pytest.raises(errors.FrameTooLarge) as raised:
         buffer.next_frame()
     assert raised.value.offset == 5 * len(CLASSIC_BYTES) + 8
 
@@ -237,7 +210,7 @@ def test_an_end_inside_a_frame_is_an_error_and_one_between_frames_is_not() -> No
     assert buffer.next_frame() == CLASSIC
     buffer.receive_end()
     buffer.receive_data(CLASSIC_BYTES[:10])
-    with pytest.raises(TruncatedFrame, match="10 bytes into a frame") as raised:
+    with pytest.raises(errors.TruncatedFrame, match="10 bytes into a frame") as raised:
         buffer.receive_end()
     assert raised.value.offset == len(CLASSIC_BYTES)
 
@@ -245,7 +218,7 @@ def test_an_end_inside_a_frame_is_an_error_and_one_between_frames_is_not() -> No
 def test_decode_frames_wants_whole_frames() -> None:
     assert decode_frames(b"") == []
     assert decode_frames(CLASSIC_BYTES + FLEXIBLE_BYTES) == [CLASSIC, FLEXIBLE]
-    with pytest.raises(TruncatedFrame):
+    with pytest.raises(errors.TruncatedFrame):
         decode_frames(CLASSIC_BYTES + FLEXIBLE_BYTES[:-1])
 
 
@@ -283,26 +256,21 @@ def test_golden_bytes(infos: tuple[FrameInfo, ...], encoded: str) -> None:
     assert decode_frame_infos(bytes.fromhex(encoded)) == infos
 
 
-@pytest.mark.parametrize(
-    ("encoded", "offset"),
-    [
-        ("22 00", 0),
-        ("2f", 1),
-        ("f1", 1),
-        ("ff 00", 2),
-        ("2f 00 0000", 0),
-        ("50 22 00", 1),
-    ],
-)
+@case("22 00", 0)
+@case("2f", 1)
+@case("f1", 1)
+@case("ff 00", 2)
+@case("2f 00 0000", 0)
+@case("50 22 00", 1)
 def test_an_info_that_is_cut_off_is_refused_at_its_place(encoded: str, offset: int) -> None:
-    with pytest.raises(MalformedFrameInfo) as raised:
+    with pytest.raises(errors.MalformedFrameInfo) as raised:
         decode_frame_infos(bytes.fromhex(encoded))
     assert raised.value.offset == offset
 
 
 @pytest.mark.parametrize("info", [FrameInfo(271), FrameInfo(-1), FrameInfo(0, bytes(271))])
 def test_what_no_header_can_say_is_our_own_fault(info: FrameInfo) -> None:
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(errors.LocalProtocolError):
         encode_frame_infos((info,))
 
 
@@ -320,28 +288,21 @@ def test_the_numbers_of_the_infos() -> None:
 
 @pytest.mark.parametrize("sid", [-1, 0x10000])
 def test_a_larger_stream_id_is_our_own_fault(sid: int) -> None:
-    with pytest.raises(LocalProtocolError, match="16-bit"):
+    with pytest.raises(errors.LocalProtocolError, match="16-bit"):
         stream_id(sid)
 
 
-@each(
-    ("decode", "id", "lengths"),
-    [
-        (decode_stream_id, RequestInfo.STREAM_ID, {2}),
-        (decode_durability, RequestInfo.DURABILITY, {1, 3}),
-        (decode_server_duration, ResponseInfo.SERVER_DURATION, {2}),
-    ],
-)
-def test_an_info_of_another_length_is_refused_and_none_is_none(
-    decode: Callable[[tuple[FrameInfo, ...]], object], id: int, lengths: set[int]
-) -> None:
+@case(decode_stream_id, RequestInfo.STREAM_ID, {2})
+@case(decode_durability, RequestInfo.DURABILITY, {1, 3})
+@case(decode_server_duration, ResponseInfo.SERVER_DURATION, {2})
+def test_an_info_has_one_length(decode: Callable[[tuple[FrameInfo, ...]], object], id: int, lengths: set[int]) -> None:
     assert decode((FrameInfo(id + 5),)) is None
     for length in range(6):
         infos = (FrameInfo(id, bytes(length)),)
         if length in lengths:
             assert decode(infos) is not None
         else:
-            with pytest.raises(MalformedFrameInfo, match=f"{length} bytes, not"):
+            with pytest.raises(errors.MalformedFrameInfo, match=f"{length} bytes, not"):
                 decode(infos)
 
 

@@ -6,46 +6,37 @@ import pytest
 
 from headwater.errors import LocalProtocolError, MalformedLeb128
 from headwater.protocol.frames import decode_collection_id, encode_collection_id
-from support.cases import each
-
-GOLDEN = [
-    (0x00, "00"),
-    (0x08, "08"),
-    (0x7F, "7f"),
-    (0x80, "8001"),
-    (0xFF, "ff01"),
-    (0x3FFF, "ff7f"),
-    (0x4000, "808001"),
-    (0x1FFFFF, "ffff7f"),
-    (0x200000, "80808001"),
-    (0xFFFFFFF, "ffffff7f"),
-    (0x10000000, "8080808001"),
-    (0xCAFEF00D, "8de0fbd70c"),
-    (0xFFFFFFFF, "ffffffff0f"),
-]
+from support.cases import case
 
 
-@each(("collection_id", "encoded"), GOLDEN)
+@case(0x00, "00")
+@case(0x08, "08")
+@case(0x7F, "7f")
+@case(0x80, "8001")
+@case(0xFF, "ff01")
+@case(0x3FFF, "ff7f")
+@case(0x4000, "808001")
+@case(0x1FFFFF, "ffff7f")
+@case(0x200000, "80808001")
+@case(0xFFFFFFF, "ffffff7f")
+@case(0x10000000, "8080808001")
+@case(0xCAFEF00D, "8de0fbd70c")
+@case(0xFFFFFFFF, "ffffffff0f")
 def test_golden_bytes(collection_id: int, encoded: str) -> None:
     assert encode_collection_id(collection_id).hex() == encoded
     assert decode_collection_id(bytes.fromhex(encoded)) == (collection_id, len(encoded) // 2)
 
 
-@each(
-    ("encoded", "reason"),
-    [
-        ("", "cut off"),
-        ("80", "cut off"),
-        ("ffffffff", "cut off"),
-        ("8000", "shortest form"),
-        ("808000", "shortest form"),
-        ("ff8000", "shortest form"),
-        ("ffffffff10", "exceeds 32 bits"),
-        ("ffffffff7f", "exceeds 32 bits"),
-        ("8080808080", "exceeds 5 bytes"),
-        ("ffffffffff01", "exceeds 5 bytes"),
-    ],
-)
+@case("", "cut off")
+@case("80", "cut off")
+@case("ffffffff", "cut off")
+@case("8000", "shortest form")
+@case("808000", "shortest form")
+@case("ff8000", "shortest form")
+@case("ffffffff10", "exceeds 32 bits")
+@case("ffffffff7f", "exceeds 32 bits")
+@case("8080808080", "exceeds 5 bytes")
+@case("ffffffffff01", "exceeds 5 bytes")
 def test_anything_else_is_refused(encoded: str, reason: str) -> None:
     with pytest.raises(MalformedLeb128, match=reason):
         decode_collection_id(bytes.fromhex(encoded))

@@ -30,7 +30,7 @@ from headwater.protocol.sasl import (
     password_matches,
 )
 from headwater.protocol.status import Status
-from support.cases import each
+from support.cases import case, each
 
 ITERATIONS = 4096
 SALT = b"sixteen bytes ok"
@@ -178,17 +178,12 @@ def prove(first_bare: bytes, server_first: bytes, without_proof: bytes) -> bytes
     return without_proof + b",p=" + base64.b64encode(proof)
 
 
-@pytest.mark.parametrize(
-    ("header", "first_bare", "without_proof"),
-    [
-        (b"n,,", b"n=user,r=abc", b"c=biws,r=abcserver-nonce"),
-        # RFC 5802, section 6: "y" is right where the server does not advertise channel binding.
-        (b"y,,", b"n=user,r=abc", b"c=eSws,r=abcserver-nonce"),
-        (b"n,a=user,", b"n=user,r=abc", b"c=bixhPXVzZXIs,r=abcserver-nonce"),
-        # Unknown extensions are ignored, but they are proven as all the rest is.
-        (b"n,,", b"n=user,r=abc,x=later", b"c=biws,r=abcserver-nonce,y=later,z=still"),
-    ],
-)
+@case(b"n,,", b"n=user,r=abc", b"c=biws,r=abcserver-nonce")
+# RFC 5802, section 6: "y" is right where the server does not advertise channel binding.
+@case(b"y,,", b"n=user,r=abc", b"c=eSws,r=abcserver-nonce")
+@case(b"n,a=user,", b"n=user,r=abc", b"c=bixhPXVzZXIs,r=abcserver-nonce")
+# Unknown extensions are ignored, but they are proven as all the rest is.
+@case(b"n,,", b"n=user,r=abc,x=later", b"c=biws,r=abcserver-nonce,y=later,z=still")
 def test_other_forms_of_a_log_in(header: bytes, first_bare: bytes, without_proof: bytes) -> None:
     server = new_server()
     server_first = server.start(header + first_bare)
@@ -209,18 +204,13 @@ def test_the_password_does_not_make_up_for_another_nonce_or_header(without_proof
 # --- tampered with on the way -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("step", "old", "new"),
-    [
-        # The client said "n", another made it "y": the final message shows it.
-        ("client first", b"n,,", b"y,,"),
-        ("server first", b",i=4096", b",i=4097"),
-        ("server first", b",s=", b",s=AAAA"),
-        ("client final", b"server-nonce", b"server-nonsense"),
-        ("client final", b"c=biws", b"c=eSws"),
-        ("client final", b",p=", b",x=y,p="),
-    ],
-)
+# The client said "n", another made it "y": the final message shows it.
+@case("client first", b"n,,", b"y,,")
+@case("server first", b",i=4096", b",i=4097")
+@case("server first", b",s=", b",s=AAAA")
+@case("client final", b"server-nonce", b"server-nonsense")
+@case("client final", b"c=biws", b"c=eSws")
+@case("client final", b",p=", b",x=y,p=")
 def test_a_message_that_was_changed_on_its_way_fails(step: str, old: bytes, new: bytes) -> None:
     client, server = new_client(), new_server()
 
@@ -243,10 +233,8 @@ def test_a_proof_serves_one_challenge_only() -> None:
         other.finish(final)
 
 
-@pytest.mark.parametrize(
-    ("server_final", "reason"),
-    [(b"v=" + base64.b64encode(bytes(32)), "could not show that it knows"), (b"e=invalid-proof", "'invalid-proof'")],
-)
+@case(b"v=" + base64.b64encode(bytes(32)), "could not show that it knows")
+@case(b"e=invalid-proof", "'invalid-proof'")
 def test_a_client_takes_no_other_last_message(server_final: bytes, reason: str) -> None:
     client, server = new_client(), new_server()
     client.final(server.start(client.first()))
@@ -281,33 +269,12 @@ def test_the_least_iteration_count_can_be_lowered() -> None:
 TOO_LONG = b"n,,n=user,r=" + b"r" * SASL_MESSAGE_BYTES_MAX
 
 
-@each(
-    "client_first",
-    [
-        b"",
-        b"n",
-        b"n,",
-        b"n,,",
-        b"p=tls-unique,,n=user,r=abc",
-        b"x,,n=user,r=abc",
-        b"n,user,n=user,r=abc",
-        b"n,,r=abc,n=user",
-        b"n,,m=must,n=user,r=abc",
-        b"n,,n=user",
-        b"n,,n=user,r=",
-        b"n,,n=,r=abc",
-        b"n,,n=a=b,r=abc",
-        b"n,,n=a=2c,r=abc",
-        b"n,,n=a=,r=abc",
-        b"n,,n=a\0b,r=abc",
-        b"n,,n=\xff,r=abc",
-        b"n,,n=user,r=tab\t",
-        b"n,,n=user,r=\x7f",
-        b"n,,n=user,r=\xc3\xab",
-        b"n,,n=" + b"u" * (USER_CHARS_MAX + 1) + b",r=abc",
-        TOO_LONG,
-    ],
-)
+@each("client_first", [
+    b"", b"n", b"n,", b"n,,", b"p=tls-unique,,n=user,r=abc", b"x,,n=user,r=abc", b"n,user,n=user,r=abc",
+    b"n,,r=abc,n=user", b"n,,m=must,n=user,r=abc", b"n,,n=user", b"n,,n=user,r=", b"n,,n=,r=abc", b"n,,n=a=b,r=abc",
+    b"n,,n=a=2c,r=abc", b"n,,n=a=,r=abc", b"n,,n=a\0b,r=abc", b"n,,n=\xff,r=abc", b"n,,n=user,r=tab\t",
+    b"n,,n=user,r=\x7f", b"n,,n=user,r=\xc3\xab", b"n,,n=" + b"u" * (USER_CHARS_MAX + 1) + b",r=abc", TOO_LONG,
+])  # fmt: skip
 def test_a_malformed_first_message_is_refused(client_first: bytes) -> None:
     with pytest.raises(MalformedMessage) as error:
         new_server().start(client_first)
@@ -320,21 +287,12 @@ def test_to_act_for_another_user_is_refused() -> None:
         new_server().start(b"n,a=admin,n=user,r=abc")
 
 
-@each(
-    "client_final",
-    [
-        b"",
-        b"c=biws",
-        b"c=biws,r=abcserver-nonce",
-        b"r=abcserver-nonce,c=biws,p=" + base64.b64encode(bytes(32)),
-        b"c=biws,r=abcserver-nonce,p=",
-        b"c=biws,r=abcserver-nonce,p=!!!!",
-        b"c=biws,r=abcserver-nonce,p=" + base64.b64encode(bytes(31)),
-        b"c=biws,r=abcserver-nonce,p=" + base64.b64encode(bytes(32)) + b",x=y",
-        b"c=biws,r=abcserver-nonce,x=y",
-        TOO_LONG,
-    ],
-)
+@each("client_final", [
+    b"", b"c=biws", b"c=biws,r=abcserver-nonce", b"r=abcserver-nonce,c=biws,p=" + base64.b64encode(bytes(32)),
+    b"c=biws,r=abcserver-nonce,p=", b"c=biws,r=abcserver-nonce,p=!!!!",
+    b"c=biws,r=abcserver-nonce,p=" + base64.b64encode(bytes(31)),
+    b"c=biws,r=abcserver-nonce,p=" + base64.b64encode(bytes(32)) + b",x=y", b"c=biws,r=abcserver-nonce,x=y", TOO_LONG,
+])  # fmt: skip
 def test_a_malformed_final_message_is_refused(client_final: bytes) -> None:
     server = new_server()
     server.start(b"n,,n=user,r=abc")
@@ -342,25 +300,15 @@ def test_a_malformed_final_message_is_refused(client_final: bytes) -> None:
         server.finish(client_final)
 
 
-@each(
-    "server_first",
-    [
-        b"",
-        b"r=client nonce and more",
-        b"r=client nonce and more,s=QSXCR+Q6sek8bf92",
-        b"r=client nonce and more,i=4096,s=QSXCR+Q6sek8bf92",
-        b"r=client nonce and more,s=,i=4096",
-        b"r=client nonce and more,s=?,i=4096",
-        b"r=client nonce and more,s===,i=4096",
-        b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=",
-        b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=0",
-        b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=-4096",
-        b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=4_096",
-        b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=99999999999",
-        b"m=must,r=client nonce and more,s=QSXCR+Q6sek8bf92,i=4096",
-        TOO_LONG,
-    ],
-)
+@each("server_first", [
+    b"", b"r=client nonce and more", b"r=client nonce and more,s=QSXCR+Q6sek8bf92",
+    b"r=client nonce and more,i=4096,s=QSXCR+Q6sek8bf92", b"r=client nonce and more,s=,i=4096",
+    b"r=client nonce and more,s=?,i=4096", b"r=client nonce and more,s===,i=4096",
+    b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=", b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=0",
+    b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=-4096", b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=4_096",
+    b"r=client nonce and more,s=QSXCR+Q6sek8bf92,i=99999999999",
+    b"m=must,r=client nonce and more,s=QSXCR+Q6sek8bf92,i=4096", TOO_LONG,
+])  # fmt: skip
 def test_a_malformed_message_of_the_server_is_refused(server_first: bytes) -> None:
     client = new_client()
     client.first()
@@ -472,14 +420,9 @@ def test_secrets_are_in_no_repr() -> None:
     assert PASSWORD not in repr(PlainLogin("ann", PASSWORD))
 
 
-@pytest.mark.parametrize(
-    ("offered", "best"),
-    [
-        (b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN", Mechanism.SCRAM_SHA512),
-        (b"PLAIN SCRAM-SHA1 SCRAM-SHA256", Mechanism.SCRAM_SHA256),
-        (b"CRAM-MD5 PLAIN SCRAM-SHA1", Mechanism.SCRAM_SHA1),
-    ],
-)
+@case(b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN", Mechanism.SCRAM_SHA512)
+@case(b"PLAIN SCRAM-SHA1 SCRAM-SHA256", Mechanism.SCRAM_SHA256)
+@case(b"CRAM-MD5 PLAIN SCRAM-SHA1", Mechanism.SCRAM_SHA1)
 def test_the_best_mechanism_is_chosen_whatever_the_order(offered: bytes, best: Mechanism) -> None:
     assert best_mechanism(offered) is best
 

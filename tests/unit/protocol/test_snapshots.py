@@ -7,6 +7,7 @@ import pytest
 from headwater.errors import LocalProtocolError, SnapshotViolation
 from headwater.protocol.messages.dcp_changes import OsoFlags, SnapshotFlags
 from headwater.protocol.snapshots import SnapshotTracker, StreamOffset
+from support.cases import case
 
 MEMORY = SnapshotFlags.MEMORY
 
@@ -72,20 +73,13 @@ def test_a_marker_alone_does_not_move_the_offset() -> None:
     assert not state.is_complete
 
 
-@pytest.mark.parametrize(
-    ("held", "start", "expected"),
-    [
-        # What is held of a snapshot goes back to its start, so that is what a rollback would have to undo.
-        ((5, 2, 10), 5, (5, 2, 12)),
-        # A resume after a whole snapshot holds nothing of the next.
-        ((10, 2, 10), 10, (10, 10, 12)),
-        # Servers start their first marker at the snapshot that was asked from, though all of that is held.
-        ((10, 7, 10), 7, (10, 10, 12)),
-    ],
-)
-def test_what_is_held_of_a_snapshot_after_a_resume(
-    held: tuple[int, int, int], start: int, expected: tuple[int, int, int]
-) -> None:
+# What is held of a snapshot goes back to its start, so that is what a rollback would have to undo.
+@case((5, 2, 10), 5, (5, 2, 12))
+# A resume after a whole snapshot holds nothing of the next.
+@case((10, 2, 10), 10, (10, 10, 12))
+# Servers start their first marker at the snapshot that was asked from, though all of that is held.
+@case((10, 7, 10), 7, (10, 10, 12))
+def test_what_a_resume_holds(held: tuple[int, int, int], start: int, expected: tuple[int, int, int]) -> None:
     assert marker(tracker(*held), start, 12).offset == offset(*expected)
 
 

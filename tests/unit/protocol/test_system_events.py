@@ -21,7 +21,7 @@ from headwater.protocol.system_events import (
     decode_event,
     encode_event,
 )
-from support.cases import each
+from support.cases import case, each
 
 
 def message(event: int, version: int, key: bytes, value: bytes) -> SystemEvent:
@@ -66,13 +66,7 @@ GOLDEN: dict[str, tuple[int, int, bytes, str, Event]] = {
     ),
     "collection dropped": (1, 0, b"", UID + SCOPE + COLLECTION, CollectionDropped(**IDS, collection_id=9)),
     # As Couchbase 7.0.5 sent them.
-    "recorded scope": (
-        3,
-        0,
-        b"s1",
-        "000000000000000000000008",
-        ScopeCreated(manifest_uid=0, scope_id=8, name="s1"),
-    ),
+    "recorded scope": (3, 0, b"s1", "000000000000000000000008", ScopeCreated(manifest_uid=0, scope_id=8, name="s1")),
     "recorded collection with a time to live": (
         0,
         1,
@@ -97,20 +91,15 @@ def test_packed_golden_bytes(event: int, version: int, key: bytes, value: str, d
     assert (encoded.event, encoded.version, encoded.key, encoded.value.hex()) == (event, version, key, value)
 
 
-@each(
-    ("event", "version", "value_bytes"),
-    [
-        (3, 0, 11),
-        (3, 0, 16),
-        (4, 0, 0),
-        (0, 0, 15),
-        (0, 0, 20),
-        (0, 1, 16),
-        (0, 1, 24),
-        (1, 0, 12),
-        (1, 0, 17),
-    ],
-)
+@case(3, 0, 11)
+@case(3, 0, 16)
+@case(4, 0, 0)
+@case(0, 0, 15)
+@case(0, 0, 20)
+@case(0, 1, 16)
+@case(0, 1, 24)
+@case(1, 0, 12)
+@case(1, 0, 17)
 def test_a_packed_value_of_another_length_is_refused(event: int, version: int, value_bytes: int) -> None:
     with pytest.raises(MalformedSystemEvent):
         decode_event(message(event, version, b"name", bytes(value_bytes)))
@@ -170,13 +159,7 @@ EVENTS: dict[str, Event] = {
     "system collection dropped": CollectionDropped(**IDS, collection_id=9, is_system=True),
     "all zero": CollectionCreated(manifest_uid=0, scope_id=0, collection_id=0, name=""),
 }
-EVENT_IDS = {
-    ScopeCreated: 3,
-    ScopeDropped: 4,
-    CollectionCreated: 0,
-    CollectionModified: 5,
-    CollectionDropped: 1,
-}
+EVENT_IDS = {ScopeCreated: 3, ScopeDropped: 4, CollectionCreated: 0, CollectionModified: 5, CollectionDropped: 1}
 
 
 @each("event", EVENTS.values())

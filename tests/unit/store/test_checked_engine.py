@@ -12,25 +12,11 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import vbucket_of
 from headwater.store.bucket import Bucket
 from headwater.store.checked_engine import LAST, CheckedEngine
-from headwater.store.data_format import (
-    BUCKET_FACTS,
-    CLEAN_STOP,
-    MANIFEST,
-    block_key,
-    vbucket_key,
-)
+from headwater.store.data_format import BUCKET_FACTS, CLEAN_STOP, MANIFEST, block_key, vbucket_key
 from headwater.store.engine import Engine, MemoryEngine, PutRow, Table
 from headwater.store.opening import close_bucket, open_bucket
 from headwater.store.settling import remove_vbucket, reset_vbucket, settle_now
-from support.store_harness import (
-    SECRET,
-    Clock,
-    changes_of,
-    compact,
-    new_bucket,
-    put,
-    value_of,
-)
+from support.store_harness import SECRET, Clock, changes_of, compact, new_bucket, put, value_of
 
 
 def opened(engine: Engine) -> Bucket:
@@ -60,7 +46,6 @@ def spoil(engine: CheckedEngine, table: Table, key: bytes, at: int) -> None:
 def last_block(bucket: Bucket, vbucket: int) -> bytes:
     with bucket.engine.view() as view:
         row = view.last_before(Table.BLOCKS, block_key(vbucket, 2**64 - 1))
-    assert row is not None
     return row[0]
 
 

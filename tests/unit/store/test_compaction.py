@@ -181,9 +181,7 @@ def test_versions_inside_the_window_of_bytes_are_kept(bucket: Bucket) -> None:
 
 
 @pytest.mark.usefixtures("steps")
-def test_the_version_at_the_start_of_the_window_is_kept_for_keys_that_changed_in_it(
-    bucket: Bucket, clock: Clock
-) -> None:
+def test_the_version_before_the_window_is_kept_for_changed_keys(bucket: Bucket, clock: Clock) -> None:
     write(bucket, "a", "b", "c", "a", "b", "-c")
     clock.advance(100)
     write(bucket, "a", "c", "a")
@@ -277,9 +275,7 @@ def test_a_superseded_deletion_does_not_move_the_purge_seqno(bucket: Bucket, clo
     assert facts_of(bucket, 0).purge_seqno == 0
 
 
-def test_a_deletion_whose_clock_was_behind_its_cas_does_not_bring_its_document_back(
-    bucket: Bucket, clock: Clock
-) -> None:
+def test_a_deletion_behind_its_cas_revives_no_document(bucket: Bucket, clock: Clock) -> None:
     """The window goes by CAS, the purge by the time of the deletion. Here the CAS is far ahead of the time."""
     clock.advance(100_000)
     write(bucket, "k")
@@ -291,9 +287,7 @@ def test_a_deletion_whose_clock_was_behind_its_cas_does_not_bring_its_document_b
         assert value_of(seen, 0, b"k") is None
 
 
-def test_time_that_passes_between_steps_does_not_bring_a_document_back(
-    bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_between_steps_revives_no_document(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step keeps k, which is just inside the window; the deletion would be outside for the second."""
     monkeypatch.setattr(compaction, "STEP_BYTES", 1)
     monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", 1)
@@ -313,7 +307,6 @@ def test_streams_know_of_versions_that_go_before_they_are_gone(bucket: Bucket) -
     """The write is in another thread, and a stream may have its turn at any moment of it."""
     write(bucket, "a", "a", "-a", "b")
     compacted = compact_vbucket(bucket, 0, NOTHING_KEPT)
-    assert compacted.facts is not None
     known = facts_of(bucket, 0)
     assert known.history_start_seqno == compacted.facts.history_start_seqno > 0
     assert known.purge_seqno == compacted.facts.purge_seqno
@@ -359,7 +352,7 @@ def test_a_deletion_is_not_purged_for_the_sake_of_a_version_that_is_not_durable(
         check_counts(bucket)
 
 
-def test_what_is_taken_back_between_steps_does_not_bring_a_document_back(
+def test_a_rollback_between_steps_revives_no_document(
     bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "STEP_BYTES", 1)

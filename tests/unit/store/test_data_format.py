@@ -25,7 +25,7 @@ from headwater.store.data_format import (
     vbucket_key,
     vbucket_of_key,
 )
-from support.cases import each
+from support.cases import case, each
 
 FACTS = BucketFacts(name="beer", uuid="ab" * 16, vbuckets=64)
 VBUCKET = VBucketFacts(
@@ -91,25 +91,20 @@ def test_newer_data_is_refused_in_a_sentence() -> None:
     assert raised.value.hint == "Use the version of Headwater that wrote it, or a newer one"
 
 
-@each(
-    "changed",
-    [
-        {"version": None},
-        {"version": "1"},
-        {"version": True},
-        {"version": 0},
-        {"version": -1},
-        {"version": 1.0},
-        {"name": None},
-        {"name": 5},
-        {"uuid": None},
-        {"vbuckets": None},
-        {"vbuckets": "64"},
-        {"vbuckets": 0},
-        {"vbuckets": -64},
-        {"vbuckets": 10**9},
-    ],
-)
+@case({"version": None})
+@case({"version": "1"})
+@case({"version": True})
+@case({"version": 0})
+@case({"version": -1})
+@case({"version": 1.0})
+@case({"name": None})
+@case({"name": 5})
+@case({"uuid": None})
+@case({"vbuckets": None})
+@case({"vbuckets": "64"})
+@case({"vbuckets": 0})
+@case({"vbuckets": -64})
+@case({"vbuckets": 10**9})
 def test_facts_of_a_bucket_that_are_not(changed: dict[str, Any]) -> None:
     members = {**json.loads(FACTS.encode()), **changed}
     for damaged in (members, {name: value for name, value in members.items() if value is not None}):

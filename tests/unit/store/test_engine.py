@@ -15,6 +15,7 @@ from headwater.errors import DataDamaged, DataInUse, StoreError, StoreFull
 from headwater.store import lmdb_engine
 from headwater.store.engine import DeleteRow, Engine, MemoryEngine, PutRow, Table
 from headwater.store.lmdb_engine import LmdbEngine
+from support.cases import case_apart
 
 TABLE = Table.BLOCKS
 
@@ -65,22 +66,15 @@ def test_changes_are_made_in_their_order(engine: Engine) -> None:
         assert view.last_before(TABLE, b"\xff") is None
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "expected"),
-    [
-        (b"", b"\xff", "aceg"),
-        (b"a", b"g", "ace"),
-        (b"b", b"f", "ce"),
-        (b"c", b"c", ""),
-        (b"c", b"c\0", "c"),
-        (b"g", b"b", ""),
-        (b"h", b"\xff", ""),
-        (b"", b"a", ""),
-    ],
-)
-def test_a_scan_begins_at_its_start_and_ends_before_its_end(
-    engine: Engine, start: bytes, end: bytes, expected: str
-) -> None:
+@case_apart(b"", b"\xff", "aceg")
+@case_apart(b"a", b"g", "ace")
+@case_apart(b"b", b"f", "ce")
+@case_apart(b"c", b"c", "")
+@case_apart(b"c", b"c\0", "c")
+@case_apart(b"g", b"b", "")
+@case_apart(b"h", b"\xff", "")
+@case_apart(b"", b"a", "")
+def test_a_scan_has_its_bounds(engine: Engine, start: bytes, end: bytes, expected: str) -> None:
     fill(engine)
     assert "".join(key for key, _ in rows(engine, start, end)) == expected
 
@@ -104,7 +98,6 @@ def test_a_view_does_not_change_while_writes_go_on(engine: Engine) -> None:
         assert [(key, bytes(value)) for key, value in scan] == [(b"c", b"C"), (b"e", b"E"), (b"g", b"G")]
         assert view.get(TABLE, b"b") is None
         last = view.last_before(TABLE, b"d")
-        assert last is not None
         assert last[0] == b"c"
     assert rows(engine) == [("a", "A"), ("b", "B"), ("e", "changed"), ("g", "G")]
 
@@ -134,7 +127,7 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="can't be used"):
         engine.write([PutRow(TABLE, b"a", b"changed"), PutRow(TABLE, b"x" * 1000, b"a key that is too long")])
     with pytest.raises(AttributeError):
-        engine.write([PutRow(TABLE, b"a", b"changed"), PutRow(TABLE, b"b", b"changed"), "no change"])  # type: ignore[list-item]
+        engine.write([PutRow(TABLE, b"a", b"changed"), PutRow(TABLE, b"b", b"changed"), "no change"])
     assert rows(engine) == [(name, name.upper()) for name in "aceg"]
     engine.close()
 
@@ -231,23 +224,17 @@ def test_a_file_of_something_else(tmp_path: Path) -> None:
     LmdbEngine(tmp_path).close()
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (lmdb.DiskError("mdb_txn_commit: No space left on device"), StoreFull),
-        (lmdb.Error("mdb_txn_commit: File too large"), StoreFull),
-        (lmdb.Error("mdb_txn_commit: Disk quota exceeded"), StoreFull),
-        (lmdb.MapFullError("mdb_put: MDB_MAP_FULL: Environment mapsize limit reached"), StoreFull),
-        (lmdb.ReadersFullError("MDB_READERS_FULL: Environment maxreaders limit reached"), StoreError),
-        (lmdb.Error("mdb_txn_commit: Input/output error"), StoreError),
-        (lmdb.Error("/a folder with space/: Permission denied"), StoreError),
-        (lmdb.CorruptedError("mdb_get: MDB_CORRUPTED: Located page was wrong type"), DataDamaged),
-        (lmdb.InvalidError("MDB_INVALID: File is not an LMDB file"), DataDamaged),
-        (lmdb.PageNotFoundError("MDB_PAGE_NOTFOUND: Requested page not found"), DataDamaged),
-        (lmdb.VersionMismatchError("MDB_VERSION_MISMATCH"), DataDamaged),
-    ],
-    ids=lambda value: str(value)[:30] if isinstance(value, lmdb.Error) else "",
-)
+@case_apart(lmdb.DiskError("mdb_txn_commit: No space left on device"), StoreFull)
+@case_apart(lmdb.Error("mdb_txn_commit: File too large"), StoreFull)
+@case_apart(lmdb.Error("mdb_txn_commit: Disk quota exceeded"), StoreFull)
+@case_apart(lmdb.MapFullError("mdb_put: MDB_MAP_FULL: Environment mapsize limit reached"), StoreFull)
+@case_apart(lmdb.ReadersFullError("MDB_READERS_FULL: Environment maxreaders limit reached"), StoreError)
+@case_apart(lmdb.Error("mdb_txn_commit: Input/output error"), StoreError)
+@case_apart(lmdb.Error("/a folder with space/: Permission denied"), StoreError)
+@case_apart(lmdb.CorruptedError("mdb_get: MDB_CORRUPTED: Located page was wrong type"), DataDamaged)
+@case_apart(lmdb.InvalidError("MDB_INVALID: File is not an LMDB file"), DataDamaged)
+@case_apart(lmdb.PageNotFoundError("MDB_PAGE_NOTFOUND: Requested page not found"), DataDamaged)
+@case_apart(lmdb.VersionMismatchError("MDB_VERSION_MISMATCH"), DataDamaged)
 def test_errors_are_ours(tmp_path: Path, error: lmdb.Error, expected: type[StoreError]) -> None:
     translated = lmdb_engine._translated(error, tmp_path)
     assert type(translated) is expected

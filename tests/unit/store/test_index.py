@@ -11,13 +11,14 @@ from headwater.errors import HeadwaterError
 from headwater.store.data_format import Entry
 from headwater.store.index import CAPACITY, COUNT, TABLE_SLOTS_MIN, Index
 from headwater.store.runs import as_run
+from support.cases import case_apart
 
 SECRET = (7, 11)
 
 
 def entry(seqno: int, **members: object) -> Entry:
     values = {"cas": 10 * seqno, "rev_seqno": 1, "expiry": 0, "commit": 5, "is_deleted": False, **members}
-    return Entry(seqno=seqno, **values)  # type: ignore[arg-type]
+    return Entry(seqno=seqno, **values)
 
 
 def key(name: object) -> np.ndarray:
@@ -32,17 +33,12 @@ def index() -> Index:
 # --- entries ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "stored",
-    [
-        entry(1),
-        entry(2**64 - 1, cas=2**64 - 1, rev_seqno=2**56 - 1, expiry=2**32 - 1, commit=2**32 - 1),
-        entry(3, is_deleted=True),
-        entry(3, is_locked=True),
-        entry(3, has_xattrs=True),
-        entry(3, is_deleted=True, is_locked=True, has_xattrs=True, expiry=9),
-    ],
-)
+@case_apart(entry(1))
+@case_apart(entry(2**64 - 1, cas=2**64 - 1, rev_seqno=2**56 - 1, expiry=2**32 - 1, commit=2**32 - 1))
+@case_apart(entry(3, is_deleted=True))
+@case_apart(entry(3, is_locked=True))
+@case_apart(entry(3, has_xattrs=True))
+@case_apart(entry(3, is_deleted=True, is_locked=True, has_xattrs=True, expiry=9))
 def test_an_entry_comes_back_as_it_was_put(index: Index, stored: Entry) -> None:
     index.put(1, key("k"), stored)
     assert index.find(1, key("k")) == stored

@@ -16,6 +16,7 @@ from headwater.errors import DataDamaged, DataInUse
 from headwater.store import lmdb_engine
 from headwater.store.engine import PutRow, Table
 from headwater.store.lmdb_engine import LmdbEngine, check_pages
+from support.cases import case_apart
 
 PAGE = 4096
 TABLES = ["one", "two", "three"]
@@ -153,25 +154,20 @@ def one_of(found: set[str], *parts: str) -> None:
     assert all(any(part in reason for part in parts) for reason in found), found
 
 
-@pytest.mark.parametrize(
-    ("kind", "at", "junk", "reasons"),
-    [
-        (LEAF, 0, b"\x63", ["is not what"]),
-        (LEAF, 10, b"\x01", ["is not what"]),
-        (LEAF, 10, b"\x22", ["is not what"]),
-        (BRANCH, 10, b"\x02", ["is not what"]),
-        (LEAF, 12, b"\x00\x00", ["list of nodes"]),
-        (LEAF, 12, b"\x11\x00", ["list of nodes"]),
-        (LEAF, 12, b"\xff\xff", ["list of nodes"]),
-        (LEAF, 14, b"\xff\xff", ["list of nodes", "begin"]),
-        (LEAF, 16, b"\xff\x0f", ["outside", "begin"]),
-        (LEAF, 16, b"\x00\x00", ["begin"]),
-        (LARGE, 0, b"\x63", ["does not begin"]),
-        (LARGE, 10, b"\x02", ["does not begin"]),
-        (LARGE, 12, b"\x01\x00\x00\x00", ["does not begin"]),
-        (LARGE, 12, b"\xff\xff\xff\xff", ["used twice"]),
-    ],
-)
+@case_apart(LEAF, 0, b"\x63", ["is not what"])
+@case_apart(LEAF, 10, b"\x01", ["is not what"])
+@case_apart(LEAF, 10, b"\x22", ["is not what"])
+@case_apart(BRANCH, 10, b"\x02", ["is not what"])
+@case_apart(LEAF, 12, b"\x00\x00", ["list of nodes"])
+@case_apart(LEAF, 12, b"\x11\x00", ["list of nodes"])
+@case_apart(LEAF, 12, b"\xff\xff", ["list of nodes"])
+@case_apart(LEAF, 14, b"\xff\xff", ["list of nodes", "begin"])
+@case_apart(LEAF, 16, b"\xff\x0f", ["outside", "begin"])
+@case_apart(LEAF, 16, b"\x00\x00", ["begin"])
+@case_apart(LARGE, 0, b"\x63", ["does not begin"])
+@case_apart(LARGE, 10, b"\x02", ["does not begin"])
+@case_apart(LARGE, 12, b"\x01\x00\x00\x00", ["does not begin"])
+@case_apart(LARGE, 12, b"\xff\xff\xff\xff", ["used twice"])
 def test_pages_that_are_not_sound(data: Path, kind: int, at: int, junk: bytes, reasons: list[str]) -> None:
     one_of(refusals(data, pages_with(data.read_bytes(), kind), at, junk), *reasons)
 
@@ -223,23 +219,18 @@ def test_a_file_that_is_cut_off(data: Path) -> None:
     assert "cut off" in (refusal(data, sound[: len(sound) // 2]) or "")
 
 
-@pytest.mark.parametrize(
-    ("at", "junk", "reason"),
-    [
-        (0, b"\x05", "is not one"),
-        (10, b"\x02", "is not one"),
-        (16, b"\x00", "is not one"),
-        (20, b"\x02", "is not one"),
-        (40, b"\x01\x10", "pages of"),
-        (40, b"\x00\x00\x08", "pages of"),
-        (44, b"\x04", "no known kind"),
-        (46, b"\xff", "no known kind"),
-        (80, b"\xff\xff", "is used twice, or is beyond"),
-        (136, b"\x00\x00", "the last page is 0"),
-        (142, b"\xff", "the last page is"),
-        (144, b"\xf0\xff", "do not follow"),
-    ],
-)
+@case_apart(0, b"\x05", "is not one")
+@case_apart(10, b"\x02", "is not one")
+@case_apart(16, b"\x00", "is not one")
+@case_apart(20, b"\x02", "is not one")
+@case_apart(40, b"\x01\x10", "pages of")
+@case_apart(40, b"\x00\x00\x08", "pages of")
+@case_apart(44, b"\x04", "no known kind")
+@case_apart(46, b"\xff", "no known kind")
+@case_apart(80, b"\xff\xff", "is used twice, or is beyond")
+@case_apart(136, b"\x00\x00", "the last page is 0")
+@case_apart(142, b"\xff", "the last page is")
+@case_apart(144, b"\xf0\xff", "do not follow")
 def test_meta_pages(data: Path, at: int, junk: bytes, reason: str) -> None:
     found = refusals(data, [0, PAGE], at, junk)
     assert any(reason in refused for refused in found), found

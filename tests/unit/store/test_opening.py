@@ -14,21 +14,13 @@ from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import FAILOVER_LOG_ENTRIES_MAX
 from headwater.protocol.values import Datatype
+from headwater.store import data_format
 from headwater.store.bucket import Bucket
-from headwater.store.data_format import (
-    BUCKET_FACTS,
-    CLEAN_STOP,
-    FORMAT_VERSION,
-    MANIFEST,
-    BucketFacts,
-    block_key,
-    commit_key,
-    vbucket_key,
-)
 from headwater.store.engine import DeleteRow, Engine, MemoryEngine, PutRow, Table
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket, stored_facts
 from headwater.store.settling import flush, remove_vbucket, roll_back, settle_now
+from support.cases import case_apart
 from support.store_harness import (
     NOTHING_KEPT,
     SECRET,
@@ -311,20 +303,12 @@ def test_a_crash_between_the_steps_of_compaction(monkeypatch: pytest.MonkeyPatch
     assert stops > 3
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        lambda bucket: roll_back(bucket, 1, 4),
-        lambda bucket: roll_back(bucket, 1, 0, branch=True),
-        lambda bucket: remove_vbucket(bucket, 1),
-        flush,
-        close_bucket,
-    ],
-    ids=["rollback", "rollback to 0", "removal", "flush", "close"],
-)
-def test_a_crash_leaves_an_action_done_or_not_done(
-    monkeypatch: pytest.MonkeyPatch, action: Callable[[Bucket], object]
-) -> None:
+@case_apart(lambda bucket: roll_back(bucket, 1, 4), id="rollback")
+@case_apart(lambda bucket: roll_back(bucket, 1, 0, branch=True), id="rollback to 0")
+@case_apart(lambda bucket: remove_vbucket(bucket, 1), id="removal")
+@case_apart(flush, id="flush")
+@case_apart(close_bucket, id="close")
+def test_a_crash_leaves_no_half_action(monkeypatch: pytest.MonkeyPatch, action: Callable[[Bucket], object]) -> None:
     """With a change still pending: that may be durable when the action is not done, as if it had come before."""
     small_blocks(monkeypatch)
 
@@ -392,7 +376,7 @@ def test_no_bucket_is_no_bucket() -> None:
 
 def test_facts_are_stored_with_the_bucket() -> None:
     engine = MemoryEngine()
-    facts = BucketFacts(name="beer", uuid="5" * 32, vbuckets=2)
+    facts = data_format.BucketFacts(name="beer", uuid="5" * 32, vbuckets=2)
     create_bucket(engine, facts, environment=Clock().environment(), secret=SECRET)
     assert stored_facts(engine) == facts
     assert opened(engine).facts == facts
@@ -402,25 +386,29 @@ def test_newer_data_is_refused_before_anything_is_touched() -> None:
     engine = MemoryEngine()
     close_bucket(filled(engine))
     with engine.view() as view:
-        facts = json.loads(bytes(view.get(Table.BUCKET, BUCKET_FACTS) or b""))
-    facts["version"] = FORMAT_VERSION + 1
+        facts = json.loads(bytes(view.get(Table.BUCKET, data_format.BUCKET_FACTS) or b""))
+    facts["version"] = data_format.FORMAT_VERSION + 1
     del facts["crc32c"]
-    engine.write([PutRow(Table.BUCKET, BUCKET_FACTS, json.dumps(facts).encode())])
+    engine.write([PutRow(Table.BUCKET, data_format.BUCKET_FACTS, json.dumps(facts).encode())])
     with pytest.raises(DataTooNew):
         opened(engine)
     with engine.view() as view:
-        assert view.get(Table.BUCKET, CLEAN_STOP) is not None
+        assert view.get(Table.BUCKET, data_format.CLEAN_STOP) is not None
 
 
 def test_a_manifest_that_is_not_one() -> None:
-    assert "manifest is damaged" in damaged(filled(MemoryEngine()).engine, PutRow(Table.BUCKET, MANIFEST, b"{}"))
-    assert "manifest is gone" in damaged(filled(MemoryEngine()).engine, DeleteRow(Table.BUCKET, MANIFEST))
+    assert "manifest is damaged" in damaged(
+        filled(MemoryEngine()).engine, PutRow(Table.BUCKET, data_format.MANIFEST, b"{}")
+    )
+    assert "manifest is gone" in damaged(filled(MemoryEngine()).engine, DeleteRow(Table.BUCKET, data_format.MANIFEST))
 
 
 def test_vbuckets_that_are_not() -> None:
     good = facts_of(new_bucket(), 0).encode()
-    assert "facts" in stopped(filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, vbucket_key(1), b"{}"), 1)
-    assert "beyond" in damaged(filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, vbucket_key(4), good))
+    assert "facts" in stopped(
+        filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, data_format.vbucket_key(1), b"{}"), 1
+    )
+    assert "beyond" in damaged(filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, data_format.vbucket_key(4), good))
     assert damaged(filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, b"\0\0\1", good))
 
 
@@ -429,10 +417,10 @@ def test_changes_that_are_not(data: bytes) -> None:
     settled = filled(MemoryEngine())
     settle_now(settled)
     high = int(settled.vbuckets.durable_seqnos[1])
-    reason = stopped(settled.engine, PutRow(Table.BLOCKS, block_key(1, high), data), 1)
+    reason = stopped(settled.engine, PutRow(Table.BLOCKS, data_format.block_key(1, high), data), 1)
     assert reason == f"bucket default: vbucket 1, its changes from 1 to {high} are damaged"
     bucket = filled(MemoryEngine())
-    bucket.engine.write([PutRow(Table.JOURNAL, commit_key(99), data)])
+    bucket.engine.write([PutRow(Table.JOURNAL, data_format.commit_key(99), data)])
     # Which vbuckets it was about is not to be seen.
     found = opened(bucket.engine).vbuckets.damage
     assert list(found) == [0, 1, 2, 3]
@@ -444,10 +432,10 @@ def test_rows_that_are_in_the_wrong_place() -> None:
     settle_now(settled)
     high = int(settled.vbuckets.durable_seqnos[1])
     with settled.engine.view() as view:
-        block = bytes(view.get(Table.BLOCKS, block_key(1, high)) or b"")
-    assert stopped(settled.engine, PutRow(Table.BLOCKS, block_key(2, high + 1), block), 2)
-    settled.engine.write([DeleteRow(Table.BLOCKS, block_key(2, high + 1))])
-    assert stopped(settled.engine, PutRow(Table.BLOCKS, block_key(1, high + 1), block), 1)
-    settled.engine.write([DeleteRow(Table.BLOCKS, block_key(1, high + 1))])
-    assert stopped(settled.engine, PutRow(Table.BLOCKS, block_key(1, 2**64 - 2), block), 1)
+        block = bytes(view.get(Table.BLOCKS, data_format.block_key(1, high)) or b"")
+    assert stopped(settled.engine, PutRow(Table.BLOCKS, data_format.block_key(2, high + 1), block), 2)
+    settled.engine.write([DeleteRow(Table.BLOCKS, data_format.block_key(2, high + 1))])
+    assert stopped(settled.engine, PutRow(Table.BLOCKS, data_format.block_key(1, high + 1), block), 1)
+    settled.engine.write([DeleteRow(Table.BLOCKS, data_format.block_key(1, high + 1))])
+    assert stopped(settled.engine, PutRow(Table.BLOCKS, data_format.block_key(1, 2**64 - 2), block), 1)
     assert damaged(filled(MemoryEngine()).engine, PutRow(Table.JOURNAL, b"\0", block))

@@ -19,11 +19,7 @@ from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import expire_documents
 from headwater.store.engine import MemoryEngine
-from headwater.store.prepares import (
-    PendingPrepare,
-    decide_by_changes,
-    decode_prepare,
-)
+from headwater.store.prepares import PendingPrepare, decide_by_changes, decode_prepare
 from headwater.store.settling import abandon, flush, remove_vbuckets, roll_back, settle_now
 from support.store_harness import (
     EVERYTHING_KEPT,
@@ -291,15 +287,10 @@ def check(bucket: Bucket, model: Model, keys: list[bytes]) -> None:
     assert bucket.prepares.held_bytes == sum(len(waiting.frame) for waiting in bucket.prepares.of(VB))
     assert int(bucket.vbuckets.high_seqnos[VB]) == model.high_seqno
     if bucket.pending.is_empty:
-        check_superseded(bucket)
-
-
-def check_superseded(bucket: Bucket) -> None:
-    """Counted are prepares, and versions that are not the newest of their document."""
-    opcodes = [opcode for opcode, _, _ in frames_of(bucket)]
-    prepares = opcodes.count(Opcode.DCP_PREPARE)
-    versions = len(opcodes) - prepares - opcodes.count(Opcode.DCP_ABORT)
-    assert int(bucket.vbuckets.superseded[VB]) == prepares + versions - int(bucket.index.tables[VB, 2])
+        opcodes = [opcode for opcode, _, _ in frames_of(bucket)]
+        prepares = opcodes.count(Opcode.DCP_PREPARE)
+        versions = len(opcodes) - prepares - opcodes.count(Opcode.DCP_ABORT)
+        assert int(bucket.vbuckets.superseded[VB]) == prepares + versions - int(bucket.index.tables[VB, 2])
 
 
 def write_something(bucket: Bucket, model: Model, dice: random.Random, key: bytes) -> None:

@@ -135,7 +135,7 @@ def test_what_is_stored_compressed_is_sent_so_to_those_who_understand_it(bucket:
 @pytest.mark.parametrize("keys_only", [False, True])
 def test_a_scan_is_of_one_moment(tmp_path: object, keys_only: bool) -> None:
     """What is written, settled and compacted meanwhile is not in it."""
-    engine, clock = LmdbEngine(tmp_path), Clock()  # type: ignore[arg-type]
+    engine, clock = LmdbEngine(tmp_path), Clock()
     bucket = new_bucket(engine, clock)
     for number in range(50):
         put(bucket, 1, b"%02d" % number, b"old")

@@ -25,17 +25,8 @@ from headwater.protocol.numbers import (
 )
 from headwater.protocol.system_events import CollectionCreated, encode_event
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
+from headwater.store import receiving
 from headwater.store.bucket import Bucket
-from headwater.store.receiving import (
-    Received,
-    advance_seqno,
-    begin_snapshot,
-    receive_change,
-    receive_event,
-    receive_run,
-    resume_offset,
-    take_failover_log,
-)
 from headwater.store.runs import as_run
 from headwater.store.settling import abandon, roll_back
 from support.store_harness import facts_of, new_bucket, reopened
@@ -65,9 +56,9 @@ def _remove(kind: type[Deletion] | type[Expiration], seqno: int, key: bytes = b"
     )
 
 
-def _receive(bucket: Bucket, *changes: Any, end: int = END) -> Received:
+def _receive(bucket: Bucket, *changes: Any, end: int = END) -> receiving.Received:
     run = as_run(b"".join(change.encode() for change in changes))
-    return receive_run(bucket, VBUCKET, run, end_seqno=Seqno(end))
+    return receiving.receive_run(bucket, VBUCKET, run, end_seqno=Seqno(end))
 
 
 def _log(bucket: Bucket) -> bytes:
@@ -152,7 +143,7 @@ OTHERS = {
 def test_a_change_in_another_form_is_left_alone(bucket: Bucket, change: Any) -> None:
     before = _set(1, b"before")
     received = _receive(bucket, before, change, _set(3))
-    assert received == Received(
+    assert received == receiving.Received(
         consumed_bytes=len(before.encode()), high_seqno=Seqno(1), has_to_be_decoded=True
     )  # fmt: skip
     assert bucket.index.live_documents() == 1
@@ -162,7 +153,7 @@ def test_a_value_that_is_too_long(bucket: Bucket) -> None:
     received = _receive(bucket, _set(1, value=bytes(VALUE_BYTES_MAX + 1)))
     assert received.has_to_be_decoded
     with pytest.raises(MalformedMessage, match="exceeds"):
-        receive_change(bucket, VBUCKET, _set(1, value=bytes(VALUE_BYTES_MAX + 1)), end_seqno=END)
+        receiving.receive_change(bucket, VBUCKET, _set(1, value=bytes(VALUE_BYTES_MAX + 1)), end_seqno=END)
     assert bucket.vbuckets.high_seqnos[VBUCKET] == 0
     assert _receive(bucket, _set(1, value=bytes(VALUE_BYTES_MAX))).high_seqno == 1
 
@@ -170,7 +161,7 @@ def test_a_value_that_is_too_long(bucket: Bucket) -> None:
 def test_bytes_that_are_cut_off_are_left_alone(bucket: Bucket) -> None:
     whole = _set(1).encode()
     for length in range(1, len(whole)):
-        received = receive_run(bucket, VBUCKET, as_run(whole[:length]), end_seqno=END)
+        received = receiving.receive_run(bucket, VBUCKET, as_run(whole[:length]), end_seqno=END)
         assert received.has_to_be_decoded
         assert received.consumed_bytes == 0
     assert bucket.pending.is_empty
@@ -181,25 +172,25 @@ def test_bytes_that_are_cut_off_are_left_alone(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("change", [_set(1), _remove(Deletion, 1), _remove(Expiration, 1)])
 def test_a_change_that_is_decoded_is_stored_as_one_that_is_not(bucket: Bucket, change: Any) -> None:
-    receive_change(bucket, VBUCKET, replace(change, frame_infos=(stream_id(7),)), end_seqno=END)
+    receiving.receive_change(bucket, VBUCKET, replace(change, frame_infos=(stream_id(7),)), end_seqno=END)
     assert _log(bucket) == replace(change, opaque=0).encode()
 
 
 def test_a_change_without_a_collection_is_in_the_default_one(bucket: Bucket) -> None:
-    receive_change(bucket, VBUCKET, _set(1, collection_id=None), end_seqno=END)
+    receiving.receive_change(bucket, VBUCKET, _set(1, collection_id=None), end_seqno=END)
     assert bucket.find(VBUCKET, CollectionId(0), b"k") is not None
 
 
 @pytest.mark.parametrize("change", [_set(0), _set(101), _set(2**63, key=b"x")])
 def test_a_single_change_out_of_range(bucket: Bucket, change: Mutation) -> None:
     with pytest.raises(SnapshotViolation):
-        receive_change(bucket, VBUCKET, change, end_seqno=END)
+        receiving.receive_change(bucket, VBUCKET, change, end_seqno=END)
     assert bucket.pending.is_empty
 
 
 def test_no_vbucket_gets_to_the_highest_seqnos(bucket: Bucket) -> None:
     with pytest.raises(MalformedMessage):
-        receive_change(bucket, VBUCKET, _set(2**63), end_seqno=Seqno(2**64 - 1))
+        receiving.receive_change(bucket, VBUCKET, _set(2**63), end_seqno=Seqno(2**64 - 1))
 
 
 @pytest.mark.parametrize("as_flatbuffers", [False, True])
@@ -212,7 +203,7 @@ def test_a_system_event_is_stored_in_one_form(bucket: Bucket, as_flatbuffers: bo
         vbucket=VBucketId(VBUCKET), opaque=5, seqno=Seqno(1), event=encoded.event, version=encoded.version,
         key=encoded.key, value=encoded.value,
     )  # fmt: skip
-    assert receive_event(bucket, VBUCKET, message, end_seqno=END) == 3
+    assert receiving.receive_event(bucket, VBUCKET, message, end_seqno=END) == 3
     assert bucket.vbuckets.manifest_uids[VBUCKET] == 3
     packed = encode_event(event)
     stored = replace(message, opaque=0, version=packed.version, key=packed.key, value=packed.value)
@@ -224,17 +215,17 @@ def test_a_system_event_is_stored_in_one_form(bucket: Bucket, as_flatbuffers: bo
 
 def test_where_to_go_on(bucket: Bucket) -> None:
     def place() -> tuple[int, int, int]:
-        offset = resume_offset(bucket, VBUCKET)
+        offset = receiving.resume_offset(bucket, VBUCKET)
         return offset.seqno, offset.snapshot_start, offset.snapshot_end
 
     assert place() == (0, 0, 0)
-    begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(5), has_history=True)
+    receiving.begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(5), has_history=True)
     assert place() == (0, 0, 0), "nothing of it has come"
     _receive(bucket, _set(2))
     assert place() == (2, 0, 5)
     _receive(bucket, _set(5))
     assert place() == (5, 5, 5)
-    begin_snapshot(bucket, VBUCKET, start=Seqno(5), end=Seqno(9), has_history=True)
+    receiving.begin_snapshot(bucket, VBUCKET, start=Seqno(5), end=Seqno(9), has_history=True)
     assert place() == (5, 5, 5)
 
 
@@ -244,22 +235,24 @@ def test_the_branch_is_that_of_the_snapshots_end(bucket: Bucket) -> None:
         FailoverEntry(vbuuid=Vbuuid(2), seqno=Seqno(10)),
         FailoverEntry(vbuuid=Vbuuid(1), seqno=Seqno(0)),
     )
-    take_failover_log(bucket, VBUCKET, entries)
+    receiving.take_failover_log(bucket, VBUCKET, entries)
     assert facts_of(bucket, VBUCKET).failover_log == FailoverLog(entries)
-    begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(15), has_history=True)
+    receiving.begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(15), has_history=True)
     _receive(bucket, _set(7))
-    assert resume_offset(bucket, VBUCKET).vbuuid == 2
+    assert receiving.resume_offset(bucket, VBUCKET).vbuuid == 2
     _receive(bucket, _set(15))
-    assert resume_offset(bucket, VBUCKET).vbuuid == 2
-    begin_snapshot(bucket, VBUCKET, start=Seqno(15), end=Seqno(20), has_history=True)
+    assert receiving.resume_offset(bucket, VBUCKET).vbuuid == 2
+    receiving.begin_snapshot(bucket, VBUCKET, start=Seqno(15), end=Seqno(20), has_history=True)
     _receive(bucket, _set(20))
-    assert resume_offset(bucket, VBUCKET).vbuuid == 2, "a branch that begins at a seqno names what comes after it"
+    assert receiving.resume_offset(bucket, VBUCKET).vbuuid == 2, (
+        "a branch that begins at a seqno names what comes after it"
+    )
 
 
 def test_a_snapshot_without_history_moves_the_window(bucket: Bucket) -> None:
-    begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(5), has_history=False, purge_seqno=Seqno(3))
+    receiving.begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(5), has_history=False, purge_seqno=Seqno(3))
     _receive(bucket, _set(1), _set(5, b"b"))
-    begin_snapshot(bucket, VBUCKET, start=Seqno(5), end=Seqno(8), has_history=True, purge_seqno=Seqno(2))
+    receiving.begin_snapshot(bucket, VBUCKET, start=Seqno(5), end=Seqno(8), has_history=True, purge_seqno=Seqno(2))
     _receive(bucket, _set(7), _set(8))
     assert (facts_of(bucket, VBUCKET).history_start_seqno, facts_of(bucket, VBUCKET).purge_seqno) == (5, 3)
     assert roll_back(bucket, VBUCKET, Seqno(7)) == 7
@@ -268,7 +261,7 @@ def test_a_snapshot_without_history_moves_the_window(bucket: Bucket) -> None:
 
 def test_a_seqno_without_a_change_becomes_durable_with_its_commit(bucket: Bucket) -> None:
     _receive(bucket, _set(1))
-    advance_seqno(bucket, VBUCKET, Seqno(7))
+    receiving.advance_seqno(bucket, VBUCKET, Seqno(7))
     assert bucket.vbuckets.high_seqnos[VBUCKET] == 7
     assert bucket.vbuckets.durable_seqnos[VBUCKET] == 0
     commit = bucket.seal()
@@ -283,13 +276,13 @@ def test_a_seqno_without_a_change_becomes_durable_with_its_commit(bucket: Bucket
 
 
 def test_what_is_abandoned_is_asked_for_again(bucket: Bucket) -> None:
-    begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(5), has_history=True)
+    receiving.begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(5), has_history=True)
     _receive(bucket, _set(1))
     bucket.commit_now()
     _receive(bucket, _set(2))
-    advance_seqno(bucket, VBUCKET, Seqno(5))
+    receiving.advance_seqno(bucket, VBUCKET, Seqno(5))
     abandon(bucket)
-    offset = resume_offset(bucket, VBUCKET)
+    offset = receiving.resume_offset(bucket, VBUCKET)
     assert (offset.seqno, offset.snapshot_end) == (1, 5)
     bucket.commit_now()
     assert bucket.vbuckets.durable_seqnos[VBUCKET] == 1

@@ -10,15 +10,7 @@ import pytest
 
 from headwater.kernels.compiling import part_for_python
 from headwater.protocol.frames import DurabilityLevel
-from headwater.protocol.messages.dcp_changes import (
-    Abort,
-    Deletion,
-    Expiration,
-    Mutation,
-    Prepare,
-    SystemEvent,
-    SystemEventId,
-)
+from headwater.protocol.messages import dcp_changes
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId
 from headwater.store import runs
@@ -34,7 +26,7 @@ from headwater.store.runs import (
     split_after,
     split_before,
 )
-from support.cases import each
+from support.cases import case, each
 
 frame_end = part_for_python(runs.frame_end)
 
@@ -42,11 +34,13 @@ frame_end = part_for_python(runs.frame_end)
 def change(seqno: int, vbucket: int = 0, *, kind: str = "mutation", value_bytes: int = 10) -> bytes:
     place = {"seqno": Seqno(seqno), "vbucket": VBucketId(vbucket)}
     if kind == "event":
-        return SystemEvent(**place, event=SystemEventId.COLLECTION_CREATED, key=b"name", value=bytes(16)).encode()
+        return dcp_changes.SystemEvent(
+            **place, event=dcp_changes.SystemEventId.COLLECTION_CREATED, key=b"name", value=bytes(16)
+        ).encode()
     document = {**place, "rev_seqno": 1, "collection_id": CollectionId(8), "key": b"key"}
     if kind == "mutation":
-        return Mutation(**document, value=bytes(value_bytes)).encode()
-    return (Deletion if kind == "deletion" else Expiration)(**document, delete_time=5).encode()
+        return dcp_changes.Mutation(**document, value=bytes(value_bytes)).encode()
+    return (dcp_changes.Deletion if kind == "deletion" else dcp_changes.Expiration)(**document, delete_time=5).encode()
 
 
 def run_of(*seqnos: int) -> np.ndarray:
@@ -120,10 +114,10 @@ def test_frames_are_grouped_by_vbucket_in_their_order() -> None:
 
 def test_prepares_and_aborts_are_not_visible_and_what_decides_a_prepare_completes_it() -> None:
     durable = {"vbucket": VBucketId(0), "key": b"k", "collection_id": DEFAULT_COLLECTION}
-    prepare = Prepare(seqno=Seqno(4), rev_seqno=1, durability=DurabilityLevel.MAJORITY, **durable)
-    commit = Mutation(seqno=Seqno(5), rev_seqno=1, opaque=1, **durable)
+    prepare = dcp_changes.Prepare(seqno=Seqno(4), rev_seqno=1, durability=DurabilityLevel.MAJORITY, **durable)
+    commit = dcp_changes.Mutation(seqno=Seqno(5), rev_seqno=1, opaque=1, **durable)
     # A stored abort has its own seqno first.
-    abort = Abort(prepared_seqno=Seqno(8), abort_seqno=Seqno(7), **durable)
+    abort = dcp_changes.Abort(prepared_seqno=Seqno(8), abort_seqno=Seqno(7), **durable)
 
     numbers = [np.zeros(1, dtype=np.uint64) for _ in range(3)]
     seen = []
@@ -134,19 +128,14 @@ def test_prepares_and_aborts_are_not_visible_and_what_decides_a_prepare_complete
     assert seen == [(4, 0, 0), (5, 5, 4), (7, 5, 4), (8, 5, 7)]
 
 
-@each(
-    "frames",
-    [
-        [change(1, 1), change(1, 0)],
-        [change(1, 4)],
-        [change(2, 1), change(2, 1)],
-        [change(2, 1), change(1, 1)],
-        [change(0, 1)],
-        [change(1)[:-1]],
-        [change(1), change(2)[:20]],
-        [Set(key=b"k").encode()],
-    ],
-)
+@case([change(1, 1), change(1, 0)])
+@case([change(1, 4)])
+@case([change(2, 1), change(2, 1)])
+@case([change(2, 1), change(1, 1)])
+@case([change(0, 1)])
+@case([change(1)[:-1]])
+@case([change(1), change(2)[:20]])
+@case([Set(key=b"k").encode()])
 def test_groups_that_are_not_sound(frames: list[bytes]) -> None:
     assert not group_starts_of(as_run(b"".join(frames)), np.empty(5, dtype=np.int64))
 
@@ -192,7 +181,7 @@ def test_damage_is_seen_or_harmless() -> None:
 
 @pytest.mark.parametrize("key", [b"", b"\x08", b"\x88", b"\x80\x00k", b"\xff\xff\xff\xff\xffk"])
 def test_a_key_without_a_collection_or_a_name_is_not_sound(key: bytes) -> None:
-    frame = Mutation(seqno=Seqno(1), rev_seqno=1, key=key or b"k", value=b"v").encode()
+    frame = dcp_changes.Mutation(seqno=Seqno(1), rev_seqno=1, key=key or b"k", value=b"v").encode()
     if not key:
         frame = frame[:2] + bytes(2) + frame[4:]
     assert frame_end(as_run(frame), 0) == -1

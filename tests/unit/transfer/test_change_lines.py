@@ -11,7 +11,7 @@ import pytest
 
 from headwater.client.changes import changes_of
 from headwater.transfer.change_lines import ChangeLines
-from support.cases import each
+from support.cases import case, each
 from support.commands import batch_of, document, event, rollback
 
 
@@ -89,17 +89,12 @@ def test_a_removal_has_no_value() -> None:
     assert line_of(op="deletion", value=None, datatype=0)["value"] is None
 
 
-@pytest.mark.parametrize(
-    ("time_us", "time"),
-    [
-        (None, None),
-        (0, "1970-01-01T00:00:00.000000+00:00"),
-        (951_827_696_000_000, "2000-02-29T12:34:56.000000+00:00"),
-        (4_107_542_399_999_999, "2100-02-28T23:59:59.999999+00:00"),
-        (4_107_542_400_000_000, "2100-03-01T00:00:00.000000+00:00"),
-        (2**64 // 1000, "2554-07-21T23:34:33.709551+00:00"),
-    ],
-)
+@case(None, None)
+@case(0, "1970-01-01T00:00:00.000000+00:00")
+@case(951_827_696_000_000, "2000-02-29T12:34:56.000000+00:00")
+@case(4_107_542_399_999_999, "2100-02-28T23:59:59.999999+00:00")
+@case(4_107_542_400_000_000, "2100-03-01T00:00:00.000000+00:00")
+@case(2**64 // 1000, "2554-07-21T23:34:33.709551+00:00")
 def test_times(time_us: int | None, time: str | None) -> None:
     assert line_of(changed_at=time_us)["changed_at"] == time
 
@@ -112,14 +107,10 @@ def test_names_that_are_not_known_or_need_escapes() -> None:
 
 def test_events_and_rollbacks_among_documents() -> None:
     rows = [
-        rollback(),
-        document(seqno=1),
-        event("collection_created", collection="orders", collection_id=8),
-        event("scope_dropped", collection=None, collection_id=None),
-        document(seqno=2),
-        document(seqno=3, op="deletion", value=None),
-        rollback(vbucket=1),
-    ]
+        rollback(), document(seqno=1), event("collection_created", collection="orders", collection_id=8),
+        event("scope_dropped", collection=None, collection_id=None), document(seqno=2),
+        document(seqno=3, op="deletion", value=None), rollback(vbucket=1),
+    ]  # fmt: skip
     batch = batch_of(*rows)
     assert lines_of(batch) == [change.to_dict() for change in changes_of(batch)]
     assert lines_of(batch_of(rows[0])) == [

@@ -19,9 +19,8 @@ from headwater.protocol.values import Datatype, ValueParts, compress, encode_xat
 from headwater.transfer import set_frames
 from headwater.transfer.change_lines import ChangeLines
 from headwater.transfer.export_files import are_json
-from headwater.transfer.generated_documents import GeneratedDocuments
 from headwater.transfer.json_lines import JsonLines
-from headwater.transfer.key_template import KeyTemplate
+from headwater.transfer.key_template import GeneratedDocuments, KeyTemplate
 from support.machine import loaded_kernels
 
 WITH_XATTRS = encode_xattrs(ValueParts(xattrs={"name": b"1"}, body=b"{}"))

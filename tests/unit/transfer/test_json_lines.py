@@ -20,7 +20,7 @@ from headwater.transfer import json_lines
 from headwater.transfer.json_lines import BATCH_DOCUMENTS_MAX, NUMBERED, ExportedDocuments, JsonLines, begins_an_export
 from headwater.transfer.key_template import KeyTemplate
 from headwater.transfer.set_frames import JSON_FLAGS, KeptDocuments, encode_sets
-from support.cases import each
+from support.cases import case, each
 
 
 def read(data: bytes, template: str = "{#}") -> list[tuple[str, str]]:
@@ -40,18 +40,13 @@ def collect(source: JsonLines, found: list[tuple[str, str]]) -> None:
             start = batch.key_ends[item]
 
 
-@pytest.mark.parametrize(
-    ("data", "documents"),
-    [
-        (b"", []),
-        (b"\n \n\r\n", []),
-        (b"{}", [("1", "{}")]),
-        (b"{}\n", [("1", "{}")]),
-        (b"{}\n[]", [("1", "{}"), ("2", "[]")]),
-        (b"\xef\xbb\xbf{}\r\n\r\n 1 \n", [("1", "{}"), ("3", "1")]),
-        (b'"a\\nb"\n\n\n\t{"x": 1}\t', [("1", '"a\\nb"'), ("4", '{"x": 1}')]),
-    ],
-)
+@case(b"", [])
+@case(b"\n \n\r\n", [])
+@case(b"{}", [("1", "{}")])
+@case(b"{}\n", [("1", "{}")])
+@case(b"{}\n[]", [("1", "{}"), ("2", "[]")])
+@case(b"\xef\xbb\xbf{}\r\n\r\n 1 \n", [("1", "{}"), ("3", "1")])
+@case(b'"a\\nb"\n\n\n\t{"x": 1}\t', [("1", '"a\\nb"'), ("4", '{"x": 1}')])
 def test_lines_are_documents_and_blank_ones_only_count(data: bytes, documents: list[tuple[str, str]]) -> None:
     assert read(data) == documents
 
@@ -63,19 +58,14 @@ def test_many_lines_come_in_batches() -> None:
     assert [key for key, _ in found] == [f"k{number}" for number in range(count)]
 
 
-@each(
-    ("line", "reason"),
-    [
-        (b"{", "line 3 is not JSON"),
-        (b"{'a': 1}", "line 3 is not JSON"),
-        (b"{} {}", "line 3 is not JSON"),
-        (b"NaN", "line 3 is not JSON"),
-        (b'"\xff"', "line 3 is not JSON"),
-        (b"\xef\xbb\xbf{}", "line 3 is not JSON"),
-    ],
-)
 @each("end", [b"", b"\n", b"\n{}\n"])
-def test_a_bad_line_is_told_after_those_before_it(line: bytes, reason: str, end: bytes) -> None:
+@case(b"{", "line 3 is not JSON")
+@case(b"{'a': 1}", "line 3 is not JSON")
+@case(b"{} {}", "line 3 is not JSON")
+@case(b"NaN", "line 3 is not JSON")
+@case(b'"\xff"', "line 3 is not JSON")
+@case(b"\xef\xbb\xbf{}", "line 3 is not JSON")
+def test_a_bad_line_is_told_after_those_before_it(end: bytes, line: bytes, reason: str) -> None:
     found: list[tuple[str, str]] = []
     with pytest.raises(InvalidDocument) as raised:
         collect(JsonLines(io.BytesIO(b"1\n2\n" + line + end), KeyTemplate.parse("{#}")), found)
@@ -121,26 +111,21 @@ def _each(batch: KeptDocuments) -> Iterator[tuple[bytes, bytes, int, int]]:
         start = end
 
 
-@each(
-    ("line", "document"),
-    [
-        ('{"_key":"a","x":1}', (b"a", b'{"x":1}', JSON_FLAGS, 0)),
-        ('{"_key":"a"}', (b"a", b"{}", JSON_FLAGS, 0)),
-        ('{ "_key" : "a" , "x": [1, 2] }', (b"a", b'{ "x": [1, 2] }', JSON_FLAGS, 0)),
-        ('{"_key":"a" }', (b"a", b"{}", JSON_FLAGS, 0)),
-        ('{"_key":"a","_flags":7,"_expiry":1790000000,"x":1}', (b"a", b'{"x":1}', 7, 1790000000)),
-        ('{"_key":"a","_expiry":9}', (b"a", b"{}", JSON_FLAGS, 9)),
-        ('{"_key":"a","_value":[1, 2]}', (b"a", b"[1, 2]", JSON_FLAGS, 0)),
-        ('{"_key":"a","_flags":0,"_value":{"_key":"mine"}}', (b"a", b'{"_key":"mine"}', 0, 0)),
-        ('{"_key":"a","_value_base64":"/wA="}', (b"a", b"\xff\x00", JSON_FLAGS, 0)),
-        ('{"_key":"a","_value_base64":""}', (b"a", b"", JSON_FLAGS, 0)),
-        ('{"_key_base64":"/ms=","x":1}', (b"\xfek", b'{"x":1}', JSON_FLAGS, 0)),
-        (r'{"_key":"a\"\u00e4\\","x":1}', ('a"ä\\'.encode(), b'{"x":1}', JSON_FLAGS, 0)),
-        # Only what stands in front is ours.
-        ('{"_key":"a","x":1,"_flags":7}', (b"a", b'{"x":1,"_flags":7}', JSON_FLAGS, 0)),
-        ('{"_key":"a","_flags":1.5}', (b"a", b'{"_flags":1.5}', JSON_FLAGS, 0)),
-    ],
-)
+@case('{"_key":"a","x":1}', (b"a", b'{"x":1}', JSON_FLAGS, 0))
+@case('{"_key":"a"}', (b"a", b"{}", JSON_FLAGS, 0))
+@case('{ "_key" : "a" , "x": [1, 2] }', (b"a", b'{ "x": [1, 2] }', JSON_FLAGS, 0))
+@case('{"_key":"a" }', (b"a", b"{}", JSON_FLAGS, 0))
+@case('{"_key":"a","_flags":7,"_expiry":1790000000,"x":1}', (b"a", b'{"x":1}', 7, 1790000000))
+@case('{"_key":"a","_expiry":9}', (b"a", b"{}", JSON_FLAGS, 9))
+@case('{"_key":"a","_value":[1, 2]}', (b"a", b"[1, 2]", JSON_FLAGS, 0))
+@case('{"_key":"a","_flags":0,"_value":{"_key":"mine"}}', (b"a", b'{"_key":"mine"}', 0, 0))
+@case('{"_key":"a","_value_base64":"/wA="}', (b"a", b"\xff\x00", JSON_FLAGS, 0))
+@case('{"_key":"a","_value_base64":""}', (b"a", b"", JSON_FLAGS, 0))
+@case('{"_key_base64":"/ms=","x":1}', (b"\xfek", b'{"x":1}', JSON_FLAGS, 0))
+@case(r'{"_key":"a\"\u00e4\\","x":1}', ('a"ä\\'.encode(), b'{"x":1}', JSON_FLAGS, 0))
+# Only what stands in front is ours.
+@case('{"_key":"a","x":1,"_flags":7}', (b"a", b'{"x":1,"_flags":7}', JSON_FLAGS, 0))
+@case('{"_key":"a","_flags":1.5}', (b"a", b'{"_flags":1.5}', JSON_FLAGS, 0))
 def test_a_line(line: str, document: tuple[bytes, bytes, int, int]) -> None:
     assert documents_in(line) == [document]
     # Between others, too, which decides how the keys of a batch are read.
@@ -149,22 +134,17 @@ def test_a_line(line: str, document: tuple[bytes, bytes, int, int]) -> None:
     assert documents_in(f"{plain}\n\n  {line}  \r\n{plain}\n") == [found, document, found]
 
 
-@each(
-    ("line", "flaw"),
-    [
-        ('{"x":1}', "there is no key in front"),
-        ("[1]", "there is no key in front"),
-        ('{"_key":7}', "there is no key in front"),
-        ('{"_key":""}', "its key is empty or longer than 250 bytes"),
-        (json.dumps({"_key": "k" * 251}), "its key is empty or longer than 250 bytes"),
-        (r'{"_key":"\ud800"}', "its key is not valid Unicode"),
-        ('{"_key_base64":"=="}', "its key is not base64"),
-        ('{"_key":"a","_value":1,"x":2}', "something stands behind its _value"),
-        ('{"_key":"a","_value_base64":"=="}', "its _value_base64 is not base64"),
-        ('{"_key":"a","_value_base64":1}', "its _value_base64 is not base64"),
-        ('{"_key":"a","_flags":4294967296}', "_flags is larger than 4294967295"),
-    ],
-)
+@case('{"x":1}', "there is no key in front")
+@case("[1]", "there is no key in front")
+@case('{"_key":7}', "there is no key in front")
+@case('{"_key":""}', "its key is empty or longer than 250 bytes")
+@case(json.dumps({"_key": "k" * 251}), "its key is empty or longer than 250 bytes")
+@case(r'{"_key":"\ud800"}', "its key is not valid Unicode")
+@case('{"_key_base64":"=="}', "its key is not base64")
+@case('{"_key":"a","_value":1,"x":2}', "something stands behind its _value")
+@case('{"_key":"a","_value_base64":"=="}', "its _value_base64 is not base64")
+@case('{"_key":"a","_value_base64":1}', "its _value_base64 is not base64")
+@case('{"_key":"a","_flags":4294967296}', "_flags is larger than 4294967295")
 def test_a_line_that_can_t_be_used(line: str, flaw: str) -> None:
     """Those before it are given first, whatever is among them."""
     before = '{"_key":"a","x":1}\n{"_key":"b","_value_base64":"/w=="}\n\n'
@@ -190,26 +170,17 @@ def test_a_set_has_the_flags_and_the_expiry_of_its_document() -> None:
     batch.stamp(frames)
     sent = [decode_message(frame, NOTHING_NEGOTIATED) for frame in decode_frames(frames.data.tobytes())]
     assert all(isinstance(message, Set) for message in sent)
-    found = [(message.key, message.flags, message.expiry, message.value) for message in sent]  # type: ignore[union-attr]
-    assert found == [
-        (b"a", 7, 1790000000, b'{"x":1}'),
-        (b"bb", JSON_FLAGS, 0, b"{}"),
-        (b"c", 2**32 - 1, 0, b"{}"),
-    ]
+    found = [(message.key, message.flags, message.expiry, message.value) for message in sent]
+    assert found == [(b"a", 7, 1790000000, b'{"x":1}'), (b"bb", JSON_FLAGS, 0, b"{}"), (b"c", 2**32 - 1, 0, b"{}")]
 
 
-@pytest.mark.parametrize(
-    ("start", "is_one"),
-    [
-        (b'{"_key":"a","x', True),
-        (b'\n { "_key" : "a', True),
-        (b'{"_key_base64":"', True),
-        (b'{"_key":7}', False),
-        (b'{"id":1,"_key":"a"}', False),
-        (b"", False),
-        (b"\xff\xfe", False),
-    ],
-)
+@case(b'{"_key":"a","x', True)
+@case(b'\n { "_key" : "a', True)
+@case(b'{"_key_base64":"', True)
+@case(b'{"_key":7}', False)
+@case(b'{"id":1,"_key":"a"}', False)
+@case(b"", False)
+@case(b"\xff\xfe", False)
 def test_how_an_export_is_known(start: bytes, is_one: bool) -> None:
     assert begins_an_export(start) is is_one
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headwater.errors import (
-    BadMagic,
-    FrameTooLarge,
-    InvalidArguments,
-    LengthMismatch,
-    StatusError,
-    TemporaryFailure,
-    UnexpectedMessage,
-)
+from headwater import errors
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Opcode
 from headwater.protocol.frames import Frame, decode_frames
 from headwater.protocol.messages import ErrorResponse, decode_message
@@ -21,6 +13,7 @@ from headwater.protocol.messages.documents import Set, StoreResponse
 from headwater.protocol.status import Status
 from headwater.transfer.loader import RETRY_PAUSE_S, RETRY_PAUSE_S_MAX, RETRY_S_MAX, WriteLane, retry_pause_s
 from headwater.transfer.set_frames import Documents, SetFrames, encode_sets, vbuckets_of
+from support.cases import case
 
 
 def sets(*keys: str, collections: bool = True) -> SetFrames:
@@ -133,7 +126,7 @@ def test_a_document_is_not_tried_for_ever() -> None:
         lane.receive_data(answers(opaque, LATER))
         lane.tick((opaque + 1) * RETRY_PAUSE_S_MAX)
     sent_frames(lane)
-    with pytest.raises(TemporaryFailure, match=f"refused document 'a' {tries + 1} times: ETMPFAIL"):
+    with pytest.raises(errors.TemporaryFailure, match=f"refused document 'a' {tries + 1} times: ETMPFAIL"):
         lane.receive_data(answers(tries, LATER))
     assert lane.written == 0
 
@@ -154,14 +147,14 @@ def test_what_is_misplaced_is_handed_back() -> None:
     other.send_sets(retry.frames, attempts=retry.attempts, give_up_s=retry.give_up_s)
     assert sent_keys(other) == ["b"]
     other.tick(retry.give_up_s)
-    with pytest.raises(StatusError, match="2 times"):
+    with pytest.raises(errors.StatusError, match="2 times"):
         other.receive_data(answers(0, ELSEWHERE))
 
 
 def test_a_refusal_is_raised_after_everything_is_counted() -> None:
     lane = lane_at(0, "a", "bad\u00e9", "c")
     sent_frames(lane)
-    with pytest.raises(InvalidArguments, match="refused document 'badé': EINVAL"):
+    with pytest.raises(errors.InvalidArguments, match="refused document 'badé': EINVAL"):
         lane.receive_data(answers(0, OK, Status.EINVAL, OK))
     assert lane.written == 2
 
@@ -169,7 +162,7 @@ def test_a_refusal_is_raised_after_everything_is_counted() -> None:
 def test_a_status_that_nobody_knows_is_kept() -> None:
     lane = lane_at(0, "a")
     sent_frames(lane)
-    with pytest.raises(StatusError, match="UNKNOWN_0x7777") as raised:
+    with pytest.raises(errors.StatusError, match="UNKNOWN_0x7777") as raised:
         lane.receive_data(answers(0, Status(0x7777)))
     assert raised.value.status == 0x7777
 
@@ -178,7 +171,7 @@ def test_a_key_without_a_collection_is_named_as_it_is() -> None:
     lane = WriteLane(collections=False)
     lane.send_sets(sets("key", collections=False))
     sent_frames(lane)
-    with pytest.raises(StatusError, match="refused document 'key'"):
+    with pytest.raises(errors.StatusError, match="refused document 'key'"):
         lane.receive_data(answers(0, Status.E2BIG))
 
 
@@ -200,18 +193,13 @@ def test_the_numbers_go_round() -> None:
     assert lane.is_idle
 
 
-@pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        (b"HTTP/1.1 400 Bad Request", BadMagic),
-        (Set(key=b"a", opaque=0).encode(), BadMagic),
-        (answers(1, OK), UnexpectedMessage),
-        (StoreResponse(opcode=Opcode.ADD, opaque=0).encode(), UnexpectedMessage),
-        (b"\x81\x01\x00\x05" + bytes(20), LengthMismatch),
-        (b"\x18\x01\x02\x05" + bytes(20), LengthMismatch),
-        (b"\x81\x01" + bytes(6) + b"\x7f\xff\xff\xff" + bytes(12), FrameTooLarge),
-    ],
-)
+@case(b"HTTP/1.1 400 Bad Request", errors.BadMagic)
+@case(Set(key=b"a", opaque=0).encode(), errors.BadMagic)
+@case(answers(1, OK), errors.UnexpectedMessage)
+@case(StoreResponse(opcode=Opcode.ADD, opaque=0).encode(), errors.UnexpectedMessage)
+@case(b"\x81\x01\x00\x05" + bytes(20), errors.LengthMismatch)
+@case(b"\x18\x01\x02\x05" + bytes(20), errors.LengthMismatch)
+@case(b"\x81\x01" + bytes(6) + b"\x7f\xff\xff\xff" + bytes(12), errors.FrameTooLarge)
 def test_nonsense(data: bytes, error: type[Exception]) -> None:
     lane = lane_at(0, "a")
     sent_frames(lane)
@@ -221,7 +209,7 @@ def test_nonsense(data: bytes, error: type[Exception]) -> None:
 
 
 def test_an_answer_to_nothing() -> None:
-    with pytest.raises(UnexpectedMessage, match="not sent"):
+    with pytest.raises(errors.UnexpectedMessage, match="not sent"):
         lane_at(0).receive_data(answers(0, OK))
 
 

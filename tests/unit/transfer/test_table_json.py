@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headwater.errors import InvalidInput
 from headwater.transfer.tables import objects, objects_of
-from support.cases import each
+from support.cases import case
 
 
 def rows_of(values: list[Any], type_: pa.DataType) -> list[Any]:
@@ -22,38 +22,33 @@ def rows_of(values: list[Any], type_: pa.DataType) -> list[Any]:
     return [json.loads(text)["x"] for text in objects_of(batch).to_pylist()]
 
 
-@each(
-    ("type_", "values", "expected"),
-    [
-        (pa.null(), [None], [None]),
-        (pa.bool_(), [True, None, False], [True, None, False]),
-        (pa.int8(), [-128, None], [-128, None]),
-        (pa.uint64(), [2**64 - 1], [2**64 - 1]),
-        (pa.float64(), [1.5, 1e300, None, 0.1], [1.5, 1e300, None, 0.1]),
-        (pa.float64(), [float("nan"), float("inf"), float("-inf")], [None, None, None]),
-        (pa.float16(), [1.5, None], [1.5, None]),
-        (pa.decimal128(10, 2), [Decimal("12.50"), None], [12.5, None]),
-        (pa.string(), ['a"b\\c\n\r\t\x01\x1f', "", None, "é🦊"], ['a"b\\c\n\r\t\x01\x1f', "", None, "é🦊"]),
-        (pa.large_string(), ["a"], ["a"]),
-        (pa.string_view(), ["a", None], ["a", None]),
-        (pa.binary(), [b"\xff\x00", None, b""], ["/wA=", None, ""]),
-        (pa.binary(2), [b"ab"], ["YWI="]),
-        (pa.date32(), [datetime.date(2026, 1, 2), None], ["2026-01-02", None]),
-        (pa.time32("s"), [datetime.time(1, 2, 3)], ["01:02:03"]),
-        (pa.timestamp("s"), [datetime.datetime(2026, 1, 2, 3, 4, 5)], ["2026-01-02T03:04:05"]),
-        (pa.timestamp("ms", "Europe/Vienna"), [1, None], ["1970-01-01T00:00:00.001Z", None]),
-        (pa.dictionary(pa.int8(), pa.string()), ["a", None, "a"], ["a", None, "a"]),
-        (pa.list_(pa.int32()), [[1, None], [], None], [[1, None], [], None]),
-        (pa.large_list(pa.string()), [["a"], None], [["a"], None]),
-        (pa.list_(pa.int8(), 2), [[1, 2], None, [3, 4]], [[1, 2], None, [3, 4]]),
-        (pa.map_(pa.string(), pa.int8()), [[("k", 1), ('"', None)], [], None], [{"k": 1, '"': None}, {}, None]),
-        (pa.struct([("a", pa.int8()), ("b", pa.string())]), [{"a": 1, "b": None}, None], [{"a": 1, "b": None}, None]),
-        (
-            pa.list_(pa.struct([("q", pa.list_(pa.int8()))])),
-            [[{"q": [1]}, None], [{"q": None}]],
-            [[{"q": [1]}, None], [{"q": None}]],
-        ),
-    ],
+@case(pa.null(), [None], [None])
+@case(pa.bool_(), [True, None, False], [True, None, False])
+@case(pa.int8(), [-128, None], [-128, None])
+@case(pa.uint64(), [2**64 - 1], [2**64 - 1])
+@case(pa.float64(), [1.5, 1e300, None, 0.1], [1.5, 1e300, None, 0.1])
+@case(pa.float64(), [float("nan"), float("inf"), float("-inf")], [None, None, None])
+@case(pa.float16(), [1.5, None], [1.5, None])
+@case(pa.decimal128(10, 2), [Decimal("12.50"), None], [12.5, None])
+@case(pa.string(), ['a"b\\c\n\r\t\x01\x1f', "", None, "é🦊"], ['a"b\\c\n\r\t\x01\x1f', "", None, "é🦊"])
+@case(pa.large_string(), ["a"], ["a"])
+@case(pa.string_view(), ["a", None], ["a", None])
+@case(pa.binary(), [b"\xff\x00", None, b""], ["/wA=", None, ""])
+@case(pa.binary(2), [b"ab"], ["YWI="])
+@case(pa.date32(), [datetime.date(2026, 1, 2), None], ["2026-01-02", None])
+@case(pa.time32("s"), [datetime.time(1, 2, 3)], ["01:02:03"])
+@case(pa.timestamp("s"), [datetime.datetime(2026, 1, 2, 3, 4, 5)], ["2026-01-02T03:04:05"])
+@case(pa.timestamp("ms", "Europe/Vienna"), [1, None], ["1970-01-01T00:00:00.001Z", None])
+@case(pa.dictionary(pa.int8(), pa.string()), ["a", None, "a"], ["a", None, "a"])
+@case(pa.list_(pa.int32()), [[1, None], [], None], [[1, None], [], None])
+@case(pa.large_list(pa.string()), [["a"], None], [["a"], None])
+@case(pa.list_(pa.int8(), 2), [[1, 2], None, [3, 4]], [[1, 2], None, [3, 4]])
+@case(pa.map_(pa.string(), pa.int8()), [[("k", 1), ('"', None)], [], None], [{"k": 1, '"': None}, {}, None])
+@case(pa.struct([("a", pa.int8()), ("b", pa.string())]), [{"a": 1, "b": None}, None], [{"a": 1, "b": None}, None])
+@case(
+    pa.list_(pa.struct([("q", pa.list_(pa.int8()))])),
+    [[{"q": [1]}, None], [{"q": None}]],
+    [[{"q": [1]}, None], [{"q": None}]],
 )
 def test_types(type_: pa.DataType, values: list[Any], expected: list[Any]) -> None:
     assert rows_of(values, type_) == expected

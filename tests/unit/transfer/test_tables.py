@@ -11,7 +11,7 @@ import pytest
 from headwater.errors import HeadwaterError, InvalidDocument, InvalidInput
 from headwater.transfer import tables
 from headwater.transfer.tables import CsvRows
-from support.cases import each
+from support.cases import case, each
 
 
 def objects_of(text: str | bytes, **options: Any) -> list[Any]:
@@ -58,27 +58,17 @@ def test_a_header_alone(text: str) -> None:
     assert objects_of(text) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "the file has no header"),
-        ("a,,c\n1,2,3\n", "a column has no name"),
-        ("a,b,a\n1,2,3\n", "two columns 'a'"),
-        (b"\xff\xfe,b\n1,2\n", "the header is not UTF-8"),
-    ],
-)
+@case("", "the file has no header")
+@case("a,,c\n1,2,3\n", "a column has no name")
+@case("a,b,a\n1,2,3\n", "two columns 'a'")
+@case(b"\xff\xfe,b\n1,2\n", "the header is not UTF-8")
 def test_headers_that_will_not_do(text: str | bytes, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         objects_of(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("a,b\n1,2\n3\n", "row 2: expected 2 columns, got 1"),
-        (b"a\nx\n\xff\xfe\n", "row 2: a cell is not UTF-8"),
-    ],
-)
+@case("a,b\n1,2\n3\n", "row 2: expected 2 columns, got 1")
+@case(b"a\nx\n\xff\xfe\n", "row 2: a cell is not UTF-8")
 def test_rows_that_can_t_be_read(text: str | bytes, said: str) -> None:
     with pytest.raises(InvalidDocument, match=said):
         objects_of(text)

@@ -30,23 +30,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from headwater import errors
 from headwater.client.bucket_kv import BucketKv, KvPort
 from headwater.client.checkpoints import damaged, read_offsets
 from headwater.client.cluster_map import ClusterMap, vbucket_of
 from headwater.client.offsets import Offsets
 from headwater.client.settings import ClientSettings
-from headwater.errors import (
-    CheckpointError,
-    CheckpointFailed,
-    CheckpointInUse,
-    HeadwaterError,
-    InvalidInput,
-    InvalidOffsets,
-    KeyExists,
-    KeyNotFound,
-    StatusError,
-    UnknownBucket,
-)
 from headwater.options import suggest_keywords
 from headwater.protocol.messages import Request, Response
 from headwater.protocol.messages.subdocument import DocFlags, PathFlags, SubdocDictUpsert, SubdocGet, SubdocResponse
@@ -85,7 +74,7 @@ def checkpoint_key(group: str, vbucket: VBucketId, vbuckets: int) -> bytes:
     lowest = _lowest_numbers()
     number = min((lowest[value ^ difference] for value in range(vbucket, _HASHES, vbuckets)), default=_NUMBERS)
     if number == _NUMBERS:
-        raise CheckpointFailed(
+        raise errors.CheckpointFailed(
             f"there is no key for the checkpoint of vbucket {vbucket} of {vbuckets}", hint="Use a file instead"
         )
     key = beginning + _ending(number)
@@ -172,7 +161,7 @@ class XattrCheckpoint:
     def __init__(self, kv: KvPort | ClientSettings, *, group: str, collection: str | None = None) -> None:
         """`kv` are the settings of a client, `client.settings`, or something else that carries requests."""
         if not group.isprintable() or {" ", ":"} & {*group} or not 0 < len(group.encode()) <= GROUP_BYTES_MAX:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"{group[:GROUP_BYTES_MAX]!r} is not a valid name for a group",
                 hint=f"Use 1 to {GROUP_BYTES_MAX} bytes without spaces and colons",
             )
@@ -225,7 +214,7 @@ class XattrCheckpoint:
             try:
                 cluster_map = await self._kv.cluster_map()
                 collection_id = await self._kv.collection_id(self._collection)
-            except HeadwaterError as error:
+            except errors.HeadwaterError as error:
                 raise self._failed("reached", error) from error
             keys = await asyncio.to_thread(self._keys, cluster_map.vbuckets)
             self._location = _Location(cluster_map=cluster_map, collection_id=collection_id, keys=keys)
@@ -237,7 +226,7 @@ class XattrCheckpoint:
     async def _look_at(self, location: _Location, vbuckets: Sequence[VBucketId]) -> dict[VBucketId, _Stored]:
         """The documents of some vbuckets, as they are now."""
         if unknown := [vbucket for vbucket in vbuckets if not 0 <= vbucket < len(location.keys)]:
-            raise InvalidOffsets(
+            raise errors.InvalidOffsets(
                 f"there is no vbucket {unknown[0]}: the bucket has {len(location.keys)}",
                 hint="Check that the offsets belong to this bucket",
             )
@@ -256,12 +245,12 @@ class XattrCheckpoint:
             vbucket: self._decode(location, vbucket, answer) for vbucket, answer in zip(vbuckets, answers, strict=True)
         }
 
-    def _decode(self, location: _Location, vbucket: VBucketId, answer: Response | StatusError) -> _Stored:
+    def _decode(self, location: _Location, vbucket: VBucketId, answer: Response | errors.StatusError) -> _Stored:
         # A bucket that is missing has the status of a document that is.
-        if isinstance(answer, KeyNotFound) and not isinstance(answer, UnknownBucket):
+        if isinstance(answer, errors.KeyNotFound) and not isinstance(answer, errors.UnknownBucket):
             return _NOTHING_STORED
         what = f"the checkpoint in document {location.keys[vbucket].decode()!r}"
-        if isinstance(answer, StatusError):
+        if isinstance(answer, errors.StatusError):
             if answer.status == Status.SUBDOC_PATH_ENOENT:
                 raise damaged(what, "the attribute is missing", to_start_over=_TO_START_OVER) from answer
             raise self._failed("read", answer) from answer
@@ -279,17 +268,17 @@ class XattrCheckpoint:
         requests = [self._save_request(location, offsets, vbucket) for vbucket in vbuckets]
         answers = await self._ask("written", requests)
         changed: list[VBucketId] = []
-        refusal: StatusError | None = None
+        refusal: errors.StatusError | None = None
         for vbucket, answer in zip(vbuckets, answers, strict=True):
             if isinstance(answer, SubdocResponse):
                 saved_as = None if answer.vbuuid is None or answer.seqno is None else (answer.vbuuid, answer.seqno)
                 self._stored[vbucket] = _Stored(
                     cas=answer.cas, writer=self._writer, offset=offsets[vbucket], saved_as=saved_as
                 )
-            elif isinstance(answer, KeyExists | KeyNotFound):
+            elif isinstance(answer, errors.KeyExists | errors.KeyNotFound):
                 changed.append(vbucket)
             else:
-                assert isinstance(answer, StatusError)
+                assert isinstance(answer, errors.StatusError)
                 refusal = refusal or answer
         if refusal is not None:
             raise self._failed("written", refusal) from refusal
@@ -322,23 +311,23 @@ class XattrCheckpoint:
 
     # --- both -----------------------------------------------------------------------------------------------------
 
-    async def _ask(self, done: str, requests: Sequence[Request]) -> list[Response | StatusError]:
+    async def _ask(self, done: str, requests: Sequence[Request]) -> list[Response | errors.StatusError]:
         if not requests:
             return []
         try:
             return await self._kv.request(requests)
-        except CheckpointError:
+        except errors.CheckpointError:
             raise
-        except HeadwaterError as error:
+        except errors.HeadwaterError as error:
             raise self._failed(done, error) from error
 
-    def _failed(self, done: str, error: HeadwaterError) -> CheckpointFailed:
-        return CheckpointFailed(
+    def _failed(self, done: str, error: errors.HeadwaterError) -> errors.CheckpointFailed:
+        return errors.CheckpointFailed(
             f"the checkpoint of group {self.group!r} can't be {done}: {error.reason}", hint=error.hint
         )
 
-    def _in_use(self, vbucket: VBucketId) -> CheckpointInUse:
-        return CheckpointInUse(
+    def _in_use(self, vbucket: VBucketId) -> errors.CheckpointInUse:
+        return errors.CheckpointInUse(
             f"another reader has saved vbucket {vbucket} of group {self.group!r}",
             hint="Stop it, give this one its own group, or load the checkpoint again and resume from there",
         )

@@ -108,7 +108,8 @@ class LeaseGroup:
         )
         self._port = bucket.open_document(self.key, self._collection)
         try:
-            await self._join(self._member, self._port)
+            while self._member.state is MemberState.OUTSIDE and await self._wait_for_turn(self._member):
+                await self._take_turn(self._member, self._port)
         except BaseException:
             self._end()
             await self._port.close()
@@ -192,10 +193,6 @@ class LeaseGroup:
         self._wake_waiting()
 
     # --- the document ---------------------------------------------------------------------------------------------
-
-    async def _join(self, member: LeaseMember, port: DocumentPort) -> None:
-        while member.state is MemberState.OUTSIDE and await self._wait_for_turn(member):
-            await self._take_turn(member, port)
 
     async def _run(self, member: LeaseMember, port: DocumentPort) -> None:
         """Take turns until the member has left. Whatever ends it before that is raised to the reader."""

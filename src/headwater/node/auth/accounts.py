@@ -18,13 +18,7 @@ from typing import Protocol
 
 from headwater.errors import LocalProtocolError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.auth.user_file import (
-    PASSWORD_RANDOM_BYTES,
-    USER_FILE_BYTES_MAX,
-    decode_users,
-    encode_users,
-    readable_password,
-)
+from headwater.node.auth import user_file
 from headwater.node.auth.users import (
     ALL_BUCKETS,
     DECOY_SECRET_BYTES,
@@ -68,7 +62,7 @@ class SharedUsers:
 
     @classmethod
     def of(cls, users: Users) -> SharedUsers:
-        text = encode_users(replace(users, clusters=frozenset()))
+        text = user_file.encode_users(replace(users, clusters=frozenset()))
         return cls(text.decode(), hashlib.sha256(text).hexdigest())
 
 
@@ -114,7 +108,7 @@ class Accounts:
         loaded, generated = self._folder.load_users(), None
         users = loaded or Users(decoy_secret=self._random_bytes(DECOY_SECRET_BYTES))
         if loaded is None and name is None:
-            name, password = ADMIN, readable_password(self._random_bytes(PASSWORD_RANDOM_BYTES))
+            name, password = ADMIN, user_file.readable_password(self._random_bytes(user_file.PASSWORD_RANDOM_BYTES))
             generated = password
         if name is not None and password is not None:
             if first_only and users.by_name:
@@ -284,11 +278,11 @@ class UserSharing:
     async def take(self, cluster: str, pieces: dict[str, str]) -> None:
         """Take what counts of another node's users. Raises `MalformedJson`, or a `StoreError` if it can't be kept."""
         text = "".join(pieces.values()).encode()
-        if not text or len(text) > USER_FILE_BYTES_MAX:
+        if not text or len(text) > user_file.USER_FILE_BYTES_MAX:
             return
 
         def change(ours: Users) -> Users:
-            theirs = decode_users(text)
+            theirs = user_file.decode_users(text)
             if ours.sharing == theirs.sharing:
                 return replace(merged(ours, theirs), clusters=ours.clusters | {cluster})
             if cluster in ours.clusters:

@@ -19,31 +19,12 @@ from headwater.errors import MalformedMessage, StoreError, UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.stream import Outbox, ReplicaStream
 from headwater.node.service import BucketService, ConsumerView
-from headwater.protocol import states
-from headwater.protocol.consumer import (
-    ConsumerLimits,
-    DcpConsumer,
-    DcpControl,
-    FaultyFrame,
-    ForeignFrame,
-    RequestAnswered,
-    StreamMessage,
-    StreamRun,
-)
+from headwater.protocol import consumer, states
 from headwater.protocol.features import WITH_COLLECTIONS, Feature, Negotiated, Opcode
 from headwater.protocol.frames import Frame
+from headwater.protocol.messages import dcp_streams
 from headwater.protocol.messages.base import ErrorResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import CacheTransfer, CacheTransferEnd, DcpFlush, OsoSnapshot
-from headwater.protocol.messages.dcp_streams import (
-    AddStream,
-    AddStreamResponse,
-    CloseStream,
-    GetFailoverLog,
-    GetFailoverLogResponse,
-    StreamEnd,
-    StreamFlags,
-    StreamRequestResponse,
-)
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.states import ConsumerStream
 from headwater.protocol.status import RequestRefused, Status
@@ -70,7 +51,7 @@ class ConsumerSettings:
     consumer_name: str = ""
     """The name under which the producer counts this copy's acknowledgements of durable writes; none without it."""
 
-    def controls(self) -> list[DcpControl]:
+    def controls(self) -> list[consumer.DcpControl]:
         """In the order they are sent: those of a recorded 7.0.5 consumer in its order, then what newer servers know.
 
         With all of them granted, changes come as they are stored. A producer may refuse any: what comes then is brought
@@ -95,18 +76,18 @@ class ConsumerSettings:
             "change_streams": "true",
             "max_marker_version": "2.2",
         }
-        return [DcpControl(key=key, value=value) for key, value in values.items()]
+        return [consumer.DcpControl(key=key, value=value) for key, value in values.items()]
 
 
 # --- what a consumer may do to this bucket's copies ---------------------------------------------------------------
 
 ADD_STREAM_FLAGS = (
-    StreamFlags.TAKEOVER
-    | StreamFlags.DISK_ONLY
-    | StreamFlags.LATEST
-    | StreamFlags.ACTIVE_ONLY
-    | StreamFlags.STRICT_VBUUID
-    | StreamFlags.IGNORE_PURGED_TOMBSTONES
+    dcp_streams.StreamFlags.TAKEOVER
+    | dcp_streams.StreamFlags.DISK_ONLY
+    | dcp_streams.StreamFlags.LATEST
+    | dcp_streams.StreamFlags.ACTIVE_ONLY
+    | dcp_streams.StreamFlags.STRICT_VBUUID
+    | dcp_streams.StreamFlags.IGNORE_PURGED_TOMBSTONES
 )
 """The flags with which a stream makes a copy. Without values, or from the latest change on, it would not."""
 
@@ -156,12 +137,12 @@ class ConsumerConnection:
         self._service = service
         self._bucket = service.bucket
         self._negotiated = negotiated
-        limits = ConsumerLimits(
+        limits = consumer.ConsumerLimits(
             buffer_bytes=settings.buffer_bytes, silence_s_max=SILENT_NOOP_INTERVALS * settings.noop_interval_s
         )
         # Between the streams come requests of the proxy, whose order counts. A producer may answer what needs none,
         # such as an acknowledgement for a vbucket that has gone (DCP docs, commands/seqno-acknowledged).
-        self._dcp: DcpConsumer[ReplicaStream] = DcpConsumer(
+        self._dcp: consumer.DcpConsumer[ReplicaStream] = consumer.DcpConsumer(
             limits, now_s=now_s, negotiated=negotiated, keeps_order=True, ignores_stray_answers=True
         )
         self._outbox = Outbox(self._bucket, self._dcp)
@@ -233,17 +214,17 @@ class ConsumerConnection:
         window_bytes = 0
         for event in self._dcp.events():
             match event:
-                case StreamRun():
+                case consumer.StreamRun():
                     window_bytes += event.window_bytes
                     self._receive_run(event)
-                case StreamMessage():
+                case consumer.StreamMessage():
                     window_bytes += event.window_bytes
                     self._receive_request(event.message, event.stream)
-                case RequestAnswered():
+                case consumer.RequestAnswered():
                     self._receive_answer(event.answer, event.stream)
-                case ForeignFrame():
+                case consumer.ForeignFrame():
                     self.on_other(event.frame)
-                case FaultyFrame():
+                case consumer.FaultyFrame():
                     window_bytes += event.window_bytes
                     is_malformed = isinstance(event.error, MalformedMessage)
                     status = Status.EINVAL if is_malformed else Status.UNKNOWN_COMMAND
@@ -251,7 +232,7 @@ class ConsumerConnection:
                     self._dcp.send(self._error(event.frame.opcode, event.frame.opaque, refused))
         self._outbox.release(window_bytes)
 
-    def _receive_run(self, run: StreamRun[ReplicaStream]) -> None:
+    def _receive_run(self, run: consumer.StreamRun[ReplicaStream]) -> None:
         stream = run.stream
         try:
             if stream is None or stream.state is ConsumerStream.REQUESTED:
@@ -280,23 +261,23 @@ class ConsumerConnection:
         if following is states.EndpointState.CLOSED:
             raise UnexpectedMessage(f"{type(message).__name__} was sent to a consumer, and is for a producer")
         match message:
-            case AddStream():
+            case dcp_streams.AddStream():
                 self.add_stream(message)
-            case CloseStream():
+            case dcp_streams.CloseStream():
                 self._close_for_proxy(message)
-            case GetFailoverLog():
+            case dcp_streams.GetFailoverLog():
                 facts = self._bucket.vbuckets.facts_of(message.vbucket)
                 if facts is None:
                     self._dcp.send_refusal(message.opcode, message.opaque, Status.NOT_MY_VBUCKET)
                 else:
                     entries = facts.failover_log.entries
-                    self._dcp.send(GetFailoverLogResponse(opaque=message.opaque, failover_log=entries))
+                    self._dcp.send(dcp_streams.GetFailoverLogResponse(opaque=message.opaque, failover_log=entries))
             case _:
                 self._receive_stream_message(message, stream)
 
     def _receive_stream_message(self, message: Request, stream: ReplicaStream | None) -> None:
         try:
-            if stream is None and isinstance(message, StreamEnd):
+            if stream is None and isinstance(message, dcp_streams.StreamEnd):
                 # What the control about closed streams has asked for.
                 return
             if stream is None or stream.state in (ConsumerStream.REQUESTED, ConsumerStream.ROLLING_BACK):
@@ -305,8 +286,8 @@ class ConsumerConnection:
                 # As recorded from an 8.0.2 server. The stream goes on: it has lost no change.
                 self._dcp.send_refusal(message.opcode, message.opaque, Status.UNKNOWN_COMMAND)
                 return
-            if isinstance(message, StreamEnd):
-                stream.move(StreamEnd)
+            if isinstance(message, dcp_streams.StreamEnd):
+                stream.move(dcp_streams.StreamEnd)
                 self._drop(stream)
             elif isinstance(message, DcpFlush):
                 self._flush(stream, message)
@@ -326,11 +307,13 @@ class ConsumerConnection:
         if stream is None or stream.state is not ConsumerStream.REQUESTED:
             return
         try:
-            if not isinstance(answer, StreamRequestResponse):
+            if not isinstance(answer, dcp_streams.StreamRequestResponse):
                 raise RequestRefused(answer.status)
             if answer.rollback_seqno is None:
                 stream.on_accepted(answer.failover_log)
-                self._answer(stream, AddStreamResponse(opaque=stream.asked.opaque, stream_opaque=stream.opaque))
+                self._answer(
+                    stream, dcp_streams.AddStreamResponse(opaque=stream.asked.opaque, stream_opaque=stream.opaque)
+                )
             else:
                 stream.on_rollback_demanded(answer.rollback_seqno)
                 self._service.when_at_rest(partial(self._roll_back, stream, answer.rollback_seqno))
@@ -339,7 +322,7 @@ class ConsumerConnection:
 
     # --- streams --------------------------------------------------------------------------------------------------
 
-    def add_stream(self, request: AddStream) -> None:
+    def add_stream(self, request: dcp_streams.AddStream) -> None:
         """Ask the producer for a stream. The answer comes when the producer has given one."""
         try:
             self._check_addable(request)
@@ -354,11 +337,11 @@ class ConsumerConnection:
         self._service.receivers[stream.vbucket] = self
         self._dcp.send_request(stream.request(), stream=stream)
 
-    def _check_addable(self, request: AddStream) -> None:
+    def _check_addable(self, request: dcp_streams.AddStream) -> None:
         """Whether a stream may be asked for."""
         if int(request.flags) & ~int(ADD_STREAM_FLAGS):
             raise RequestRefused(Status.EINVAL, f"a copy can't be made with the flags {int(request.flags):#x}")
-        if StreamFlags.TAKEOVER in request.flags and not self._service.may_take_over(request.vbucket):
+        if dcp_streams.StreamFlags.TAKEOVER in request.flags and not self._service.may_take_over(request.vbucket):
             raise RequestRefused(Status.NOT_MY_VBUCKET)
         if request.vbucket in self._service.receivers:
             raise RequestRefused(Status.KEY_EEXISTS)
@@ -383,12 +366,12 @@ class ConsumerConnection:
         # As recorded: the opaque that the stream would have had comes with a refusal, too.
         self._answer(stream, replace(answer, extras=stream.opaque.to_bytes(4)))
 
-    def _close_for_proxy(self, request: CloseStream) -> None:
+    def _close_for_proxy(self, request: dcp_streams.CloseStream) -> None:
         stream = self.streams.get(request.vbucket)
         if stream is None:
             self._dcp.send_refusal(request.opcode, request.opaque, Status.KEY_ENOENT)
             return
-        stream.move(CloseStream)
+        stream.move(dcp_streams.CloseStream)
         stream.move(states.CloseAnswered)
         self._drop(stream)
         self._answer(stream, self._error(stream.asked.opcode, stream.asked.opaque, RequestRefused(Status.KEY_ENOENT)))
@@ -400,7 +383,7 @@ class ConsumerConnection:
         if stream is not None:
             stream.move(states.ConnectionLost)
             self._drop(stream)
-            self._dcp.send(CloseStream(vbucket=vbucket, opaque=stream.opaque))
+            self._dcp.send(dcp_streams.CloseStream(vbucket=vbucket, opaque=stream.opaque))
 
     def _drop(self, stream: ReplicaStream) -> None:
         """The stream is over: others may receive its vbucket."""
@@ -412,7 +395,9 @@ class ConsumerConnection:
 
     def takeovers(self) -> list[VBucketId]:
         """The vbuckets that it receives in order to take them over."""
-        return [stream.vbucket for stream in self.streams.values() if StreamFlags.TAKEOVER in stream.asked.flags]
+        return [
+            stream.vbucket for stream in self.streams.values() if dcp_streams.StreamFlags.TAKEOVER in stream.asked.flags
+        ]
 
     def view(self, *, now_s: float, with_streams: bool) -> ConsumerView:
         vbuckets = sorted(self.streams)

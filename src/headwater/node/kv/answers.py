@@ -11,17 +11,12 @@ from dataclasses import dataclass, field
 
 from headwater.errors import MalformedFrameInfo
 from headwater.node.durability import SyncWrite, WriteOutcome
-from headwater.node.kv.handlers import NEEDS_NO_LOGIN
 from headwater.node.service import BucketService
 from headwater.protocol import frames
-from headwater.protocol.features import Opcode
 from headwater.protocol.frames import Frame, RequestInfo
-from headwater.protocol.messages.base import ErrorResponse
-from headwater.protocol.status import Status
 
 DEFERRED_MAX = 1024
 """The most undecided durable writes of one connection. Beyond that its requests wait."""
-_SESSION_OPCODES = frozenset(request.opcode for request in NEEDS_NO_LOGIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +126,3 @@ class NotDurable:
         while self._parts and self._parts[0][1] <= self._parts[0][0].bucket.durable_commit:
             self._parts.popleft()
         return sum(part[2] for part in self._parts)
-
-
-def failed_answers(data: bytes) -> bytes:
-    """The same answers as temporary failures, except those that are about the connection and not about data."""
-    failed = bytearray()
-    for frame in frames.decode_frames(data):
-        if frame.opcode in _SESSION_OPCODES:
-            failed += frame.encode()
-        else:
-            failed += ErrorResponse(opcode=Opcode(frame.opcode), opaque=frame.opaque, status=Status.ETMPFAIL).encode()
-    return bytes(failed)

@@ -35,7 +35,7 @@ from headwater.node.auth.login_checks import LoginVerdict
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.durability import SyncWrite, WriteOutcome
-from headwater.node.kv.answers import Deferrals, DeferredAnswer, NotDurable, Outgoing, failed_answers
+from headwater.node.kv.answers import Deferrals, DeferredAnswer, NotDurable, Outgoing
 from headwater.node.kv.context import (
     REQUEST_WORK,
     TURN_WORK,
@@ -63,7 +63,7 @@ from headwater.protocol.flow_control import COUNTED
 from headwater.protocol.frames import HEADER_BYTES, Frame, FrameBuffer, RequestInfo
 from headwater.protocol.kernels.frame_runs import with_framing_extras
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.base import Request, Response
+from headwater.protocol.messages.base import ErrorResponse, Request, Response
 from headwater.protocol.numbers import DEFAULT_COLLECTION, FRAME_BODY_BYTES_MAX
 from headwater.protocol.status import RequestRefused, Status, status_for_peer
 from headwater.store.bucket import Bucket
@@ -87,6 +87,7 @@ SILENT_ON_SUCCESS = frozenset(
     }
 )  # fmt: skip
 SILENT_ON_MISS = frozenset({Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META})
+_OPCODES_WITHOUT_LOGIN = frozenset(request.opcode for request in NEEDS_NO_LOGIN)
 WRITE_OPCODES = frozenset(request.opcode for request, action in NEEDED.items() if action is Action.WRITE)
 LARGE_OPCODES = frozenset(request.opcode for request in LARGE_REQUESTS)
 SMALL_BODY_BYTES_MAX = 128 * 1024
@@ -738,7 +739,7 @@ class KvSession(SessionState):
             # A quiet write is void, and it has no answer that could say so.
             raise CloseSession
         for at, piece in void.items():
-            self.outgoing[at] = Outgoing(failed_answers(piece.data), 0, None, piece.received_s)
+            self.outgoing[at] = Outgoing(_failed_answers(piece.data), 0, None, piece.received_s)
         return bool(self.outgoing or self.unordered or self.consumer)
 
     def on_bucket_dropped(self) -> None:
@@ -763,3 +764,14 @@ class KvSession(SessionState):
             self._must_look = True  # A vbucket may have changed without a commit.
             self._reply += self.dcp.tick(now_s)
             self.flush()
+
+
+def _failed_answers(data: bytes) -> bytes:
+    """The same answers as temporary failures, except those that are about the connection and not about data."""
+    failed = bytearray()
+    for frame in frames.decode_frames(data):
+        if frame.opcode in _OPCODES_WITHOUT_LOGIN:
+            failed += frame.encode()
+        else:
+            failed += ErrorResponse(opcode=Opcode(frame.opcode), opaque=frame.opaque, status=Status.ETMPFAIL).encode()
+    return bytes(failed)

@@ -23,26 +23,16 @@ from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError
 from headwater.protocol.features import WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import HEADER_BYTES, FrameBuffer, decode_frame
-from headwater.protocol.messages import ErrorResponse, decode_message, refused
-from headwater.protocol.messages.dcp_streams import (
-    AddStream,
-    Open,
-    OpenFlags,
-    StreamEnd,
-    StreamEndReason,
-    StreamFlags,
-    StreamRequest,
-    StreamRequestResponse,
-)
+from headwater.protocol.messages import ErrorResponse, dcp_streams, decode_message, refused
 from headwater.protocol.messages.vbuckets import ObserveSeqnoResponse
 from headwater.protocol.numbers import VBucketId, Vbuuid
 from headwater.protocol.values import Datatype
 
 PRODUCER_FLAGS = (
-    OpenFlags.PRODUCER
-    | OpenFlags.INCLUDE_XATTRS
-    | OpenFlags.INCLUDE_DELETE_TIMES
-    | OpenFlags.INCLUDE_DELETED_USER_XATTRS
+    dcp_streams.OpenFlags.PRODUCER
+    | dcp_streams.OpenFlags.INCLUDE_XATTRS
+    | dcp_streams.OpenFlags.INCLUDE_DELETE_TIMES
+    | dcp_streams.OpenFlags.INCLUDE_DELETED_USER_XATTRS
 )
 """A copy has all of a document. Without delete times, a real server sends expirations as deletions."""
 
@@ -66,7 +56,9 @@ class StreamProgress:
     """How far the consumer is once it has taken all that was passed on."""
     vbuuid: Vbuuid = Vbuuid(0)
     """The producer's branch of history, which the seqno is on."""
-    ended: asyncio.Future[StreamEndReason] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    ended: asyncio.Future[dcp_streams.StreamEndReason] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     def is_persisted_at(self, observed: ObserveSeqnoResponse) -> bool:
         """Whether the consumer says that it has persisted all that was passed on.
@@ -111,9 +103,11 @@ class Proxy:
             # The name under which it acknowledges prepares is for the consumer, which lets the producer know by a
             # control. As a 7.0.5 server has it, a value needs the datatype JSON.
             consumer_name = json.dumps({"consumer_name": str(target)}).encode()
-            await producer.request(Open(flags=PRODUCER_FLAGS, key=name.encode()))
+            await producer.request(dcp_streams.Open(flags=PRODUCER_FLAGS, key=name.encode()))
             await consumer.request(
-                Open(flags=OpenFlags(0), key=name.encode(), value=consumer_name, datatype=Datatype.JSON)
+                dcp_streams.Open(
+                    flags=dcp_streams.OpenFlags(0), key=name.encode(), value=consumer_name, datatype=Datatype.JSON
+                )
             )
         except BaseException:
             producer.close()
@@ -121,14 +115,14 @@ class Proxy:
             raise
         return cls(producer, consumer)
 
-    async def add_stream(self, vbucket: VBucketId, flags: StreamFlags) -> StreamProgress:
+    async def add_stream(self, vbucket: VBucketId, flags: dcp_streams.StreamFlags) -> StreamProgress:
         """Have the consumer ask for a stream. A refusal of either side is raised as its error."""
         self.check()
         progress = self.streams[vbucket] = StreamProgress(vbucket)
         self._opaque += 1
         opaque = self._opaque
         answer = self._answers[opaque] = asyncio.get_running_loop().create_future()
-        self._target.write(AddStream(vbucket=vbucket, flags=flags, opaque=opaque).encode())
+        self._target.write(dcp_streams.AddStream(vbucket=vbucket, flags=flags, opaque=opaque).encode())
         try:
             answered = await answer
             if isinstance(answered, ErrorResponse):
@@ -141,7 +135,7 @@ class Proxy:
             self._answers.pop(opaque, None)
         return progress
 
-    async def wait_for_end(self, vbucket: VBucketId) -> StreamEndReason:
+    async def wait_for_end(self, vbucket: VBucketId) -> dcp_streams.StreamEndReason:
         """Until a stream has ended by itself."""
         self.check()
         return await self.streams[vbucket].ended
@@ -168,9 +162,13 @@ class Proxy:
             decoded = decode_frame(frame)
             assert decoded is not None, "the scan gives whole frames"
             match decode_message(decoded[0], WITH_COLLECTIONS):
-                case StreamEnd() as end:
-                    self._end(end)
-                case StreamRequestResponse(rollback_seqno=None) as answer if answer.opaque in self._requested:
+                case dcp_streams.StreamEnd() as end:
+                    progress = self.streams.get(end.vbucket)
+                    if progress is not None and not progress.ended.done():
+                        progress.ended.set_result(end.reason)
+                case dcp_streams.StreamRequestResponse(rollback_seqno=None) as answer if (
+                    answer.opaque in self._requested
+                ):
                     # The newest entry comes first.
                     self._requested.pop(answer.opaque).vbuuid = answer.failover_log[0].vbuuid
 
@@ -179,11 +177,6 @@ class Proxy:
         if progress is not None:
             progress.seqno = seqno
             progress.changes += opcode in _CHANGES
-
-    def _end(self, end: StreamEnd) -> None:
-        progress = self.streams.get(end.vbucket)
-        if progress is not None and not progress.ended.done():
-            progress.ended.set_result(end.reason)
 
     def _from_consumer(self, data: bytes) -> None:
         self._from_target.receive_data(data)
@@ -194,7 +187,7 @@ class Proxy:
                 continue
             if frame.opcode == Opcode.DCP_STREAM_REQUEST and frame.specific in self.streams:
                 request = decode_message(frame, WITH_COLLECTIONS)
-                assert isinstance(request, StreamRequest)
+                assert isinstance(request, dcp_streams.StreamRequest)
                 progress = self._requested[frame.opaque] = self.streams[request.vbucket]
                 # Lower than before where the consumer was rolled back.
                 progress.seqno = request.start_seqno

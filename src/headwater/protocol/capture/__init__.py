@@ -302,20 +302,9 @@ class _FlowReader:
 # --- captures of any format -------------------------------------------------------------------------------------------
 
 __all__ = [
-    "UNKNOWN_FLOW",
-    "CaptureEvent",
-    "CaptureFault",
-    "CaptureFormat",
-    "CapturedFrame",
-    "Chunk",
-    "ConnectionOpened",
-    "Direction",
-    "Flow",
-    "Gap",
-    "find_format",
-    "read_capture",
-    "read_frames",
-]
+    "UNKNOWN_FLOW", "CaptureEvent", "CaptureFault", "CaptureFormat", "CapturedFrame", "Chunk", "ConnectionOpened",
+    "Direction", "Flow", "Gap", "find_format", "read_capture", "read_frames",
+]  # fmt: skip
 
 _RAW_CHUNK_BYTES = 64 * 1024
 _FIRST_BYTES = frozenset(Magic)

@@ -334,15 +334,12 @@ class _HexTextReader:
                 if opened := _NEW_CONNECTION.match(stripped):
                     yield ConnectionOpened(connection=opened["connection"])
             elif stripped.startswith("["):
-                self._on_annotation(stripped)
+                if header := _HEADER.match(stripped):
+                    self._flow = Flow(header["connection"], Direction(header["direction"]))
+                    self._starts_frame = True
             elif decoded := self._decode_line(line, number):
                 yield Chunk(flow=self._flow, data=decoded, where=f"line {number}", starts_frame=self._starts_frame)
                 self._starts_frame = False
-
-    def _on_annotation(self, line: str) -> None:
-        if header := _HEADER.match(line):
-            self._flow = Flow(header["connection"], Direction(header["direction"]))
-            self._starts_frame = True
 
     def _decode_line(self, line: str, number: int) -> bytes:
         if line == "*":

@@ -33,19 +33,9 @@ from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import SUCCESSFUL, Status
 
 __all__ = [
-    "REQUESTS",
-    "RESPONSES",
-    "SERVER_REQUESTS",
-    "ErrorResponse",
-    "Message",
-    "PlainResponse",
-    "Request",
-    "Response",
-    "decode_message",
-    "key_text",
-    "refused",
-    "refused_request",
-]
+    "REQUESTS", "RESPONSES", "SERVER_REQUESTS", "ErrorResponse", "Message", "PlainResponse", "Request", "Response",
+    "decode_message", "key_text", "refused", "refused_request",
+]  # fmt: skip
 
 
 def decode_message(frame: Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) -> Message:

@@ -22,17 +22,8 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast, dataclass_transform
 
 from headwater.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
+from headwater.protocol import frames
 from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated, Opcode
-from headwater.protocol.frames import (
-    HEADER_BYTES,
-    Frame,
-    FrameInfo,
-    decode_collection_id,
-    decode_frame_infos,
-    decode_stream_id,
-    encode_collection_id,
-    encode_frame_infos,
-)
 from headwater.protocol.numbers import KEY_BYTES_MAX, VALUE_BYTES_MAX, Cas, VBucketId
 from headwater.protocol.status import SUCCESSFUL, Status
 from headwater.protocol.values import Datatype
@@ -114,7 +105,7 @@ def take(data: bytes, at: int, length: int) -> tuple[bytes, int]:
     """The bytes of a value that start at `at`, and where they end."""
     if at + length > len(data):
         raise MalformedMessage(
-            f"the value is cut off: it has {len(data) - at} of {length} bytes", offset=HEADER_BYTES + at
+            f"the value is cut off: it has {len(data) - at} of {length} bytes", offset=frames.HEADER_BYTES + at
         )
     return data[at : at + length], at + length
 
@@ -150,7 +141,7 @@ def list_codec(
             items.append(item)
         if at < len(value) or len(items) < count_min:
             wrong = f"fewer than {count_min}" if len(items) < count_min else f"more than {count_max}"
-            raise MalformedMessage(f"{wrong} {field}", offset=HEADER_BYTES + at)
+            raise MalformedMessage(f"{wrong} {field}", offset=frames.HEADER_BYTES + at)
         return tuple(items)
 
     return ValueCodec(field, encode_list, decode_list)
@@ -208,7 +199,7 @@ class WireMessage:
     @classmethod
     def malformed(cls, part: str, reason: str) -> RemoteProtocolError:
         """The error for a part of the body (`extras`, `key` or `value`) that does not fit the message."""
-        return MalformedMessage(reason, offset=HEADER_BYTES)
+        return MalformedMessage(reason, offset=frames.HEADER_BYTES)
 
     def layout(self) -> Layout:
         """The layout of this message's extras: the one with those optional numbers that are not None."""
@@ -226,7 +217,7 @@ class WireMessage:
     def encode_key(self) -> bytes:
         key: bytes = getattr(self, self.key_field) if self.key_field else b""
         collection_id: int | None = getattr(self, "collection_id", None)
-        return key if collection_id is None else encode_collection_id(collection_id) + key
+        return key if collection_id is None else frames.encode_collection_id(collection_id) + key
 
     def encode_value(self) -> bytes:
         if "value" in self._may_have:
@@ -236,7 +227,7 @@ class WireMessage:
             return self.value_codec.encode(getattr(self, self.value_codec.field))
         return self.value_layout.pack(self) if self.value_layout.fields else b""
 
-    def to_frame(self) -> Frame:
+    def to_frame(self) -> frames.Frame:
         raise NotImplementedError  # pragma: no cover  (the subclass knows the header)
 
     def encode(self) -> bytes:
@@ -264,7 +255,7 @@ class WireMessage:
         decoded: dict[str, Any] = {}
         # Collections, "Key": where collections were negotiated, a document's key starts with the collection id.
         if negotiated.collections and "collection_id" in cls._may_have:
-            decoded["collection_id"], at = decode_collection_id(key)
+            decoded["collection_id"], at = frames.decode_collection_id(key)
             key = key[at:]
         if cls.key_bytes_max is not None and len(key) > cls.key_bytes_max:
             raise cls.malformed("key", f"a {cls.key_field} of {len(key)} bytes exceeds {cls.key_bytes_max}")
@@ -293,7 +284,7 @@ class WireMessage:
         return {}
 
     @classmethod
-    def decode_body(cls, frame: Frame, negotiated: Negotiated, header: dict[str, Any]) -> dict[str, Any]:
+    def decode_body(cls, frame: frames.Frame, negotiated: Negotiated, header: dict[str, Any]) -> dict[str, Any]:
         """All fields of the message, given those of its header."""
         known = header | cls.decode_extras(frame.extras)
         known |= cls.decode_key(frame.key, negotiated)
@@ -344,30 +335,30 @@ class Message(WireMessage):
     opaque: int = 0
     cas: Cas = Cas(0)
     datatype: Datatype = Datatype.RAW
-    frame_infos: tuple[FrameInfo, ...] = ()
+    frame_infos: tuple[frames.FrameInfo, ...] = ()
 
-    def _frame(self, magic: Magic, opcode: int, specific: int) -> Frame:
+    def _frame(self, magic: Magic, opcode: int, specific: int) -> frames.Frame:
         self.check_parts()
-        return Frame(
+        return frames.Frame(
             magic=magic,
             opcode=opcode,
             specific=specific,
             opaque=self.opaque,
             cas=self.cas,
             datatype=self.datatype,
-            framing_extras=encode_frame_infos(self.frame_infos),
+            framing_extras=frames.encode_frame_infos(self.frame_infos),
             extras=self.encode_extras(),
             key=self.encode_key(),
             value=self.encode_value(),
         )
 
     @classmethod
-    def _decoded(cls, frame: Frame, negotiated: Negotiated, **header: Any) -> Self:
+    def _decoded(cls, frame: frames.Frame, negotiated: Negotiated, **header: Any) -> Self:
         header |= {
             "opaque": frame.opaque,
             "cas": Cas(frame.cas),
             "datatype": Datatype(frame.datatype),
-            "frame_infos": decode_frame_infos(frame.framing_extras),
+            "frame_infos": frames.decode_frame_infos(frame.framing_extras),
         }
         return cls(**cls.decode_body(frame, negotiated, header))
 
@@ -384,15 +375,15 @@ class Request(Message):
     @property
     def stream_id(self) -> int | None:
         """The `sid` of the stream the message belongs to, where streams have ids."""
-        return decode_stream_id(self.frame_infos)
+        return frames.decode_stream_id(self.frame_infos)
 
-    def to_frame(self) -> Frame:
+    def to_frame(self) -> frames.Frame:
         if self.frame_infos and self.magic is not Magic.REQUEST:
             raise LocalProtocolError(f"{type(self).__name__}: server-initiated frames have no frame infos")
         return self._frame(Magic.FLEXIBLE_REQUEST if self.frame_infos else self.magic, self.opcode, self.vbucket)
 
     @classmethod
-    def from_frame(cls, frame: Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) -> Self:
+    def from_frame(cls, frame: frames.Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) -> Self:
         return cls._decoded(frame, negotiated, vbucket=VBucketId(frame.specific))
 
 
@@ -407,11 +398,11 @@ class Response(Message):
     opcode: Opcode
     status: Status = Status.SUCCESS
 
-    def to_frame(self) -> Frame:
+    def to_frame(self) -> frames.Frame:
         return self._frame(Magic.FLEXIBLE_RESPONSE if self.frame_infos else Magic.RESPONSE, self.opcode, self.status)
 
     @classmethod
-    def from_frame(cls, frame: Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) -> Self:
+    def from_frame(cls, frame: frames.Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) -> Self:
         return cls._decoded(frame, negotiated, opcode=Opcode(frame.opcode), status=Status(frame.specific))
 
 

@@ -64,9 +64,7 @@ def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
     assert Offsets.from_json(path.read_text()) == offsets_at(7)
 
 
-def test_a_process_that_changes_its_folder_keeps_its_checkpoint(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_of_folder_keeps_the_checkpoint(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     store = FileCheckpoint(path.name)
     (tmp_path / "elsewhere").mkdir()

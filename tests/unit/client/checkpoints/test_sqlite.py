@@ -53,7 +53,6 @@ def count(connection: sqlite3.Connection) -> int:
 def test_what_was_saved_last_is_loaded(path: Path) -> None:
     store = SqliteCheckpoint(str(path), name="orders")
     assert run(store.load()) is None
-    assert store._connection is not None
     assert store._connection.execute("PRAGMA synchronous").fetchone() == (3,), "commits are on the disk"
     for seqno in (5, 9, 3):
         run(store.save(offsets_at(seqno)))
@@ -154,11 +153,9 @@ def test_a_save_that_waits_for_the_caller_does_not_hold_up_the_caller(path: Path
 
 @pytest.mark.parametrize("rows", [sqlite3.Row, lambda cursor, row: {"row": row}])
 @pytest.mark.parametrize("text", [str, bytes])
-def test_the_caller_may_have_forms_of_its_own(
-    path: Path, caller: sqlite3.Connection, rows: object, text: object
-) -> None:
+def test_the_caller_may_have_own_forms(path: Path, caller: sqlite3.Connection, rows: object, text: object) -> None:
     save(path, 3)
-    caller.row_factory = rows  # type: ignore[assignment]
+    caller.row_factory = rows
     caller.text_factory = text
     store = SqliteCheckpoint(path, name="orders")
     assert store.load_from(caller) == offsets_at(3)
@@ -241,7 +238,7 @@ def test_a_reader_that_another_has_taken_over_from_is_refused(path: Path, is_fir
         run(store.close())
 
 
-def test_a_writer_that_stays_is_waited_for_and_then_told_of(
+def test_a_writer_that_stays_is_reported(
     path: Path, caller: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(path, 5)

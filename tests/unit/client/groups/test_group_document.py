@@ -9,51 +9,28 @@ from typing import Any
 
 import pytest
 
+from headwater import errors
 from headwater.client.cluster_map import ClusterMap, vbucket_of
 from headwater.client.connection_string import Address
-from headwater.client.groups.group_document import (
-    ANSWER_S_MAX,
-    DOCUMENT_BYTES_MAX,
-    LEASE_S_MAX,
-    NAME_CHARS_MAX,
-    SEATS_MAX,
-    GroupDocument,
-    KvDocument,
-    Seat,
-    group_bucket,
-)
+from headwater.client.groups import group_document
 from headwater.client.kv_connection import Timeouts
 from headwater.client.settings import ClientSettings
-from headwater.errors import (
-    GroupDocumentInvalid,
-    KeyExists,
-    KeyNotFound,
-    StatusError,
-    SyncWriteAmbiguous,
-    TemporaryFailure,
-    UnknownBucket,
-    status_error,
-)
 from headwater.protocol.messages import Request, Response
 from headwater.protocol.numbers import Cas, CollectionId
 from headwater.protocol.status import Status
-from support.cases import each
+from support.cases import case, each
 
-ADA = Seat(id="1a", member_id="ada", heartbeat=3, lease_s=15.0)
-BEA = Seat(id="2b", member_id="bea", heartbeat=9, lease_s=4.5, is_replaced=True)
-DOCUMENT = GroupDocument(
-    first_generation=1000,
-    seats=(ADA, BEA),
-    owners=("1a", "2b", None),
-    targets=("1a", "1a", "2b"),
-    takings=(1, 4, 2),
+ADA = group_document.Seat(id="1a", member_id="ada", heartbeat=3, lease_s=15.0)
+BEA = group_document.Seat(id="2b", member_id="bea", heartbeat=9, lease_s=4.5, is_replaced=True)
+DOCUMENT = group_document.GroupDocument(
+    first_generation=1000, seats=(ADA, BEA), owners=("1a", "2b", None), targets=("1a", "1a", "2b"), takings=(1, 4, 2)
 )
 
 
 def test_what_is_written_is_read_again() -> None:
-    assert GroupDocument.decode(DOCUMENT.encode()) == DOCUMENT
-    empty = GroupDocument.empty(vbuckets=5, first_generation=7)
-    assert GroupDocument.decode(empty.encode()) == empty
+    assert group_document.GroupDocument.decode(DOCUMENT.encode()) == DOCUMENT
+    empty = group_document.GroupDocument.empty(vbuckets=5, first_generation=7)
+    assert group_document.GroupDocument.decode(empty.encode()) == empty
 
 
 def test_the_form_is_stable() -> None:
@@ -77,15 +54,17 @@ def test_generations_count_on_from_the_first() -> None:
 
 def test_the_largest_group_of_the_largest_bucket_fits() -> None:
     seats = tuple(
-        Seat(id=f"{number:016x}", member_id="m" * NAME_CHARS_MAX, heartbeat=2**40, lease_s=15.0)
-        for number in range(SEATS_MAX)
+        group_document.Seat(
+            id=f"{number:016x}", member_id="m" * group_document.NAME_CHARS_MAX, heartbeat=2**40, lease_s=15.0
+        )
+        for number in range(group_document.SEATS_MAX)
     )
     everywhere = (seats[-1].id,) * 65536
-    largest = GroupDocument(
+    largest = group_document.GroupDocument(
         first_generation=2**40, seats=seats, owners=everywhere, targets=everywhere, takings=(2**31,) * 65536
     )
-    assert len(largest.encode()) < DOCUMENT_BYTES_MAX
-    assert GroupDocument.decode(largest.encode()) == largest
+    assert len(largest.encode()) < group_document.DOCUMENT_BYTES_MAX
+    assert group_document.GroupDocument.decode(largest.encode()) == largest
 
 
 def test_a_seat_that_goes_leaves_its_vbuckets_to_nobody() -> None:
@@ -95,9 +74,9 @@ def test_a_seat_that_goes_leaves_its_vbuckets_to_nobody() -> None:
 
 
 def test_a_seat_is_added_or_changed() -> None:
-    older = Seat(id="1a", member_id="ada", heartbeat=4, lease_s=15.0)
+    older = group_document.Seat(id="1a", member_id="ada", heartbeat=4, lease_s=15.0)
     assert DOCUMENT.with_seat(older).seats == (older, BEA)
-    other = Seat(id="3c", member_id="cleo", heartbeat=1, lease_s=15.0)
+    other = group_document.Seat(id="3c", member_id="cleo", heartbeat=1, lease_s=15.0)
     assert DOCUMENT.with_seat(other).seats == (ADA, BEA, other)
 
 
@@ -117,7 +96,7 @@ INVALID = {
     "not UTF-8": b'{"format": "\xff"}',
     "no format": b"{}",
     "another format": changed(format=2),
-    "too large": b" " * (DOCUMENT_BYTES_MAX + 1),
+    "too large": b" " * (group_document.DOCUMENT_BYTES_MAX + 1),
     "no first generation": changed(first_generation=None),
     "a first generation below 0": changed(first_generation=-1),
     "a first generation that is true": changed(first_generation=True),
@@ -126,7 +105,7 @@ INVALID = {
     "two seats of one id": seat(id="2b"),
     "more seats than may be": changed(seats=[{**json.loads(seat())["seats"][0], "id": str(at)} for at in range(257)]),
     "a seat with no id": seat(id=""),
-    "a seat with a long id": seat(id="x" * (NAME_CHARS_MAX + 1)),
+    "a seat with a long id": seat(id="x" * (group_document.NAME_CHARS_MAX + 1)),
     "a seat with a number for an id": seat(id=1),
     "a seat of no member": seat(member=None),
     "a heartbeat below 0": seat(heartbeat=-1),
@@ -135,7 +114,7 @@ INVALID = {
     "no lease": seat(lease_s=0),
     "a lease for ever": seat(lease_s=float("inf")),
     "a lease that is no number": seat(lease_s=float("nan")),
-    "a lease that is too long": seat(lease_s=LEASE_S_MAX + 1),
+    "a lease that is too long": seat(lease_s=group_document.LEASE_S_MAX + 1),
     "a lease that is text": seat(lease_s="15"),
     "a lease that is true": seat(lease_s=True),
     "replaced by a number": seat(replaced=1),
@@ -152,8 +131,8 @@ INVALID = {
 
 @each("value", INVALID.values())
 def test_anything_else_is_refused(value: bytes) -> None:
-    with pytest.raises(GroupDocumentInvalid) as caught:
-        GroupDocument.decode(value)
+    with pytest.raises(errors.GroupDocumentInvalid) as caught:
+        group_document.GroupDocument.decode(value)
     assert caught.value.hint
 
 
@@ -166,7 +145,7 @@ KEY = b"the document"
 class RefusingKv:
     """A `KvPort` that answers every request in the same way."""
 
-    def __init__(self, answer: StatusError, collection_id: CollectionId | None = None) -> None:
+    def __init__(self, answer: errors.StatusError, collection_id: CollectionId | None = None) -> None:
         self._answer = answer
         self._collection_id = collection_id
         self.requests: list[Request] = []
@@ -180,7 +159,7 @@ class RefusingKv:
     async def collection_id(self, name: str | None) -> CollectionId | None:
         return self._collection_id
 
-    async def request(self, requests: Sequence[Request]) -> list[Response | StatusError]:
+    async def request(self, requests: Sequence[Request]) -> list[Response | errors.StatusError]:
         self.requests += requests
         return [self._answer] * len(requests)
 
@@ -188,9 +167,9 @@ class RefusingKv:
         self.is_closed = True
 
 
-def calls(answer: StatusError) -> dict[str, object]:
+def calls(answer: errors.StatusError) -> dict[str, object]:
     """What each call makes of the answer."""
-    document = KvDocument(RefusingKv(answer), KEY)
+    document = group_document.KvDocument(RefusingKv(answer), KEY)
     found: dict[str, object] = {}
     for name, call in (
         ("read", document.read()),
@@ -199,35 +178,29 @@ def calls(answer: StatusError) -> dict[str, object]:
     ):
         try:
             found[name] = asyncio.run(call)
-        except StatusError as error:
+        except errors.StatusError as error:
             found[name] = error
     return found
 
 
-def status(number: Status) -> StatusError:
-    return status_error(number, "no")
+def status(number: Status) -> errors.StatusError:
+    return errors.status_error(number, "no")
 
 
-@pytest.mark.parametrize(
-    ("answer", "that_are_none"),
-    [
-        (KeyNotFound(Status.KEY_ENOENT), {"read", "replace"}),
-        (KeyExists(Status.KEY_EEXISTS), {"add", "replace"}),
-        (status(Status.NOT_STORED), {"add"}),
-        (UnknownBucket(Status.KEY_ENOENT), set()),
-        (TemporaryFailure(Status.ETMPFAIL), set()),
-        (SyncWriteAmbiguous(Status.SYNC_WRITE_AMBIGUOUS), set()),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_only_what_others_have_done_is_a_value(answer: StatusError, that_are_none: set[str]) -> None:
+@case(errors.KeyNotFound(Status.KEY_ENOENT), {"read", "replace"})
+@case(errors.KeyExists(Status.KEY_EEXISTS), {"add", "replace"})
+@case(status(Status.NOT_STORED), {"add"})
+@case(errors.UnknownBucket(Status.KEY_ENOENT), set())
+@case(errors.TemporaryFailure(Status.ETMPFAIL), set())
+@case(errors.SyncWriteAmbiguous(Status.SYNC_WRITE_AMBIGUOUS), set())
+def test_only_what_others_have_done_is_a_value(answer: errors.StatusError, that_are_none: set[str]) -> None:
     assert calls(answer) == {name: None if name in that_are_none else answer for name in ("read", "add", "replace")}
 
 
 def test_a_request_names_the_vbucket_and_the_collection() -> None:
     for collection_id in (None, CollectionId(0), CollectionId(9)):
-        kv = RefusingKv(KeyNotFound(Status.KEY_ENOENT), collection_id)
-        document = KvDocument(kv, KEY)
+        kv = RefusingKv(errors.KeyNotFound(Status.KEY_ENOENT), collection_id)
+        document = group_document.KvDocument(kv, KEY)
         asyncio.run(document.read())
         asyncio.run(document.close())
         (request,) = kv.requests
@@ -235,8 +208,8 @@ def test_a_request_names_the_vbucket_and_the_collection() -> None:
         assert kv.is_closed
 
 
-@pytest.mark.parametrize(("asked_s", "used_s"), [(30.0, ANSWER_S_MAX), (1.0, 1.0)])
+@pytest.mark.parametrize(("asked_s", "used_s"), [(30.0, group_document.ANSWER_S_MAX), (1.0, 1.0)])
 def test_a_group_does_not_wait_longer_than_its_lease_can_bear(asked_s: float, used_s: float) -> None:
     settings = ClientSettings.make("couchbase://h/b", timeouts=Timeouts(connect_s=asked_s, answer_s=asked_s))
-    document = group_bucket(settings, vbuckets=64).open_document(KEY, None)
+    document = group_document.group_bucket(settings, vbuckets=64).open_document(KEY, None)
     assert document._kv._settings.timeouts == Timeouts(connect_s=used_s, answer_s=used_s)

@@ -7,24 +7,17 @@ import re
 
 import pytest
 
+from headwater import errors
 from headwater.client.groups import Assignment
 from headwater.client.groups.lease_group import LEAVE_S_MAX, LeaseGroup
-from headwater.errors import (
-    AccessDenied,
-    GroupDocumentInvalid,
-    HeadwaterError,
-    HostUnreachable,
-    InvalidInput,
-    LocalProtocolError,
-    MemberReplaced,
-    TemporaryFailure,
-)
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status
-from support.group_fakes import ANSWER_S, MemoryDocument, joined, run, virtual_clock_s
+from support.group_fakes import ANSWER_S, MemoryDocument, VirtualLoop, joined, run, virtual_clock_s
 
 LEASE_S, INTERVAL_S, MARGIN_S = 10.0, 2.0, 3.0
 GIVE_UP_AFTER_S = 60.0
+
+LOOP_FACTORY = VirtualLoop
 
 
 @pytest.fixture
@@ -71,68 +64,57 @@ def all_of(*readers: FollowingReader) -> list[int]:
 # --- coming and going ---------------------------------------------------------------------------------------------
 
 
-def test_members_share_and_hand_back_when_they_leave(document: MemoryDocument) -> None:
-    async def scenario() -> None:
-        async with joined(ada := group("ada"), document.bucket()):
-            reader = FollowingReader(ada)
-            await asyncio.sleep(1)
-            assert len(reader.reading) == 6
-            async with joined(bea := group("bea"), document.bucket()):
-                other = FollowingReader(bea)
-                await asyncio.sleep(2 * INTERVAL_S)
-                assert len(reader.reading) == len(other.reading) == 3
-                assert all_of(reader, other) == list(range(6))
-            assert document.members() == ["ada"]
-            await asyncio.sleep(INTERVAL_S + 1)
-            assert len(reader.reading) == 6
-        await reader.task
-        await other.task
-        assert document.members() == []
-        assert reader.reading == frozenset()
-        assert all(port.is_closed for port in document.ports)
-
-    run(scenario())
-
-
-def test_a_member_that_is_gone_without_a_word_is_taken_over(document: MemoryDocument) -> None:
-    async def scenario() -> None:
-        ada = group("ada")
-        await ada.start(document.bucket())
+async def test_members_share_and_hand_back_when_they_leave(document: MemoryDocument) -> None:
+    async with joined(ada := group("ada"), document.bucket()):
+        reader = FollowingReader(ada)
+        await asyncio.sleep(1)
+        assert len(reader.reading) == 6
         async with joined(bea := group("bea"), document.bucket()):
-            reader = FollowingReader(bea)
-            await asyncio.sleep(1)
-            document.ports[0].is_silent = True
-            await asyncio.sleep(LEASE_S)
-            assert not ada.current().vbuckets
-            assert not reader.reading
-            await asyncio.sleep(MARGIN_S + INTERVAL_S)
-            assert len(reader.reading) == 6
-        await ada.stop()
-
-    run(scenario())
-
-
-def test_a_release_is_written_at_once_also_after_trouble(document: MemoryDocument) -> None:
-    async def scenario() -> None:
-        async with joined(ada := group("ada"), document.bucket()):
-            document.ports[0].failure = UNREACHABLE
-            await asyncio.sleep(INTERVAL_S + 4)
-            document.ports[0].failure = None
-            await asyncio.sleep(1)
-            async with joined(group("bea"), document.bucket()):
-                moved = await ada.assignment_changed(ada.current())
-                await asyncio.sleep(5 * ANSWER_S)
-                assert document.decoded().owners.count(None) == 0
-                await ada.release(moved.to_release)
-                await asyncio.sleep(5 * ANSWER_S)
-                assert document.decoded().owners.count(None) == 3
-
-    run(scenario())
+            other = FollowingReader(bea)
+            await asyncio.sleep(2 * INTERVAL_S)
+            assert len(reader.reading) == len(other.reading) == 3
+            assert all_of(reader, other) == list(range(6))
+        assert document.members() == ["ada"]
+        await asyncio.sleep(INTERVAL_S + 1)
+        assert len(reader.reading) == 6
+    await reader.task
+    await other.task
+    assert document.members() == []
+    assert reader.reading == frozenset()
+    assert all(port.is_closed for port in document.ports)
 
 
-def test_the_document_has_the_name_of_the_group_and_is_in_the_collection_that_was_named(
-    document: MemoryDocument,
-) -> None:
+async def test_a_member_that_is_gone_without_a_word_is_taken_over(document: MemoryDocument) -> None:
+    ada = group("ada")
+    await ada.start(document.bucket())
+    async with joined(bea := group("bea"), document.bucket()):
+        reader = FollowingReader(bea)
+        await asyncio.sleep(1)
+        document.ports[0].is_silent = True
+        await asyncio.sleep(LEASE_S)
+        assert not ada.current().vbuckets
+        assert not reader.reading
+        await asyncio.sleep(MARGIN_S + INTERVAL_S)
+        assert len(reader.reading) == 6
+    await ada.stop()
+
+
+async def test_a_release_is_written_at_once_also_after_trouble(document: MemoryDocument) -> None:
+    async with joined(ada := group("ada"), document.bucket()):
+        document.ports[0].failure = UNREACHABLE
+        await asyncio.sleep(INTERVAL_S + 4)
+        document.ports[0].failure = None
+        await asyncio.sleep(1)
+        async with joined(group("bea"), document.bucket()):
+            moved = await ada.assignment_changed(ada.current())
+            await asyncio.sleep(5 * ANSWER_S)
+            assert document.decoded().owners.count(None) == 0
+            await ada.release(moved.to_release)
+            await asyncio.sleep(5 * ANSWER_S)
+            assert document.decoded().owners.count(None) == 3
+
+
+def test_the_document_is_named_after_the_group_and_in_its_collection(document: MemoryDocument) -> None:
     async def scenario() -> None:
         async with joined(group(name="invoices", collection="ops.groups"), document.bucket()):
             pass
@@ -146,71 +128,62 @@ def test_without_a_member_id_there_is_a_new_one_every_time() -> None:
     assert repr(group("ada")) == "LeaseGroup('g', 'ada')"
 
 
-def test_writes_that_others_were_faster_with_are_tried_again(document: MemoryDocument) -> None:
-    async def scenario() -> None:
-        ada = group("ada")
-        starting = asyncio.create_task(ada.start(document.bucket()))
-        await asyncio.sleep(0)
-        document.ports[0].races = 5
-        assert len((await starting).vbuckets) == 6
-        for _ in range(20):
-            document.ports[0].races = 2
-            await asyncio.sleep(INTERVAL_S)
-        assert len(ada.current().vbuckets) == 6
-        assert ada.current().number == 2, "the lease has never been lost"
-        await ada.stop()
-
-    run(scenario())
+async def test_writes_that_others_were_faster_with_are_tried_again(document: MemoryDocument) -> None:
+    ada = group("ada")
+    starting = asyncio.create_task(ada.start(document.bucket()))
+    await asyncio.sleep(0)
+    document.ports[0].races = 5
+    assert len((await starting).vbuckets) == 6
+    for _ in range(20):
+        document.ports[0].races = 2
+        await asyncio.sleep(INTERVAL_S)
+    assert len(ada.current().vbuckets) == 6
+    assert ada.current().number == 2, "the lease has never been lost"
+    await ada.stop()
 
 
 # --- failures -----------------------------------------------------------------------------------------------------
 
-UNREACHABLE = HostUnreachable("nobody is there", hint="Wait")
-DENIED = AccessDenied(Status.EACCESS, "you may not")
+UNREACHABLE = errors.HostUnreachable("nobody is there", hint="Wait")
+DENIED = errors.AccessDenied(Status.EACCESS, "you may not")
 
 
-@pytest.mark.parametrize("error", [UNREACHABLE, TemporaryFailure(Status.ETMPFAIL)])
-def test_a_document_that_is_out_of_reach_for_a_while_costs_the_lease_and_no_more(
-    document: MemoryDocument, error: HeadwaterError
+@pytest.mark.parametrize("error", [UNREACHABLE, errors.TemporaryFailure(Status.ETMPFAIL)])
+async def test_an_unreachable_document_costs_only_the_lease(
+    document: MemoryDocument, error: errors.HeadwaterError
 ) -> None:
-    async def scenario() -> None:
-        async with joined(ada := group("ada"), document.bucket()):
-            reader = FollowingReader(ada)
-            document.ports[0].failure = error
-            await asyncio.sleep(INTERVAL_S + 1)
-            assert ada.last_failure is error
-            assert len(reader.reading) == 6, "the lease is still good"
-            calls = document.ports[0].calls
-            await asyncio.sleep(LEASE_S)
-            assert not reader.reading
-            assert document.ports[0].calls - calls < 50, "a server that is down is asked again and again"
-            document.ports[0].failure = None
-            await asyncio.sleep(INTERVAL_S)
-            assert len(reader.reading) == 6
-            assert ada.last_failure is None
-
-    run(scenario())
+    async with joined(ada := group("ada"), document.bucket()):
+        reader = FollowingReader(ada)
+        document.ports[0].failure = error
+        await asyncio.sleep(INTERVAL_S + 1)
+        assert ada.last_failure is error
+        assert len(reader.reading) == 6, "the lease is still good"
+        calls = document.ports[0].calls
+        await asyncio.sleep(LEASE_S)
+        assert not reader.reading
+        assert document.ports[0].calls - calls < 50, "a server that is down is asked again and again"
+        document.ports[0].failure = None
+        await asyncio.sleep(INTERVAL_S)
+        assert len(reader.reading) == 6
+        assert ada.last_failure is None
 
 
 @pytest.mark.parametrize("error", [UNREACHABLE, DENIED], ids=["unreachable", "denied"])
-def test_what_is_in_the_way_of_joining_is_raised(document: MemoryDocument, error: HeadwaterError) -> None:
-    async def scenario() -> None:
-        ada = group("ada")
-        starting = asyncio.create_task(ada.start(document.bucket()))
-        await asyncio.sleep(0)
-        document.ports[0].failure = error
-        with pytest.raises(type(error)):
-            await starting
-        assert document.ports[0].is_closed
-        await ada.stop()
-
-    run(scenario())
+async def test_what_is_in_the_way_of_joining_is_raised(document: MemoryDocument, error: errors.HeadwaterError) -> None:
+    ada = group("ada")
+    starting = asyncio.create_task(ada.start(document.bucket()))
+    await asyncio.sleep(0)
+    document.ports[0].failure = error
+    with pytest.raises(type(error)):
+        await starting
+    assert document.ports[0].is_closed
+    await ada.stop()
 
 
-async def failure_of(membership: LeaseGroup) -> HeadwaterError:
+async def failure_of(membership: LeaseGroup) -> errors.HeadwaterError:
     """What a reader gets that follows its assignments."""
     reader = FollowingReader(membership)
-    with pytest.raises(HeadwaterError) as caught:
+    with pytest.raises(errors.HeadwaterError) as caught:
         await reader.task
     assert not reader.reading, "it was told to stop before it was told why"
     return caught.value
@@ -228,65 +201,50 @@ def test_a_document_that_stays_out_of_reach_fails_the_membership(document: Memor
     assert GIVE_UP_AFTER_S <= run(scenario()) < GIVE_UP_AFTER_S + 2 * INTERVAL_S
 
 
-def test_the_time_to_give_up_is_counted_from_the_last_success(document: MemoryDocument) -> None:
-    async def scenario() -> None:
-        async with joined(ada := group("ada"), document.bucket()):
-            for failure in (UNREACHABLE, None) * 4:
-                document.ports[0].failure = failure
-                await asyncio.sleep(GIVE_UP_AFTER_S / 2)
-            assert len(ada.current().vbuckets) == 6
-
-    run(scenario())
+async def test_the_time_to_give_up_is_counted_from_the_last_success(document: MemoryDocument) -> None:
+    async with joined(ada := group("ada"), document.bucket()):
+        for failure in (UNREACHABLE, None) * 4:
+            document.ports[0].failure = failure
+            await asyncio.sleep(GIVE_UP_AFTER_S / 2)
+        assert len(ada.current().vbuckets) == 6
 
 
-def test_what_will_never_be_better_fails_the_membership_at_once(document: MemoryDocument) -> None:
-    async def scenario() -> None:
-        async with joined(ada := group("ada"), document.bucket()):
-            document.ports[0].failure = DENIED
-            denied_s = virtual_clock_s()
-            assert await failure_of(ada) is DENIED
-            assert virtual_clock_s() <= denied_s + INTERVAL_S + 1
-            with pytest.raises(AccessDenied):
-                await ada.assignment_changed(ada.current())
-        assert ada.current().is_last
-
-    run(scenario())
+async def test_what_will_never_be_better_fails_the_membership_at_once(document: MemoryDocument) -> None:
+    async with joined(ada := group("ada"), document.bucket()):
+        document.ports[0].failure = DENIED
+        denied_s = virtual_clock_s()
+        assert await failure_of(ada) is DENIED
+        assert virtual_clock_s() <= denied_s + INTERVAL_S + 1
+        with pytest.raises(errors.AccessDenied):
+            await ada.assignment_changed(ada.current())
+    assert ada.current().is_last
 
 
-def test_a_document_that_somebody_has_spoiled_is_left_alone(document: MemoryDocument) -> None:
-    async def scenario() -> None:
-        async with joined(ada := group("ada"), document.bucket()):
-            document.value, document.cas = b"{}", document.cas + 1
-            assert isinstance(await failure_of(ada), GroupDocumentInvalid)
-        assert document.value == b"{}"
-
-    run(scenario())
+async def test_a_document_that_somebody_has_spoiled_is_left_alone(document: MemoryDocument) -> None:
+    async with joined(ada := group("ada"), document.bucket()):
+        document.value, document.cas = b"{}", document.cas + 1
+        assert isinstance(await failure_of(ada), errors.GroupDocumentInvalid)
+    assert document.value == b"{}"
 
 
-def test_a_fault_of_our_own_reaches_the_reader(document: MemoryDocument, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        async with joined(ada := group("ada"), document.bucket()):
-            monkeypatch.setattr(document.ports[0], "read", None)
-            reader = FollowingReader(ada)
-            with pytest.raises(TypeError):
-                await reader.task
-            assert not reader.reading
-
-    run(scenario())
+async def test_a_fault_of_our_own_reaches_the_reader(document: MemoryDocument, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with joined(ada := group("ada"), document.bucket()):
+        monkeypatch.setattr(document.ports[0], "read", None)
+        reader = FollowingReader(ada)
+        with pytest.raises(TypeError):
+            await reader.task
+        assert not reader.reading
 
 
-def test_who_comes_later_by_the_same_id_stays(document: MemoryDocument) -> None:
-    async def scenario() -> None:
-        ada, again = group("ada"), group("ada")
-        async with joined(ada, document.bucket()), joined(again, document.bucket()):
-            reader = FollowingReader(again)
-            error = await failure_of(ada)
-            assert isinstance(error, MemberReplaced)
-            assert "'ada'" in error.reason
-            await asyncio.sleep(INTERVAL_S)
-            assert len(reader.reading) == 6
-
-    run(scenario())
+async def test_who_comes_later_by_the_same_id_stays(document: MemoryDocument) -> None:
+    ada, again = group("ada"), group("ada")
+    async with joined(ada, document.bucket()), joined(again, document.bucket()):
+        reader = FollowingReader(again)
+        error = await failure_of(ada)
+        assert isinstance(error, errors.MemberReplaced)
+        assert "'ada'" in error.reason
+        await asyncio.sleep(INTERVAL_S)
+        assert len(reader.reading) == 6
 
 
 # --- stopping -----------------------------------------------------------------------------------------------------
@@ -322,59 +280,50 @@ def test_stopping_is_tried_again_where_the_document_is_out_of_reach(document: Me
     assert document.members() == []
 
 
-def test_who_waits_is_told_of_the_end(document: MemoryDocument) -> None:
-    async def scenario() -> None:
-        ada = group("ada")
-        known = await ada.start(document.bucket())
-        waiting = asyncio.create_task(ada.assignment_changed(known))
-        await ada.stop()
-        assert not (await waiting).vbuckets
-        last = ada.current()
-        assert last.is_last
-        with pytest.raises(LocalProtocolError, match="has ended"):
-            await ada.assignment_changed(last)
-
-    run(scenario())
+async def test_who_waits_is_told_of_the_end(document: MemoryDocument) -> None:
+    ada = group("ada")
+    known = await ada.start(document.bucket())
+    waiting = asyncio.create_task(ada.assignment_changed(known))
+    await ada.stop()
+    assert not (await waiting).vbuckets
+    last = ada.current()
+    assert last.is_last
+    with pytest.raises(errors.LocalProtocolError, match="has ended"):
+        await ada.assignment_changed(last)
 
 
-def test_a_start_that_is_cancelled_leaves_nothing_open(document: MemoryDocument) -> None:
-    async def scenario() -> None:
-        ada = group("ada")
-        starting = asyncio.create_task(ada.start(document.bucket()))
-        await asyncio.sleep(0)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        assert document.ports[0].is_closed
-        assert ada.current().is_last
-
-    run(scenario())
+async def test_a_start_that_is_cancelled_leaves_nothing_open(document: MemoryDocument) -> None:
+    ada = group("ada")
+    starting = asyncio.create_task(ada.start(document.bucket()))
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert document.ports[0].is_closed
+    assert ada.current().is_last
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_asked_too_early_or_twice_is_refused(document: MemoryDocument) -> None:
-    async def scenario() -> None:
-        ada = group("ada")
-        for call in (ada.current, lambda: asyncio.ensure_future(ada.stop())):
-            with pytest.raises(LocalProtocolError, match="not been started"):
-                await call()
-        async with joined(ada, document.bucket()):
-            with pytest.raises(LocalProtocolError, match="started before"):
-                await ada.start(document.bucket())
-
-    run(scenario())
+async def test_what_is_asked_too_early_or_twice_is_refused(document: MemoryDocument) -> None:
+    ada = group("ada")
+    for call in (ada.current, lambda: asyncio.ensure_future(ada.stop())):
+        with pytest.raises(errors.LocalProtocolError, match="not been started"):
+            await call()
+    async with joined(ada, document.bucket()):
+        with pytest.raises(errors.LocalProtocolError, match="started before"):
+            await ada.start(document.bucket())
 
 
 @pytest.mark.parametrize("name", ["", "x" * 101, "a\nb", "\0"])
 def test_names_that_are_none_are_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match="not a valid name for a group"):
+    with pytest.raises(errors.InvalidInput, match="not a valid name for a group"):
         group(name=name)
-    with pytest.raises(InvalidInput, match="not a valid name for a member"):
+    with pytest.raises(errors.InvalidInput, match="not a valid name for a member"):
         group(name)
 
 
 def test_a_name_that_makes_the_key_too_long_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=re.escape("a key of 317 bytes")):
+    with pytest.raises(errors.InvalidInput, match=re.escape("a key of 317 bytes")):
         group(name="€" * 100)

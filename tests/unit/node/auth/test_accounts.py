@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from headwater.errors import LocalProtocolError
-from headwater.node.auth.accounts import ADMIN, Accounts
-from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users
+from headwater.node.auth.accounts import ADMIN, Accounts, UserSharing, merged
+from headwater.node.auth.users import SALTS_BYTES, Grant, Group, Role, User, Users
 from headwater.node.node_folder import NodeFolder
 from headwater.protocol.sasl import Credentials
+from headwater.sim.network import SimulatedDisk, SimulatedFolder
+from support.cases import case_apart
 
 
 def accounts_in(folder: Path) -> Accounts:
@@ -50,15 +55,10 @@ def test_one_that_is_named_is_an_admin_and_keeps_nothing_but_its_name(tmp_path: 
     assert accounts.in_force.is_admin("ann")
 
 
-@pytest.mark.parametrize(
-    ("name", "password", "told"),
-    [
-        ("rob", "violets", "rob, who has another password on this node: nothing is changed"),
-        ("sid", "whatever", "sid, who is no user of this node: nothing is changed"),
-        ("rob", "a password", None),
-        ("ann", "pencil", None),
-    ],
-)
+@case_apart("rob", "violets", "rob, who has another password on this node: nothing is changed")
+@case_apart("sid", "whatever", "sid, who is no user of this node: nothing is changed")
+@case_apart("rob", "a password", None)
+@case_apart("ann", "pencil", None)
 def test_the_environment_changes_no_user(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, password: str, told: str | None
 ) -> None:
@@ -109,7 +109,6 @@ async def test_a_change_is_on_disk_before_it_is_in_force(tmp_path: Path) -> None
 
     def look(users: Users) -> None:
         stored = NodeFolder(tmp_path).load_users()
-        assert stored is not None
         seen.append((set(users.by_name), set(stored.by_name)))
 
     accounts.on_change = look
@@ -157,7 +156,116 @@ async def test_other_nodes_are_let_in_and_never_stored(tmp_path: Path) -> None:
     assert accounts.is_node("@cluster-beer")
     assert not accounts.is_node("bob")
     stored = NodeFolder(tmp_path).load_users()
-    assert stored is not None
     assert stored.by_name.keys() == {"ann", "bob"}
     accounts.let_nodes_in("beer", None)
     assert "@cluster-beer" not in accounts.in_force.by_name
+
+
+# --- what nodes make of each other's users: all end with the same, and one that joins takes those of the cluster ----
+
+
+CLUSTER, OTHER = "a" * 32, "b" * 32
+EMPTY = Users(decoy_secret=bytes(32), iterations=4096)
+ANN = EMPTY.new_user("ann", "pencil", [Grant(Role.ADMIN)], salts=bytes(SALTS_BYTES))
+BASE = EMPTY.put(ANN)
+
+
+class SharingNode:
+    """A node with users and a clock of its own."""
+
+    def __init__(self, users: Users = BASE, *, ms: int = 1_000) -> None:
+        self.ms = ms
+        folder = SimulatedFolder(SimulatedDisk(Random(0), users))
+        self.accounts = Accounts(folder, random_bytes=Random(1).randbytes, now_ns=lambda: self.ms * 1_000_000)
+        self.accounts.load(None, None)
+        self.sharing = UserSharing(self.accounts, random_bytes=Random(ms).randbytes)
+
+    @property
+    def users(self) -> Users:
+        return self.accounts.stored
+
+    async def change(self, change: Callable[[Users], Users]) -> None:
+        await self.accounts.change(change)
+
+    async def ask(self, other: SharingNode, cluster: str = CLUSTER) -> None:
+        await self.sharing.take(cluster, dict(other.sharing.pieces(cluster)))
+
+
+def named(name: str, **changes: object) -> User:
+    return replace(ANN, name=name, **changes)
+
+
+async def cluster_of(*nodes: SharingNode) -> None:
+    await nodes[0].sharing.begin(CLUSTER)
+    for node in nodes[1:]:
+        await node.ask(nodes[0])
+
+
+async def test_one_that_joins_gives_up_its_users_for_those_of_the_cluster() -> None:
+    first, joining = SharingNode(), SharingNode(BASE.put(named("own", changed_ms=10**9)))
+    await joining.ask(first)
+    assert "own" in joining.users.by_name, "no node shares users yet"
+    await cluster_of(first, joining)
+    assert joining.users == first.users
+    assert joining.sharing.digest(CLUSTER) == first.sharing.digest(CLUSTER) != ""
+    # A second bucket of the same nodes is a cluster of its own, and changes no user.
+    await joining.change(lambda users: users.put(named("kim")))
+    await first.sharing.begin(OTHER)
+    await joining.ask(first, OTHER)
+    assert joining.users.by_name.keys() == {"ann", "kim"}
+    # One that was left out and is added again gives up what it has changed on its own.
+    await joining.sharing.leave(CLUSTER)
+    assert joining.sharing.digest(CLUSTER) == ""
+
+
+async def test_a_node_in_two_clusters_stays_with_the_users_that_it_has() -> None:
+    first, node, other = SharingNode(ms=1), SharingNode(), SharingNode(ms=2)
+    await cluster_of(first, node)
+    await other.sharing.begin(OTHER)
+    await other.change(lambda users: users.put(named("kim")))
+    await node.ask(other, OTHER)
+    taken = node.users
+    assert "kim" in taken.by_name
+    await node.ask(first)
+    assert node.users == taken
+
+
+async def test_the_later_change_counts_whatever_the_clocks_say() -> None:
+    ahead, behind = SharingNode(ms=9_000), SharingNode(ms=1_000)
+    await cluster_of(ahead, behind)
+    await ahead.change(lambda users: users.put(named("kim", display_name="first")).put_group(Group(name="lake")))
+    await behind.ask(ahead)
+    await behind.change(lambda users: users.put(named("kim", display_name="second")).remove_group("lake"))
+    await ahead.ask(behind)
+    assert ahead.users == behind.users
+    assert ahead.users.by_name["kim"].display_name == "second"
+    assert ahead.users.groups == {}
+    await behind.change(lambda users: users.remove("kim"))
+    await behind.ask(ahead)
+    assert "kim" not in behind.users.by_name, "one that was away must not bring a removed user back"
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_all_end_with_the_same_in_whatever_order_they_hear(seed: int) -> None:
+    random = Random(seed)
+    nodes = [SharingNode(ms=random.randrange(5)) for _ in range(3)]
+    await cluster_of(*nodes)
+    for _ in range(12):
+        node, name = random.choice(nodes), random.choice("klm")
+        if random.random() < 0.3 and name in node.users.by_name:
+            await node.change(lambda users, name=name: users.remove(name))
+        else:
+            await node.change(lambda users, name=name: users.put(named(name, display_name=str(random.random()))))
+        if random.random() < 0.5:
+            await random.choice(nodes).ask(random.choice(nodes))
+    for _ in range(2):
+        for node in nodes:
+            for other in nodes:
+                await node.ask(other)
+    assert nodes[0].users == nodes[1].users == nodes[2].users
+
+
+def test_two_admins_that_remove_each_other_leave_the_users_as_they_are() -> None:
+    ours = BASE.remove("ann").put(named("bob")).stamped(BASE.put(named("bob")), now_ms=5)
+    theirs = BASE.stamped(BASE.put(named("bob")), now_ms=5)
+    assert merged(ours, theirs) == ours

@@ -23,6 +23,7 @@ from headwater.node.auth.login_checks import (
     LoginVerdict,
     address_of,
 )
+from support.cases import case
 
 PEER, USER = "192.0.2.1", "ann"
 
@@ -59,16 +60,11 @@ def test_what_costs_nothing() -> None:
     assert (throttle.wait_s(PEER, USER, now_s=0.0), len(throttle)) == (0.0, 0), "failures before a success"
 
 
-@pytest.mark.parametrize(
-    ("failures", "at_s", "delay_s"),
-    [
-        (FREE_FAILURES - 1, WINDOW_S, 0.0),
-        (FREE_FAILURES - 1, WINDOW_S - 0.25, DELAYS_S[0]),
-        # Costly failures are remembered longer.
-        (FREE_FAILURES, MEMORY_S - 1, DELAYS_S[1]),
-        (FREE_FAILURES + 3, MEMORY_S, 0.0),
-    ],
-)
+@case(FREE_FAILURES - 1, WINDOW_S, 0.0)
+@case(FREE_FAILURES - 1, WINDOW_S - 0.25, DELAYS_S[0])
+# Costly failures are remembered longer.
+@case(FREE_FAILURES, MEMORY_S - 1, DELAYS_S[1])
+@case(FREE_FAILURES + 3, MEMORY_S, 0.0)
 def test_failures_are_forgotten_after_some_quiet(failures: int, at_s: float, delay_s: float) -> None:
     throttle = after(failures)
     throttle.failed(PEER, USER, now_s=at_s)
@@ -126,16 +122,11 @@ def test_guesses_from_many_addresses_slow_the_node_down() -> None:
     assert throttle.pace_s("198.51.100.1", now_s=0.0) > 0.0
 
 
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
-        ("fe80::1%eth0", "fe80::"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("a host", "a host"),
-    ],
-)
+@case("192.0.2.1", "192.0.2.1")
+@case("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::")
+@case("fe80::1%eth0", "fe80::")
+@case("::ffff:192.0.2.1", "192.0.2.1")
+@case("a host", "a host")
 def test_an_address_is_what_one_client_has(peer: str, address: str) -> None:
     assert address_of(peer) == address
 
@@ -151,7 +142,7 @@ class Checks:
     order: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.checks = LoginChecks(lambda: None, now_s=lambda: self.now)  # type: ignore[arg-type, return-value]
+        self.checks = LoginChecks(lambda: None, now_s=lambda: self.now)
 
     def begin(self, peer: str, user: str, *, is_right: bool = False) -> asyncio.Task[LoginVerdict]:
         def prove() -> bool:

@@ -8,7 +8,6 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from headwater.errors import DataDamaged, DataTooNew, LocalProtocolError, StoreE
 from headwater.node.auth import user_file
 from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, VERSION, load_users, readable_password, store_users
 from headwater.node.auth.users import SALTS_BYTES, Grant, Group, Role, Users, hash_password
+from support.cases import case_apart
 
 PASSWORD = "correct horse battery staple"
 EMPTY = Users(decoy_secret=bytes(range(32)), iterations=4096)
@@ -41,11 +41,6 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def stored(path: Path) -> Any:
-    store_users(path, USERS)
-    return json.loads(path.read_text())
-
-
 def write(path: Path, content: object) -> None:
     path.write_text(json.dumps(content))
     path.chmod(0o600)
@@ -60,7 +55,6 @@ def test_round_trip(path: Path, users: Users) -> None:
 def test_who_could_log_in_before_can_after_and_no_password_is_in_the_file(path: Path) -> None:
     store_users(path, USERS)
     loaded = load_users(path)
-    assert loaded is not None
     assert loaded.check_password("ann", PASSWORD)
     assert not loaded.check_password("ann", "wrong")
     text = path.read_text()
@@ -165,41 +159,31 @@ def test_a_file_that_is_no_user_file(path: Path, text: bytes) -> None:
         load_users(path)
 
 
-def set_at(content: Any, where: tuple[str | int, ...], value: object) -> None:
+@case_apart(("version",), VERSION - 1, "there is no version")
+@case_apart(("version",), True, "version is missing or of the wrong type")
+@case_apart(("iterations",), None, "iterations is missing")
+@case_apart(("iterations",), 1, "iterations")
+@case_apart(("decoy_secret",), "AAAA", "decoy secret")
+@case_apart(("decoy_secret",), "é", "decoy_secret is not base64")
+@case_apart(("users",), {}, "users is missing or of the wrong type")
+@case_apart(("users", 0), "ann", "name is missing")
+@case_apart(("users", 0, "name"), "", "cannot be a user name")
+@case_apart(("users", 0, "name"), "ann", "a user or a group is there twice")
+@case_apart(("users", 0, "grants"), None, "grants is missing")
+@case_apart(("users", 0, "grants", 0), 5, "role is missing")
+@case_apart(("users", 0, "grants", 0, "role"), "root", "there is no role 'root'")
+@case_apart(("users", 0, "grants", 0, "bucket"), "", "needs the name of a bucket")
+@case_apart(("users", 0, "grants", 0, "collection"), "c", "on a collection of no scope")
+@case_apart(("users", 0, "credentials"), {}, "SCRAM-SHA512 is missing")
+@case_apart(("users", 0, "credentials", "SCRAM-SHA1", "salt"), "AAAA", "SCRAM-SHA1 have the wrong length")
+@case_apart(("users", 0, "credentials", "SCRAM-SHA256", "stored_key"), "AAAA", "SCRAM-SHA256 have the wrong length")
+@case_apart(("users", 0, "credentials", "SCRAM-SHA512", "server_key"), "?", "server_key is not base64")
+def test_a_damaged_file_is_described(path: Path, where: tuple[str | int, ...], value: object, reason: str) -> None:
+    store_users(path, USERS)
+    content = json.loads(path.read_text())
     for step in where[:-1]:
         content = content[step]
     content[where[-1]] = value
-
-
-@pytest.mark.parametrize(
-    ("where", "value", "reason"),
-    [
-        (("version",), VERSION - 1, "there is no version"),
-        (("version",), True, "version is missing or of the wrong type"),
-        (("iterations",), None, "iterations is missing"),
-        (("iterations",), 1, "iterations"),
-        (("decoy_secret",), "AAAA", "decoy secret"),
-        (("decoy_secret",), "é", "decoy_secret is not base64"),
-        (("users",), {}, "users is missing or of the wrong type"),
-        (("users", 0), "ann", "name is missing"),
-        (("users", 0, "name"), "", "cannot be a user name"),
-        (("users", 0, "name"), "ann", "a user or a group is there twice"),
-        (("users", 0, "grants"), None, "grants is missing"),
-        (("users", 0, "grants", 0), 5, "role is missing"),
-        (("users", 0, "grants", 0, "role"), "root", "there is no role 'root'"),
-        (("users", 0, "grants", 0, "bucket"), "", "needs the name of a bucket"),
-        (("users", 0, "grants", 0, "collection"), "c", "on a collection of no scope"),
-        (("users", 0, "credentials"), {}, "SCRAM-SHA512 is missing"),
-        (("users", 0, "credentials", "SCRAM-SHA1", "salt"), "AAAA", "SCRAM-SHA1 have the wrong length"),
-        (("users", 0, "credentials", "SCRAM-SHA256", "stored_key"), "AAAA", "SCRAM-SHA256 have the wrong length"),
-        (("users", 0, "credentials", "SCRAM-SHA512", "server_key"), "?", "server_key is not base64"),
-    ],
-)
-def test_a_damaged_file_says_what_is_wrong(
-    path: Path, where: tuple[str | int, ...], value: object, reason: str
-) -> None:
-    content = stored(path)
-    set_at(content, where, value)
     write(path, content)
     with pytest.raises(DataDamaged, match=reason) as error:
         load_users(path)

@@ -26,17 +26,9 @@ from headwater.node.auth.users import (
     parse_roles,
     roles_of,
 )
+from headwater.protocol import sasl
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.sasl import (
-    SCRAM_ITERATIONS_MAX,
-    SCRAM_MECHANISMS,
-    SCRAM_SALT_BYTES,
-    USER_CHARS_MAX,
-    Mechanism,
-    ScramClient,
-    ScramServer,
-)
-from support.cases import each
+from support.cases import case, each
 
 SALTS = bytes(range(SALTS_BYTES))
 EMPTY = Users(decoy_secret=bytes(32), iterations=4096)
@@ -114,12 +106,12 @@ def test_users_have_what_their_groups_have_for_as_long_as_they_are_in_them() -> 
 # --- how they prove who they are ----------------------------------------------------------------------------------
 
 
-@each("mechanism", SCRAM_MECHANISMS)
+@each("mechanism", sasl.SCRAM_MECHANISMS)
 @each("name", ["ann", "bob"])
 @each("password", ["pencil", "crayon"])
-def test_scram_against_the_users(mechanism: Mechanism, name: str, password: str) -> None:
-    server = ScramServer(mechanism, with_user().credentials, b"server")
-    client = ScramClient(mechanism, name, password, b"client")
+def test_scram_against_the_users(mechanism: sasl.Mechanism, name: str, password: str) -> None:
+    server = sasl.ScramServer(mechanism, with_user().credentials, b"server")
+    client = sasl.ScramClient(mechanism, name, password, b"client")
     final = client.final(server.start(client.first()))
     if (name, password) == ("ann", "pencil"):
         client.verify(server.finish(final))
@@ -133,8 +125,8 @@ def test_plain_is_checked_against_what_scram_keeps() -> None:
     assert [users.check_password(*login) for login in tries] == [True, False, False, False]
 
 
-@pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
-def test_nothing_shows_that_a_user_does_not_exist(mechanism: Mechanism) -> None:
+@pytest.mark.parametrize("mechanism", sasl.SCRAM_MECHANISMS)
+def test_nothing_shows_that_a_user_does_not_exist(mechanism: sasl.Mechanism) -> None:
     users = with_user()
     real, decoy = users.credentials(mechanism, "ann"), users.credentials(mechanism, "bob")
     assert decoy == users.credentials(mechanism, "bob")
@@ -150,7 +142,7 @@ def test_nothing_shows_that_a_user_does_not_exist(mechanism: Mechanism) -> None:
 def test_every_mechanism_has_a_salt_of_its_own() -> None:
     salts = [credentials.salt for credentials in hash_password("pencil", salts=SALTS, iterations=4096).values()]
     assert b"".join(salts) == SALTS
-    assert {len(salt) for salt in salts} == {SCRAM_SALT_BYTES}
+    assert {len(salt) for salt in salts} == {sasl.SCRAM_SALT_BYTES}
 
 
 def test_no_password_and_no_key_is_in_a_repr() -> None:
@@ -176,13 +168,13 @@ def test_add_put_and_remove_give_new_collections() -> None:
     assert (users.has_admin, other.has_admin) == (True, False)
 
 
-@pytest.mark.parametrize("name", ["", "a:b", "a\nb", "a\0b", "\udcff", "u" * (USER_CHARS_MAX + 1)])
+@pytest.mark.parametrize("name", ["", "a:b", "a\nb", "a\0b", "\udcff", "u" * (sasl.USER_CHARS_MAX + 1)])
 def test_impossible_names(name: str) -> None:
     with pytest.raises(LocalProtocolError, match="cannot be a user name"):
         with_user(name)
 
 
-@pytest.mark.parametrize("name", ["@admin", "a,b=c", "Zoë 漢", "u" * USER_CHARS_MAX])
+@pytest.mark.parametrize("name", ["@admin", "a,b=c", "Zoë 漢", "u" * sasl.USER_CHARS_MAX])
 def test_possible_names(name: str) -> None:
     assert with_user(name).check_password(name, "pencil")
 
@@ -213,7 +205,7 @@ def test_other_impossible_values(monkeypatch: pytest.MonkeyPatch) -> None:
             make()
 
 
-@pytest.mark.parametrize("iterations", [0, 1, SCRAM_ITERATIONS_MAX + 1])
+@pytest.mark.parametrize("iterations", [0, 1, sasl.SCRAM_ITERATIONS_MAX + 1])
 def test_iterations_that_clients_refuse(iterations: int) -> None:
     with pytest.raises(LocalProtocolError, match="iterations"):
         Users(decoy_secret=bytes(32), iterations=iterations)
@@ -230,31 +222,20 @@ def is_there(grant: Grant) -> bool:
     return (grant.bucket, grant.scope, grant.collection) in PLACES
 
 
-@each(
-    ("text", "grants"),
-    [
-        ("", set()),
-        (" , ", set()),
-        ("admin", {Grant(Role.ADMIN)}),
-        ("Admin", {Grant(Role.ADMIN)}),
-        ("data_reader[*]", {Grant(Role.DATA_READER)}),
-        (
-            "data_reader[beer], data_writer[a.b%c-d]",
-            {Grant(Role.DATA_READER, "beer"), Grant(Role.DATA_WRITER, "a.b%c-d")},
-        ),
-        ("data_dcp_reader[beer:*:*],data_dcp_reader[beer:*]", {Grant(Role.DATA_DCP_READER, "beer")}),
-        ("data_reader[beer:inventory]", {Grant(Role.DATA_READER, "beer", "inventory")}),
-        ("data_writer[beer:inventory:hotels]", {Grant(Role.DATA_WRITER, "beer", "inventory", "hotels")}),
-        (
-            "ro_admin,query_select[beer],fts_searcher[*]",
-            {Grant(Role.RO_ADMIN), Grant(Role.QUERY_SELECT, "beer"), Grant(Role.FTS_SEARCHER)},
-        ),
-        (
-            "bucket_admin[beer],bucket_full_access[*]",
-            {Grant(Role.BUCKET_ADMIN, "beer"), Grant(Role.BUCKET_FULL_ACCESS)},
-        ),
-    ],
+@case("", set())
+@case(" , ", set())
+@case("admin", {Grant(Role.ADMIN)})
+@case("Admin", {Grant(Role.ADMIN)})
+@case("data_reader[*]", {Grant(Role.DATA_READER)})
+@case("data_reader[beer], data_writer[a.b%c-d]", {Grant(Role.DATA_READER, "beer"), Grant(Role.DATA_WRITER, "a.b%c-d")})
+@case("data_dcp_reader[beer:*:*],data_dcp_reader[beer:*]", {Grant(Role.DATA_DCP_READER, "beer")})
+@case("data_reader[beer:inventory]", {Grant(Role.DATA_READER, "beer", "inventory")})
+@case("data_writer[beer:inventory:hotels]", {Grant(Role.DATA_WRITER, "beer", "inventory", "hotels")})
+@case(
+    "ro_admin,query_select[beer],fts_searcher[*]",
+    {Grant(Role.RO_ADMIN), Grant(Role.QUERY_SELECT, "beer"), Grant(Role.FTS_SEARCHER)},
 )
+@case("bucket_admin[beer],bucket_full_access[*]", {Grant(Role.BUCKET_ADMIN, "beer"), Grant(Role.BUCKET_FULL_ACCESS)})
 def test_roles_are_read(text: str, grants: set[Grant]) -> None:
     assert parse_roles(text, is_there=is_there) == grants
 
@@ -289,21 +270,16 @@ def test_what_is_no_role(role: str) -> None:
     assert all(str(known) in refused.value.hint for known in KNOWN_ROLES)
 
 
-@pytest.mark.parametrize(
-    ("grants", "written"),
+@case([], [])
+@case([Grant(Role.ADMIN)], [{"role": "admin"}])
+@case(
+    [Grant(Role.READER, "beer"), Grant(Role.DATA_READER, "beer")],
     [
-        ([], []),
-        ([Grant(Role.ADMIN)], [{"role": "admin"}]),
-        (
-            [Grant(Role.READER, "beer"), Grant(Role.DATA_READER, "beer")],
-            [
-                {"role": "data_dcp_reader", "bucket_name": "beer", **DATA},
-                {"role": "data_reader", "bucket_name": "beer", **DATA},
-            ],
-        ),
-        ([Grant(Role.BUCKET_ADMIN, "beer")], [{"role": "bucket_admin", "bucket_name": "beer"}]),
+        {"role": "data_dcp_reader", "bucket_name": "beer", **DATA},
+        {"role": "data_reader", "bucket_name": "beer", **DATA},
     ],
 )
+@case([Grant(Role.BUCKET_ADMIN, "beer")], [{"role": "bucket_admin", "bucket_name": "beer"}])
 def test_roles_are_written(grants: list[Grant], written: list[dict[str, str]]) -> None:
     assert roles_of(grants) == written
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import httpx
 import pytest
 
-from headwater.node.auth.users import SALTS_BYTES, Grant, Role
+from headwater.node.auth import login_checks
+from headwater.node.auth.login_checks import DELAYS_S, FREE_FAILURES, PASSWORD_KNOWN_S
+from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users
 from headwater.node.http.app import ROUTES, http_app
 from headwater.node.node_state import NodeState
-from support.http_node import ADMIN, READER, SCOPES, STRANGER, Client, Node
+from support.cases import case_apart
+from support.http_node import ADMIN, READER, SCOPES, STRANGER, WRITER, Client, Node
 
 PATHS = {
     path.replace(":path}", "}").format(
@@ -48,19 +52,14 @@ def test_a_bucket_that_one_may_not_use_might_as_well_not_exist(ask: Client) -> N
     assert ask("GET", "/pools/default", auth=STRANGER).json()["bucketNames"] == []
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "Bearer abc",
-        "Basic",
-        "Basic !!!",
-        b"Basic \xff",
-        "Basic " + base64.b64encode(b"no colon").decode(),
-        "Basic " + base64.b64encode(b":no name").decode(),
-        "Basic " + base64.b64encode(b"\xff:x").decode(),
-        "Basic " + base64.b64encode(b"n" * 129 + b":x").decode(),
-    ],
-)
+@case_apart("Bearer abc")
+@case_apart("Basic")
+@case_apart("Basic !!!")
+@case_apart(b"Basic \xff")
+@case_apart("Basic " + base64.b64encode(b"no colon").decode())
+@case_apart("Basic " + base64.b64encode(b":no name").decode())
+@case_apart("Basic " + base64.b64encode(b"\xff:x").decode())
+@case_apart("Basic " + base64.b64encode(b"n" * 129 + b":x").decode())
 def test_credentials_that_can_t_be_read(node: Node, ask: Client, header: str | bytes) -> None:
     answer = ask("GET", "/pools", auth=None, headers={"Authorization": header})
     assert answer.status_code == 401
@@ -92,19 +91,14 @@ async def ask_for(node: Node, url: str, *, host: str | None = None, is_tls_only:
         return await client.get(url, headers={} if host is None else {"Host": host})
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("lake.example.com:8091", 200),
-        ("LAKE.example.com", 200),
-        ("127.0.0.1:8091", 200),
-        ("[2001:db8::1]:8091", 200),
-        ("localhost:8091", 200),
-        ("evil.example.net", 421),
-        ("[1.2.3]", 421),
-        ("lake.example.com.evil.example.net:8091", 421),
-    ],
-)
+@case_apart("lake.example.com:8091", 200)
+@case_apart("LAKE.example.com", 200)
+@case_apart("127.0.0.1:8091", 200)
+@case_apart("[2001:db8::1]:8091", 200)
+@case_apart("localhost:8091", 200)
+@case_apart("evil.example.net", 421)
+@case_apart("[1.2.3]", 421)
+@case_apart("lake.example.com.evil.example.net:8091", 421)
 async def test_requests_are_for_this_node(node: Node, host: str, status: int) -> None:
     """A page of another site can have its name lead here, and the browser believes it."""
     assert (await ask_for(node, "http://node/", host=host)).status_code == status
@@ -120,3 +114,93 @@ async def test_browsers_that_came_by_tls_come_back_by_tls(node: Node) -> None:
     # There is a port without TLS beside it, or other programs listen under the same name.
     assert await header("https://lake.example.com/", is_tls_only=False) is None
     assert await header("https://localhost/") is None
+
+
+# --- log-ins over HTTP: those that fail, and those that are remembered ----------------------------------------------
+
+
+def test_failed_log_ins_are_throttled_and_logged_without_the_password(node: Node, ask: Client) -> None:
+    for _ in range(FREE_FAILURES):
+        assert ask("GET", "/pools", auth=("ann", "secret-guess")).status_code == 401
+    answer = ask("GET", "/pools")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert answer.json() == {"message": "Too many failed log-ins: try again in 1 s"}
+    assert "log-in of 'ann' from 192.0.2.1 over HTTP failed" in node.logged
+    assert not any("secret-guess" in line or "pencil" in line for line in node.logged)
+    node.now += DELAYS_S[0]
+    assert ask("GET", "/pools").status_code == 200
+    assert len(node.login_checks.throttle) == 0
+
+
+def test_a_remembered_password_does_not_get_around_the_throttle(ask: Client) -> None:
+    assert ask("GET", "/pools").status_code == 200
+    for _ in range(FREE_FAILURES):
+        ask("GET", "/pools", auth=("ann", "guess"))
+    assert ask("GET", "/pools").status_code == 429
+
+
+def test_users_that_do_not_exist_fail_alike(ask: Client) -> None:
+    wrong, unknown = ask("GET", "/pools", auth=("ann", "x")), ask("GET", "/pools", auth=("nobody", "x"))
+    assert (wrong.status_code, wrong.json()) == (unknown.status_code, unknown.json())
+
+
+@dataclass
+class CountingUsers:
+    """Users that count how often a password is checked."""
+
+    users: Users
+    checks: int = 0
+
+    def check_password(self, name: str, password: str) -> bool:
+        self.checks += 1
+        return self.users.check_password(name, password)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.users, name)
+
+
+@pytest.fixture
+def counting(node: Node) -> CountingUsers:
+    counting = CountingUsers(node.users)
+    node.users = counting
+    return counting
+
+
+def test_polling_does_not_check_the_password_every_time(node: Node, counting: CountingUsers, ask: Client) -> None:
+    for _ in range(5):
+        assert ask("GET", "/pools").status_code == 200
+    assert counting.checks == 1
+    node.now += PASSWORD_KNOWN_S
+    assert ask("GET", "/pools").status_code == 200
+    assert counting.checks == 2
+    assert ask("GET", "/pools", auth=("ann", "pencils")).status_code == 401
+    assert counting.checks == 3
+
+
+async def test_many_at_once_are_checked_once(counting: CountingUsers, ask: Client) -> None:
+    answers = await asyncio.gather(*(ask.send("GET", "/pools") for _ in range(10)))
+    assert [answer.status_code for answer in answers] == [200] * 10
+    assert counting.checks == 1
+
+
+def test_a_user_who_is_removed_or_changed_is_not_remembered(node: Node, ask: Client) -> None:
+    assert ask("GET", "/pools").status_code == 200
+    without = node.users.remove("ann")
+    node.users = without
+    assert ask("GET", "/pools").status_code == 401
+    node.users = without.add(without.new_user("ann", "other", {Grant(Role.ADMIN)}, salts=bytes(SALTS_BYTES)))
+    assert ask("GET", "/pools").status_code == 401
+    assert ask("GET", "/pools", auth=("ann", "other")).status_code == 200
+
+
+def test_only_so_many_are_remembered(counting: CountingUsers, ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login_checks, "PASSWORDS_KNOWN_MAX", 2)
+    for auth in (ADMIN, READER, WRITER, ADMIN):
+        assert ask("GET", "/pools", auth=auth).status_code == 200
+    assert counting.checks == 4
+
+
+async def test_only_so_many_may_wait_for_a_check(ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login_checks, "LINE_MAX", 2)
+    answers = await asyncio.gather(*(ask.send("GET", "/pools") for _ in range(4)))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503]

@@ -46,14 +46,9 @@ async def asked_node(folder: Path) -> AsyncIterator[tuple[Node, Ask]]:
 async def test_settings_that_are_not_honoured_are_refused_with_the_reason(tmp_path: Path) -> None:
     async with asked_node(tmp_path) as (node, ask):
         wrong = {
-            "storageBackend": "rocks",
-            "bucketType": "ephemeral",
-            "replicaNumber": "4",
-            "flushEnabled": "maybe",
-            "durabilityMinLevel": "all",
-            "compressionMode": "much",
-            "conflictResolutionType": "custom",
-        }
+            "storageBackend": "rocks", "bucketType": "ephemeral", "replicaNumber": "4", "flushEnabled": "maybe",
+            "durabilityMinLevel": "all", "compressionMode": "much", "conflictResolutionType": "custom",
+        }  # fmt: skip
         refused = await ask("POST", "/buckets", name="travel", **wrong, maxTTL="60")
         assert (refused.status_code, set(refused.json()["errors"])) == (400, set(wrong))
         for form, field in (
@@ -75,14 +70,10 @@ async def test_settings_that_are_not_honoured_are_refused_with_the_reason(tmp_pa
 
 async def test_settings_that_are_honoured(tmp_path: Path) -> None:
     asked = {
-        "storageBackend": "magma",
-        "durabilityMinLevel": "majority",
-        "compressionMode": "active",
-        "conflictResolutionType": "lww",
-        "historyRetentionSeconds": "60",
-        "historyRetentionBytes": str(2**31),
+        "storageBackend": "magma", "durabilityMinLevel": "majority", "compressionMode": "active",
+        "conflictResolutionType": "lww", "historyRetentionSeconds": "60", "historyRetentionBytes": str(2**31),
         "historyRetentionCollectionDefault": "true",
-    }
+    }  # fmt: skip
     async with asked_node(tmp_path) as (node, ask):
         assert (await ask("POST", "/buckets", name="travel", ramQuota="128", **asked)).status_code == 202
         shown = (await ask("GET", "/buckets/travel")).json()
@@ -98,7 +89,6 @@ async def test_settings_that_are_honoured(tmp_path: Path) -> None:
         for form in ({"name": "kept"}, {"name": "plain", "history": "false"}):
             await ask("POST", "/buckets/travel/scopes/_default/collections", **form)
         bucket = node.bucket("travel")
-        assert bucket is not None
         found = {one.name: one.history for _, one in bucket.manifest.collections()}
         assert (found["kept"], found["plain"]) == (True, False)
         assert (await ask("POST", "/buckets/travel", durabilityMinLevel="none")).status_code == 200
@@ -127,9 +117,7 @@ async def test_a_collection_is_changed_in_what_is_given(tmp_path: Path) -> None:
         await ask("POST", collections, name="carts", maxTTL="60")
         assert (await ask("PATCH", f"{collections}/carts", history="true")).json() == {"uid": "2"}
         bucket = node.bucket("default")
-        assert bucket is not None
         carts = bucket.manifest.find("_default", "carts")
-        assert carts is not None
         assert (carts.max_ttl_s, carts.history) == (60, True)
         for path, form, status in (
             ("carts", {}, 400),

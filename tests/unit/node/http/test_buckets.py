@@ -12,6 +12,7 @@ from headwater.protocol.manifest import COLLECTIONS_MAX, Collection, Manifest, S
 from headwater.protocol.numbers import CollectionId, ScopeId
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import close_bucket, open_bucket
+from support.cases import case_apart
 from support.http_node import ENVIRONMENT, READER, SCOPES, Client, Node
 
 SHOP = "beer/scopes/shop"
@@ -53,7 +54,6 @@ def test_a_collection_s_time_to_live(node: Node, ask: Client, asked: str, kept: 
     """REST's 0 is the bucket's own and its -1 is none, where the manifest has nothing and 0."""
     assert ask("POST", f"{SCOPES}/_default/collections", data={"name": "c", "maxTTL": asked}).status_code == 200
     collection = node.stored.manifest.find("_default", "c")
-    assert collection is not None
     assert collection.max_ttl_s == kept
     assert ask("GET", SCOPES).json()["scopes"][0]["collections"][1]["maxTTL"] == int(asked)
 
@@ -75,22 +75,17 @@ def test_bad_names(node: Node, ask: Client, name: str) -> None:
     assert node.stored.manifest.uid == 0
 
 
-@pytest.mark.parametrize(
-    ("form", "field"),
-    [
-        ({}, "name"),
-        ({"name": "c", "colour": "red"}, "colour"),
-        ({"name": ["c", "d"]}, "name"),
-        ({"name": "c", "maxTTL": "soon"}, "maxTTL"),
-        ({"name": "c", "maxTTL": "-2"}, "maxTTL"),
-        ({"name": "c", "maxTTL": "2147483648"}, "maxTTL"),
-        ({"name": "c", "maxTTL": "9" * 5000}, "maxTTL"),
-        ({"name": "c", "maxTTL": "--1"}, "maxTTL"),
-        ({"name": "c", "maxTTL": "²"}, "maxTTL"),
-        ({"name": "c", "history": "maybe"}, "history"),
-        ({str(number): "x" for number in range(17)}, "_"),
-    ],
-)
+@case_apart({}, "name")
+@case_apart({"name": "c", "colour": "red"}, "colour")
+@case_apart({"name": ["c", "d"]}, "name")
+@case_apart({"name": "c", "maxTTL": "soon"}, "maxTTL")
+@case_apart({"name": "c", "maxTTL": "-2"}, "maxTTL")
+@case_apart({"name": "c", "maxTTL": "2147483648"}, "maxTTL")
+@case_apart({"name": "c", "maxTTL": "9" * 5000}, "maxTTL")
+@case_apart({"name": "c", "maxTTL": "--1"}, "maxTTL")
+@case_apart({"name": "c", "maxTTL": "²"}, "maxTTL")
+@case_apart({"name": "c", "history": "maybe"}, "history")
+@case_apart({str(number): "x" for number in range(17)}, "_")
 def test_bad_fields(node: Node, ask: Client, form: dict[str, Any], field: str) -> None:
     answer = ask("POST", f"{SCOPES}/_default/collections", data=form)
     assert answer.status_code == 400
@@ -103,19 +98,16 @@ def test_a_body_that_is_not_utf_8(ask: Client) -> None:
         assert ask("POST", SCOPES, content=body).status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "name", "status", "message"),
-    [
-        ("POST", "beer/scopes", "shop", 400, 'Scope with name "shop" already exists'),
-        ("POST", f"{SHOP}/collections", "orders", 400, 'Collection with name "orders" in scope "shop" already exists'),
-        ("POST", "beer/scopes/pub/collections", "orders", 404, 'Scope with name "pub" is not found'),
-        ("DELETE", "beer/scopes/pub", None, 404, 'Scope with name "pub" is not found'),
-        ("DELETE", "beer/scopes/_default", None, 400, "Deleting _default scope is not allowed"),
-        ("DELETE", "beer/scopes/pub/collections/x", None, 404, 'Scope with name "pub" is not found'),
-        ("DELETE", f"{SHOP}/collections/x", None, 404, 'Collection with name "x" in scope "shop" is not found'),
-        ("POST", "nope/scopes", "shop", 404, 'Bucket with name "nope" not found'),
-    ],
+@case_apart("POST", "beer/scopes", "shop", 400, 'Scope with name "shop" already exists')
+@case_apart(
+    "POST", f"{SHOP}/collections", "orders", 400, 'Collection with name "orders" in scope "shop" already exists'
 )
+@case_apart("POST", "beer/scopes/pub/collections", "orders", 404, 'Scope with name "pub" is not found')
+@case_apart("DELETE", "beer/scopes/pub", None, 404, 'Scope with name "pub" is not found')
+@case_apart("DELETE", "beer/scopes/_default", None, 400, "Deleting _default scope is not allowed")
+@case_apart("DELETE", "beer/scopes/pub/collections/x", None, 404, 'Scope with name "pub" is not found')
+@case_apart("DELETE", f"{SHOP}/collections/x", None, 404, 'Collection with name "x" in scope "shop" is not found')
+@case_apart("POST", "nope/scopes", "shop", 404, 'Bucket with name "nope" not found')
 def test_changes_that_can_t_be_made(
     node: Node, ask: Client, method: str, path: str, name: str | None, status: int, message: str
 ) -> None:

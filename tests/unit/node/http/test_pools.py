@@ -74,7 +74,7 @@ def test_a_node_that_is_not_ready_says_so_and_no_more(node: Node, ask: Client, p
 
 def test_a_host_that_the_config_leaves_out_is_the_one_that_was_asked(node: Node, ask: Client) -> None:
     config = {"rev": 3, "nodesExt": [{"services": {"kvSSL": 11207, "mgmtSSL": 18091}}]}
-    node.cluster_config = lambda bucket: json.dumps(config).encode()  # type: ignore[method-assign]
+    node.cluster_config = lambda bucket: json.dumps(config).encode()
     (told,) = ask("GET", "/pools/default").json()["nodes"]
     assert (told["hostname"], told["ports"]) == ("node:18091", {"direct": 11207, "httpsMgmt": 18091})
 

@@ -95,7 +95,7 @@ async def test_a_stream_ends_when_its_bucket_is_gone(node: Node) -> None:
     async with serving(node) as (_, port):
         reader, writer = await stream_of(port, "/pools/default/bs/beer")
         await config_of(reader)
-        node.bucket = lambda name: None  # type: ignore[method-assign]
+        node.bucket = lambda name: None
         node.config_changes.notify()
         assert await chunk_of(reader) == b""
         writer.close()
@@ -154,9 +154,7 @@ async def test_silent_connections_are_closed(node: Node, monkeypatch: pytest.Mon
             writer.close()
 
 
-async def test_a_connection_that_trickles_its_second_request_is_closed(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_trickling_second_request_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_module, "REQUEST_S_MAX", 0.2)
     async with serving(node) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -171,9 +169,7 @@ async def test_a_connection_that_trickles_its_second_request_is_closed(
 
 
 @pytest.mark.parametrize("is_answered_first", [True, False])
-async def test_a_body_that_turns_malformed_ends_the_connection(
-    node: Node, caplog: pytest.LogCaptureFixture, is_answered_first: bool
-) -> None:
+async def test_a_malformed_body_ends_it(node: Node, caplog: pytest.LogCaptureFixture, is_answered_first: bool) -> None:
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, about: faults.append(about))
     async with serving(node) as (_, port):
@@ -259,9 +255,7 @@ UNFINISHED = {
 
 
 @pytest.mark.parametrize("waits_for", UNFINISHED)
-async def test_who_is_slow_gives_way_the_slowest_first(
-    node: Node, monkeypatch: pytest.MonkeyPatch, waits_for: str
-) -> None:
+async def test_the_slowest_gives_way_first(node: Node, monkeypatch: pytest.MonkeyPatch, waits_for: str) -> None:
     monkeypatch.setattr(serving_module, "SLOW_S", 0.0)
     with_places(node, 3)
     async with serving(node) as (_, port):
@@ -322,9 +316,7 @@ async def test_unfinished_handshakes_give_way(node: Node, tmp_path: Path) -> Non
     await http_server.stop()
 
 
-async def test_a_wait_for_a_manifest_ends_with_its_connection_and_has_a_bound_for_each_user(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waits_for_a_manifest_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "ENSURE_WAITS_MAX", 2)
     async with serving(node) as (http_server, port):
         waiting = []

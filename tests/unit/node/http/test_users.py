@@ -13,6 +13,7 @@ from headwater.node.auth.user_file import load_users
 from headwater.node.auth.users import Action, Users
 from headwater.node.node_folder import NodeFolder
 from headwater.protocol.sasl import Credentials
+from support.cases import case_apart
 from support.http_node import ADMIN, READER, WRITER, Client, Node
 
 USERS = "/settings/rbac/users"
@@ -38,22 +39,17 @@ def errors(ask: Client, method: str, path: str, **parts: Any) -> dict[str, str]:
 # --- looking ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("auth", "told"),
-    [
-        (ADMIN, {"id": "ann", "domain": "admin", "roles": [{"role": "admin"}]}),
-        (
-            READER,
-            {
-                "id": "rob",
-                "domain": "local",
-                "roles": [
-                    {"role": "data_dcp_reader", "bucket_name": "beer", **ALL},
-                    {"role": "data_reader", "bucket_name": "beer", **ALL},
-                ],
-            },
-        ),
-    ],
+@case_apart(ADMIN, {"id": "ann", "domain": "admin", "roles": [{"role": "admin"}]})
+@case_apart(
+    READER,
+    {
+        "id": "rob",
+        "domain": "local",
+        "roles": [
+            {"role": "data_dcp_reader", "bucket_name": "beer", **ALL},
+            {"role": "data_reader", "bucket_name": "beer", **ALL},
+        ],
+    },
 )
 def test_who_am_i(ask: Client, auth: tuple[str, str], told: dict[str, Any]) -> None:
     assert ask("GET", "/whoami", auth=auth).json() == told
@@ -67,13 +63,9 @@ def test_the_list(ask: Client) -> None:
     assert listed == ask("GET", f"{USERS}/local").json()
     assert listed[0] == ask("GET", f"{USERS}/local/ann").json()
     assert listed[0] == {
-        "id": "ann",
-        "domain": "local",
-        "roles": [{"role": "admin", "origins": [{"type": "user"}]}],
-        "groups": [],
-        "external_groups": [],
-        "name": "",
-    }
+        "id": "ann", "domain": "local", "roles": [{"role": "admin", "origins": [{"type": "user"}]}], "groups": [],
+        "external_groups": [], "name": "",
+    }  # fmt: skip
 
 
 def test_there_are_no_other_domains(ask: Client) -> None:
@@ -212,16 +204,11 @@ def test_impossible_names(node: Node, ask: Client, name: str) -> None:
     assert node.users.by_name.keys() == {"ann", "rob", "sid", "wim"}
 
 
-@pytest.mark.parametrize(
-    ("password", "message"),
-    [
-        ("short", "at least 6"),
-        ("", "at least 6"),
-        ("tab\tbed", "control"),
-        ("nul\0nul", "control"),
-        ("ü" * 513, "1024"),
-    ],
-)
+@case_apart("short", "at least 6")
+@case_apart("", "at least 6")
+@case_apart("tab\tbed", "control")
+@case_apart("nul\0nul", "control")
+@case_apart("ü" * 513, "1024")
 def test_impossible_passwords(node: Node, ask: Client, password: str, message: str) -> None:
     told = errors(ask, "PUT", KIM, data={**FORM, "password": password})
     assert told.keys() == {"password"}

@@ -10,6 +10,7 @@ import pytest
 
 from headwater.errors import BadMagic, FrameTooLarge
 from headwater.node.auth.login_checks import LoginOutcome, LoginVerdict
+from headwater.node.auth.users import SALTS_BYTES, Grant, Role
 from headwater.node.kv.context import REQUEST_WORK, TURN_WORK, CloseSession
 from headwater.node.kv.handlers import HANDLERS
 from headwater.node.kv.session import Waits
@@ -17,23 +18,16 @@ from headwater.node.options import ServerLimits
 from headwater.node.service import COMMIT_BYTES_MAX
 from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.frames import Frame, FrameInfo, RequestInfo, ResponseInfo, decode_frames
+from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request
+from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import Open, OpenFlags
-from headwater.protocol.messages.documents import (
-    Append,
-    Get,
-    GetLocked,
-    GetQuiet,
-    Set,
-    SetQuiet,
-)
+from headwater.protocol.messages.documents import Append, Get, GetLocked, GetQuiet, Increment, Set, SetQuiet
 from headwater.protocol.messages.session import (
     FEATURES_MAX,
     GetClusterConfig,
     GetErrorMap,
     Hello,
-    HelloResponse,
     Noop,
     Quit,
     QuitQuiet,
@@ -45,18 +39,13 @@ from headwater.protocol.messages.session import (
     Verbosity,
     Version,
 )
-from headwater.protocol.messages.subdocument import (
-    LookupSpec,
-    MultiLookup,
-    SubdocCounter,
-    SubdocExists,
-    SubdocGetCount,
-)
-from headwater.protocol.messages.vbuckets import GetCollectionId, GetScopeId
-from headwater.protocol.numbers import CollectionId, VBucketId
+from headwater.protocol.messages.subdocument import LookupSpec, MultiLookup, SubdocCounter, SubdocExists, SubdocGetCount
+from headwater.protocol.messages.vbuckets import GetCollectionId, GetCollectionsManifest, GetScopeId
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
 from headwater.protocol.sasl import SCRAM_MECHANISMS, Mechanism, PlainLogin, ScramClient
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
+from support.cases import case_apart
 from support.kv_harness import FEATURES, PASSWORD, Client, Node
 
 PLAIN = SaslAuth(key=b"PLAIN", value=PlainLogin(user="admin", password=PASSWORD).encode())
@@ -79,7 +68,6 @@ def test_hello_agrees_to_what_is_served(node: Node) -> None:
     response = client.succeed(
         Hello(key=b"agent", features=(Feature.XERROR, Feature.TLS, Feature(0x7777), Feature.JSON))
     )
-    assert isinstance(response, HelloResponse)
     assert response.features == (Feature.XERROR, Feature.JSON)
     assert client.session.agent == "agent"
 
@@ -113,7 +101,7 @@ def test_with_tracing_responses_say_how_long_the_node_took(node: Node) -> None:
         # BinaryProtocol.md: decoded = (encoded ^ 1.74) / 2.
         assert int.from_bytes(info.data) ** 1.74 / 2 == pytest.approx(250_000, rel=1e-3)
     assert (stored.status, missing.status) == (Status.SUCCESS, Status.KEY_ENOENT)
-    assert (stored.seqno, also_stored.seqno) == (1, 2)  # type: ignore[attr-defined]
+    assert (stored.seqno, also_stored.seqno) == (1, 2)
 
 
 # --- log-in -------------------------------------------------------------------------------------------------------
@@ -145,7 +133,6 @@ def test_plain_is_not_for_open_ways(node: Node) -> None:
 def test_log_in_with_scram(stranger: Client, mechanism: Mechanism) -> None:
     scram = ScramClient(mechanism, user="writer", password=PASSWORD, client_nonce=b"a nonce")
     challenge = stranger.call(SaslAuth(key=mechanism.encode(), value=scram.first()))
-    assert isinstance(challenge, PlainResponse)
     assert challenge.status == Status.AUTH_CONTINUE
     assert stranger.session.user is None
     done = stranger.succeed(SaslStep(key=mechanism.encode(), value=scram.final(challenge.value)))
@@ -159,7 +146,6 @@ def test_a_wrong_password(node: Node, stranger: Client) -> None:
     assert "failed" in node.logged[-1]
     scram = ScramClient(Mechanism.SCRAM_SHA1, user="admin", password="wrong", client_nonce=b"nonce")
     challenge = stranger.call(SaslAuth(key=b"SCRAM-SHA1", value=scram.first()))
-    assert isinstance(challenge, PlainResponse)
     assert stranger.refused(SaslStep(key=b"SCRAM-SHA1", value=scram.final(challenge.value))) == Status.AUTH_ERROR
 
 
@@ -227,24 +213,17 @@ LARGE = b'{"n":0,"pad":"%s"}' % bytes(TURN_WORK // 2).hex().encode()
 
 def finish_task(client: Client) -> None:
     assert client.session.waits_for is Waits.FOR_WORK
-    assert client.session.postponed is not None
     client.session.postponed.task.run()
     client.session.finish_work()
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        SubdocExists(key=b"k", path=b"n"),
-        SubdocGetCount(key=b"k", path=b""),
-        MultiLookup(key=b"k", specs=(LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"n"),)),
-        SubdocCounter(key=b"k", path=b"n", new_value=b"1"),
-        Set(key=b"l", value=b"[" * (TURN_WORK + 1)),
-        Set(key=b"l", value=compress(bytes(TURN_WORK + 1)), datatype=Datatype.SNAPPY),
-        Append(key=b"k", value=b"1"),
-    ],
-    ids=lambda request: type(request).__name__,
-)
+@case_apart(SubdocExists(key=b"k", path=b"n"))
+@case_apart(SubdocGetCount(key=b"k", path=b""))
+@case_apart(MultiLookup(key=b"k", specs=(LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"n"),)))
+@case_apart(SubdocCounter(key=b"k", path=b"n", new_value=b"1"))
+@case_apart(Set(key=b"l", value=b"[" * (TURN_WORK + 1)))
+@case_apart(Set(key=b"l", value=compress(bytes(TURN_WORK + 1)), datatype=Datatype.SNAPPY))
+@case_apart(Append(key=b"k", value=b"1"))
 def test_what_takes_longer_than_a_turn_is_done_by_a_worker(node: Node, client: Client, request_: Request) -> None:
     client.succeed(Set(key=b"k", value=LARGE))
     client.session.receive_data(request_.encode() + Noop(opaque=7).encode())
@@ -290,16 +269,12 @@ def test_rights_that_were_lost_meanwhile_count(client: Client) -> None:
     assert [answer.status for answer in client.received()] == [Status.EACCESS]
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        GetCollectionId(value=b"a." * 10_000_000),
-        GetCollectionId(value=b"a." * 1000),
-        GetScopeId(value=b"a" * 504),
-        SaslAuth(key=b"PLAIN", value=bytes(5000)),
-        Open(key=b"c", flags=OpenFlags.PRODUCER, datatype=Datatype.JSON, value=b'{"consumer_name":"%s"}' % bytes(5000)),
-    ],
-    ids=lambda request: type(request).__name__,
+@case_apart(GetCollectionId(value=b"a." * 10_000_000))
+@case_apart(GetCollectionId(value=b"a." * 1000))
+@case_apart(GetScopeId(value=b"a" * 504))
+@case_apart(SaslAuth(key=b"PLAIN", value=bytes(5000)))
+@case_apart(
+    Open(key=b"c", flags=OpenFlags.PRODUCER, datatype=Datatype.JSON, value=b'{"consumer_name":"%s"}' % bytes(5000))
 )
 def test_requests_that_say_too_much_are_refused_unread(client: Client, request_: Request) -> None:
     assert client.refused(request_) in (Status.EINVAL, Status.AUTH_ERROR)
@@ -325,9 +300,7 @@ def test_nothing_is_handled_while_a_password_is_checked(stranger: Client) -> Non
 
 
 @pytest.mark.parametrize("limits", [ServerLimits(pending_bytes_max=1000), ServerLimits(node_pending_bytes_max=1000)])
-def test_writes_wait_while_too_much_is_not_durable_and_reads_do_not(
-    node: Node, client: Client, limits: ServerLimits
-) -> None:
+def test_only_writes_wait_for_the_disk(node: Node, client: Client, limits: ServerLimits) -> None:
     client.session._limits = limits
     client.succeed(Set(key=b"k", value=b"1"))
     read, write = Get(key=b"k"), Set(key=b"l", value=bytes(1000))
@@ -395,21 +368,15 @@ def test_a_message_that_is_known_and_not_served(client: Client, monkeypatch: pyt
     assert client.refused(Verbosity(level=1)) == Status.UNKNOWN_COMMAND
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        Frame(magic=Magic.REQUEST, opcode=Opcode.GET, extras=b"x", key=b"k"),
-        Frame(magic=Magic.REQUEST, opcode=Opcode.GET),
-        Frame(magic=Magic.REQUEST, opcode=Opcode.GET, key=b"k", value=b"v"),
-        Frame(magic=Magic.REQUEST, opcode=Opcode.GET, key=b"k" * 251),
-        Frame(magic=Magic.REQUEST, opcode=Opcode.SET, key=b"k", value=b"v"),
-        Frame(magic=Magic.REQUEST, opcode=Opcode.SUBDOC_MULTI_LOOKUP, key=b"k", value=b"\xc5\0\0\x05a"),
-        Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=Opcode.GET, key=b"k", framing_extras=b"\x1f"),
-    ],
-)
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.GET, extras=b"x", key=b"k"))
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.GET))
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.GET, key=b"k", value=b"v"))
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.GET, key=b"k" * 251))
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.SET, key=b"k", value=b"v"))
+@case_apart(Frame(magic=Magic.REQUEST, opcode=Opcode.SUBDOC_MULTI_LOOKUP, key=b"k", value=b"\xc5\0\0\x05a"))
+@case_apart(Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=Opcode.GET, key=b"k", framing_extras=b"\x1f"))
 def test_malformed_requests_are_answered_and_the_connection_lives(client: Client, frame: Frame) -> None:
     response = client.call(replace(frame, opaque=7).encode())
-    assert isinstance(response, ErrorResponse)
     assert (response.status, response.opaque, response.opcode) == (Status.EINVAL, 7, frame.opcode)
     assert response.context
     client.succeed(Noop())
@@ -455,7 +422,7 @@ def test_an_older_client_gets_the_statuses_of_its_time(node: Node) -> None:
     client.succeed(Set(key=b"k", value=b"v"))
     client.succeed(GetLocked(key=b"k"))
     assert client.refused(Set(key=b"k", value=b"w")) == Status.KEY_EEXISTS
-    response = client.call(Get(key=b"k", vbucket=99))  # type: ignore[arg-type]
+    response = client.call(Get(key=b"k", vbucket=99))
     assert (response.status, response.datatype) == (Status.NOT_MY_VBUCKET, Datatype.RAW)
 
 
@@ -464,19 +431,14 @@ def test_an_older_client_gets_the_statuses_of_its_time(node: Node) -> None:
 
 def test_answers_come_in_the_order_of_the_requests(client: Client) -> None:
     requests = [
-        Noop(opaque=0),
-        Set(key=b"k", value=b"1", opaque=1),
-        Get(key=b"k", opaque=2),
-        Get(key=b"none", opaque=3),
-        Set(key=b"k", value=b"2", opaque=4),
-        GetQuiet(key=b"none", opaque=5),
-        Get(key=b"k", opaque=6),
-    ]
+        Noop(opaque=0), Set(key=b"k", value=b"1", opaque=1), Get(key=b"k", opaque=2), Get(key=b"none", opaque=3),
+        Set(key=b"k", value=b"2", opaque=4), GetQuiet(key=b"none", opaque=5), Get(key=b"k", opaque=6),
+    ]  # fmt: skip
     assert [answer.opaque for answer in client.call_all(*requests)] == [0, 1, 2, 3, 4, 6]
 
 
 @pytest.mark.parametrize(("write", "opaques"), [(Set, [1, 2]), (SetQuiet, [2])])
-def test_an_answer_that_waits_holds_back_those_behind_it(
+def test_a_waiting_answer_holds_back_later_ones(
     node: Node, client: Client, write: type[Set], opaques: list[int]
 ) -> None:
     """Also that of a quiet write, which is not sent."""
@@ -520,7 +482,7 @@ def test_a_bootstrap_in_one_write(node: Node) -> None:
     node.commit()
     data = b"".join(outgoing.data for outgoing in client.session.outgoing)
     answers = [decode_message(frame) for frame in decode_frames(data)]
-    assert [(answer.opaque, answer.status) for answer in answers] == [  # type: ignore[attr-defined]
+    assert [(answer.opaque, answer.status) for answer in answers] == [
         (number, Status.SUCCESS) for number in range(1, 9)
     ]
 
@@ -530,15 +492,86 @@ def test_a_bootstrap_in_one_write_that_fails_on_the_way(node: Node) -> None:
     answers = client.call_all(
         Hello(key=b"gocbcore", features=FEATURES), WRONG, SelectBucket(key=b"default"), GetClusterConfig()
     )
-    assert [answer.status for answer in answers] == [
-        Status.SUCCESS,
-        Status.AUTH_ERROR,
-        Status.EACCESS,
-        Status.EACCESS,
-    ]
+    assert [answer.status for answer in answers] == [Status.SUCCESS, Status.AUTH_ERROR, Status.EACCESS, Status.EACCESS]
 
 
 def test_every_request_is_counted(client: Client) -> None:
     before = client.session.requests
     client.call_all(Noop(), Set(key=b"a", value=b"1"), Set(key=b"b", value=b"1"), Noop())
     assert client.session.requests == before + 4
+
+
+# --- rights on a key-value connection, beyond those of roles on commands (`test_rights`): names, log-outs, collections
+
+
+@pytest.mark.parametrize("name", [b"replication:a:11210->b:11210:default", b"takeover:a:11210->b:11210"])
+def test_names_of_connections_between_nodes_are_for_nodes(node: Node, name: bytes) -> None:
+    """A connection of the same name ends: a reader could cut replication, and majority writes would hang."""
+    replication = node.client(user="admin")
+    replication.succeed(Open(key=name, flags=OpenFlags.PRODUCER))
+    for user in ("reader", "bucket_full_access"):
+        assert node.client(user=user).refused(Open(key=name, flags=OpenFlags.PRODUCER)) == Status.EACCESS
+    assert node.bucket_service.dcp_sessions[name.decode()] is replication.session
+    node.client(user="admin").succeed(Open(key=name, flags=OpenFlags.PRODUCER))
+    assert node.bucket_service.dcp_sessions[name.decode()] is not replication.session
+
+
+def test_a_name_is_taken_over_by_its_own_user_and_no_other(node: Node) -> None:
+    request = Open(key=b"landing", flags=OpenFlags.PRODUCER)
+    node.client(user="reader").succeed(request)
+    assert node.client(user="writer").refused(request) == Status.EACCESS
+    node.client(user="reader").succeed(request)
+    node.bucket_service.dcp_sessions["landing"].log_out()
+    node.client(user="writer").succeed(request)
+
+
+def test_one_who_is_logged_out_has_no_rights(node: Node, client: Client) -> None:
+    client.succeed(Set(key=b"k", value=b"v"))
+    client.session.log_out()
+    assert client.refused(Get(key=b"k")) == Status.EACCESS
+    assert client.refused(GetClusterConfig()) == Status.EACCESS
+
+
+def test_runs_of_sets_need_the_right_to_write(node: Node) -> None:
+    client = node.client(user="reader")
+    answers = client.call_all(*[SetQuiet(key=b"k", value=b"v")] * 3)
+    assert [answer.status for answer in answers] == [Status.EACCESS] * 3
+    assert client.refused(Get(key=b"k")) == Status.KEY_ENOENT
+
+
+def test_a_bucket_must_be_selected(stranger: Client) -> None:
+    stranger.succeed(PLAIN)
+    assert stranger.refused(Get(key=b"k")) == Status.NO_BUCKET
+    assert stranger.refused(SelectBucket(key=b"none")) == Status.EACCESS
+    stranger.succeed(SelectBucket(key=b"default"))
+    assert stranger.refused(Get(key=b"k")) == Status.KEY_ENOENT
+    stranger.succeed(SelectBucket())
+    assert stranger.refused(Get(key=b"k")) == Status.NO_BUCKET
+
+
+def test_a_right_on_a_collection_is_one_on_its_documents(node: Node) -> None:
+    carts = Manifest().with_scope("shop").with_collection("shop", "carts").with_collection("shop", "bills")
+    node.set_manifest(carts)
+    ids = {name: found.id for name in ("carts", "bills") if (found := carts.find("shop", name)) is not None}
+    grants = [Grant(Role.DATA_READER, "default", "shop"), Grant(Role.DATA_WRITER, "default", "shop", "carts")]
+    users = node.service.users
+    node.service.users = users.add(users.new_user("sue", PASSWORD, grants, salts=bytes(SALTS_BYTES)))
+    client = node.client(user="sue", features=(*FEATURES, Feature.COLLECTIONS))
+    client.succeed(Set(collection_id=ids["carts"], key=b"k", value=b"1"))
+    assert client.succeed(Get(collection_id=ids["carts"], key=b"k")).value == b"1"
+    client.succeed(Increment(collection_id=ids["carts"], key=b"n", delta=1, initial=1, expiry=0))
+    assert client.refused(Get(collection_id=ids["bills"], key=b"k")) == Status.KEY_ENOENT
+    for request in (
+        Set(collection_id=ids["bills"], key=b"k", value=b"1"),
+        Get(collection_id=DEFAULT_COLLECTION, key=b"k"),
+        Get(collection_id=CollectionId(99), key=b"k"),
+        Stat(),
+        Open(key=b"consumer", flags=OpenFlags.PRODUCER),
+    ):
+        assert client.refused(request) == Status.EACCESS, request
+    assert client.refused(GetCollectionId(value=b"_default._default")) == Status.UNKNOWN_COLLECTION
+    shown = Manifest.decode(client.succeed(GetCollectionsManifest()).value)
+    assert [one.name for _, one in shown.collections()] == ["carts", "bills"]
+    # Requests that know of no collections are about the default one.
+    plain = node.client(user="sue", features=(Feature.XERROR,))
+    assert plain.refused(Get(key=b"k")) == Status.EACCESS

@@ -12,7 +12,7 @@ from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.receiving import begin_snapshot
-from support.cases import each
+from support.cases import case
 from support.store_harness import new_bucket, put
 
 HERE, OTHER, THIRD, NO_NODE = 0, 1, 2, -1
@@ -35,37 +35,32 @@ def config(row: tuple[int, int], **parts: Any) -> PublishedConfig:
     )
 
 
-@each(
-    ("state", "row", "parts", "after", "is_removed"),
-    [
-        # Its active node: the config reports a promotion, and makes none.
-        (ACTIVE, (HERE, OTHER), {}, ACTIVE, False),
-        (REPLICA, (HERE, OTHER), {}, REPLICA, False),
-        (None, (HERE, OTHER), {}, None, False),
-        # A replica.
-        (None, (OTHER, HERE), {}, REPLICA, False),
-        (REPLICA, (OTHER, HERE), {}, REPLICA, False),
-        (ACTIVE, (OTHER, HERE), {}, REPLICA, False),
-        (DEAD, (OTHER, HERE), {}, REPLICA, False),
-        (PENDING, (OTHER, HERE), {}, REPLICA, False),
-        # No other node is active, so this one is not demoted.
-        (ACTIVE, (NO_NODE, HERE), {}, ACTIVE, False),
-        # Building.
-        (None, (OTHER, THIRD), {"building": {0: (HERE,)}}, REPLICA, False),
-        (DEAD, (OTHER, THIRD), {"building": {0: (HERE,)}}, REPLICA, False),
-        # Neither: it goes once the config is settled.
-        (ACTIVE, (OTHER, THIRD), {}, DEAD, False),
-        (REPLICA, (OTHER, THIRD), {}, REPLICA, False),
-        (REPLICA, (OTHER, THIRD), {"settled": True}, REPLICA, True),
-        (ACTIVE, (OTHER, THIRD), {"settled": True}, DEAD, True),
-        (ACTIVE, (NO_NODE, NO_NODE), {"settled": True}, ACTIVE, False),
-        # On its way: the takeover decides.
-        (ACTIVE, (OTHER, THIRD), {"handing_over": {0: HERE}}, ACTIVE, False),
-        (PENDING, (OTHER, THIRD), {"handing_over": {0: HERE}}, PENDING, False),
-        (DEAD, (HERE, OTHER), {"handing_over": {0: OTHER}}, DEAD, False),
-        (None, (OTHER, THIRD), {"handing_over": {0: HERE}}, REPLICA, False),
-    ],
-)
+# Its active node: the config reports a promotion, and makes none.
+@case(ACTIVE, (HERE, OTHER), {}, ACTIVE, False)
+@case(REPLICA, (HERE, OTHER), {}, REPLICA, False)
+@case(None, (HERE, OTHER), {}, None, False)
+# A replica.
+@case(None, (OTHER, HERE), {}, REPLICA, False)
+@case(REPLICA, (OTHER, HERE), {}, REPLICA, False)
+@case(ACTIVE, (OTHER, HERE), {}, REPLICA, False)
+@case(DEAD, (OTHER, HERE), {}, REPLICA, False)
+@case(PENDING, (OTHER, HERE), {}, REPLICA, False)
+# No other node is active, so this one is not demoted.
+@case(ACTIVE, (NO_NODE, HERE), {}, ACTIVE, False)
+# Building.
+@case(None, (OTHER, THIRD), {"building": {0: (HERE,)}}, REPLICA, False)
+@case(DEAD, (OTHER, THIRD), {"building": {0: (HERE,)}}, REPLICA, False)
+# Neither: it goes once the config is settled.
+@case(ACTIVE, (OTHER, THIRD), {}, DEAD, False)
+@case(REPLICA, (OTHER, THIRD), {}, REPLICA, False)
+@case(REPLICA, (OTHER, THIRD), {"settled": True}, REPLICA, True)
+@case(ACTIVE, (OTHER, THIRD), {"settled": True}, DEAD, True)
+@case(ACTIVE, (NO_NODE, NO_NODE), {"settled": True}, ACTIVE, False)
+# On its way: the takeover decides.
+@case(ACTIVE, (OTHER, THIRD), {"handing_over": {0: HERE}}, ACTIVE, False)
+@case(PENDING, (OTHER, THIRD), {"handing_over": {0: HERE}}, PENDING, False)
+@case(DEAD, (HERE, OTHER), {"handing_over": {0: OTHER}}, DEAD, False)
+@case(None, (OTHER, THIRD), {"handing_over": {0: HERE}}, REPLICA, False)
 def test_states(
     state: VBucketState | None,
     row: tuple[int, int],
@@ -80,9 +75,7 @@ def test_states(
 
 
 @pytest.mark.parametrize(("state", "after"), [(ACTIVE, DEAD), (PENDING, DEAD), (REPLICA, REPLICA), (None, None)])
-def test_a_node_that_was_left_out_takes_no_writes_and_keeps_its_data(
-    state: VBucketState | None, after: VBucketState | None
-) -> None:
+def test_a_removed_node_takes_no_writes_and_keeps_data(state: VBucketState | None, after: VBucketState | None) -> None:
     service = a_bucket(state)
     assert apply_config(service, config((OTHER, THIRD), settled=True), None) == []
     assert service.bucket.vbuckets.state(0) == after
@@ -92,7 +85,6 @@ def test_an_active_copy_that_is_demoted_has_everything_it_has() -> None:
     service = a_bucket(ACTIVE)
     apply_config(service, config((OTHER, HERE)), HERE)
     facts = service.bucket.vbuckets.facts[0]
-    assert facts is not None
     assert (facts.snapshot_start_seqno, facts.snapshot_end_seqno) == (1, 1)
     assert facts.topology is None
 
@@ -101,7 +93,6 @@ def test_the_active_copy_knows_its_chain() -> None:
     service = a_bucket(ACTIVE)
     apply_config(service, config((HERE, NO_NODE)), HERE)
     facts = service.bucket.vbuckets.facts[0]
-    assert facts is not None
     assert facts.topology == (["127.0.0.1:1000", None],)
 
 
@@ -110,22 +101,16 @@ def test_durable_writes_wait_while_a_vbucket_is_handed_over() -> None:
     apply_config(service, config((OTHER, HERE), handing_over={0: HERE}), HERE)
     service.bucket.set_vbucket_state(0, ACTIVE)
     facts = service.bucket.vbuckets.facts[0]
-    assert facts is not None
     assert facts.topology == (["127.0.0.1:1000", "127.0.0.1:2000"],), "a majority needs the node that is dead by now"
 
 
-@pytest.mark.parametrize(
-    ("state", "row", "parts", "sources"),
-    [
-        (REPLICA, (OTHER, HERE), {}, {OTHER: [0]}),
-        (REPLICA, (OTHER, THIRD), {"building": {0: (HERE,)}}, {OTHER: [0]}),
-        (REPLICA, (OTHER, HERE), {"handing_over": {0: HERE}}, {}),
-        (REPLICA, (HERE, OTHER), {}, {}),
-        (ACTIVE, (OTHER, HERE), {}, {}),
-        (REPLICA, (NO_NODE, HERE), {}, {}),
-        (REPLICA, (OTHER, THIRD), {}, {}),
-    ],
-)
+@case(REPLICA, (OTHER, HERE), {}, {OTHER: [0]})
+@case(REPLICA, (OTHER, THIRD), {"building": {0: (HERE,)}}, {OTHER: [0]})
+@case(REPLICA, (OTHER, HERE), {"handing_over": {0: HERE}}, {})
+@case(REPLICA, (HERE, OTHER), {}, {})
+@case(ACTIVE, (OTHER, HERE), {}, {})
+@case(REPLICA, (NO_NODE, HERE), {}, {})
+@case(REPLICA, (OTHER, THIRD), {}, {})
 def test_what_is_streamed(
     state: VBucketState, row: tuple[int, int], parts: dict[str, Any], sources: dict[int, list[int]]
 ) -> None:
@@ -142,7 +127,6 @@ def test_a_dead_copy_that_has_half_of_a_snapshot_is_not_taken_for_whole() -> Non
     assert service.bucket.vbuckets.state(0) == DEAD
     apply_config(service, config((OTHER, HERE)), HERE)
     facts = service.bucket.vbuckets.facts[0]
-    assert facts is not None
     assert (facts.state, facts.snapshot_start_seqno, facts.snapshot_end_seqno) == (REPLICA, 1, 9)
 
 

@@ -33,7 +33,7 @@ from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.messages.dcp_streams import DcpNoop, Open
 from headwater.protocol.messages.session import Hello, HelloResponse
-from support.cases import each
+from support.cases import case, each
 
 NOOP = DcpNoop(opaque=7).encode()
 OPEN = Open(opaque=1, key=b"test").encode()
@@ -73,24 +73,19 @@ def found(data: bytes, **options: Any) -> tuple[list[CapturedFrame], list[Captur
 # --- the format ---------------------------------------------------------------------------------------------------
 
 
-@each(
-    ("data", "expected"),
-    [
-        (NOOP, CaptureFormat.RAW),
-        (b"\x08\x57", CaptureFormat.RAW),
-        (b"\x18\x57", CaptureFormat.RAW),
-        (b"\x83\x01", CaptureFormat.RAW),
-        (b"805c", CaptureFormat.HEX),
-        (b"\n\n# a remark", CaptureFormat.HEX),
-        (b"", CaptureFormat.HEX),
-        (b"\xd4\xc3\xb2\xa1", CaptureFormat.PCAP),
-        (b"\xa1\xb2\xc3\xd4", CaptureFormat.PCAP),
-        (b"\x4d\x3c\xb2\xa1", CaptureFormat.PCAP),
-        (b"\xa1\xb2\x3c\x4d", CaptureFormat.PCAP),
-        (b"\x0a\x0d\x0d\x0a\x1c\x00\x00\x00\x4d\x3c\x2b\x1a", CaptureFormat.PCAP),
-        (b"\x0a\x0d\x0d\x0a8053", CaptureFormat.HEX),
-    ],
-)
+@case(NOOP, CaptureFormat.RAW)
+@case(b"\x08\x57", CaptureFormat.RAW)
+@case(b"\x18\x57", CaptureFormat.RAW)
+@case(b"\x83\x01", CaptureFormat.RAW)
+@case(b"805c", CaptureFormat.HEX)
+@case(b"\n\n# a remark", CaptureFormat.HEX)
+@case(b"", CaptureFormat.HEX)
+@case(b"\xd4\xc3\xb2\xa1", CaptureFormat.PCAP)
+@case(b"\xa1\xb2\xc3\xd4", CaptureFormat.PCAP)
+@case(b"\x4d\x3c\xb2\xa1", CaptureFormat.PCAP)
+@case(b"\xa1\xb2\x3c\x4d", CaptureFormat.PCAP)
+@case(b"\x0a\x0d\x0d\x0a\x1c\x00\x00\x00\x4d\x3c\x2b\x1a", CaptureFormat.PCAP)
+@case(b"\x0a\x0d\x0d\x0a8053", CaptureFormat.HEX)
 def test_the_format_is_found_by_the_first_bytes(data: bytes, expected: CaptureFormat) -> None:
     assert find_format(data) is expected
 
@@ -203,16 +198,11 @@ def test_an_annotated_session_tells_connections_and_directions() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        (b"805c\nhello\n", "line 2 is neither"),
-        (b"805", "line 1 is neither"),
-        (b"80 5 c0", "line 1 is neither"),
-        (b"\xff\xfe8\x000\x00", "line 1 is neither"),
-        (b"00000000  80 5c 00 00\n*\n00000020\n", "line 2 stands for repeated lines"),
-    ],
-)
+@case(b"805c\nhello\n", "line 2 is neither")
+@case(b"805", "line 1 is neither")
+@case(b"80 5 c0", "line 1 is neither")
+@case(b"\xff\xfe8\x000\x00", "line 1 is neither")
+@case(b"00000000  80 5c 00 00\n*\n00000020\n", "line 2 stands for repeated lines")
 def test_other_lines_are_refused_by_number(text: bytes, complaint: str) -> None:
     with pytest.raises(CaptureError, match=complaint) as caught:
         list(read_capture(text))
@@ -391,21 +381,11 @@ def test_pcapng_old_and_simple_packets_and_a_second_section() -> None:
     assert by_direction(data) == {TO_SERVER: OPEN + NOOP}
 
 
-@each(
-    "damage",
-    [
-        b"\x00",
-        pack("<II", 6, 0) + bytes(4),
-        pack("<II", 6, 13) + bytes(20),
-        pack("<II", 6, 4000) + bytes(20),
-        block(6, bytes(4)),
-        block(6, pack("<IIIII", 0, 0, 0, 4000, 4000)),
-        block(3, b""),
-        enhanced(7, b"x"),
-        b"\x0a\x0d\x0d\x0a" + bytes(24),
-        block(0x0A0D0D0A, b"\x4d\x3c\x2b\x1a"),
-    ],
-)
+@each("damage", [
+    b"\x00", pack("<II", 6, 0) + bytes(4), pack("<II", 6, 13) + bytes(20), pack("<II", 6, 4000) + bytes(20),
+    block(6, bytes(4)), block(6, pack("<IIIII", 0, 0, 0, 4000, 4000)), block(3, b""), enhanced(7, b"x"),
+    b"\x0a\x0d\x0d\x0a" + bytes(24), block(0x0A0D0D0A, b"\x4d\x3c\x2b\x1a"),
+])  # fmt: skip
 def test_a_damaged_pcapng_is_read_up_to_the_damage(damage: bytes) -> None:
     good = section() + interface(101) + enhanced(0, syn()) + enhanced(0, from_client(1000, OPEN))
     events = read_capture(good + damage)
@@ -433,10 +413,7 @@ def test_segments_in_any_order_after_a_syn_give_the_bytes_once(seed: int) -> Non
 
 def test_a_late_syn_still_tells_the_start_and_the_client() -> None:
     low_port = SocketAddress(CLIENT.address, 1024)
-    data = [
-        ip_packet(low_port, SERVER, 1000, OPEN, dpkt.tcp.TH_ACK),
-        syn(999, low_port),
-    ]
+    data = [ip_packet(low_port, SERVER, 1000, OPEN, dpkt.tcp.TH_ACK), syn(999, low_port)]
     frames, faults = found(pcap(data))
     assert [(f.flow, f.frame.encode()) for f in frames] == [(Flow("10.0.0.2:1024-10.0.0.1:11210", TO_SERVER), OPEN)]
     assert faults == []

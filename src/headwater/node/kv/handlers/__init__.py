@@ -48,33 +48,17 @@ NEEDS_NO_LOGIN: frozenset[type[Request]] = frozenset(
 """The last two check for themselves: the one names the bucket it is about, the other may be about none."""
 
 _READS = (
-    session.Stat,
-    documents.Get,
-    documents.GetMeta,
-    documents.GetRandomKey,
-    range_scan_messages.RangeScanCreate,
-    range_scan_messages.RangeScanContinue,
-    range_scan_messages.RangeScanCancel,
-    subdocs.SubdocGet,
-    subdocs.MultiLookup,
-    vbucket_messages.GetVBucket,
-    vbucket_messages.GetAllVbSeqnos,
-    vbucket_messages.SeqnoPersistence,
-    vbucket_messages.ObserveSeqno,
-    vbucket_messages.Observe,
+    session.Stat, documents.Get, documents.GetMeta, documents.GetRandomKey, range_scan_messages.RangeScanCreate,
+    range_scan_messages.RangeScanContinue, range_scan_messages.RangeScanCancel, subdocs.SubdocGet,
+    subdocs.MultiLookup, vbucket_messages.GetVBucket, vbucket_messages.GetAllVbSeqnos,
+    vbucket_messages.SeqnoPersistence, vbucket_messages.ObserveSeqno, vbucket_messages.Observe,
     dcp_stream_messages.GetFailoverLogByKv,
-)
+)  # fmt: skip
 _SUBDOC_WRITES = (
-    subdocs.SubdocDictAdd,
-    subdocs.SubdocDictUpsert,
-    subdocs.SubdocDelete,
-    subdocs.SubdocReplace,
-    subdocs.SubdocArrayPushLast,
-    subdocs.SubdocArrayPushFirst,
-    subdocs.SubdocArrayInsert,
-    subdocs.SubdocArrayAddUnique,
-    subdocs.SubdocCounter,
-)
+    subdocs.SubdocDictAdd, subdocs.SubdocDictUpsert, subdocs.SubdocDelete, subdocs.SubdocReplace,
+    subdocs.SubdocArrayPushLast, subdocs.SubdocArrayPushFirst, subdocs.SubdocArrayInsert,
+    subdocs.SubdocArrayAddUnique, subdocs.SubdocCounter,
+)  # fmt: skip
 _WRITES = (
     documents.Set,
     documents.Delete,

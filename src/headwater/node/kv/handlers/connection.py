@@ -83,7 +83,11 @@ def sasl_auth(context: Context, request: messages.SaslAuth) -> PlainResponse | N
     try:
         mechanism = Mechanism.decode(request.key)
         if mechanism is Mechanism.PLAIN:
-            _plain(context, PlainLogin.decode(request.value))
+            login = PlainLogin.decode(request.value)
+            if not context.session.allows_plain:
+                raise RequestRefused(Status.AUTH_ERROR)
+            attempt = LoginAttempt(peer=context.session.peer, user=login.user, password=login.password)
+            _log_in(context, attempt, context.ok)
             return None
         nonce = encode_nonce(context.service.random_bytes(_NONCE_BYTES))
         session.scram = ScramServer(mechanism, context.service.users.credentials, nonce)
@@ -91,13 +95,6 @@ def sasl_auth(context: Context, request: messages.SaslAuth) -> PlainResponse | N
     except (AuthenticationFailed, RemoteProtocolError, LocalProtocolError) as error:
         raise RequestRefused(Status.AUTH_ERROR) from error
     return context.ok(challenge, status=Status.AUTH_CONTINUE)
-
-
-def _plain(context: Context, login: PlainLogin) -> None:
-    if not context.session.allows_plain:
-        raise RequestRefused(Status.AUTH_ERROR)
-    attempt = LoginAttempt(peer=context.session.peer, user=login.user, password=login.password)
-    _log_in(context, attempt, context.ok)
 
 
 def sasl_step(context: Context, request: messages.SaslStep) -> None:

@@ -42,7 +42,15 @@ def stat(context: Context, request: Stat) -> list[PlainResponse]:
     elif name == "dcp":
         statistics = _dcp(context, argument or None)
     elif name in _BY_VBUCKET:
-        statistics = _of_vbuckets(context, bucket, _BY_VBUCKET[name], argument)
+        number = parse_number(argument, _VBUCKET_NAMED_MAX)
+        if argument and (number is None or not bucket.vbuckets.exists(number)):
+            refuse_vbucket(context)
+        statistics = (
+            statistic
+            for vbucket, facts in enumerate(bucket.vbuckets.facts)
+            if facts is not None and (not argument or vbucket == number)
+            for statistic in _BY_VBUCKET[name](bucket, VBucketId(vbucket), facts)
+        )
     elif name in _GROUPS and not argument:
         statistics = _GROUPS[name](context, bucket)
     elif name in context.bucket_service.node_statistics:
@@ -267,20 +275,6 @@ def _shown(value: object) -> object:
 
 
 # --- by vbucket ---------------------------------------------------------------------------------------------------
-
-
-def _of_vbuckets(
-    context: Context, bucket: Bucket, group: Callable[[Bucket, VBucketId, VBucketFacts], Statistics], wanted: str
-) -> Statistics:
-    number = parse_number(wanted, _VBUCKET_NAMED_MAX)
-    if wanted and (number is None or not bucket.vbuckets.exists(number)):
-        refuse_vbucket(context)
-    return (
-        statistic
-        for vbucket, facts in enumerate(bucket.vbuckets.facts)
-        if facts is not None and (not wanted or vbucket == number)
-        for statistic in group(bucket, VBucketId(vbucket), facts)
-    )
 
 
 def _state(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics:

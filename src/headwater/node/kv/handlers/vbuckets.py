@@ -99,18 +99,14 @@ def _topology(request: messages.SetVBucket, members: dict[str, Any]) -> tuple[An
     chains = members.get("topology")
     if chains is None:
         return None
-    if request.state != VBucketState.ACTIVE or not _is_topology(chains):
-        raise RequestRefused(Status.EINVAL, "a topology is a list of chains of node names, for an active vbucket")
-    return tuple(chains)
-
-
-def _is_topology(chains: Any) -> bool:
-    return (
+    if request.state != VBucketState.ACTIVE or not (
         isinstance(chains, list)
         and 0 < len(chains) <= _CHAINS_MAX
         and all(isinstance(chain, list) and 0 < len(chain) <= _COPIES_MAX for chain in chains)
         and all(node is None or isinstance(node, str) for chain in chains for node in chain)
-    )
+    ):
+        raise RequestRefused(Status.EINVAL, "a topology is a list of chains of node names, for an active vbucket")
+    return tuple(chains)
 
 
 def get_vbucket(context: Context, request: messages.GetVBucket) -> messages.GetVBucketResponse:

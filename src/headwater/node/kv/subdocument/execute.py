@@ -10,20 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwater.errors import LocalProtocolError
-from headwater.node.kv.subdocument.json_text import (
-    CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
-    DELETED_DOCUMENT_CANT_HAVE_VALUE,
-    LOOKUPS,
-)
+from headwater.node.kv.subdocument import json_text, requests
 from headwater.node.kv.subdocument.mutation import DocumentTexts, Draft
-from headwater.node.kv.subdocument.requests import (
-    COMMANDS,
-    CommandScope,
-    check_many,
-    check_one,
-    decode_binary,
-    spec_path,
-)
 from headwater.node.kv.subdocument.virtual_xattrs import (
     PREFIX,
     MacroExpansion,
@@ -94,7 +82,7 @@ def lookup_in(
     document: SubdocDocument | None, specs: Sequence[LookupSpec], doc_flags: DocFlags = _NO_FLAGS
 ) -> LookedUp:
     """Look up all paths of a request. `document` is None if there is none, and may be a tombstone."""
-    check_many(specs, doc_flags, mutates=False)
+    requests.check_many(specs, doc_flags, mutates=False)
     texts = _readable(document, doc_flags)
     results = tuple(_result(texts, spec) for spec in specs)
     is_tombstone = texts.document.deleted
@@ -107,7 +95,7 @@ def lookup_in(
 
 def lookup_one(document: SubdocDocument | None, spec: LookupSpec, doc_flags: DocFlags = _NO_FLAGS) -> LookupResult:
     """Look up the path of a single-path request. The status of the result is that of the response."""
-    check_one(spec, doc_flags, mutates=False)
+    requests.check_one(spec, doc_flags, mutates=False)
     texts = _readable(document, doc_flags)
     return LookupResult(status=_success(is_tombstone=texts.document.deleted), value=_look_up(texts, spec))
 
@@ -131,15 +119,15 @@ def _look_up(texts: DocumentTexts, spec: LookupSpec) -> bytes:
         if not texts.parts.body:
             raise RequestRefused(Status.SUBDOC_PATH_ENOENT)
         return texts.parts.body
-    path = spec_path(spec)
+    path = requests.spec_path(spec)
     if not spec.flags & PathFlags.XATTR:
         text = texts.body
     elif spec.path.startswith(PREFIX.encode()):
         text = virtual_xattr_text(texts.document, path)
     else:
         text = texts.xattrs
-    found = LOOKUPS[spec.opcode](text, path)
-    return decode_binary(found) if spec.flags & PathFlags.BINARY_VALUE else found
+    found = json_text.LOOKUPS[spec.opcode](text, path)
+    return requests.decode_binary(found) if spec.flags & PathFlags.BINARY_VALUE else found
 
 
 # --- mutations ------------------------------------------------------------------------------------------------------
@@ -149,13 +137,13 @@ def mutate_in(
     document: SubdocDocument | None, specs: Sequence[MutationSpec], doc_flags: DocFlags = _NO_FLAGS
 ) -> Mutated | PathFailed:
     """Apply all mutations of a request, or none. `document` is None if there is none, and may be a tombstone."""
-    check_many(specs, doc_flags, mutates=True)
+    requests.check_many(specs, doc_flags, mutates=True)
     return _mutate(document, specs, doc_flags)
 
 
 def mutate_one(document: SubdocDocument | None, spec: MutationSpec, doc_flags: DocFlags = _NO_FLAGS) -> Mutated:
     """Apply the mutation of a single-path request. If it fails, its status is that of the response."""
-    check_one(spec, doc_flags, mutates=True)
+    requests.check_one(spec, doc_flags, mutates=True)
     outcome = _mutate(document, (spec,), doc_flags)
     if isinstance(outcome, PathFailed):
         raise RequestRefused(outcome.path_status)
@@ -172,7 +160,7 @@ def _mutate(
     elif doc_flags & DocFlags.ADD:
         raise RequestRefused(Status.KEY_EEXISTS)
     elif doc_flags & DocFlags.REVIVE_DOCUMENT and not current.deleted:
-        raise RequestRefused(CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is alive")
+        raise RequestRefused(json_text.CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is alive")
     before = _blank(specs, doc_flags) if current is None else current
     draft = Draft(DocumentTexts(before))
     # What macros say of a document that does not exist, they say of an empty one.
@@ -201,7 +189,7 @@ def _blank(specs: Sequence[MutationSpec], doc_flags: DocFlags) -> SubdocDocument
     """What a new document starts as: the first path decides whether it is an object or an array."""
     if doc_flags & DocFlags.CREATE_AS_DELETED:
         return SubdocDocument(value=b"", datatype=Datatype.RAW, deleted=True)
-    by_path = [spec for spec in specs if COMMANDS[spec.opcode].scope is CommandScope.PATH]
+    by_path = [spec for spec in specs if requests.COMMANDS[spec.opcode].scope is requests.CommandScope.PATH]
     if not by_path:
         return _EMPTY
     first = by_path[0]
@@ -212,7 +200,7 @@ def _blank(specs: Sequence[MutationSpec], doc_flags: DocFlags) -> SubdocDocument
 def _encode(draft: Draft, macros: MacroExpansion, *, is_tombstone: bool) -> NewValue:
     parts = draft.parts()
     if is_tombstone and parts.body:
-        raise RequestRefused(DELETED_DOCUMENT_CANT_HAVE_VALUE, "a deleted document cannot have a body")
+        raise RequestRefused(json_text.DELETED_DOCUMENT_CANT_HAVE_VALUE, "a deleted document cannot have a body")
     datatype = Datatype.JSON if draft.is_json else Datatype.RAW
     encoded = parts.body
     if parts.xattrs:

@@ -11,20 +11,16 @@ import pytest
 from headwater.node.service import SCAN_S_MAX, SCANS_MAX, SCANS_OF_CONNECTION_MAX
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages import range_scan
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Delete, GetRandomKey, Set
-from headwater.protocol.messages.range_scan import (
-    RangeScanCancel,
-    RangeScanContinue,
-    RangeScanContinueResponse,
-    RangeScanCreate,
-)
 from headwater.protocol.messages.session import Stat
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
 from headwater.store.settling import flush, settle_now
+from support.cases import case_apart
 from support.kv_harness import WITH_COLLECTIONS, Client, Node
 
 KEYS = [b"a", b"b", b"ba", b"bb", b"c"]
@@ -43,8 +39,8 @@ def stored(node: Node, client: Client) -> None:
     client.succeed(Set(key=b"b", vbucket=VBucketId(1), value=b"{}"))
 
 
-def described(**members: Any) -> RangeScanCreate:
-    return RangeScanCreate(datatype=Datatype.JSON, value=json.dumps(members).encode())
+def described(**members: Any) -> range_scan.RangeScanCreate:
+    return range_scan.RangeScanCreate(datatype=Datatype.JSON, value=json.dumps(members).encode())
 
 
 def between(**bounds: bytes) -> dict[str, Any]:
@@ -56,12 +52,11 @@ def keys_of(client: Client, *, items_max: int = 0, **members: Any) -> list[bytes
     scan_id = client.succeed(described(key_only=True, **members)).scan_id
     found: list[bytes] = []
     while True:
-        part = client.succeed(RangeScanContinue(scan_id=scan_id, items_max=items_max))
-        assert isinstance(part, RangeScanContinueResponse)
+        part = client.succeed(range_scan.RangeScanContinue(scan_id=scan_id, items_max=items_max))
         assert not part.has_documents
         found += part.keys
         if part.status == Status.RANGE_SCAN_COMPLETE:
-            assert client.refused(RangeScanContinue(scan_id=scan_id)) == Status.KEY_ENOENT
+            assert client.refused(range_scan.RangeScanContinue(scan_id=scan_id)) == Status.KEY_ENOENT
             return found
         assert part.status == Status.RANGE_SCAN_MORE
         assert part.keys
@@ -70,17 +65,12 @@ def keys_of(client: Client, *, items_max: int = 0, **members: Any) -> list[bytes
 # --- what is asked for --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("bounds", "expected"),
-    [
-        ({"start": b"", "end": b"\xff"}, KEYS),
-        ({"start": b"b", "end": b"bb"}, [b"b", b"ba", b"bb"]),
-        ({"excl_start": b"b", "excl_end": b"bb"}, [b"ba"]),
-        ({"start": b"b", "end": b"b\xff"}, [b"b", b"ba", b"bb"]),
-        ({"excl_start": b"bb", "end": b"c"}, [b"c"]),
-    ],
-)
 @pytest.mark.usefixtures("stored")
+@case_apart({"start": b"", "end": b"\xff"}, KEYS)
+@case_apart({"start": b"b", "end": b"bb"}, [b"b", b"ba", b"bb"])
+@case_apart({"excl_start": b"b", "excl_end": b"bb"}, [b"ba"])
+@case_apart({"start": b"b", "end": b"b\xff"}, [b"b", b"ba", b"bb"])
+@case_apart({"excl_start": b"bb", "end": b"c"}, [b"c"])
 def test_ranges(client: Client, bounds: dict[str, bytes], expected: list[bytes]) -> None:
     assert keys_of(client, **between(**bounds)) == keys_of(client, items_max=1, **between(**bounds)) == expected
 
@@ -88,13 +78,13 @@ def test_ranges(client: Client, bounds: dict[str, bytes], expected: list[bytes])
 @pytest.mark.usefixtures("stored")
 def test_documents(node: Node, client: Client) -> None:
     scan_id = client.succeed(described(**EVERYTHING)).scan_id
-    part = client.succeed(RangeScanContinue(scan_id=scan_id, bytes_max=1))
+    part = client.succeed(range_scan.RangeScanContinue(scan_id=scan_id, bytes_max=1))
     assert (part.status, part.has_documents, len(part.documents)) == (Status.RANGE_SCAN_MORE, 1, 1)
     assert (part.documents[0].key, part.documents[0].value, part.documents[0].flags) == (b"a", b'"a"', 7)
     # A later part is still of the moment that the scan began at.
     client.succeed(Set(key=b"b", value=b'"new"'))
     settle_now(node.bucket)
-    rest = client.succeed(RangeScanContinue(scan_id=scan_id))
+    rest = client.succeed(range_scan.RangeScanContinue(scan_id=scan_id))
     assert [(found.key, found.value) for found in rest.documents] == [(key, b'"%s"' % key) for key in KEYS[1:]]
     assert (rest.status, rest.documents[0].datatype) == (Status.RANGE_SCAN_COMPLETE, Datatype.JSON)
 
@@ -108,7 +98,7 @@ def test_a_collection(node: Node, client: Client) -> None:
     assert keys_of(client, collection=f"{collection:x}", **EVERYTHING) == [b"b"]
     running = client.succeed(described(collection=f"{collection:X}", **EVERYTHING)).scan_id
     node.set_manifest(node.bucket.manifest.without_collection("_default", "c"))
-    assert writer.refused(RangeScanContinue(scan_id=running)) == Status.UNKNOWN_COLLECTION
+    assert writer.refused(range_scan.RangeScanContinue(scan_id=running)) == Status.UNKNOWN_COLLECTION
     assert client.refused(described(collection="99", **EVERYTHING)) == Status.UNKNOWN_COLLECTION
 
 
@@ -141,9 +131,9 @@ def test_what_a_snapshot_must_have(node: Node, client: Client) -> None:
 @pytest.mark.usefixtures("stored")
 def test_a_scan_is_cancelled(client: Client) -> None:
     scan_id = client.succeed(described(**EVERYTHING)).scan_id
-    client.succeed(RangeScanCancel(scan_id=scan_id))
-    assert client.refused(RangeScanCancel(scan_id=scan_id)) == Status.KEY_ENOENT
-    assert client.refused(RangeScanContinue(scan_id=scan_id)) == Status.KEY_ENOENT
+    client.succeed(range_scan.RangeScanCancel(scan_id=scan_id))
+    assert client.refused(range_scan.RangeScanCancel(scan_id=scan_id)) == Status.KEY_ENOENT
+    assert client.refused(range_scan.RangeScanContinue(scan_id=scan_id)) == Status.KEY_ENOENT
 
 
 @pytest.mark.usefixtures("stored")
@@ -151,25 +141,25 @@ def test_a_scan_ends_with_its_session_and_its_time(node: Node, client: Client) -
     other = node.client()
     first, second = (client.succeed(described(**EVERYTHING)).scan_id for client in (client, other))
     # Any session that knows the id may go on with it.
-    assert other.succeed(RangeScanContinue(scan_id=first, items_max=1)).status == Status.RANGE_SCAN_MORE
+    assert other.succeed(range_scan.RangeScanContinue(scan_id=first, items_max=1)).status == Status.RANGE_SCAN_MORE
     client.session.disconnected()
     assert list(node.bucket_service.range_scans.running) == [second]
     node.clock.advance(SCAN_S_MAX)
     node.bucket_service.range_scans.tick(node.service.now_s())
     assert not node.bucket_service.range_scans.running
-    assert other.refused(RangeScanContinue(scan_id=second)) == Status.KEY_ENOENT
+    assert other.refused(range_scan.RangeScanContinue(scan_id=second)) == Status.KEY_ENOENT
 
 
 @pytest.mark.usefixtures("stored")
 def test_a_scan_ends_with_its_vbucket(node: Node, client: Client) -> None:
     scan_ids = [client.succeed(described(**EVERYTHING)).scan_id for _ in range(2)]
-    wrong = RangeScanContinue(scan_id=scan_ids[0], vbucket=VBucketId(1))
+    wrong = range_scan.RangeScanContinue(scan_id=scan_ids[0], vbucket=VBucketId(1))
     assert client.refused(wrong) == Status.KEY_ENOENT
     node.bucket.set_vbucket_state(0, VBucketState.REPLICA)
-    assert client.refused(RangeScanContinue(scan_id=scan_ids[0])) == Status.NOT_MY_VBUCKET
+    assert client.refused(range_scan.RangeScanContinue(scan_id=scan_ids[0])) == Status.NOT_MY_VBUCKET
     node.bucket.set_vbucket_state(0, VBucketState.ACTIVE)
     flush(node.bucket)
-    assert client.refused(RangeScanContinue(scan_id=scan_ids[1])) == Status.RANGE_SCAN_CANCELLED
+    assert client.refused(range_scan.RangeScanContinue(scan_id=scan_ids[1])) == Status.RANGE_SCAN_CANCELLED
     assert not node.bucket_service.range_scans.running
 
 
@@ -204,30 +194,25 @@ def test_the_statistics_show_scans(client: Client) -> None:
 START = {"start": ""}
 
 
-@pytest.mark.parametrize(
-    ("members", "status"),
-    [
-        (between(start=b"x", end=b"y"), Status.KEY_ENOENT),
-        ({**EVERYTHING, "key_only": True, "include_xattrs": True}, Status.EINVAL),
-        ({**EVERYTHING, "sampling": {"samples": 1}}, Status.EINVAL),
-        ({"sampling": {}}, Status.EINVAL),
-        ({"sampling": {"samples": 0}}, Status.EINVAL),
-        ({"sampling": {"samples": True}}, Status.EINVAL),
-        ({"sampling": []}, Status.EINVAL),
-        ({"range": START}, Status.EINVAL),
-        ({"range": {**START, "excl_start": "", "end": ""}}, Status.EINVAL),
-        ({"range": {**START, "end": "not base64"}}, Status.EINVAL),
-        ({"range": {**START, "end": 5}}, Status.EINVAL),
-        (between(start=b"", end=b"x" * 251), Status.EINVAL),
-        ({**EVERYTHING, "collection": 8}, Status.EINVAL),
-        ({**EVERYTHING, "collection": "0x8"}, Status.EINVAL),
-        ({**EVERYTHING, "key_only": 1}, Status.EINVAL),
-        ({**EVERYTHING, "name": "x" * 51}, Status.EINVAL),
-        ({**EVERYTHING, "more": "x" * 4096}, Status.EINVAL),
-        ({**EVERYTHING, "snapshot_requirements": 5}, Status.EINVAL),
-    ],
-)
 @pytest.mark.usefixtures("stored")
+@case_apart(between(start=b"x", end=b"y"), Status.KEY_ENOENT)
+@case_apart({**EVERYTHING, "key_only": True, "include_xattrs": True}, Status.EINVAL)
+@case_apart({**EVERYTHING, "sampling": {"samples": 1}}, Status.EINVAL)
+@case_apart({"sampling": {}}, Status.EINVAL)
+@case_apart({"sampling": {"samples": 0}}, Status.EINVAL)
+@case_apart({"sampling": {"samples": True}}, Status.EINVAL)
+@case_apart({"sampling": []}, Status.EINVAL)
+@case_apart({"range": START}, Status.EINVAL)
+@case_apart({"range": {**START, "excl_start": "", "end": ""}}, Status.EINVAL)
+@case_apart({"range": {**START, "end": "not base64"}}, Status.EINVAL)
+@case_apart({"range": {**START, "end": 5}}, Status.EINVAL)
+@case_apart(between(start=b"", end=b"x" * 251), Status.EINVAL)
+@case_apart({**EVERYTHING, "collection": 8}, Status.EINVAL)
+@case_apart({**EVERYTHING, "collection": "0x8"}, Status.EINVAL)
+@case_apart({**EVERYTHING, "key_only": 1}, Status.EINVAL)
+@case_apart({**EVERYTHING, "name": "x" * 51}, Status.EINVAL)
+@case_apart({**EVERYTHING, "more": "x" * 4096}, Status.EINVAL)
+@case_apart({**EVERYTHING, "snapshot_requirements": 5}, Status.EINVAL)
 def test_descriptions_that_are_refused(client: Client, members: dict[str, Any], status: Status) -> None:
     response = client.call(described(**members))
     assert (response.status, bool(getattr(response, "context", ""))) == (status, True)
@@ -236,9 +221,9 @@ def test_descriptions_that_are_refused(client: Client, members: dict[str, Any], 
 @pytest.mark.usefixtures("stored")
 def test_requests_that_are_refused(node: Node, client: Client) -> None:
     create = described(**EVERYTHING)
-    assert client.refused(RangeScanCreate(value=create.value)) == Status.EINVAL
-    assert client.refused(RangeScanCreate(datatype=Datatype.JSON, value=b"[1]")) == Status.EINVAL
-    assert client.refused(RangeScanCreate(datatype=Datatype.JSON, value=b"{")) == Status.EINVAL
+    assert client.refused(range_scan.RangeScanCreate(value=create.value)) == Status.EINVAL
+    assert client.refused(range_scan.RangeScanCreate(datatype=Datatype.JSON, value=b"[1]")) == Status.EINVAL
+    assert client.refused(range_scan.RangeScanCreate(datatype=Datatype.JSON, value=b"{")) == Status.EINVAL
     without_json = node.client(features=(Feature.XERROR, Feature.SELECT_BUCKET))
     assert without_json.refused(create) == Status.EINVAL
     assert node.client(user="data_writer").refused(create) == Status.EACCESS

@@ -22,16 +22,15 @@ from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 from headwater.store.receiving import begin_snapshot, receive_change, take_failover_log
+from support.cases import case_apart
 from support.kv_harness import START_S, WITH_COLLECTIONS, Client, Node
 
 
 def statistics(client: Client, group: bytes = b"") -> dict[str, str]:
     *responses, last = client.call_all(Stat(key=group, opaque=5))
-    assert isinstance(last, PlainResponse)
     assert (last.key, last.value, last.opaque, last.opcode) == (b"", b"", 5, Opcode.STAT)
     found = {}
     for response in responses:
-        assert isinstance(response, PlainResponse)
         assert (response.status, response.opaque) == (Status.SUCCESS, 5)
         found[response.key.decode()] = response.value.decode()
     assert len(found) == len(responses)
@@ -65,18 +64,13 @@ def test_statistics_of_a_document_of_a_collection(node: Node, client: Client) ->
         assert statistics(client, b"key k 0 " + named)["key_flags"] == "9"
 
 
-@pytest.mark.parametrize(
-    ("argument", "status"),
-    [
-        (b"none 0", Status.KEY_ENOENT),
-        (b"k 99", Status.NOT_MY_VBUCKET),
-        (b"k", Status.EINVAL),
-        (b" 0", Status.EINVAL),
-        (b"k x", Status.EINVAL),
-        pytest.param(b"k " + b"9" * 5000, Status.EINVAL, id="more digits than Python reads"),
-        (b"k 0 no.such", Status.UNKNOWN_COLLECTION),
-    ],
-)
+@case_apart(b"none 0", Status.KEY_ENOENT)
+@case_apart(b"k 99", Status.NOT_MY_VBUCKET)
+@case_apart(b"k", Status.EINVAL)
+@case_apart(b" 0", Status.EINVAL)
+@case_apart(b"k x", Status.EINVAL)
+@case_apart(b"k " + b"9" * 5000, Status.EINVAL)
+@case_apart(b"k 0 no.such", Status.UNKNOWN_COLLECTION)
 def test_documents_that_have_no_statistics(client: Client, argument: bytes, status: Status) -> None:
     assert client.refused(Stat(key=b"key " + argument)) == status
 
@@ -91,20 +85,10 @@ def test_general_statistics(node: Node, client: Client) -> None:
     node.clock.advance(90)
     found = statistics(client)
     expected = {
-        "version": "1.2.3",
-        "time": str(START_S + 90),
-        "uptime": "90",
-        "curr_items": "2",
-        "curr_items_tot": "3",
-        "vb_active_num": "7",
-        "vb_replica_num": "1",
-        "vb_pending_num": "0",
-        "vb_dead_num": "0",
-        "ep_bucket_uuid": "0123456789abcdef",
-        "ep_max_vbuckets": "8",
-        "ep_queue_size": "0",
-        "ep_locked_items": "1",
-    }
+        "version": "1.2.3", "time": str(START_S + 90), "uptime": "90", "curr_items": "2", "curr_items_tot": "3",
+        "vb_active_num": "7", "vb_replica_num": "1", "vb_pending_num": "0", "vb_dead_num": "0",
+        "ep_bucket_uuid": "0123456789abcdef", "ep_max_vbuckets": "8", "ep_queue_size": "0", "ep_locked_items": "1",
+    }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected
 
 
@@ -120,14 +104,9 @@ def test_details_of_vbuckets(node: Node, client: Client) -> None:
     deleted = client.succeed(Delete(key=b"b"))
     found = statistics(client, b"vbucket-details 0")
     assert found == {
-        "vb_0": "active",
-        "vb_0:num_items": "1",
-        "vb_0:num_tombstones": "1",
-        "vb_0:high_seqno": "3",
-        "vb_0:purge_seqno": "0",
-        "vb_0:uuid": str(stored.vbuuid),
-        "vb_0:max_cas": str(deleted.cas),
-    }
+        "vb_0": "active", "vb_0:num_items": "1", "vb_0:num_tombstones": "1", "vb_0:high_seqno": "3",
+        "vb_0:purge_seqno": "0", "vb_0:uuid": str(stored.vbuuid), "vb_0:max_cas": str(deleted.cas),
+    }  # fmt: skip
     assert set(found) < set(statistics(client, b"vbucket-details"))
 
 
@@ -136,29 +115,19 @@ def test_seqnos_of_vbuckets_are_durable_ones(node: Node, client: Client) -> None
     reader = node.client()
     client.send(Set(key=b"a", value=b"2"))
     reader.send(Stat(key=b"vbucket-seqno 0"))
-    found = {response.key.decode(): response.value.decode() for response in reader.received()}  # type: ignore[attr-defined]
+    found = {response.key.decode(): response.value.decode() for response in reader.received()}
     assert found == {
-        "": "",
-        "vb_0:high_seqno": "1",
-        "vb_0:abs_high_seqno": "1",
-        "vb_0:last_persisted_seqno": "1",
-        "vb_0:purge_seqno": "0",
-        "vb_0:uuid": str(stored.vbuuid),
-        "vb_0:last_persisted_snap_start": "1",
+        "": "", "vb_0:high_seqno": "1", "vb_0:abs_high_seqno": "1", "vb_0:last_persisted_seqno": "1",
+        "vb_0:purge_seqno": "0", "vb_0:uuid": str(stored.vbuuid), "vb_0:last_persisted_snap_start": "1",
         "vb_0:last_persisted_snap_end": "1",
-    }
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("groups", "status"),
-    [
-        (
-            (b"vbucket 8", b"vbucket-details x", b"vbucket-seqno -1", b"vbucket-details 99", b"vbucket " + b"9" * 5000),
-            Status.NOT_MY_VBUCKET,
-        ),
-        ((b"nonsense", b"uuid 1", b"\xff", b"VBUCKET"), Status.KEY_ENOENT),
-    ],
+@case_apart(
+    (b"vbucket 8", b"vbucket-details x", b"vbucket-seqno -1", b"vbucket-details 99", b"vbucket " + b"9" * 5000),
+    Status.NOT_MY_VBUCKET,
 )
+@case_apart((b"nonsense", b"uuid 1", b"\xff", b"VBUCKET"), Status.KEY_ENOENT)
 def test_vbuckets_and_groups_that_do_not_exist(client: Client, groups: tuple[bytes, ...], status: Status) -> None:
     assert statistics(client, b"uuid") == {"uuid": "0123456789abcdef"}
     for group in groups:
@@ -168,15 +137,9 @@ def test_vbuckets_and_groups_that_do_not_exist(client: Client, groups: tuple[byt
 def test_collections(node: Node, client: Client) -> None:
     node.set_manifest(Manifest().with_scope("garden").with_collection("garden", "berries", max_ttl_s=60))
     assert statistics(client, b"collections") == {
-        "manifest_uid": "2",
-        "0x0:name": "_default",
-        "0x0:0x0:name": "_default",
-        "0x0:0x0:scope_name": "_default",
-        "0x8:name": "garden",
-        "0x8:0x9:name": "berries",
-        "0x8:0x9:scope_name": "garden",
-        "0x8:0x9:maxTTL": "60",
-    }
+        "manifest_uid": "2", "0x0:name": "_default", "0x0:0x0:name": "_default", "0x0:0x0:scope_name": "_default",
+        "0x8:name": "garden", "0x8:0x9:name": "berries", "0x8:0x9:scope_name": "garden", "0x8:0x9:maxTTL": "60",
+    }  # fmt: skip
 
 
 # What a node tells of its copies, by which a failover chooses: up to where one is whole, and on which branch.
@@ -258,7 +221,6 @@ def open_consumer(node: Node, name: bytes) -> Client:
 
 
 def produce(consumer: Client) -> bytes:
-    assert consumer.session.dcp is not None
     return consumer.session.dcp.produce(1_000_000)
 
 
@@ -278,32 +240,18 @@ def test_a_connection_and_its_streams(node: Node, client: Client) -> None:
     consumer.send(BufferAck(acked_bytes=10))
     found = statistics(client, b"dcp")
     assert found == {
-        "eq_dcpq:spark:type": "producer",
-        "eq_dcpq:spark:created": "60",
-        "eq_dcpq:spark:total_bytes_sent": str(sent),
-        "eq_dcpq:spark:total_acked_bytes": "10",
-        "eq_dcpq:spark:unacked_bytes": str(sent - 10),
-        "eq_dcpq:spark:max_buffer_bytes": "5000",
-        "eq_dcpq:spark:flow_control": "enabled",
-        "eq_dcpq:spark:noop_enabled": "true",
-        "eq_dcpq:spark:noop_tx_interval": "180",
-        "eq_dcpq:spark:noop_wait": "false",
-        "eq_dcpq:spark:collections_enabled": "false",
-        "eq_dcpq:spark:priority": "medium",
-        "eq_dcpq:spark:num_streams": "1",
-        "eq_dcpq:spark:backlog_items": "0",
-        "eq_dcpq:spark:stream_0_state": "streaming",
-        "eq_dcpq:spark:stream_0_opaque": "7",
-        "eq_dcpq:spark:stream_0_start_seqno": "0",
-        "eq_dcpq:spark:stream_0_end_seqno": "100",
-        "eq_dcpq:spark:stream_0_last_sent_seqno": "3",
-        "eq_dcpq:spark:stream_0_backlog_items": "0",
-        "eq_dcpq:spark:stream_0_frames_sent": "3",
-        "eq_dcpq:spark:stream_0_bytes_sent": str(sent),
-        "ep_dcp_count": "1",
-        "ep_dcp_producer_count": "1",
-        "ep_dcp_total_bytes": str(sent),
-    }
+        "eq_dcpq:spark:type": "producer", "eq_dcpq:spark:created": "60", "eq_dcpq:spark:total_bytes_sent": str(sent),
+        "eq_dcpq:spark:total_acked_bytes": "10", "eq_dcpq:spark:unacked_bytes": str(sent - 10),
+        "eq_dcpq:spark:max_buffer_bytes": "5000", "eq_dcpq:spark:flow_control": "enabled",
+        "eq_dcpq:spark:noop_enabled": "true", "eq_dcpq:spark:noop_tx_interval": "180",
+        "eq_dcpq:spark:noop_wait": "false", "eq_dcpq:spark:collections_enabled": "false",
+        "eq_dcpq:spark:priority": "medium", "eq_dcpq:spark:num_streams": "1", "eq_dcpq:spark:backlog_items": "0",
+        "eq_dcpq:spark:stream_0_state": "streaming", "eq_dcpq:spark:stream_0_opaque": "7",
+        "eq_dcpq:spark:stream_0_start_seqno": "0", "eq_dcpq:spark:stream_0_end_seqno": "100",
+        "eq_dcpq:spark:stream_0_last_sent_seqno": "3", "eq_dcpq:spark:stream_0_backlog_items": "0",
+        "eq_dcpq:spark:stream_0_frames_sent": "3", "eq_dcpq:spark:stream_0_bytes_sent": str(sent),
+        "ep_dcp_count": "1", "ep_dcp_producer_count": "1", "ep_dcp_total_bytes": str(sent),
+    }  # fmt: skip
 
 
 def test_streams_with_ids(node: Node, client: Client) -> None:

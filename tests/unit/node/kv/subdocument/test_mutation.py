@@ -23,7 +23,7 @@ from headwater.node.kv.subdocument.mutation import (
     replace,
 )
 from headwater.protocol.status import RequestRefused, Status
-from support.cases import each
+from support.cases import case, each
 
 ENOENT = Status.SUBDOC_PATH_ENOENT
 MISMATCH = Status.SUBDOC_PATH_MISMATCH
@@ -56,67 +56,49 @@ def after(mutation: PathMutation, document: str, path: str, value: str, *, mkdir
 
 # --- objects --------------------------------------------------------------------------------------------------------
 
-BOTH_DICT: list[Case] = [
-    ("{}", "a", "1", '{"a":1}'),
-    ('{"a":1}', "b", '"x"', '{"a":1,"b":"x"}'),
-    ('{ "a" : 1 }', "b", "2", '{ "a" : 1 ,"b":2}'),
-    ("{ }", "b", "2", '{ "b":2}'),
-    ('{"a":{}}', "a.b", "[1,2]", '{"a":{"b":[1,2]}}'),
-    ('[{"a":1}]', "[0].b", "null", '[{"a":1,"b":null}]'),
-    ('[{},{"a":1}]', "[-1].b", "true", '[{},{"a":1,"b":true}]'),
-    ("{}", "`a.b`", "1", '{"a.b":1}'),
-    ("{}", r"q\"q", "1", '{"q\\"q":1}'),
-    ("{}", "Fútbol", '"é"', '{"Fútbol":"é"}'),
-    ("{}", "a", " 1 ", '{"a":1}'),
-    ("{}", "a", '{ "foo": "bar" }', '{"a":{ "foo": "bar" }}'),
-    ("{}", "a", "1.10", '{"a":1.10}'),
-    ("{}", "a", "9" * 5000, '{"a":' + "9" * 5000 + "}"),
-    ("{}", "a.b", "1", ENOENT),
-    ("{}", "", "1", CANTINSERT),
-    ("{}", "[0]", "1", MISMATCH),
-    ("{}", "a[0]", "1", EINVAL),
-    ('{"array":[null]}', "array[0]", "true", EINVAL),
-    ('{"array":[null]}', "array[1]", "true", EINVAL),
-    ('{"array":[null]}', "array[-1]", "true", EINVAL),
-    ('{"array":[null]}', "array.x", "true", MISMATCH),
-    ('{"a":1}', "a.b", "1", MISMATCH),
-    ("[]", "a", "1", MISMATCH),
-    # A value that is no JSON shows before the path does.
-    ("[]", "a", "blah", CANTINSERT),
-    ("{}", "a", "", CANTINSERT),
-    ("{}", "a", " \t\r\n", CANTINSERT),
-    ("{}", "a", "INVALID", CANTINSERT),
-    ("{}", "a", "1,2", CANTINSERT),
-    ("{}", "a", '1,"k2":2', CANTINSERT),
-    ("{}", "a", '{},"z":{}', CANTINSERT),
-    ("{}", "a", '1}{"b":2', CANTINSERT),
-    ("{}", "a", '{ "foo" }', CANTINSERT),
-    ("{}", "a", '{ "foo": }', CANTINSERT),
-    ("{}", "a", "nul", CANTINSERT),
-    ("{}", "a", "2.0.0", CANTINSERT),
-    ("{}", "a", "2.", CANTINSERT),
-    ("{}", "a", "2.0e", CANTINSERT),
-    ("{}", "a", "2.0e+", CANTINSERT),
-    ("{}", "a", "NaN", CANTINSERT),
-]
-
-BOTH_DICT_MKDIR_P: list[Case] = [
-    ("{}", "a.b.c", "1", '{"a":{"b":{"c":1}}}'),
-    ('{"a":{"x":0}}', "a.b.c", "1", '{"a":{"x":0,"b":{"c":1}}}'),
-    ('{"x":0}', r"`a.b`.q\"q", "1", '{"x":0,"a.b":{"q\\"q":1}}'),
-    ("{}", "a", "1", '{"a":1}'),
-    ("[{}]", "[0].a.b", "1", '[{"a":{"b":1}}]'),
-    # Elements are never made.
-    ("[]", "[0].a", "1", ENOENT),
-    ("{}", "a[0].b", "1", ENOENT),
-    ("{}", "a.b[0]", "1", EINVAL),
-    ('{"a":1}', "a.b.c", "1", MISMATCH),
-    ("[null]", "foo.bar", "null", MISMATCH),
-]
-
 
 @each("mutation", [dict_add, dict_upsert])
-@each(("document", "path", "value", "expected"), BOTH_DICT)
+@case("{}", "a", "1", '{"a":1}')
+@case('{"a":1}', "b", '"x"', '{"a":1,"b":"x"}')
+@case('{ "a" : 1 }', "b", "2", '{ "a" : 1 ,"b":2}')
+@case("{ }", "b", "2", '{ "b":2}')
+@case('{"a":{}}', "a.b", "[1,2]", '{"a":{"b":[1,2]}}')
+@case('[{"a":1}]', "[0].b", "null", '[{"a":1,"b":null}]')
+@case('[{},{"a":1}]', "[-1].b", "true", '[{},{"a":1,"b":true}]')
+@case("{}", "`a.b`", "1", '{"a.b":1}')
+@case("{}", r"q\"q", "1", '{"q\\"q":1}')
+@case("{}", "Fútbol", '"é"', '{"Fútbol":"é"}')
+@case("{}", "a", " 1 ", '{"a":1}')
+@case("{}", "a", '{ "foo": "bar" }', '{"a":{ "foo": "bar" }}')
+@case("{}", "a", "1.10", '{"a":1.10}')
+@case("{}", "a", "9" * 5000, '{"a":' + "9" * 5000 + "}")
+@case("{}", "a.b", "1", ENOENT)
+@case("{}", "", "1", CANTINSERT)
+@case("{}", "[0]", "1", MISMATCH)
+@case("{}", "a[0]", "1", EINVAL)
+@case('{"array":[null]}', "array[0]", "true", EINVAL)
+@case('{"array":[null]}', "array[1]", "true", EINVAL)
+@case('{"array":[null]}', "array[-1]", "true", EINVAL)
+@case('{"array":[null]}', "array.x", "true", MISMATCH)
+@case('{"a":1}', "a.b", "1", MISMATCH)
+@case("[]", "a", "1", MISMATCH)
+# A value that is no JSON shows before the path does.
+@case("[]", "a", "blah", CANTINSERT)
+@case("{}", "a", "", CANTINSERT)
+@case("{}", "a", " \t\r\n", CANTINSERT)
+@case("{}", "a", "INVALID", CANTINSERT)
+@case("{}", "a", "1,2", CANTINSERT)
+@case("{}", "a", '1,"k2":2', CANTINSERT)
+@case("{}", "a", '{},"z":{}', CANTINSERT)
+@case("{}", "a", '1}{"b":2', CANTINSERT)
+@case("{}", "a", '{ "foo" }', CANTINSERT)
+@case("{}", "a", '{ "foo": }', CANTINSERT)
+@case("{}", "a", "nul", CANTINSERT)
+@case("{}", "a", "2.0.0", CANTINSERT)
+@case("{}", "a", "2.", CANTINSERT)
+@case("{}", "a", "2.0e", CANTINSERT)
+@case("{}", "a", "2.0e+", CANTINSERT)
+@case("{}", "a", "NaN", CANTINSERT)
 def test_dict_add_and_upsert(
     mutation: PathMutation, document: str, path: str, value: str, expected: str | Status
 ) -> None:
@@ -124,81 +106,76 @@ def test_dict_add_and_upsert(
 
 
 @each("mutation", [dict_add, dict_upsert])
-@each(("document", "path", "value", "expected"), BOTH_DICT_MKDIR_P)
+@case("{}", "a.b.c", "1", '{"a":{"b":{"c":1}}}')
+@case('{"a":{"x":0}}', "a.b.c", "1", '{"a":{"x":0,"b":{"c":1}}}')
+@case('{"x":0}', r"`a.b`.q\"q", "1", '{"x":0,"a.b":{"q\\"q":1}}')
+@case("{}", "a", "1", '{"a":1}')
+@case("[{}]", "[0].a.b", "1", '[{"a":{"b":1}}]')
+# Elements are never made.
+@case("[]", "[0].a", "1", ENOENT)
+@case("{}", "a[0].b", "1", ENOENT)
+@case("{}", "a.b[0]", "1", EINVAL)
+@case('{"a":1}', "a.b.c", "1", MISMATCH)
+@case("[null]", "foo.bar", "null", MISMATCH)
 def test_dict_mkdir_p(mutation: PathMutation, document: str, path: str, value: str, expected: str | Status) -> None:
     assert after(mutation, document, path, value, mkdir_p=True) == expected
 
 
-@pytest.mark.parametrize(
-    ("document", "path", "added", "upserted"),
-    [
-        ('{"a":1}', "a", EEXISTS, '{"a":9}'),
-        ('{ "a" : [1, 2] , "b":3}', "a", EEXISTS, '{ "a" : 9 , "b":3}'),
-        ('{"a":{"b":1}}', "a.b", EEXISTS, '{"a":{"b":9}}'),
-        ('{"a":1,"a":2}', "a", EEXISTS, '{"a":1,"a":9}'),
-    ],
-)
+@case('{"a":1}', "a", EEXISTS, '{"a":9}')
+@case('{ "a" : [1, 2] , "b":3}', "a", EEXISTS, '{ "a" : 9 , "b":3}')
+@case('{"a":{"b":1}}', "a.b", EEXISTS, '{"a":{"b":9}}')
+@case('{"a":1,"a":2}', "a", EEXISTS, '{"a":1,"a":9}')
 def test_dict_where_the_name_is_there(document: str, path: str, added: Status, upserted: str) -> None:
     assert after(dict_add, document, path, "9") == added
     assert after(dict_upsert, document, path, "9") == upserted
 
 
-@each(
-    ("document", "path", "value", "expected"),
-    [
-        ('{"a":1}', "a", "2", '{"a":2}'),
-        ('{"a":[1,2,3]}', "a[1]", '{"x":1}', '{"a":[1,{"x":1},3]}'),
-        ('{"a":[1,2,3]}', "a[-1]", "4", '{"a":[1,2,4]}'),
-        ("[ 1 , 2 ]", "[0]", "9", "[ 9 , 2 ]"),
-        ("{}", "a", "1", ENOENT),
-        ("[]", "[0]", "1", ENOENT),
-        ("[1]", "[1]", "1", ENOENT),
-        ("{}", "[0]", "1", MISMATCH),
-        ("{}", "", "1", CANTINSERT),
-        ('{"a":1}', "a", "1,2", CANTINSERT),
-        ("[1]", "[0]", "1,2", CANTINSERT),
-        ('{"a":[true,false]}', "a[-1][-1]", "null", MISMATCH),
-    ],
-)
+@case('{"a":1}', "a", "2", '{"a":2}')
+@case('{"a":[1,2,3]}', "a[1]", '{"x":1}', '{"a":[1,{"x":1},3]}')
+@case('{"a":[1,2,3]}', "a[-1]", "4", '{"a":[1,2,4]}')
+@case("[ 1 , 2 ]", "[0]", "9", "[ 9 , 2 ]")
+@case("{}", "a", "1", ENOENT)
+@case("[]", "[0]", "1", ENOENT)
+@case("[1]", "[1]", "1", ENOENT)
+@case("{}", "[0]", "1", MISMATCH)
+@case("{}", "", "1", CANTINSERT)
+@case('{"a":1}', "a", "1,2", CANTINSERT)
+@case("[1]", "[0]", "1,2", CANTINSERT)
+@case('{"a":[true,false]}', "a[-1][-1]", "null", MISMATCH)
 def test_replace(document: str, path: str, value: str, expected: str | Status) -> None:
     assert after(replace, document, path, value) == expected
     assert after(replace, document, path, value, mkdir_p=True) == expected
 
 
-@each(
-    ("document", "path", "expected"),
-    [
-        ('{"a":1}', "a", "{}"),
-        ('{ "a" : 1 }', "a", "{  }"),
-        ('{"a":1,"b":2,"c":3}', "a", '{"b":2,"c":3}'),
-        ('{"a":1,"b":2,"c":3}', "b", '{"a":1,"c":3}'),
-        ('{"a":1,"b":2,"c":3}', "c", '{"a":1,"b":2}'),
-        ('{"a":1 , "b":2 ,\n"c":3 }', "b", '{"a":1 ,\n"c":3 }'),
-        ('{ "a":1 , "b":2}', "a", '{ "b":2}'),
-        ('{"0": 1,"1": 2.0}', "0", '{"1": 2.0}'),
-        ("[1,2]", "[0]", "[2]"),
-        ("[1,2]", "[1]", "[1]"),
-        ("[1,2]", "[-1]", "[1]"),
-        ("[1]", "[0]", "[]"),
-        ("[1]", "[-1]", "[]"),
-        ("[1,1,1]", "[1]", "[1,1]"),
-        ('[0,[1,[2]],{"key":"val"}]', "[1][1][0]", '[0,[1,[]],{"key":"val"}]'),
-        ('[0,[1,[]],{"key":"val"}]', "[1][1]", '[0,[1],{"key":"val"}]'),
-        ('{"a":[{"b":1,"c":2,"d":3}]}', "a[-1].c", '{"a":[{"b":1,"d":3}]}'),
-        ('{"a":[{"b":1}]}', "a[-1].b", '{"a":[{}]}'),
-        # A name that stands twice is gone afterwards.
-        ('{"a":1,"a":2}', "a", "{}"),
-        ('{"a":1, "b":2, "a":3}', "a", '{"b":2}'),
-        ('{"b":1, "a":2, "a":3, "c":4}', "a", '{"b":1, "c":4}'),
-        ("{}", "a", ENOENT),
-        ("[]", "[-1]", ENOENT),
-        ("[1]", "[1]", ENOENT),
-        ("[]", "", CANTINSERT),
-        ("[]", "a", MISMATCH),
-        ('{"a":1}', "a.b", MISMATCH),
-        ('{"a":1}', "x.b", ENOENT),
-    ],
-)
+@case('{"a":1}', "a", "{}")
+@case('{ "a" : 1 }', "a", "{  }")
+@case('{"a":1,"b":2,"c":3}', "a", '{"b":2,"c":3}')
+@case('{"a":1,"b":2,"c":3}', "b", '{"a":1,"c":3}')
+@case('{"a":1,"b":2,"c":3}', "c", '{"a":1,"b":2}')
+@case('{"a":1 , "b":2 ,\n"c":3 }', "b", '{"a":1 ,\n"c":3 }')
+@case('{ "a":1 , "b":2}', "a", '{ "b":2}')
+@case('{"0": 1,"1": 2.0}', "0", '{"1": 2.0}')
+@case("[1,2]", "[0]", "[2]")
+@case("[1,2]", "[1]", "[1]")
+@case("[1,2]", "[-1]", "[1]")
+@case("[1]", "[0]", "[]")
+@case("[1]", "[-1]", "[]")
+@case("[1,1,1]", "[1]", "[1,1]")
+@case('[0,[1,[2]],{"key":"val"}]', "[1][1][0]", '[0,[1,[]],{"key":"val"}]')
+@case('[0,[1,[]],{"key":"val"}]', "[1][1]", '[0,[1],{"key":"val"}]')
+@case('{"a":[{"b":1,"c":2,"d":3}]}', "a[-1].c", '{"a":[{"b":1,"d":3}]}')
+@case('{"a":[{"b":1}]}', "a[-1].b", '{"a":[{}]}')
+# A name that stands twice is gone afterwards.
+@case('{"a":1,"a":2}', "a", "{}")
+@case('{"a":1, "b":2, "a":3}', "a", '{"b":2}')
+@case('{"b":1, "a":2, "a":3, "c":4}', "a", '{"b":1, "c":4}')
+@case("{}", "a", ENOENT)
+@case("[]", "[-1]", ENOENT)
+@case("[1]", "[1]", ENOENT)
+@case("[]", "", CANTINSERT)
+@case("[]", "a", MISMATCH)
+@case('{"a":1}', "a.b", MISMATCH)
+@case('{"a":1}', "x.b", ENOENT)
 def test_remove(document: str, path: str, expected: str | Status) -> None:
     assert after(remove, document, path, "") == expected
 
@@ -206,114 +183,94 @@ def test_remove(document: str, path: str, expected: str | Status) -> None:
 # --- arrays ---------------------------------------------------------------------------------------------------------
 
 
-@each(
-    ("document", "path", "value", "last", "first"),
-    [
-        ('{"a":[]}', "a", "1", '{"a":[1]}', '{"a":[1]}'),
-        ('{"a":[4,5]}', "a", "1", '{"a":[4,5,1]}', '{"a":[1,4,5]}'),
-        ('{"a":[4,5]}', "a", "1,2,3", '{"a":[4,5,1,2,3]}', '{"a":[1,2,3,4,5]}'),
-        ('{"a":[4]}', "a", '[1,2], {"x":3}', '{"a":[4,[1,2], {"x":3}]}', '{"a":[[1,2], {"x":3},4]}'),
-        ("[]", "", "null", "[null]", "[null]"),
-        ("[ ]", "", "null", "[ null]", "[null ]"),
-        ("[ 4 ]", "", " 5 ", "[ 4 ,5]", "[5, 4 ]"),
-        ("[[]]", "[0]", "123", "[[123]]", "[[123]]"),
-        ("[1,[2]]", "[-1]", "10", "[1,[2,10]]", "[1,[10,2]]"),
-        ("{}", "a", "1", ENOENT, ENOENT),
-        ("{}", "", "null", MISMATCH, MISMATCH),
-        ('{"a":{}}', "a", "1", MISMATCH, MISMATCH),
-        ('{"a":"s"}', "a", "1", MISMATCH, MISMATCH),
-        ("[1]", "[0]", "1", MISMATCH, MISMATCH),
-        ("[1]", "[1]", "1", ENOENT, ENOENT),
-        ("[]", "", "notjson", CANTINSERT, CANTINSERT),
-        ("[]", "", "", CANTINSERT, CANTINSERT),
-        ("[]", "", "\n", CANTINSERT, CANTINSERT),
-        ("[]", "", "1,", CANTINSERT, CANTINSERT),
-        ("[]", "", ",1", CANTINSERT, CANTINSERT),
-        ("[]", "", "1],[2", CANTINSERT, CANTINSERT),
-        ("[]", "", '1,"k":2', CANTINSERT, CANTINSERT),
-    ],
-)
+@case('{"a":[]}', "a", "1", '{"a":[1]}', '{"a":[1]}')
+@case('{"a":[4,5]}', "a", "1", '{"a":[4,5,1]}', '{"a":[1,4,5]}')
+@case('{"a":[4,5]}', "a", "1,2,3", '{"a":[4,5,1,2,3]}', '{"a":[1,2,3,4,5]}')
+@case('{"a":[4]}', "a", '[1,2], {"x":3}', '{"a":[4,[1,2], {"x":3}]}', '{"a":[[1,2], {"x":3},4]}')
+@case("[]", "", "null", "[null]", "[null]")
+@case("[ ]", "", "null", "[ null]", "[null ]")
+@case("[ 4 ]", "", " 5 ", "[ 4 ,5]", "[5, 4 ]")
+@case("[[]]", "[0]", "123", "[[123]]", "[[123]]")
+@case("[1,[2]]", "[-1]", "10", "[1,[2,10]]", "[1,[10,2]]")
+@case("{}", "a", "1", ENOENT, ENOENT)
+@case("{}", "", "null", MISMATCH, MISMATCH)
+@case('{"a":{}}', "a", "1", MISMATCH, MISMATCH)
+@case('{"a":"s"}', "a", "1", MISMATCH, MISMATCH)
+@case("[1]", "[0]", "1", MISMATCH, MISMATCH)
+@case("[1]", "[1]", "1", ENOENT, ENOENT)
+@case("[]", "", "notjson", CANTINSERT, CANTINSERT)
+@case("[]", "", "", CANTINSERT, CANTINSERT)
+@case("[]", "", "\n", CANTINSERT, CANTINSERT)
+@case("[]", "", "1,", CANTINSERT, CANTINSERT)
+@case("[]", "", ",1", CANTINSERT, CANTINSERT)
+@case("[]", "", "1],[2", CANTINSERT, CANTINSERT)
+@case("[]", "", '1,"k":2', CANTINSERT, CANTINSERT)
 def test_push(document: str, path: str, value: str, last: str | Status, first: str | Status) -> None:
     assert after(array_push_last, document, path, value) == last
     assert after(array_push_first, document, path, value) == first
 
 
 @each("mutation", [array_push_last, array_push_first, array_add_unique])
-@each(
-    ("document", "path", "expected"),
-    [
-        ("{}", "a", '{"a":[true]}'),
-        ("{}", "a.b", '{"a":{"b":[true]}}'),
-        ('{"a":{"x":1}}', "a.b", '{"a":{"x":1,"b":[true]}}'),
-        ("[]", "", "[true]"),
-        ('{"a":[null]}', "a[1]", ENOENT),
-        ('{"a":[null]}', "a[2]", ENOENT),
-        ('{"a":[]}', "a[-1]", ENOENT),
-        ("{}", "a[0]", ENOENT),
-        ("[null]", "foo.bar", MISMATCH),
-    ],
-)
+@case("{}", "a", '{"a":[true]}')
+@case("{}", "a.b", '{"a":{"b":[true]}}')
+@case('{"a":{"x":1}}', "a.b", '{"a":{"x":1,"b":[true]}}')
+@case("[]", "", "[true]")
+@case('{"a":[null]}', "a[1]", ENOENT)
+@case('{"a":[null]}', "a[2]", ENOENT)
+@case('{"a":[]}', "a[-1]", ENOENT)
+@case("{}", "a[0]", ENOENT)
+@case("[null]", "foo.bar", MISMATCH)
 def test_array_mkdir_p(mutation: PathMutation, document: str, path: str, expected: str | Status) -> None:
     assert after(mutation, document, path, "true", mkdir_p=True) == expected
 
 
-@each(
-    ("document", "path", "value", "expected"),
-    [
-        ("[1,2,4,5]", "[2]", "3", "[1,2,3,4,5]"),
-        ("[1,2]", "[0]", "0", "[0,1,2]"),
-        ("[1,2]", "[2]", "3", "[1,2,3]"),
-        ("[]", "[0]", "1", "[1]"),
-        ("[ ]", "[0]", "1", "[ 1]"),
-        ("[ 1 , 2 ]", "[1]", "9", "[ 1 , 9,2 ]"),
-        ('{"a":[1,2,3]}', "a[1]", "-3,-2,-1", '{"a":[1,-3,-2,-1,2,3]}'),
-        ("[[],[1]]", "[-1][0]", "0", "[[],[0,1]]"),
-        ("[1,2,3]", "[4]", "null", ENOENT),
-        ("[]", "[1]", "null", ENOENT),
-        ("[1,2,3]", "[-1]", "4", EINVAL),
-        ("[1,2,3]", "[0].anything", "null", EINVAL),
-        ("[1,2,3]", "", "4", EINVAL),
-        ("{}", "array", "4", EINVAL),
-        ("{}", "non_exist[0]", "null", ENOENT),
-        ("{}", "[0]", "null", MISMATCH),
-        ('{"a":1}', "a[0]", "null", MISMATCH),
-        ("[]", "[0]", "blah", CANTINSERT),
-        ("[]", "[0]", " ", CANTINSERT),
-    ],
-)
+@case("[1,2,4,5]", "[2]", "3", "[1,2,3,4,5]")
+@case("[1,2]", "[0]", "0", "[0,1,2]")
+@case("[1,2]", "[2]", "3", "[1,2,3]")
+@case("[]", "[0]", "1", "[1]")
+@case("[ ]", "[0]", "1", "[ 1]")
+@case("[ 1 , 2 ]", "[1]", "9", "[ 1 , 9,2 ]")
+@case('{"a":[1,2,3]}', "a[1]", "-3,-2,-1", '{"a":[1,-3,-2,-1,2,3]}')
+@case("[[],[1]]", "[-1][0]", "0", "[[],[0,1]]")
+@case("[1,2,3]", "[4]", "null", ENOENT)
+@case("[]", "[1]", "null", ENOENT)
+@case("[1,2,3]", "[-1]", "4", EINVAL)
+@case("[1,2,3]", "[0].anything", "null", EINVAL)
+@case("[1,2,3]", "", "4", EINVAL)
+@case("{}", "array", "4", EINVAL)
+@case("{}", "non_exist[0]", "null", ENOENT)
+@case("{}", "[0]", "null", MISMATCH)
+@case('{"a":1}', "a[0]", "null", MISMATCH)
+@case("[]", "[0]", "blah", CANTINSERT)
+@case("[]", "[0]", " ", CANTINSERT)
 def test_array_insert(document: str, path: str, value: str, expected: str | Status) -> None:
     assert after(array_insert, document, path, value) == expected
 
 
-@each(
-    ("document", "path", "value", "expected"),
-    [
-        ("[]", "", "0", "[0]"),
-        ("[0]", "", "0", EEXISTS),
-        ("[0]", "", " 0 ", EEXISTS),
-        ('["value"]', "", '"value"', EEXISTS),
-        ('{"u":["value"]}', "u", "1", '{"u":["value",1]}'),
-        ("[1]", "", '"1"', '[1,"1"]'),
-        ("[1]", "", "1.0", "[1,1.0]"),
-        ("[true]", "", '"true"', '[true,"true"]'),
-        ("[null]", "", "null", EEXISTS),
-        ('{"a":["23"]}', "a", "1234", '{"a":["23",1234]}'),
-        ('{"a":[[0],[1,2]]}', "a[-1]", "2", EEXISTS),
-        ('{"a":[[0],[1,2]]}', "a[-1]", "0", '{"a":[[0],[1,2,0]]}'),
-        ("[1]", "", "[]", CANTINSERT),
-        ("[1]", "", "{}", CANTINSERT),
-        ("[1]", "", "1,2,3", CANTINSERT),
-        ("[1]", "", "", CANTINSERT),
-        ("[1,[]]", "", "2", MISMATCH),
-        ("[1,{}]", "", "2", MISMATCH),
-        # The elements are compared in their order, and the first that decides, decides.
-        ("[1,[]]", "", "1", EEXISTS),
-        ("[[],1]", "", "1", MISMATCH),
-        ("{}", "", "1", MISMATCH),
-        ('{"a":"s"}', "a", "1", MISMATCH),
-        ("{}", "a", "1", ENOENT),
-    ],
-)
+@case("[]", "", "0", "[0]")
+@case("[0]", "", "0", EEXISTS)
+@case("[0]", "", " 0 ", EEXISTS)
+@case('["value"]', "", '"value"', EEXISTS)
+@case('{"u":["value"]}', "u", "1", '{"u":["value",1]}')
+@case("[1]", "", '"1"', '[1,"1"]')
+@case("[1]", "", "1.0", "[1,1.0]")
+@case("[true]", "", '"true"', '[true,"true"]')
+@case("[null]", "", "null", EEXISTS)
+@case('{"a":["23"]}', "a", "1234", '{"a":["23",1234]}')
+@case('{"a":[[0],[1,2]]}', "a[-1]", "2", EEXISTS)
+@case('{"a":[[0],[1,2]]}', "a[-1]", "0", '{"a":[[0],[1,2,0]]}')
+@case("[1]", "", "[]", CANTINSERT)
+@case("[1]", "", "{}", CANTINSERT)
+@case("[1]", "", "1,2,3", CANTINSERT)
+@case("[1]", "", "", CANTINSERT)
+@case("[1,[]]", "", "2", MISMATCH)
+@case("[1,{}]", "", "2", MISMATCH)
+# The elements are compared in their order, and the first that decides, decides.
+@case("[1,[]]", "", "1", EEXISTS)
+@case("[[],1]", "", "1", MISMATCH)
+@case("{}", "", "1", MISMATCH)
+@case('{"a":"s"}', "a", "1", MISMATCH)
+@case("{}", "a", "1", ENOENT)
 def test_array_add_unique(document: str, path: str, value: str, expected: str | Status) -> None:
     assert after(array_add_unique, document, path, value) == expected
 
@@ -321,23 +278,18 @@ def test_array_add_unique(document: str, path: str, value: str, expected: str | 
 # --- counters -------------------------------------------------------------------------------------------------------
 
 
-@each(
-    ("document", "path", "delta", "expected", "result"),
-    [
-        ("{}", "c", "1", '{"c":1}', "1"),
-        ('{"c":1}', "c", "-101", '{"c":-100}', "-100"),
-        ('{ "c" : 0 , "d":1}', "c", "5", '{ "c" : 5 , "d":1}', "5"),
-        ('{"c":-0}', "c", "5", '{"c":5}', "5"),
-        ("[-20]", "[0]", "1", "[-19]", "-19"),
-        ("[1,2]", "[-1]", "1", "[1,3]", "3"),
-        ('{"c":0}', "c", str(INT64_MAX), f'{{"c":{INT64_MAX}}}', str(INT64_MAX)),
-        ('{"c":0}', "c", str(INT64_MIN), f'{{"c":{INT64_MIN}}}', str(INT64_MIN)),
-        (f'{{"c":{INT64_MAX - 1}}}', "c", "1", f'{{"c":{INT64_MAX}}}', str(INT64_MAX)),
-        (f'{{"c":{INT64_MIN + 1}}}', "c", "-1", f'{{"c":{INT64_MIN}}}', str(INT64_MIN)),
-        (f'{{"c":{INT64_MAX}}}', "c", str(INT64_MIN), '{"c":-1}', "-1"),
-        ('{"a":{}}', "a.c", "7", '{"a":{"c":7}}', "7"),
-    ],
-)
+@case("{}", "c", "1", '{"c":1}', "1")
+@case('{"c":1}', "c", "-101", '{"c":-100}', "-100")
+@case('{ "c" : 0 , "d":1}', "c", "5", '{ "c" : 5 , "d":1}', "5")
+@case('{"c":-0}', "c", "5", '{"c":5}', "5")
+@case("[-20]", "[0]", "1", "[-19]", "-19")
+@case("[1,2]", "[-1]", "1", "[1,3]", "3")
+@case('{"c":0}', "c", str(INT64_MAX), f'{{"c":{INT64_MAX}}}', str(INT64_MAX))
+@case('{"c":0}', "c", str(INT64_MIN), f'{{"c":{INT64_MIN}}}', str(INT64_MIN))
+@case(f'{{"c":{INT64_MAX - 1}}}', "c", "1", f'{{"c":{INT64_MAX}}}', str(INT64_MAX))
+@case(f'{{"c":{INT64_MIN + 1}}}', "c", "-1", f'{{"c":{INT64_MIN}}}', str(INT64_MIN))
+@case(f'{{"c":{INT64_MAX}}}', "c", str(INT64_MIN), '{"c":-1}', "-1")
+@case('{"a":{}}', "a.c", "7", '{"a":{"c":7}}', "7")
 def test_counter(document: str, path: str, delta: str, expected: str, result: str) -> None:
     assert edit(counter, document, path, delta) == Edit(expected.encode(), result.encode())
 
@@ -376,16 +328,11 @@ def test_counter_fails(document: str, path: str, delta: str, expected: Status) -
     assert edit(counter, document, path, delta) == expected
 
 
-@pytest.mark.parametrize(
-    ("document", "path", "expected"),
-    [
-        ("{}", "a.b.c", Edit(b'{"a":{"b":{"c":5}}}', b"5")),
-        ("[]", "[0]", ENOENT),
-        ('{"array":[null]}', "array[1]", ENOENT),
-        ("{}", "a[0].c", ENOENT),
-        ("{}", "a[0]", EINVAL),
-    ],
-)
+@case("{}", "a.b.c", Edit(b'{"a":{"b":{"c":5}}}', b"5"))
+@case("[]", "[0]", ENOENT)
+@case('{"array":[null]}', "array[1]", ENOENT)
+@case("{}", "a[0].c", ENOENT)
+@case("{}", "a[0]", EINVAL)
 def test_counter_mkdir_p(document: str, path: str, expected: Edit | Status) -> None:
     assert edit(counter, document, path, "5", mkdir_p=True) == expected
 
@@ -397,30 +344,25 @@ def nested(levels: int, innermost: str = "") -> str:
     return "[" * levels + innermost + "]" * levels
 
 
-@each(
-    ("mutation", "document", "path", "value", "expected"),
-    [
-        (replace, nested(31, "1"), "[0]" * 31, "2", nested(31, "2")),
-        (replace, nested(31, "1"), "[0]" * 30, "[3,4]", nested(31, "3,4")),
-        (replace, nested(31, "1"), "[0]" * 30, "[[]]", nested(32)),
-        (replace, nested(31, "1"), "[0]" * 30, "[[5]]", ETOODEEP),
-        (replace, nested(31, "1"), "[0]" * 32, "2", E2BIG),
-        (dict_upsert, "{}", "a", nested(31), '{"a":' + nested(31) + "}"),
-        (dict_upsert, "{}", "a", nested(32), ETOODEEP),
-        (dict_upsert, "{}", "a", nested(31, "1"), ETOODEEP),
-        (dict_upsert, "{}", "a", nested(100_000), ETOODEEP),
-        (dict_upsert, "{}", "a", "[" * 100_000, ETOODEEP),
-        (array_push_last, "[]", "", nested(31), "[" + nested(31) + "]"),
-        (array_push_last, "[]", "", nested(32), ETOODEEP),
-        (array_push_first, "[]", "", "1," + nested(31), "[1," + nested(31) + "]"),
-        (array_push_first, "[]", "", "1," + nested(32), ETOODEEP),
-        (array_insert, "[]", "[0]", nested(31), "[" + nested(31) + "]"),
-        (array_insert, "[]", "[0]", nested(32), ETOODEEP),
-        (array_push_last, nested(32), "[0]" * 31, "1", ETOODEEP),
-        (array_add_unique, nested(32), "[0]" * 31, "1", ETOODEEP),
-        (array_add_unique, nested(31), "[0]" * 30, "1", nested(31, "1")),
-    ],
-)
+@case(replace, nested(31, "1"), "[0]" * 31, "2", nested(31, "2"))
+@case(replace, nested(31, "1"), "[0]" * 30, "[3,4]", nested(31, "3,4"))
+@case(replace, nested(31, "1"), "[0]" * 30, "[[]]", nested(32))
+@case(replace, nested(31, "1"), "[0]" * 30, "[[5]]", ETOODEEP)
+@case(replace, nested(31, "1"), "[0]" * 32, "2", E2BIG)
+@case(dict_upsert, "{}", "a", nested(31), '{"a":' + nested(31) + "}")
+@case(dict_upsert, "{}", "a", nested(32), ETOODEEP)
+@case(dict_upsert, "{}", "a", nested(31, "1"), ETOODEEP)
+@case(dict_upsert, "{}", "a", nested(100_000), ETOODEEP)
+@case(dict_upsert, "{}", "a", "[" * 100_000, ETOODEEP)
+@case(array_push_last, "[]", "", nested(31), "[" + nested(31) + "]")
+@case(array_push_last, "[]", "", nested(32), ETOODEEP)
+@case(array_push_first, "[]", "", "1," + nested(31), "[1," + nested(31) + "]")
+@case(array_push_first, "[]", "", "1," + nested(32), ETOODEEP)
+@case(array_insert, "[]", "[0]", nested(31), "[" + nested(31) + "]")
+@case(array_insert, "[]", "[0]", nested(32), ETOODEEP)
+@case(array_push_last, nested(32), "[0]" * 31, "1", ETOODEEP)
+@case(array_add_unique, nested(32), "[0]" * 31, "1", ETOODEEP)
+@case(array_add_unique, nested(31), "[0]" * 30, "1", nested(31, "1"))
 def test_depth(mutation: PathMutation, document: str, path: str, value: str, expected: str | Status) -> None:
     assert after(mutation, document, path, value) == expected
 
@@ -438,20 +380,15 @@ def test_the_longest_path_is_made_whole(mutation: PathMutation) -> None:
 PRECIOUS = '{ "big":12345678901234567890123, "f":1.10, "neg": -0, "e":"\\u00e9\\/", "dup":1, "dup":2, "a" :[ 1 , 2 ] }'
 
 
-@each(
-    ("mutation", "path", "value", "old", "new"),
-    [
-        (dict_add, "new", "1", "] }", '] ,"new":1}'),
-        (dict_upsert, "f", "2", "1.10", "2"),
-        (replace, "a[1]", "3", ", 2 ]", ", 3 ]"),
-        (remove, "neg", "", ', "neg": -0', ""),
-        (array_push_last, "a", "3", "2 ]", "2 ,3]"),
-        (array_push_first, "a", "0", "[ 1", "[0, 1"),
-        (array_insert, "a[1]", "9", ", 2 ]", ", 9,2 ]"),
-        (array_add_unique, "a", "9", "2 ]", "2 ,9]"),
-        (counter, "a[0]", "1", "[ 1 ,", "[ 2 ,"),
-    ],
-)
+@case(dict_add, "new", "1", "] }", '] ,"new":1}')
+@case(dict_upsert, "f", "2", "1.10", "2")
+@case(replace, "a[1]", "3", ", 2 ]", ", 3 ]")
+@case(remove, "neg", "", ', "neg": -0', "")
+@case(array_push_last, "a", "3", "2 ]", "2 ,3]")
+@case(array_push_first, "a", "0", "[ 1", "[0, 1")
+@case(array_insert, "a[1]", "9", ", 2 ]", ", 9,2 ]")
+@case(array_add_unique, "a", "9", "2 ]", "2 ,9]")
+@case(counter, "a[0]", "1", "[ 1 ,", "[ 2 ,")
 def test_what_is_not_touched_keeps_its_text(mutation: PathMutation, path: str, value: str, old: str, new: str) -> None:
     assert PRECIOUS.count(old) == 1
     assert after(mutation, PRECIOUS, path, value) == PRECIOUS.replace(old, new)
