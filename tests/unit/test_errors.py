@@ -38,8 +38,8 @@ from support.cases import each
 
 ALL_ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)]
 FAMILIES = (
-    CaptureError, CatalogError, CheckpointError, ConnectionFailed, GroupError, InvalidInput, LakeError, LocalProtocolError,
-    Overtaken, RemoteProtocolError, StatusError, StoreError,
+    CaptureError, CatalogError, CheckpointError, ConnectionFailed, GroupError, InvalidInput, LakeError,
+    LocalProtocolError, Overtaken, RemoteProtocolError, StatusError, StoreError,
 )  # fmt: skip
 
 
