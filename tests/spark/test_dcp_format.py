@@ -157,7 +157,7 @@ def test_a_stream_that_fails_and_is_started_again(spark: SparkSession, bucket: S
         bucket.put(bucket.keys("b", 1, vbucket=0), b'{"b":1}')
         query = run()
         # Spark tells its listeners of a batch some time after it.
-        wait_until(lambda: lags[-1:] == [0])
+        wait_until(lambda: lags[-1:] == [0] or not HAS_LIMITS)
     finally:
         spark.streams.removeListener(listener)
     if HAS_LIMITS:
@@ -166,7 +166,7 @@ def test_a_stream_that_fails_and_is_started_again(spark: SparkSession, bucket: S
         assert lags[0] == 8
     rows = {row for batch in landed.values() for row in batch}
     assert sorted(rows) == [(vbucket, seqno) for vbucket in range(4) for seqno in range(1, 6 if vbucket == 0 else 5)]
-    assert progress_lag(query.lastProgress) == 0
+    assert progress_lag(query.lastProgress) == (0 if HAS_LIMITS else None), "an older Spark does not ask for the end"
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
 
 
