@@ -262,14 +262,14 @@ _FEATURES = {
     "pipelines": "pipelines",
 }
 """As the marks of tests name them."""
-_STATES = {"passed": "yes", "failed": "**fails**"}
+_STATES = {"passed": "yes", "failed": "**fails**", "skipped": "–"}
 
 
 def spark_versions_table() -> str:
     rows = [
         (
             *(result["versions"][name] for name in ("pyspark", "python", "pandas")),
-            *(_STATES.get(result["features"].get(name, ""), "–") for name in _FEATURES),
+            *(_STATES.get(result["features"].get(name, ""), "untried") for name in _FEATURES),
             result["date"],
         )
         for result in json.loads(TRIED.read_text(encoding="utf-8"))

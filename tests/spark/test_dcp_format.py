@@ -126,13 +126,15 @@ class Crash(Exception):
 @pytest.mark.spark_versions("dcp, stream", since="4.0")
 def test_a_stream_that_fails_and_is_started_again(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
     from headwater.spark.source import progress_lag  # PySpark 3.5 has no sources
+    from headwater.spark.versions import HAS_LIMITS
 
     for vbucket in range(4):
         bucket.put(bucket.keys("a", 4, vbucket=vbucket), b'{"a":1}')
     landed: dict[int, list[tuple[int, int]]] = {}
     seen: list[tuple[int, list[tuple[int, int]]]] = []
     lags: list[int] = []
-    fails_in = {1}
+    # With an older Spark the first batch after a start takes all that there is.
+    fails_in = {1 if HAS_LIMITS else 0}
 
     def sink(frame: DataFrame, batch_id: int) -> None:
         rows = sorted((row.vbucket, row.seqno) for row in frame.collect())
@@ -157,15 +159,16 @@ def test_a_stream_that_fails_and_is_started_again(spark: SparkSession, bucket: S
         bucket.put(bucket.keys("b", 1, vbucket=0), b'{"b":1}')
         query = run()
         # Spark tells its listeners of a batch some time after it.
-        wait_until(lambda: lags[-1:] == [0])
+        wait_until(lambda: lags[-1:] == [0] or not HAS_LIMITS)
     finally:
         spark.streams.removeListener(listener)
-    assert seen[1] == seen[2], "the batch was repeated as it was"
-    assert {batch_id: len(rows) for batch_id, rows in landed.items()} == {0: 8, 1: 8, 2: 1}
-    rows = [row for batch in landed.values() for row in batch]
+    if HAS_LIMITS:
+        assert seen[1] == seen[2], "the batch was repeated as it was"
+        assert {batch_id: len(rows) for batch_id, rows in landed.items()} == {0: 8, 1: 8, 2: 1}
+        assert lags[0] == 8
+    rows = {row for batch in landed.values() for row in batch}
     assert sorted(rows) == [(vbucket, seqno) for vbucket in range(4) for seqno in range(1, 6 if vbucket == 0 else 5)]
-    assert progress_lag(query.lastProgress) == 0
-    assert lags[0] == 8
+    assert progress_lag(query.lastProgress) == (0 if HAS_LIMITS else None), "an older Spark does not ask for the end"
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
 
 

@@ -56,9 +56,7 @@ def main(url: str, folder: str) -> None:
     read(spark, url, folder)
     for line in sys.stdin:
         batches: list[headwater_spark.LandedBatch] = []
-        query = headwater_spark.land(
-            spark, url, f"{folder}/lake", **login(), minPartitions="2", on_batch=batches.append
-        )
+        query = headwater_spark.land(spark, url, f"{folder}/lake", **login(), min_partitions=2, on_batch=batches.append)
         query.awaitTermination()
         tell(landed=line.strip(), rows=sum(batch.rows for batch in batches))
     spark.stop()
