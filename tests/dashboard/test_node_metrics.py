@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headwater.cli.land import LandingMetrics
+from headwater.cli.land import LandingCollector, LandingMetrics
 from headwater.client.prometheus import ReaderCollector
 from headwater.landing.loop import LandingStatus
 from headwater.node.http.dashboard import samples as samples_module
@@ -90,7 +90,7 @@ def all_names() -> set[str]:
     """Every metric that Headwater has, as Prometheus knows it."""
     node = {PREFIX + kind.name for kind in KINDS} | {f"{PREFIX}{name}" for name in ("info", "ready", "uptime_seconds")}
     client = {_full(family) for family in ReaderCollector().describe()}
-    landing = {_full(family) for family in LandingMetrics("b", lambda: LANDING).collect()}
+    landing = {_full(family) for family in LandingCollector(LandingMetrics("b", lambda: LANDING)).collect()}
     return node | client | landing
 
 

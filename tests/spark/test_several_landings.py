@@ -141,26 +141,27 @@ def test_to_cancel_the_jobs_of_one_leaves_those_of_the_others(spark: SparkSessio
     assert pools == {"the one", "the other"}
 
 
-def test_a_free_slot_goes_to_the_job_that_has_the_fewest() -> None:
-    slots, order = TaskSlots(1), list[str]()
-    begun, may_go_on = threading.Event(), threading.Event()
+def test_a_job_whose_tasks_hang_holds_up_no_other() -> None:
+    """A free slot goes to the job that has the fewest."""
+    slots, order = TaskSlots(2), list[str]()
+    begun, may_go_on = threading.Semaphore(0), threading.Event()
 
     class Notes:
-        def __init__(self, name: str) -> None:
-            self.name = name
+        def __init__(self, name: str, *, hangs: bool = False) -> None:
+            self.name, self.hangs = name, hangs
 
         def run(self) -> None:
             order.append(self.name)
-            begun.set()
-            may_go_on.wait()
+            if self.hangs:
+                begun.release()
+                may_go_on.wait()
 
     with ThreadPoolExecutor(2) as threads:
-        many = threads.submit(LocalRunner(slots=slots), [Notes("many")] * 20)
-        begun.wait()
-        few = threads.submit(LocalRunner(slots=slots), [Notes("few")])
-        while len(slots._waiting) < 1:
-            time.sleep(0.001)
+        many = threads.submit(LocalRunner(slots=slots), [Notes("many", hangs=True)] * 20)
+        for _ in range(2):
+            begun.acquire()
+        LocalRunner(slots=slots)([Notes("few")] * 3)
+        assert order == ["many", "many", "few", "few", "few"]
         may_go_on.set()
-        few.result()
-        assert order.index("few") == 1
         many.result()
+    assert order.count("many") == 20

@@ -41,7 +41,16 @@ from headwater.cli.management import find_node_page
 from headwater.cli.options import CONNECTION_OPTIONS, LoginOptions, errors_reported, task_runners
 from headwater.cli.output import exit_code_after, set_up_logging
 from headwater.client.settings import ClientSettings
-from headwater.errors import HeadwaterError, InvalidInput, SparkEnded
+from headwater.errors import (
+    HeadwaterError,
+    InvalidInput,
+    LakeFull,
+    LakeInUse,
+    LakeTaken,
+    LakeUnreachable,
+    QueryFailed,
+    SparkEnded,
+)
 from headwater.lake.lake_look import LandingNote
 from headwater.lake.location import Location
 from headwater.lake_page.app import LakeState, PageAddress, serving_page
@@ -57,6 +66,9 @@ STOP_S_MAX = 30.0
 after a kill."""
 OF_PROCESS = ("runs_on", "master", "memory", "metrics_port", "page_at", "ui_token", "as_json", "quiet", "log_format")
 """The parameters that a process has once."""
+
+_MAY_PASS = (LakeFull, LakeInUse, LakeUnreachable, QueryFailed)
+"""What ends a landing after it has tried for a while, and a supervisor would start again."""
 
 Runners = Callable[[str], JobRunner]
 
@@ -108,7 +120,8 @@ class Pipeline:
                 is_ours = isinstance(error, HeadwaterError)
                 if not is_ours:
                     traceback.print_exception(error)
-                may_pass = is_ours and error.retriable and not isinstance(error, SparkEnded)  # type: ignore[attr-defined]
+                may_pass = is_ours and (error.retriable or isinstance(error, _MAY_PASS))  # type: ignore[attr-defined]
+                may_pass = may_pass and not isinstance(error, SparkEnded | LakeTaken)
                 if self._every_s is None or not may_pass:
                     return
             self._stopping.wait(AGAIN_S)
@@ -238,7 +251,16 @@ def _pipeline(name: str, context: click.Context, master: str | None, view: View)
 
 def _check_places(pipelines: Sequence[Pipeline]) -> None:
     places: dict[str, str] = {}
+    schemas: dict[tuple[str, str], str] = {}
     for one in pipelines:
+        if (catalog := one.landing.catalog) is not None:
+            schema = catalog.schema_for(one.metrics.bucket)
+            other = schemas.setdefault((catalog.catalog, schema), one.name)
+            if other != one.name:
+                raise InvalidInput(
+                    f"the pipelines {other} and {one.name} register their tables in the same schema, {schema}",
+                    hint="Give each pipeline an own schema in headwater.toml",
+                )
         other = places.setdefault(one.location.uri.rstrip("/"), one.name)
         if other != one.name:
             raise InvalidInput(
@@ -255,7 +277,7 @@ class _Named(logging.Filter):
         self._names = {f"headwater land {one.landing.into}": one.name for one in pipelines}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        name = self._names.get((record.threadName or "").removesuffix(": lag"))
+        name = self._names.get((record.threadName or "").removesuffix(": lag").removesuffix(": catalog"))
         if name is not None and not hasattr(record, "pipeline"):
             record.pipeline, record.msg, record.args = name, f"{name}: {record.getMessage()}", ()
         return True

@@ -61,4 +61,6 @@ def ui(directory: str, listen: str, ui_token: str | None, storage_options: dict[
         signal.signal(number, lambda *_: ended.set())
     with serving_page(state, address) as url:
         click.echo(f"{location.uri} is shown at {url}", err=True)
-        ended.wait()
+        # A signal that comes just before a wait without an end would be handled after it.
+        while not ended.wait(1.0):
+            pass

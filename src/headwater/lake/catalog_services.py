@@ -45,9 +45,11 @@ class CatalogSettings:
     """The schema that gets the tables, which is made where there is none; by default one with the bucket's name."""
 
     def __post_init__(self) -> None:
-        if "@" in self.catalog:
-            # It may be a password.
-            raise InvalidInput("a catalog's URL has no user in it", hint=f"Put a token into {TOKEN_VARIABLE}")
+        if not {*"@?#;"}.isdisjoint(self.catalog):
+            # It may be a password, or a token.
+            raise InvalidInput(
+                "a catalog's URL has neither a user nor parameters in it", hint=f"Put a token into {TOKEN_VARIABLE}"
+            )
         unity = _UNITY.fullmatch(self.catalog)
         if not (unity or _GLUE.fullmatch(self.catalog) or _SPARK.fullmatch(self.catalog)):
             raise InvalidInput(f"{printable(self.catalog)!r} is not a catalog", hint=_GIVE)
@@ -324,4 +326,4 @@ def _glue_table(entry: TableEntry) -> dict[str, Any]:
 
 def _hive_type(column: Column) -> str:
     """Hive does not know all types."""
-    return re.sub("timestamp_ntz", "timestamp", re.sub("variant", "binary", sql_type(column.type)))
+    return sql_type(column.type, {"timestamp_ntz": "timestamp", "variant": "binary"})

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -82,17 +83,17 @@ _SQL_TYPES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "
 """Where SQL has another name than Delta."""
 
 
-def sql_type(type_: Any) -> str:
-    """A type of Delta's schema as Spark and Hive write it."""
+def sql_type(type_: Any, names: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A type of Delta's schema as Spark and Hive write it; `names` are other names of simple types."""
     if isinstance(type_, str):
-        return _SQL_TYPES.get(type_, type_)
+        return names.get(type_) or _SQL_TYPES.get(type_, type_)
     match type_["type"]:
         case "array":
-            return f"array<{sql_type(type_['elementType'])}>"
+            return f"array<{sql_type(type_['elementType'], names)}>"
         case "map":
-            return f"map<{sql_type(type_['keyType'])},{sql_type(type_['valueType'])}>"
+            return f"map<{sql_type(type_['keyType'], names)},{sql_type(type_['valueType'], names)}>"
         case _:
-            members = (f"{_quoted(it['name'])}:{sql_type(it['type'])}" for it in type_["fields"])
+            members = (f"{_quoted(it['name'])}:{sql_type(it['type'], names)}" for it in type_["fields"])
             return f"struct<{','.join(members)}>"
 
 
@@ -224,6 +225,8 @@ class CatalogKeeper:
     _is_unreachable: bool = False
     """In the last round."""
     _checked_s: float = 0.0
+    _unchecked: set[str] = field(default_factory=set)
+    """Registered tables that the hourly check has not asked for yet. They count as registered until it fails."""
     _is_closing: bool = False
     _asked: int = 0
     """How often `settle` was called."""
@@ -247,8 +250,9 @@ class CatalogKeeper:
                         self._offered[table] = entry
                     self._versions[table] = log.version
             if self._thread is None and not self._is_closing:
+                landing = threading.current_thread().name
                 self._checked_s = self.clock()
-                self._thread = threading.Thread(target=self._run, name="headwater catalog", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=f"{landing}: catalog", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
@@ -304,13 +308,18 @@ class CatalogKeeper:
             return [] if self._is_unreachable else [it for it in self._wanting() if it.table not in self._failures]
         if now_s - self._checked_s >= CHECK_EVERY_S:
             self._checked_s = now_s
-            self._registered.clear()
-        return self._wanting()
+            self._unchecked = {*self._registered}
+        return self._to_ask()
+
+    def _to_ask(self) -> list[TableEntry]:
+        """What is not registered yet, and what is to be checked once more."""
+        checked = [entry for table, entry in self._registered.items() if table in self._unchecked]
+        return [*self._wanting(), *(it for it in checked if self._offered[it.table] == it)]
 
     def _pause_s(self) -> float:
         now_s = self.clock()
         until_s = self._checked_s + CHECK_EVERY_S
-        return max(0.0, (min(until_s, self._retry_s) if self._wanting() else until_s) - now_s)
+        return max(0.0, (min(until_s, self._retry_s) if self._to_ask() else until_s) - now_s)
 
     def _register(self, entries: list[TableEntry]) -> None:
         """One round. A catalog that can't be reached is not asked for the rest of them."""
@@ -324,8 +333,10 @@ class CatalogKeeper:
                 error = self._try(entry)
                 unreachable = error if isinstance(error, CatalogUnreachable) else None
             with self._changed:
+                self._unchecked.discard(entry.table)
                 if error is not None:
                     has_failed = True
+                    self._registered.pop(entry.table, None)
                     self._fail(entry.table, error)
                 else:
                     self._registered[entry.table] = entry

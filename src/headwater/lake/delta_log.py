@@ -469,7 +469,7 @@ class DeltaLog:
         if not self.description:
             text, schema = table_description(kind, collection), commented(self.schema, kind)
             self._check_protocol()
-            described = self._metadata_action(description=text, schemaString=Schema.from_arrow(schema).to_json())
+            described = self._metadata_action(description=text, schemaString=_delta_schema(schema).to_json())
             self._append(TableCommit(state=state), described)
 
     def _metadata_action(self, **members: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ the tasks, which need no parser.
 
 The logic is SQL's, of three values. A comparison is unknown where the document has no such field, where the field is
 null, and where it holds a value of another type than the literal. `NOT` of unknown is unknown, and a row meets a
-condition only where that is true. Two whole numbers are compared exactly if both have 64 bits at most, and all other
+condition only where that is true. Two whole numbers are compared exactly if both fit 64 bits with a sign, and all other
 numbers as doubles. Texts are compared by their UTF-8 bytes. `IS NULL` is true of a field that is null or missing, as a
 column of `documents` would be; `IS MISSING` is not true of one that is null. What is no JSON object has no fields.
 """
@@ -257,7 +257,8 @@ class _Parser:
             case sql.In() if _has_only(node, "expressions") and node.expressions:
                 operand = self._operand(node.this)
                 literals = [self._literal(one, operand) for one in node.expressions]
-                known = tuple(dict.fromkeys(one for one in literals if one is not None))
+                # By their types as well: to Python, 1 and TRUE are the same.
+                known = tuple({(type(one), one): one for one in literals if one is not None}.values())
                 return OneOf(operand, known, has_null=None in literals)
             case sql.Between() if _has_only(node, "low", "high"):
                 operand = self._operand(node.this)
@@ -549,7 +550,7 @@ class _Judge:
         return self._texts[operand]
 
     def _numbers_of(self, operand: Operand) -> tuple[Any, ...]:
-        """Whole numbers of 64 bits, and all others as doubles."""
+        """Whole numbers of 64 bits with a sign, and all others as doubles."""
         if operand.column:
             return (self._column(operand),)
         if operand not in self._numbers:

@@ -204,7 +204,7 @@ def _check_same_options(lake: Lake, options: SourceOptions, groups: int | None) 
             f"the tables in {where} were landed without the records of the system",
             hint="Omit system, or land into another directory",
         )
-    if Conditions.parse(before.where) != options.where:
+    if not Conditions.parse(before.where).is_same(options.where):
         had = f"where {before.where}" if before.where else "without a condition"
         raise InvalidInput(
             f"the tables in {where} were landed {had}",

@@ -86,10 +86,15 @@ class Conditions:
 
     @property
     def need_values(self) -> bool:
-        """Whether they are on fields of documents."""
+        """Whether they are on fields of documents, or on datatypes: a server that leaves values out leaves these out,
+        too."""
         from headwater.lake.where import operands_of
 
-        return any(it.path for one in self.others for it in operands_of(one))
+        return "datatype" in self.columns or any(it.path for one in self.others for it in operands_of(one))
+
+    def is_same(self, other: Conditions) -> bool:
+        """Whether both are written with the same literals: to Python, 1 and TRUE are equal."""
+        return self.allowed == other.allowed and repr(self.others) == repr(other.others)
 
     @classmethod
     def one(cls, column: str, operator: str, values: Collection[Any]) -> Conditions | None:
@@ -419,7 +424,7 @@ def _read_options(take: _Taker) -> ReadOptions:
     where = take("where")
     if where.need_values and take("no_value"):
         raise InvalidInput("a condition on fields of documents needs their values", hint="Omit noValue")
-    if where.need_values or "datatype" in where.columns:
+    if where.need_values:
         given["no_value"] = False
     # A task reads up to a seqno that was planned, and a snapshot may go on behind it.
     return ReadOptions.make(**given, snapshots=Snapshots.AS_THEY_COME)

@@ -76,9 +76,9 @@ class SessionRunner(Protocol):
 
 
 class TaskSlots:
-    """How many tasks run at a time, over all jobs that share them. A free slot goes to the job that has the fewest, and
-    of these to the one that has waited longest: one with many long tasks does not hold up the others for longer than a
-    task takes."""
+    """How many tasks run at a time, over all jobs that share them. A job that has none does not wait, so a job whose
+    tasks hang on a server that is away holds up no other. A free slot goes to the job that has the fewest, and of these
+    to the one that has waited longest."""
 
     def __init__(self, count: int | None = None) -> None:
         self.count = count or min(THREADS_MAX, len(os.sched_getaffinity(0)))
@@ -104,6 +104,8 @@ class TaskSlots:
                 self._changed.notify_all()
 
     def _is_next(self, job: _Job) -> bool:
+        if not self._taken[job]:
+            return True
         return self._taken.total() < self.count and min(self._waiting, key=self._taken.__getitem__) is job
 
     def wake(self) -> None:

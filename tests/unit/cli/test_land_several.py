@@ -21,7 +21,7 @@ from headwater.cli.land import LandingCollector, View
 from headwater.cli.land_several import Pipeline, Runners, _follow, _Named
 from headwater.cli.output import ending_signals_raised
 from headwater.client.settings import ClientSettings
-from headwater.errors import HostUnreachable, LakeOutOfStep
+from headwater.errors import HostUnreachable, LakeOutOfStep, LakeUnreachable, QueryFailed
 from headwater.landing.loop import LandingStatus
 
 STATUS = LandingStatus(
@@ -110,7 +110,7 @@ def test_one_that_fails_does_not_stop_the_others(run: Run, capsys: pytest.Captur
 
 
 def test_one_whose_failure_may_pass_is_started_again(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(away=Landing("a", [AWAY, AWAY])) == 0
+    assert run(away=Landing("a", [AWAY, LakeUnreachable("the store is away"), QueryFailed("a task has died")])) == 0
     assert "Error: away: the server is away. Start it" in capsys.readouterr().err
     # Not with --once, nor where it can't pass, nor after an error of ours.
     assert run(None, away=Landing("a", [AWAY])) == 1

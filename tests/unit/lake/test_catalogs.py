@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import CatalogError, CatalogUnreachable, InvalidInput
-from headwater.lake.catalog_services import TOKEN_VARIABLE, CatalogSettings, _unity_column
-from headwater.lake.catalogs import CatalogKeeper, Column, TableEntry, entry_name, sql_type
+from headwater.lake.catalog_services import TOKEN_VARIABLE, CatalogSettings, _hive_type, _unity_column
+from headwater.lake.catalogs import CHECK_EVERY_S, CatalogKeeper, Column, TableEntry, entry_name, sql_type
 from headwater.lake.commits import merge
 from support.lake_model import HOTEL, SmallLake
 from support.unity_server import UnityServer
@@ -53,6 +53,10 @@ def test_long_names_stay_apart() -> None:
 def test_types_as_sql_writes_them() -> None:
     inner = {"type": "struct", "fields": [{"name": "a b", "type": {"type": "array", "elementType": "integer"}}]}
     assert sql_type({"type": "map", "keyType": "string", "valueType": inner}) == "map<string,struct<`a b`:array<int>>>"
+    members = [{"name": name, "type": name} for name in ("variant", "timestamp_ntz")]
+    assert _hive_type(column("d", {"type": "struct", "fields": members})) == (
+        "struct<variant:binary,timestamp_ntz:timestamp>"
+    )
     said = _unity_column(3, column("d", "decimal(10,2)"))
     assert (said["type_name"], said["type_precision"], said["type_scale"]) == ("DECIMAL", 10, 2)
 
@@ -65,7 +69,8 @@ def test_types_as_sql_writes_them() -> None:
     [
         ("unity://host", None, "'unity://host' is not a catalog. Give unity://HOST:PORT/CATALOG"),
         ("hive://host", None, "'hive://host' is not a catalog"),
-        ("unity://me:secret@host/main", None, "a catalog's URL has no user in it. Put a token into HEADWATER_CATALOG"),
+        ("unity://me:secret@host/main", None, "a catalog's URL has neither a user nor parameters in it. Put a token"),
+        ("unity://host/main?token=secret", None, "a catalog's URL has neither a user nor parameters in it"),
         ("spark", "a-b", "'a-b' can't be the name of a schema. Use up to 128 letters"),
         (None, "lake", "a schema was given without a catalog"),
         ("unity://host:8080/main", None, "the token of the catalog would cross the network unencrypted. Give unitys:"),
@@ -191,4 +196,23 @@ def test_what_is_wrong_with_one_table_delays_no_other(small: SmallLake, fault: t
     if not keeper.status().failure:
         keeper.settle()
     assert len(catalog.asked) == asked, "rows are nothing that a catalog wants to know"
+    keeper.close()
+
+
+def test_a_table_that_is_checked_again_counts_as_registered(small: SmallLake) -> None:
+    catalog, now = FakeCatalog(wrong=""), [1.0]
+    keeper = CatalogKeeper(catalog, "s", clock=lambda: now[0])
+    small.land()
+    keeper.offer(small.lake)
+    keeper.settle()
+    asked, seen = len(catalog.asked), list[int]()
+    register = catalog.register
+    catalog.register = lambda schema, entry: (seen.append(keeper.status().missing), register(schema, entry))[1]  # type: ignore[method-assign]
+    now[0] += CHECK_EVERY_S
+    keeper.settle(0.0)
+    give_up_s = time.monotonic() + 10.0
+    while len(catalog.asked) < 2 * asked:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    assert seen == [0] * asked
     keeper.close()

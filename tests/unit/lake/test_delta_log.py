@@ -18,7 +18,7 @@ from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.lake import delta_log
 from headwater.lake.data_files import DataFile, FileWriter, read_files
 from headwater.lake.delta_log import DeltaLog, TableCommit
-from headwater.lake.layout import FORMAT_PROPERTY, TableKind
+from headwater.lake.layout import FORMAT_PROPERTY, DocumentForm, TableKind, documents_schema
 from headwater.lake.location import Location
 from headwater.lake.table_state import LandedTotals, TableState
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
@@ -299,6 +299,16 @@ def test_a_table_with_a_feature_that_is_not_known_is_not_written(tmp_path: Path)
     log.refresh()
     with pytest.raises(LakeError, match="another program has turned on rowTracking"):
         log.commit(TableCommit(state=state(1)))
+
+
+def test_a_description_leaves_variants_as_they_are(tmp_path: Path) -> None:
+    log = DeltaLog.create(
+        Location(str(tmp_path)), documents_schema(xattrs=False, form=DocumentForm.VARIANT), ranges=["key"],
+        properties={}, transactions={}, state=state(1),
+    )  # fmt: skip
+    log.keep_description(TableKind.DOCUMENTS, "a.b", state(2))
+    types = {column["name"]: column["type"] for column in log.columns}
+    assert (log.description, types["document"]) == ("The live documents of a.b", "variant")
 
 
 def test_a_table_of_an_earlier_version_gets_its_description(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from headwater.errors import InvalidInput
 from headwater.lake.where import TEXT_CHARS_MAX, Where
+from headwater.landing.source_options import Conditions
 from support.cases import each
 
 
@@ -56,6 +57,16 @@ def test_what_is_refused(text: str, sentence: str) -> None:
 def test_conditions_are_equal_if_they_say_the_same() -> None:
     assert Where.parse("type='order' and total>10") == Where.parse("(type = 'order') AND 10 < total")
     assert Where.parse("n = 1") != Where.parse("n = 2")
+
+
+def test_numbers_and_truth_values_are_different_literals() -> None:
+    """To Python, 1 and TRUE are equal."""
+    values = pa.array([b'{"a":1}', b'{"a":true}', b'{"a":2}'])
+    rows = pa.table({"value": values, "datatype": pa.array([1] * 3, pa.uint8())})
+    for text in ("a IN (1, TRUE)", "a IN (TRUE, 1)", "a = 1 OR a = TRUE"):
+        assert Where.parse(text).met(rows).tolist() == [True, True, False]
+    assert not Conditions.parse("a = 1").is_same(Conditions.parse("a = TRUE"))
+    assert Conditions.parse("a = 1 AND key IN ('x', 'y')").is_same(Conditions.parse("key IN ('y', 'x') AND 1 = a"))
 
 
 def test_what_is_no_json_object_has_no_fields() -> None:

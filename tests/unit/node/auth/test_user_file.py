@@ -180,10 +180,10 @@ def test_a_file_that_is_no_user_file(path: Path, text: bytes) -> None:
 @case_apart(("users", 0, "credentials", "SCRAM-SHA512", "server_key"), "?", "server_key is not base64")
 def test_a_damaged_file_is_described(path: Path, where: tuple[str | int, ...], value: object, reason: str) -> None:
     store_users(path, USERS)
-    content = json.loads(path.read_text())
+    content = part = json.loads(path.read_text())
     for step in where[:-1]:
-        content = content[step]
-    content[where[-1]] = value
+        part = part[step]
+    part[where[-1]] = value
     write(path, content)
     with pytest.raises(DataDamaged, match=reason) as error:
         load_users(path)
