@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -401,7 +402,7 @@ def check_rights(asked: Asked) -> Found:
             surveyor.close()
 
     try:
-        vbuckets, seen = run_blocking(ask(asked.settings))
+        vbuckets, seen = run_blocking(partial(ask, asked.settings))
     except AccessDenied as error:
         return Found(State.FAILED, error.reason, "Give the user the role data_dcp_reader on this bucket")
     except HeadwaterError as error:

@@ -7,7 +7,8 @@ among them itself, so they are opened and logged in here, and then are the loade
 from __future__ import annotations
 
 import socket
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from headwater.client import bootstrap as asyncio_bootstrap
@@ -26,12 +27,12 @@ T = TypeVar("T")
 
 def bootstrap(settings: ClientSettings) -> Bootstrap:
     """Ask the hosts for the cluster map, one after the other."""
-    return run_blocking(asyncio_bootstrap.bootstrap(settings))
+    return run_blocking(lambda: asyncio_bootstrap.bootstrap(settings))
 
 
 def look_at_bucket(settings: ClientSettings) -> BucketView:
     """The bucket's map, scopes and collections."""
-    return run_blocking(asyncio_bootstrap.look_at_bucket(settings))
+    return run_blocking(lambda: asyncio_bootstrap.look_at_bucket(settings))
 
 
 class Surveyor:
@@ -39,7 +40,7 @@ class Surveyor:
 
     def __init__(self, settings: ClientSettings) -> None:
         self._thread: LoopThread | None = None
-        self._surveyor: AsyncSurveyor = self._run(AsyncSurveyor.open(settings))
+        self._surveyor: AsyncSurveyor = self._run(lambda: AsyncSurveyor.open(settings))
 
     @property
     def cluster_map(self) -> ClusterMap:
@@ -47,37 +48,37 @@ class Surveyor:
 
     def survey(self, vbuckets: Iterable[VBucketId] | None = None) -> dict[VBucketId, VBucketStatus]:
         """The state of these vbuckets, or of all. Waits for those that are on their way from node to node."""
-        return self._run(self._surveyor.survey(vbuckets))
+        return self._run(lambda: self._surveyor.survey(vbuckets))
 
     def high_seqnos(self) -> dict[VBucketId, Seqno]:
         """How far all vbuckets are. Asked once: what fails is raised, and so is a map that is out of date."""
-        return self._run(self._surveyor.high_seqnos())
+        return self._run(self._surveyor.high_seqnos)
 
     def are_ours(self) -> bool:
         """Whether all nodes that have active vbuckets are Headwater's."""
-        return self._run(self._surveyor.are_ours())
+        return self._run(self._surveyor.are_ours)
 
     def has_change_streams(self) -> bool:
         """Whether all of them send every version of a document to a stream that asks for it, for a while at least."""
-        return self._run(self._surveyor.has_change_streams())
+        return self._run(self._surveyor.has_change_streams)
 
     def documents_by_collection(self) -> dict[int, int]:
         """How many documents the collections have, by id; nothing where the nodes do not count them."""
-        return self._run(self._surveyor.documents_by_collection())
+        return self._run(self._surveyor.documents_by_collection)
 
     def documents(self) -> int:
         """How many documents the bucket has; 0 where the nodes do not count them."""
-        return self._run(self._surveyor.documents())
+        return self._run(self._surveyor.documents)
 
     def refresh_map(self) -> None:
         """Read the cluster map again, over new connections."""
-        self._run(self._surveyor.refresh_map())
+        self._run(self._surveyor.refresh_map)
 
     def look(self) -> BucketView:
         """The bucket's collections as they are now, with the map that is known."""
-        return self._run(self._surveyor.look())
+        return self._run(self._surveyor.look)
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self._thread is None:
             self._thread = LoopThread("headwater-survey")
         try:
@@ -92,7 +93,7 @@ class Surveyor:
         if thread is not None:
             try:
                 if hasattr(self, "_surveyor"):
-                    thread.run(_close(self._surveyor))
+                    thread.run(partial(_close, self._surveyor))
             finally:
                 thread.close()
 
@@ -131,7 +132,7 @@ class KvCluster:
 
         With no collections on the server there are no ids, and none may be named.
         """
-        return run_blocking(self._find(collections))
+        return run_blocking(lambda: self._find(collections))
 
     async def _find(self, collections: Sequence[str]) -> tuple[ClusterMap, tuple[CollectionId, ...]]:
         connection = await connect_any(self._settings)

@@ -61,7 +61,7 @@ class Batches:
 
         With `start="now"` these offsets are "now": all that is written after this has returned is read.
         """
-        self._thread.run(self._batches.start())
+        self._thread.run(self._batches.start)
 
     @property
     def schema(self) -> pa.Schema:
@@ -99,7 +99,7 @@ class Batches:
         if self._batches.is_closed:
             raise StopIteration
         with self._batches.recorded() as record:
-            while (pieces := self._thread.run(self._batches.take())) is not None:
+            while (pieces := self._thread.run(self._batches.take)) is not None:
                 batch = self._batches.build(pieces)
                 if batch.num_rows:
                     record(batch)
@@ -109,7 +109,7 @@ class Batches:
     def close(self) -> None:
         """Save what is finished, and leave nothing open."""
         if not self._batches.is_closed:
-            self._thread.run(self._batches.aclose())
+            self._thread.run(self._batches.aclose)
 
 
 class Changes(reading.ChangeWalk[Batches]):
@@ -177,7 +177,7 @@ class Client(BucketReader[Batches, Changes]):
                 # At the end of a program nothing is waited for: all that was due has been saved.
                 self._forgotten.atexit = False
                 try:
-                    self._thread.run(self._client.__aenter__())
+                    self._thread.run(self._client.__aenter__)
                 except BaseException:
                     # The next call may find the server in reach.
                     self._end_thread()
@@ -195,7 +195,7 @@ class Client(BucketReader[Batches, Changes]):
         if thread is not None:
             self._forgotten.detach()
             try:
-                thread.run(self._client.close())
+                thread.run(self._client.close)
             finally:
                 thread.close()
 
@@ -235,4 +235,4 @@ class Client(BucketReader[Batches, Changes]):
 
     def find_start(self, options: ReadOptions) -> Offsets:
         """The offsets before the first changes at or after the time that is the start of these options."""
-        return self._opened().run(self._client.find_start(options))
+        return self._opened().run(lambda: self._client.find_start(options))

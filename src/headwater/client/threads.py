@@ -24,8 +24,8 @@ CANCEL_S_MAX = 10.0
 """How long an interrupted call may take to come to its end."""
 
 
-def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine for a caller that may be in any thread, and wait for it."""
+def run_blocking(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run asynchronous work for a caller that may be in any thread, and wait for it."""
     thread = LoopThread("headwater")
     try:
         return thread.run(work)
@@ -46,10 +46,13 @@ class LoopThread:
         self._loop.run_forever()
         self._loop.close()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it in the loop and wait for what it returns or raises. Interrupted, it is cancelled, and waited for."""
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run it in the loop and wait for what it returns or raises. Interrupted, it is cancelled, and waited for.
+
+        Its coroutine is made in the loop: one made by the caller would never be awaited if the interrupt came between
+        the two, and Python warns of that.
+        """
         if self.is_closed:
-            work.close()
             raise LocalProtocolError("the client is closed", hint="Create a new client, and read before you close it")
         call = _Call(self._loop, work)
         try:
@@ -90,24 +93,26 @@ class LoopThread:
 
 
 class _Call(Generic[T]):
-    """A coroutine that one thread has given to the loop of another."""
+    """Work that one thread has given to the loop of another."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self.ended = threading.Event()
         self._loop = loop
         self._work = work
         self._task: asyncio.Task[T] | None = None
 
     def start(self) -> None:
-        self._task = self._loop.create_task(self._work)
+        self._task = self._loop.create_task(self._do())
         self._task.add_done_callback(lambda _: self.ended.set())
+
+    async def _do(self) -> T:
+        return await self._work()
 
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
         else:
-            self._work.close()  # interrupted before the loop has started it
-            self.ended.set()
+            self.ended.set()  # interrupted before the loop has started it
 
     def result(self) -> T:
         assert self._task is not None, "started first"

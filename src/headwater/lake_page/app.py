@@ -485,11 +485,11 @@ def serving_page(shown: LakeState | Lakes, address: PageAddress, *, metrics: Get
 
     thread = LoopThread("headwater page")
     try:
-        ticking = thread.run(start())
+        ticking = thread.run(start)
         # All addresses of this machine are none that a browser could ask for.
         host = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host
         yield f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/ui/"
-        thread.run(stop())
+        thread.run(stop)
     finally:
         thread.close()
 

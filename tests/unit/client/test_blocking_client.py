@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import pytest
 
@@ -24,9 +24,22 @@ async def failing() -> None:
 
 def test_what_is_run_returns_or_raises() -> None:
     thread = LoopThread("test")
-    assert thread.run(answer()) == 42
+    assert thread.run(answer) == 42
     with pytest.raises(LookupError):
-        thread.run(failing())
+        thread.run(failing)
+    thread.close()
+
+
+def test_an_interrupt_before_the_call_leaves_no_coroutine_that_nobody_awaits() -> None:
+    thread = LoopThread("test")
+    makers: list[str] = []
+
+    def make() -> Coroutine[None, None, int]:
+        makers.append(threading.current_thread().name)
+        return answer()
+
+    assert thread.run(make) == 42
+    assert makers == ["test"]
     thread.close()
 
 
@@ -36,7 +49,7 @@ def test_after_its_end_nothing_is_run() -> None:
     assert thread.is_closed
     assert "test" not in {other.name for other in threading.enumerate()}
     with pytest.raises(LocalProtocolError):
-        thread.run(answer())
+        thread.run(answer)
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -59,8 +72,8 @@ def test_an_interrupt_while_the_loop_is_told_cancels_the_call(is_told: bool, mon
 
     monkeypatch.setattr(thread, "_loop", Interrupted())
     with pytest.raises(KeyboardInterrupt):
-        thread.run(asyncio.sleep(60))
-    assert thread.run(_others()) == 0
+        thread.run(lambda: asyncio.sleep(60))
+    assert thread.run(_others) == 0
     thread.close()
 
 
@@ -84,9 +97,9 @@ def test_an_interrupted_call_is_cancelled_and_over_before_the_caller_goes_on() -
             raise
 
     with pytest.raises(KeyboardInterrupt):
-        thread.run(wait())
+        thread.run(wait)
     assert steps == ["cleaned up"]
-    assert thread.run(answer()) == 42
+    assert thread.run(answer) == 42
     thread.close()
 
 
@@ -100,7 +113,7 @@ def test_who_waits_in_another_thread_is_set_free_by_the_end() -> None:
 
     def block() -> None:
         with pytest.raises(asyncio.CancelledError):
-            thread.run(wait())
+            thread.run(wait)
         freed.set()
 
     blocked = threading.Thread(target=block)
