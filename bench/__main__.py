@@ -1,18 +1,20 @@
-"""`python -m bench [NAME]…`: run the benchmarks; with no name run them all and write the page."""
+"""`python -m bench [--runs N] [NAME]…`: run the benchmarks; with no name run them all and write the page."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 
 from bench import client, decoding, engines, growth, key_value, landing, merges, replication, startup, streaming, tables
 from bench.measure import SCALE
-from bench.report import Section, write_page
+from bench.report import Section, goals_section, write_page
 
 BENCHMARKS: dict[str, Callable[[], Section | Sequence[Section]]] = {
     "decoding": decoding.run,
     "sets": key_value.run_sets,
     "reads": key_value.run_reads,
+    "mixed": key_value.run_mixed,
     "load": key_value.run_load,
     "small-sets": key_value.run_small_sets,
     "streaming": streaming.run_backfill,
@@ -32,23 +34,35 @@ DECISIONS: dict[str, Callable[[], Section | Sequence[Section]]] = {"engines": en
 """Benchmarks that back a decision once made; run by name only."""
 
 
-def main(names: list[str]) -> int:
+def main() -> int:
     known = BENCHMARKS | DECISIONS
-    unknown = [name for name in names if name not in known]
+    parser = argparse.ArgumentParser(prog="python -m bench")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}; all but the last by default"
+    )
+    parser.add_argument("--runs", type=int, default=1, help="how often everything runs, for the spread of each goal")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in known]
     if unknown:
-        print(f"unknown benchmark {unknown[0]}; there are: {', '.join(known)}", file=sys.stderr)
-        return 2
-    sections: list[Section] = []
-    for name in names or BENCHMARKS:
-        print(f"running {name} …", file=sys.stderr)
-        made = known[name]()
-        for section in [made] if isinstance(made, Section) else made:
-            print(section.to_markdown(), end="\n\n", flush=True)
-            sections.append(section)
-    if not names and SCALE == 1:
-        write_page(sections, "make bench")
+        parser.error(f"unknown benchmark {unknown[0]}; there are: {', '.join(known)}")
+    runs = [_run(arguments.names or list(BENCHMARKS)) for _ in range(arguments.runs)]
+    goals = goals_section(runs)
+    print(goals.to_markdown())
+    if not arguments.names and SCALE == 1:
+        write_page([goals, *runs[-1]], "make bench")
     return 0
 
 
+def _run(names: Sequence[str]) -> list[Section]:
+    sections: list[Section] = []
+    for name in names:
+        print(f"running {name} …", file=sys.stderr)
+        made = (BENCHMARKS | DECISIONS)[name]()
+        for section in [made] if isinstance(made, Section) else made:
+            print(section.to_markdown(), end="\n\n", flush=True)
+            sections.append(section)
+    return sections
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -21,7 +21,7 @@ from bench.measure import in_new_process, load_now, scaled
 from bench.plot import Panel, draw_panels
 from bench.processes import HEADWATER, LOGIN, NodeProcess, data_folder, load, node
 from bench.replication import address, login
-from bench.report import PAGE, Section
+from bench.report import PAGE, Goal, Section
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.cluster.coordinator import Coordinator
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
@@ -52,7 +52,7 @@ class Shape:
 
 BASE = Shape()
 BY_DOCUMENTS = (BASE, Shape(documents=scaled(4_000_000)), Shape(documents=scaled(16_000_000)))
-BY_VBUCKETS = (Shape(vbuckets=64), BASE)
+BY_VBUCKETS = (Shape(vbuckets=128), BASE)
 BY_VALUE = (BASE, Shape(value_bytes=1024), Shape(documents=scaled(100_000), value_bytes=16 * 1024))
 """The last has as many bytes as the others, not as many documents."""
 SHAPES = tuple(dict.fromkeys((*BY_DOCUMENTS, *BY_VBUCKETS, *BY_VALUE)))
@@ -97,6 +97,12 @@ def _run_growth() -> Section:
                 f"{costs[shape].verify_bytes / 1e6:.0f} MB",
             ]
             for shape in SHAPES
+        ],
+        goals=[
+            Goal(
+                "`verify` of 1 M", 2, costs[BASE].us_per_document["verify"] * BASE.documents / 1e6, " s", at_most=True
+            ),
+            Goal("memory of `verify` of 1 M", 300, costs[BASE].verify_bytes / 1e6, " MB", at_most=True),
         ],
     )
 

@@ -113,6 +113,21 @@ def drive(
                 sent[at] += connection.send(views[at][sent[at] : sent[at] + _SEND_BYTES])
 
 
+def exchange_batches(port: int, batches: Iterable[tuple[bytes, int]], login: Login | None = None) -> None:
+    """Send one batch of requests after the other, and wait until each has got so many bytes of answers."""
+    received = bytearray(1024 * 1024)
+    connection = connect(port, login)
+    connection.setblocking(True)
+    with connection:
+        for requests, missing in batches:
+            connection.sendall(requests)
+            while missing > 0:
+                count = connection.recv_into(received)
+                if not count:
+                    raise RuntimeError("the server has closed the connection")
+                missing -= count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updates:
     """Sets of random documents among those that `headwater load --generate` has made, at a steady rate."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bench.measure import in_new_process, in_turns, load_now, scaled
 from bench.processes import data_folder
-from bench.report import Section
+from bench.report import Goal, Section
 from headwater.client.batches import RAW_SCHEMA
 from headwater.lake.commits import begin_batch, commit_batch, merge
 from headwater.lake.documents_merge import MergeRules
@@ -37,7 +37,8 @@ ROUNDS = 3
 MERGES = {False: max(5, scaled(25)), True: max(5, scaled(100))}
 """In a row, into the table of the second size: without vectors and with them. Rewriting takes seconds for each."""
 QUERY_ROUNDS = 5
-MODES = {"written again": False, "deletion vectors": True}
+AGAIN, VECTORS = "written again", "deletion vectors"
+MODES = {AGAIN: False, VECTORS: True}
 VBUCKETS = 1024
 VALUE_BYTES = 200
 ROWS_A_BATCH = 250_000
@@ -157,6 +158,10 @@ class Row:
     files: int
     queries_s: Mapping[str, float]
 
+    @property
+    def written_for_each_byte(self) -> float:
+        return sum(cost.written_bytes for cost in self.merges) / self.changed_bytes
+
 
 def run() -> Sequence[Section]:
     return [_run_sizes(), _run_many()]
@@ -188,7 +193,29 @@ def _run_sizes() -> Section:
             ]
             for (size, mode), cost in costs.items()
         ],
+        goals=[
+            *(
+                Goal(
+                    f"merge with vectors into {times} times as many, of the time",
+                    most,
+                    _times(costs, VECTORS, size),
+                    at_most=True,
+                )
+                for times, most, size in ((4, 1.5, SIZES[1]), (16, 3, SIZES[2]))
+            ),
+            Goal(
+                "merge with vectors into 4 M, of writing again",
+                0.1,
+                costs[SIZES[1], VECTORS].cpu_s / costs[SIZES[1], AGAIN].cpu_s,
+                at_most=True,
+            ),
+        ],
     )
+
+
+def _times(costs: Mapping[tuple[int, str], Cost], mode: str, size: int) -> float:
+    """How many times the processor time of the smallest table."""
+    return costs[size, mode].cpu_s / costs[SIZES[0], mode].cpu_s
 
 
 def _measure_size(documents: int, on_read: bool) -> Cost:
@@ -210,7 +237,7 @@ def _updated(bench: MergeBench) -> Cost:
 def _run_many() -> Section:
     load_before = load_now()
     rows = {mode: in_new_process(_measure_many, SIZES[1], on_read) for mode, on_read in MODES.items()}
-    plain = rows["written again"]
+    plain, vectors = rows[AGAIN], rows[VECTORS]
     return Section(
         title="Many merges in a row",
         text=(
@@ -228,11 +255,23 @@ def _run_many() -> Section:
                 mode,
                 f"{sum(cost.cpu_s for cost in row.merges) / len(row.merges):.2f} s a merge",
                 f"{max(cost.seconds for cost in row.merges):.2f} s",
-                f"{sum(cost.written_bytes for cost in row.merges) / row.changed_bytes:.1f}",
+                f"{row.written_for_each_byte:.1f}",
                 str(row.files),
                 *(f"{took:.2f} s ({took / plain.queries_s[query]:.2f})" for query, took in row.queries_s.items()),
             ]
             for mode, row in rows.items()
+        ],
+        goals=[
+            Goal(
+                "merges with vectors, bytes written for each that changed",
+                8,
+                vectors.written_for_each_byte,
+                at_most=True,
+            ),
+            *(
+                Goal(f"{query} after merges with vectors, of without", 1.3, took / plain.queries_s[query], at_most=True)
+                for query, took in vectors.queries_s.items()
+            ),
         ],
     )
 

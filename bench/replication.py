@@ -19,7 +19,7 @@ import numpy as np
 from bench.kv_driver import connect
 from bench.measure import in_new_process, load_now, scaled
 from bench.processes import LOGIN, NodeProcess, data_folder, load, node
-from bench.report import Section
+from bench.report import Goal, Section
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
@@ -66,6 +66,7 @@ def run_copy() -> Section:
         ),
         columns=["seconds", "changes", "processor time of the consumer"],
         rows=[[f"{seconds:.2f} s", f"{DOCUMENTS / seconds / 1e3:.0f} k/s", f"{cpu_s * 1e6 / DOCUMENTS:.2f} s/M"]],
+        goals=[Goal("replication", 1, DOCUMENTS / seconds / 1e6, " M/s")],
     )
 
 

@@ -1,9 +1,10 @@
-"""Tables, and the page they are written to."""
+"""Goals, tables, and the page they are written to."""
 
 from __future__ import annotations
 
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,6 +12,20 @@ from importlib.metadata import version
 from pathlib import Path
 
 PAGE = Path(__file__).parent.parent / "docs" / "internals" / "performance.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure should be, and what it was. `None` where it could not be measured."""
+
+    work: str
+    wanted: float
+    measured: float | None
+    unit: str = ""
+    at_most: bool = False
+
+    def is_met_by(self, measured: float) -> bool:
+        return measured <= self.wanted if self.at_most else measured >= self.wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +36,51 @@ class Section:
     text: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    goals: Sequence[Goal] = ()
 
     def to_markdown(self) -> str:
         lines = [f"## {self.title}", "", self.text, "", _row(self.columns), _row(["---"] * len(self.columns))]
         return "\n".join([*lines, *(_row(row) for row in self.rows)])
+
+
+def goals_section(runs: Sequence[Sequence[Section]]) -> Section:
+    """Every goal with its median over all runs, and its spread if there are several."""
+    goals = [goal for section in runs[0] for goal in section.goals]
+    rows: list[list[str]] = []
+    met = 0
+    for at, goal in enumerate(goals):
+        figures = [[found for section in run for found in section.goals][at].measured for run in runs]
+        known = [figure for figure in figures if figure is not None]
+        wanted = f"{'≤' if goal.at_most else '≥'} {_figure(goal.wanted)}{goal.unit}"
+        if not known:
+            rows.append([goal.work, wanted, "unknown", "", "not measured"])
+            continue
+        median = statistics.median(known)
+        spread = f"{_figure(min(known))} to {_figure(max(known))}" if len(known) > 1 else ""
+        met += goal.is_met_by(median)
+        rows.append(
+            [
+                goal.work,
+                wanted,
+                f"{_figure(median)}{goal.unit}",
+                spread,
+                "met" if goal.is_met_by(median) else "**missed**",
+            ]
+        )
+    return Section(
+        title="Goals",
+        text=(
+            f"{met} of {len(goals)} goals are met. A figure is that of the section below that describes the work; "
+            "ratios are of figures measured in turns. "
+            + (f"Medians of {len(runs)} whole runs, with the least and the most." if len(runs) > 1 else "One run.")
+        ),
+        columns=["work", "goal", "measured", "spread", ""],
+        rows=rows,
+    )
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.measure import load_now, scaled
 from bench.processes import HEADWATER, LOGIN, data_folder, load, node
-from bench.report import Section
+from bench.report import Goal, Section
 
 ROUNDS = 5
 DOCUMENTS = scaled(1_000)
@@ -50,6 +50,10 @@ def run() -> Sequence[Section]:
             f"vbuckets. Load of the machine: {load_now()}.",
             columns=("command", "processor time"),
             rows=[(f"`{name}`", f"{seconds:.2f} s") for name, seconds in zip(commands, cpu_s, strict=True)],
+            goals=[
+                Goal(f"`{name}` to the prompt, processor time", 0.4, seconds, " s", at_most=True)
+                for name, seconds in list(zip(commands, cpu_s, strict=True))[2:]
+            ],
         ),
         Section(
             title=f"A landing of {DOCUMENTS:,} documents, from the shell to the prompt",
@@ -59,6 +63,9 @@ def run() -> Sequence[Section]:
             rows=[
                 ("a trivial job of Spark", f"{trivial:.1f}", "1.0"),
                 ("`headwater land --once`", f"{landing:.1f}", f"{landing / trivial:.2f}"),
+            ],
+            goals=[
+                Goal("`land --once` of 1,000 documents, of a trivial Spark job", 1.2, landing / trivial, at_most=True)
             ],
         ),
     ]

@@ -21,7 +21,7 @@ from bench.dcp_driver import (
 )
 from bench.kv_driver import connect, drive, set_requests
 from bench.processes import LOGIN, NodeProcess, collections, data_folder, load, node
-from bench.report import Section
+from bench.report import Goal, Section
 from headwater.protocol.messages.dcp_streams import StreamFlags
 from headwater.protocol.numbers import CollectionId
 from headwater.protocol.stream_requests import StreamRequestValue
@@ -80,6 +80,11 @@ def run_backfill() -> Section:
             _backfill_row("with connecting and opening the streams", with_opening_s, backfill, raw_s),
             _backfill_row("after every document was updated", updated_s, backfill, raw_s),
             ["raw loopback", f"{raw_s:.2f} s", "", f"{backfill.total_bytes / raw_s / 1e6:.0f} MB/s", "1"],
+        ],
+        goals=[
+            Goal("streaming from disk, of raw loopback", 0.6, raw_s / data_s),
+            Goal("the same with opening 1,024 streams", 0.5, raw_s / with_opening_s),
+            Goal("after every document was updated, of the time before", 1.3, updated_s / data_s, at_most=True),
         ],
     )
 
@@ -144,6 +149,7 @@ def run_filtered() -> Section:
             ["of everything", f"{everything.changes}", f"{full_s:.2f} s", "1"],
             ["of one collection", f"{filtered.changes}", f"{part_s:.2f} s", f"{part_s / full_s:.2f}"],
         ],
+        goals=[Goal("one collection of 1 %, of the time for all", 0.15, part_s / full_s, at_most=True)],
     )
 
 
@@ -268,6 +274,7 @@ def _cpu_share(server: NodeProcess, writer: socket.socket) -> tuple[float, float
 def run_fan_out() -> Section:
     rows = []
     alone = 0.0
+    shares = {}
     for consumers in FAN_OUT_CONSUMERS:
         with data_folder() as folder, node(folder) as server, draining(server.port, LOGIN, consumers, VBUCKETS):
             # The first change of a stream comes with a marker of its own.
@@ -285,7 +292,7 @@ def run_fan_out() -> Section:
                     sets += 1
                 cpu_us = (server.cpu_s() - used_s) / sets * 1e6
         alone = alone or sets / seconds
-        share = sets / seconds / alone
+        share = shares[consumers] = sets / seconds / alone
         rows.append([str(consumers), f"{sets / seconds:.0f}/s", f"{share:.2f}", f"{cpu_us:.0f} µs"])
     return Section(
         title="Fan-out",
@@ -295,4 +302,5 @@ def run_fan_out() -> Section:
         ),
         columns=["consumers", "sets", "of the rate without", "CPU of the node a set"],
         rows=rows,
+        goals=[Goal("a writer beside 32 consumers, of alone", 0.5, shares[32])],
     )
