@@ -164,8 +164,8 @@ def run_mixed() -> Section:
         title="Mixed work",
         text=(
             f"One connection sends batches of {MIXED_BATCH:,} operations on random documents of {VALUE_BYTES} B, a "
-            "third of them sets and the rest gets, and waits for the answers to each batch, as `cbc-pillowfight` does. The "
-            "answers of Headwater to sets come when they are on disk."
+            "third of them sets and the rest gets, and waits for the answers to each batch, as `cbc-pillowfight` does. "
+            "The answers of Headwater to sets come when they are on disk."
         ),
         columns=["server", "operations", "of memcached's"],
         rows=[
