@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from demo.cluster import Cluster, started_cluster
 from demo.commands import CommandFailed, headwater, load, verify
-from demo.deaf_table import DeafTable, running_deaf_table
+from demo.connector import ConnectorTable, running_connector
 from demo.live_landing import LandedOrders, LiveLanding, running_landing, start_spark
 from demo.screen import Screen, Step
 from demo.shop import COLLECTION, SCOPE, json_lines, key_of
@@ -72,7 +72,7 @@ class Demo:
             died_s = time.monotonic()
             cluster.kill_first()
             cluster.fail_over()
-            scene.watch(step, LOST, status="open", deaf_status="paid")
+            scene.watch(step, LOST, status="open", connector_status="paid")
             right_s = time.monotonic() - died_s
             step.done = f"kill -9, failover: it was never paid. Headwater's table was right again in {right_s:.1f} s"
         with self.screen.step("Ending the application, and landing the rest") as step:
@@ -101,7 +101,7 @@ class Demo:
             story=Story(key),
             landing=running.enter_context(running_landing(spark, cluster.url, self.lake)),
             landed=LandedOrders(self.lake),
-            deaf=running.enter_context(running_deaf_table(cluster.url)),
+            connector=running.enter_context(running_connector(cluster.url)),
             writer=running.enter_context(writing),
         )
         scene.writer.set_status("open")
@@ -115,15 +115,15 @@ class Demo:
         if scene.landing.changes != hold + taken_back:
             raise CommandFailed(f"{scene.landing.changes:,} changes were landed, and the table has others")
         versions = scene.landed.rows("key", "cas").to_pydict()
-        wrong = scene.deaf.differing(dict(zip(versions["key"], versions["cas"], strict=True)))
+        wrong = scene.connector.differing(dict(zip(versions["key"], versions["cas"], strict=True)))
         screen, story = self.screen, scene.story
         screen.print()
         screen.quote(story.to_text())
         screen.print(
             f"\n[bold]{scene.landing.changes:,}[/] changes landed = [bold]{hold:,}[/] that hold + "
             f"[bold]{taken_back:,}[/] that the failover took back.\n"
-            f"Wrong rows now: [bold]{found['differing']:,}[/] in Headwater's table, [bold]{wrong:,}[/] in the one that "
-            f"ignores rollbacks. The demo took {screen.elapsed_s:.0f} s.\n"
+            f"Wrong rows now: [bold]{found['differing']:,}[/] in Headwater's table, [bold]{wrong:,}[/] in that of the "
+            f"connector. The demo took {screen.elapsed_s:.0f} s.\n"
         )
         self._show_table(scene)
         return Played(story, cluster.second_again()) if found["equal"] else None
@@ -143,11 +143,11 @@ class Scene:
     writer: WriterProcess
     landing: LiveLanding
     landed: LandedOrders
-    deaf: DeafTable
+    connector: ConnectorTable
 
-    def watch(self, step: Step, moment: str, *, status: str, deaf_status: str | None = None) -> None:
+    def watch(self, step: Step, moment: str, *, status: str, connector_status: str | None = None) -> None:
         """Wait until the order is in all places as it is to be there, and note it."""
-        wanted = (status, status, deaf_status or status)
+        wanted = (status, status, connector_status or status)
         deadline_s = time.monotonic() + WAIT_S_MAX
         while self._look(step) != wanted:
             self.landing.check()
@@ -158,8 +158,8 @@ class Scene:
 
     def _look(self, step: Step) -> tuple[str | None, ...]:
         key = self.story.key
-        seen = (self.writer.status(), self.landed.status(key), self.deaf.status(key))
-        changes = ("", f"{self.landing.changes:,}", f"{self.deaf.changes:,}")
+        seen = (self.writer.status(), self.landed.status(key), self.connector.status(key))
+        changes = ("", f"{self.landing.changes:,}", f"{self.connector.changes:,}")
         places = {place: (one or "…", count) for place, one, count in zip(PLACES, seen, changes, strict=True)}
         step.show(places, key, "changes read")
         return seen
@@ -169,7 +169,7 @@ class Scene:
         self.writer.stop()
         self.landing.catch_up()
         deadline_s = time.monotonic() + WAIT_S_MAX
-        while not self.deaf.is_caught_up:
+        while not self.connector.is_caught_up:
             if time.monotonic() > deadline_s:
-                raise CommandFailed(f"the table that ignores rollbacks did not catch up in {WAIT_S_MAX:.0f} s")
+                raise CommandFailed(f"the connector's table did not catch up in {WAIT_S_MAX:.0f} s")
             time.sleep(LOOK_EVERY_S)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PLACES = ("the bucket", "Headwater's table", "a table that ignores rollbacks")
+PLACES = ("the bucket", "Headwater's table", "a connector without rollbacks")
 WRITTEN = "1. an application writes it"
 PAID = "2. it is paid, on one node only"
 LOST = "3. that node dies, its replica takes over"

@@ -1,4 +1,4 @@
-"""The backup that the page on operating describes, done by its very commands, and what consumers see after it."""
+"""The backup that the guide describes, done by its very commands, and what consumers see after it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def bucket_of(server: HeadwaterNode | HeadwaterCluster) -> dict[str, Any]:
 def command(wanted: str, folder: Path, node: str = "node") -> tuple[Block, str]:
     """A block of the page by how it begins, with its folders below `folder`."""
     named = f"not run: {Path(__file__).relative_to(ROOT)} "
-    found = [block for block in blocks_of(ROOT / "docs" / "operating.md") if block.need.startswith(named)]
+    found = [block for block in blocks_of(ROOT / "docs" / "guides" / "backup.md") if block.need.startswith(named)]
     [block] = [block for block in found if block.code.startswith(wanted)]
     code = block.code.replace("/var/lib/headwater", str(folder / node / "data"))
     return block, code.replace("/backup/headwater", str(folder / f"backup-of-{node}"))

@@ -84,7 +84,7 @@ def test_the_demo_follows_one_order_and_ends_with_equal_tables(tmp_path: Path) -
     landed, hold, taken_back = (int(number.replace(",", "")) for number in numbers.groups())
     assert landed == hold + taken_back
     assert taken_back > 0
-    wrong = re.search(r"Wrong rows now: 0 in Headwater's table, ([\d,]+) in the one that ignores rollbacks", printed)
+    wrong = re.search(r"Wrong rows now: 0 in Headwater's table, ([\d,]+) in that of the connector", printed)
     assert wrong is not None, printed
     assert wrong[1] != "0"
     assert re.search(r"^ +order::1 +open ", printed, re.M), "the table itself"
@@ -106,7 +106,7 @@ def test_readme_opens_with_the_story_of_the_demo() -> None:
     key = lines[0].split()[0]
     cells = [tuple(re.split(r" {3,}", line)) for line in lines[1:]]
     assert [row[0] for row in cells] == [WRITTEN, PAID, LOST]
-    assert cells[-1][1:] == ("open", "open", "paid"), "the bucket, Headwater's table, one that ignores rollbacks"
+    assert cells[-1][1:] == ("open", "open", "paid"), "the bucket, Headwater's table, a connector without rollbacks"
     assert Story(key, cells).to_text() == "\n".join(lines)
     assert written_into(README.read_text(), Story(key, cells)) == README.read_text()
 

@@ -1,4 +1,4 @@
-"""A table that ignores rollbacks: a pipeline that applies every change as it arrives.
+"""The table of a connector that does not handle rollbacks: it applies every change as it arrives.
 
 Consumers are often written like this. The table is right until a failover takes back changes that it has received.
 """
@@ -16,14 +16,14 @@ from headwater import Deletion, Expiration, Mutation
 from headwater.blocking import Changes
 
 
-class DeafTable:
+class ConnectorTable:
     """The last version of every order that was received, by key."""
 
     def __init__(self, changes: Changes) -> None:
         self.rows: dict[str, Mutation] = {}
         self.changes = 0
         self._received = changes
-        self._reading = threading.Thread(target=self._read, name="deaf-table", daemon=True)
+        self._reading = threading.Thread(target=self._read, name="connector", daemon=True)
         self._reading.start()
 
     def _read(self) -> None:
@@ -51,10 +51,10 @@ class DeafTable:
 
 
 @contextmanager
-def running_deaf_table(url: str) -> Iterator[DeafTable]:
+def running_connector(url: str) -> Iterator[ConnectorTable]:
     with headwater.blocking.connect(url, user=USER, password=PASSWORD) as client:
         changes = client.changes(start="beginning", collections=[COLLECTION])
         changes.start()
-        table = DeafTable(changes)
+        table = ConnectorTable(changes)
         yield table
         changes.close()
