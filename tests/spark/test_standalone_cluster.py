@@ -1,4 +1,5 @@
-"""A standalone master with two workers, and a program that is submitted with Headwater in a zip file.
+"""A standalone master with two workers, and a program that is submitted with Headwater in a zip file, or with an
+archive of an environment that has all it needs.
 
 The workers' executors have a cache of kernels that is empty, and a home directory that nothing can be written to.
 """
@@ -11,8 +12,9 @@ import shutil
 import subprocess
 import sys
 import time
+import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -88,14 +90,36 @@ def _alive(page: int) -> int:
         return 0
 
 
-@pytest.mark.soak
-def test_a_program_is_submitted_with_a_zip_file(master: str, bucket: SourceBucket, tmp_path: Path) -> None:
-    for vbucket in range(4):
-        bucket.put(bucket.keys("a", 50, vbucket=vbucket), b'{"a":1}')
-    package = tmp_path / "headwater.zip"
+def _zip_file(folder: Path) -> tuple[list[str], str, str]:
+    """Headwater alone. Returns options, the Python of the workers, and a part of the path of what they import."""
+    package = folder / "headwater.zip"
     with zipfile.ZipFile(package, "w") as packed:
         for path in sorted(SOURCE.rglob("*.py")):
             packed.write(path, path.relative_to(SOURCE))
+    return ["--py-files", str(package)], sys.executable, "headwater.zip"
+
+
+def _archive(folder: Path) -> tuple[list[str], str, str]:
+    """An environment with all packages but PySpark, which the cluster has. Needs the package index."""
+    environment, archive = folder / "made", folder / "environment.tar.gz"
+    venv.create(environment, with_pip=True)
+    packages = (f"{SOURCE.parent}[lake]", "pandas<3", "venv-pack", "setuptools<81")
+    for command in (
+        ("-m", "pip", "install", "--quiet", *packages),
+        ("-m", "venv_pack", "--quiet", "--prefix", str(environment), "-o", str(archive)),
+    ):
+        subprocess.run([environment / "bin" / "python", *command], check=True)
+    return ["--archives", f"{archive}#environment"], "./environment/bin/python", "/environment/"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("packed", [_zip_file, _archive])
+def test_a_program_is_submitted_with_what_it_needs(
+    master: str, bucket: SourceBucket, tmp_path: Path, packed: Callable[[Path], tuple[list[str], str, str]]
+) -> None:
+    for vbucket in range(4):
+        bucket.put(bucket.keys("a", 50, vbucket=vbucket), b'{"a":1}')
+    shipped, python, imported_from = packed(tmp_path)
     script, empty = tmp_path / "script.py", tmp_path / "empty"
     script.write_text(SUBMITTED)
     empty.mkdir()
@@ -111,9 +135,9 @@ def test_a_program_is_submitted_with_a_zip_file(master: str, bucket: SourceBucke
     }
     options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | LOGIN
-    environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": HOST}
+    environment |= {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_LOCAL_IP": HOST}
     done = subprocess.run(
-        [submit, "--master", master, "--driver-memory", "1g", "--py-files", str(package), *options, str(script),
+        [submit, "--master", master, "--driver-memory", "1g", *shipped, *options, str(script),
          bucket.url, str(tmp_path / "lake")],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=END_S_MAX, check=False,
     )  # fmt: skip
@@ -121,7 +145,7 @@ def test_a_program_is_submitted_with_a_zip_file(master: str, bucket: SourceBucke
     said = json.loads(done.stdout.splitlines()[-1])
     assert (said["equal"], said["counted"]) == (True, 200)
     packages, executors_, folders = map(set, zip(*said["seen"], strict=True))
-    assert all("headwater.zip" in path for path in packages)
+    assert all(imported_from in path for path in packages)
     assert len(executors_) == WORKERS
     [folder] = folders
     assert folder.startswith(str(empty)), "a home that can't be written to is no hindrance"
