@@ -175,8 +175,8 @@ class CommitLoop:
                 # One commit at a time: while clients write there is always a next one, and housekeeping needs its turn.
                 if await self._commit_next():
                     self._dirty.set()
-                if is_due(self._bucket):
-                    await self._settle()
+                if is_due(self._bucket) and await self._settle(oldest=True) and is_due(self._bucket):
+                    self._dirty.set()
 
     async def _commit_next(self) -> bool:
         """Make what is pending durable. Returns whether there may be more by now."""
@@ -201,16 +201,18 @@ class CommitLoop:
 
     # --- housekeeping ---------------------------------------------------------------------------------------------
 
-    async def _settle(self) -> None:
-        settling = Settling(self._bucket)
+    async def _settle(self, *, oldest: bool = False) -> bool:
+        """Settle what is young. Returns False if it could not be written."""
+        settling = Settling(self._bucket, oldest=oldest)
         try:
             while await self._in_disk_thread(settling.write_step):
                 # Commit in between. The further writers are ahead, the less a commit takes (`BucketService.has_room`).
                 await self._commit_next()
         except StoreError as error:
             self._log_failure("commits could not be settled", error)
-            return
+            return False
         settling.finish()
+        return True
 
     async def _expire_forever(self) -> None:
         while True:

@@ -11,8 +11,9 @@ crash in between leaves changes both in blocks and in the journal, which opening
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
 from headwater.store.checked_engine import CheckedView
+from headwater.store.commits import GroupCommit
 from headwater.store.data_format import (
     BUCKET_FACTS,
     BucketFacts,
@@ -51,11 +53,16 @@ def is_due(bucket: Bucket) -> bool:
 
 
 class Settling:
-    """One round over all vbuckets. Call `write_step` until it returns False, then `finish`."""
+    """One round over all vbuckets. Call `write_step` until it returns False, then `finish`.
 
-    def __init__(self, bucket: Bucket) -> None:
+    With `oldest` it takes as many commits as make settling due, and no more: the journal is cleared at the end of a round,
+    so a node that is killed again and again must come to the end of one, however much its lives have left behind.
+    """
+
+    def __init__(self, bucket: Bucket, *, oldest: bool = False) -> None:
         self._bucket = bucket
-        self._commits = [commit for _, commit in sorted(bucket.young.items())]
+        commits = (commit for _, commit in sorted(bucket.young.items()))
+        self._commits = list(_due_part(commits) if oldest else commits)
         self._steps = self.steps()
 
     def write_step(self) -> bool:
@@ -96,6 +103,15 @@ class Settling:
             touched = np.flatnonzero(np.diff(starts)).tolist()
             yield [(first + item, gathered[starts[item] : starts[item + 1]]) for item in touched]
             first = last
+
+
+def _due_part(commits: Iterable[GroupCommit]) -> Iterator[GroupCommit]:
+    left = YOUNG_BYTES_MAX
+    for commit in islice(commits, YOUNG_COMMITS_MAX):
+        if left <= 0:
+            return
+        yield commit
+        left -= len(commit.data)
 
 
 def settle_now(bucket: Bucket) -> None:

@@ -159,6 +159,23 @@ def test_commits_between_the_steps_stay_young(monkeypatch: pytest.MonkeyPatch) -
     check_counts(bucket)
 
 
+def test_a_round_takes_the_oldest_that_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many lives of a node have left commits behind, the next one comes to the end of a round."""
+    monkeypatch.setattr(settling, "YOUNG_COMMITS_MAX", 3)
+    bucket = new_bucket()
+    for number in range(8):
+        write(bucket, number % 4, 2)
+    for left, bytes_max in ((5, settling.YOUNG_BYTES_MAX), (4, 1), (1, settling.YOUNG_BYTES_MAX)):
+        monkeypatch.setattr(settling, "YOUNG_BYTES_MAX", bytes_max)
+        settling_round = Settling(bucket, oldest=True)
+        while settling_round.write_step():
+            pass
+        settling_round.finish()
+        assert journal_rows(bucket) == len(bucket.young) == left
+        assert all(seqnos_of(bucket, vbucket) == [1, 2, 3, 4] for vbucket in range(4))
+    check_counts(bucket)
+
+
 def test_when_to_settle(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     write(bucket, 0, 1)
     assert not is_due(bucket)
