@@ -11,12 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -111,6 +113,33 @@ def lake_anywhere(bucket: SourceBucket, request: pytest.FixtureRequest) -> Store
     if request.param == "S3":
         return StoredLake(bucket, request.getfixturevalue("store"))
     return StoredLake(bucket, request.getfixturevalue("azure"), "abfss://lakes@tests.dfs.core.windows.net/lake")
+
+
+def test_an_object_is_read_by_few_requests(store: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[str] = []
+    for name in ("get", "get_range", "head"):
+        ask = getattr(obstore, name)
+        monkeypatch.setattr(
+            obstore, name, lambda *given, _ask=ask, _name=name, **more: requests.append(_name) or _ask(*given, **more)
+        )
+    location = Location.of(f"s3://lakes/objects-{next(_NUMBERS)}", store.options)
+    whole = os.urandom(1_000_000)
+    for size, asked in (
+        (0, ["get", "head"]),
+        (5, ["get"]),
+        (100_000, ["get"]),
+        (1_000_000, ["get", *["get_range"] * 2]),
+    ):
+        with closing(location.open_output(f"of-{size}")) as output:
+            output.write(whole[:size])
+        requests.clear()
+        with location.open_input(f"of-{size}") as file:
+            assert file.size() == size
+            assert file.read_at(100, max(0, size - 100)) == whole[max(0, size - 100) : size]
+            assert file.read_at(10, 0) == whole[:size][:10]
+            file.seek(0)
+            assert file.read() == whole[:size]
+        assert requests == asked
 
 
 def test_of_two_writers_of_a_version_one_succeeds(store: S3Server) -> None:

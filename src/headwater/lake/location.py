@@ -395,14 +395,29 @@ def _paths_after(store: ObjectStore, offset: str) -> list[str]:
     return [entry["path"] for entries in store.list(OWN_FOLDER, offset=offset) for entry in entries]
 
 
+_TAIL_BYTES = 256 * 1024
+
+
 class _StoredInput:
-    """An object as a file that parts are read of. Each part is one request: Arrow asks for few and large ones."""
+    """An object as a file that parts are read of.
+
+    The first request brings its size and its last bytes: of a Parquet file the footer, of a small one all of it. Each
+    other part is one more request: Arrow asks for few and large ones.
+    """
 
     def __init__(self, store: ObjectStore, path: str) -> None:
         import obstore
+        from obstore.exceptions import GenericError, NotSupportedError
 
         self._store, self._path = store, path
-        self._size = int(obstore.head(store, path)["size"])
+        try:
+            found = obstore.get(store, path, options={"range": {"suffix": _TAIL_BYTES}})
+            self._size, self._tail = int(found.meta["size"]), bytes(found.bytes())
+        except (NotSupportedError, GenericError) as error:
+            # Azure has no ranges from the end, and an empty object has no part.
+            if isinstance(error, GenericError) and "NotPartial" not in str(error):
+                raise
+            self._size, self._tail = int(obstore.head(store, path)["size"]), b""
         self._at = 0
         self.closed = False
 
@@ -412,7 +427,11 @@ class _StoredInput:
         length = self._size - self._at if length is None or length < 0 else min(length, self._size - self._at)
         if length <= 0:
             return b""
-        data = bytes(obstore.get_range(self._store, self._path, start=self._at, length=length))
+        in_tail = self._at - (self._size - len(self._tail))
+        if in_tail >= 0:
+            data = self._tail[in_tail : in_tail + length]
+        else:
+            data = bytes(obstore.get_range(self._store, self._path, start=self._at, length=length))
         self._at += len(data)
         return data
 
