@@ -17,14 +17,17 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from obstore.store import from_url
 
 from headwater.errors import ConnectionFailed, HeadwaterError, KeyNotFound
 from headwater.protocol.messages.documents import Set
@@ -114,9 +117,16 @@ class LiveWriter(Working):
     stop it. What goes wrong is raised at the end."""
 
     def __init__(
-        self, bucket: SourceBucket, seed: int = 0, *, hot: int = 20, cold: int = 200, disaster: float = 0
+        self,
+        bucket: SourceBucket,
+        seed: int = 0,
+        *,
+        hot: int = 20,
+        cold: int = 200,
+        disaster: float = 0,
+        own: SourceBucket | None = None,
     ) -> None:
-        super().__init__("live writer", bucket)
+        super().__init__("live writer", bucket, own)
         self.diary = Diary()
         self.written = 0
         self.failovers = 0
@@ -231,8 +241,12 @@ class TurningWriter(LiveWriter):
 class LiveChecker:
     """Looks at the tables of a bucket, while it is written to and at the end. Every fault is raised at once."""
 
-    folder: Path
+    folder: Path | str
+    """Or the URI of the lake in an object store."""
     writer: LiveWriter | HotLoad
+    storage_options: dict[str, str] | None = None
+    wants: Callable[[bytes, int], bool] = lambda key, version: True
+    """Which versions of which documents the tables have."""
     looks: int = 0
     compared: int = 0
     """Documents that had to be there."""
@@ -245,19 +259,20 @@ class LiveChecker:
     def look(self, *, changes: bool = True) -> None:
         """While the bucket is written to; without `changes` at `documents` alone."""
         self.looks += 1
-        newest, documents = _open(self.folder / "changes"), _open(self.folder / "documents" / DEFAULT)
+        newest, documents = self._open("changes"), self._open(f"documents/{DEFAULT}")
         if documents is not None and newest is not None:
             held = documents.transaction_version("headwater.merged.0")
             self.behind_batches = (newest.transaction_version("headwater.batch") or 0) - (held or 0)
-        if documents is not None and (as_of_s := _as_of_s(documents)) is not None:
+        if documents is not None and (as_of_s := self._as_of_s(documents)) is not None:
             self.ages_s.append(time.time() - as_of_s)
             self._check("documents", as_of_s, _documents(documents))
-        if changes and newest is not None and (as_of_s := _as_of_s(newest)) is not None:
+        if changes and newest is not None and (as_of_s := self._as_of_s(newest)) is not None:
             self._check("changes", as_of_s, _folded(newest)[DEFAULT])
 
     def _check(self, table: str, as_of_s: float, found: dict[bytes, int]) -> None:
         wrong = []
-        for key, version, is_untouched in self.writer.diary.expected(as_of_s):
+        for key, written, is_untouched in self.writer.diary.expected(as_of_s):
+            version = written if written is not None and self.wants(key, written) else None
             held = found.get(key)
             self.compared += 1
             is_too_old = version is not None and held is not None and held < version
@@ -269,35 +284,46 @@ class LiveChecker:
 
     def check_end(self, bucket: SourceBucket) -> None:
         """The writer has stopped, and everything is landed."""
-        documents = _documents(DeltaTable(self.folder / "documents" / DEFAULT))
-        folded = _folded(DeltaTable(self.folder / "changes"))
+        folded = _folded(self._table("changes"))
         for collection, keys in ((DEFAULT, [*self.writer.hot, *self.writer.cold]), (CHAOS, self.writer.cold)):
             if collection in bucket.ids:
                 versions = {key: self.writer.version(bucket.get(key, of=collection)) for key in keys}
-                expected = {key: version for key, version in versions.items() if version is not None}
-                path = self.folder / "documents" / collection
-                assert (documents if collection == DEFAULT else _documents(DeltaTable(path))) == expected
+                expected = {
+                    key: version
+                    for key, version in versions.items()
+                    if version is not None and self.wants(key, version)
+                }
+                assert _documents(self._table(f"documents/{collection}")) == expected
                 assert folded[collection] == expected
 
+    def _table(self, name: str) -> DeltaTable:
+        return DeltaTable(f"{self.folder}/{name}", storage_options=self.storage_options)
 
-def _open(path: Path) -> DeltaTable | None:
-    return DeltaTable(path) if any((path / "_delta_log").glob("*.json")) else None
+    def _open(self, name: str) -> DeltaTable | None:
+        try:
+            return self._table(name)
+        except TableNotFoundError:
+            return None
 
-
-def _as_of_s(table: DeltaTable) -> float | None:
-    """The newest commit of ours that the table has says it. (The history of delta-rs begins with the newest of all.)"""
-    folder = Path(table.table_uri.removeprefix("file://")) / "_delta_log"
-    for version in range(table.version() or 0, -1, -1):
-        for line in (folder / f"{version:020}.json").read_text().splitlines():
-            if text := json.loads(line).get("commitInfo", {}).get("headwater.as_of"):
-                return datetime.fromisoformat(text).timestamp()
-    return None
+    def _as_of_s(self, table: DeltaTable) -> float | None:
+        """The newest commit of ours that the table has says it. (delta-rs' history begins with the newest of all.)"""
+        options = dict(self.storage_options or {})
+        allow_http = options.pop("aws_allow_http", None)
+        log = from_url(table.table_uri, config=options, client_options={"allow_http": True} if allow_http else None)
+        for version in range(table.version() or 0, -1, -1):
+            entry = bytes(log.get(f"_delta_log/{version:020}.json").bytes()).decode()
+            for line in entry.splitlines():
+                if text := json.loads(line).get("commitInfo", {}).get("headwater.as_of"):
+                    return datetime.fromisoformat(text).timestamp()
+        return None
 
 
 def _documents(table: DeltaTable) -> dict[bytes, int]:
-    rows = read_rows(table, ["key", "document"])
+    """Of documents that are variants, the column says it."""
+    is_text = pa.types.is_string(pa.schema(table.schema().to_arrow()).field("document").type)
+    rows = read_rows(table, ["key", "document" if is_text else "n"])
     assert len({row["key"] for row in rows}) == len(rows), "a document is there twice"
-    return {row["key"].encode(): json.loads(row["document"])["n"] for row in rows}
+    return {row["key"].encode(): json.loads(row["document"])["n"] if is_text else row["n"] for row in rows}
 
 
 def _folded(table: DeltaTable) -> dict[str, dict[bytes, int]]:
