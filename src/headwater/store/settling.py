@@ -55,8 +55,8 @@ def is_due(bucket: Bucket) -> bool:
 class Settling:
     """One round over all vbuckets. Call `write_step` until it returns False, then `finish`.
 
-    With `oldest` it takes as many commits as make settling due, and no more: the journal is cleared at the end of a round,
-    so a node that is killed again and again must come to the end of one, however much its lives have left behind.
+    With `oldest` it takes as many commits as make settling due, and no more: the journal is cleared at the end of a
+    round, so a node that is killed again and again must come to the end of one, however much its lives left behind.
     """
 
     def __init__(self, bucket: Bucket, *, oldest: bool = False) -> None:
