@@ -174,20 +174,21 @@ def test_what_is_wrong_with_one_table_delays_no_other(small: SmallLake, fault: t
     keeper.offer(small.lake)
     keeper.settle()
     assert "it is wrong" in (keeper.status().failure or "")
+    asked = len(catalog.asked)
     merge(small.lake)
     small.write(1, "b", collection=HOTEL)
     small.land()
     keeper.offer(small.lake)
     if fault is CatalogUnreachable:
         time.sleep(0.1)
-        assert catalog.asked == ["changes"], "nothing is asked before the pause is over"
+        assert len(catalog.asked) == asked, "nothing is asked before the pause is over"
         catalog.wrong = ""
         keeper.settle()
     give_up_s = time.monotonic() + 10.0
     while keeper.status().missing != (0 if fault is CatalogUnreachable else 1):
         assert time.monotonic() < give_up_s, keeper.status()
         time.sleep(0.01)
-    assert catalog.asked[1:].count("changes") == (fault is CatalogUnreachable)
+    assert catalog.asked[asked:].count("changes") == (fault is CatalogUnreachable)
     assert {*catalog.asked} == {"changes", "documents__default__default", "documents_inventory_hotel"}
     small.write(2, "c")
     small.land()
