@@ -181,11 +181,14 @@ async def test_of_a_node_that_does_not_answer_the_last_is_kept_and_lags_behind_i
         await ask(cluster)
     peer = cluster.peers["other"]
     assert (peer.error, peer.heard_ms) == ("it says nothing", 1000)
-    assert cluster.rows_of(peer) is not None
+    assert cluster.rows_of(peer)[:, 3].tolist() == [UNKNOWN, UNKNOWN, 0, 0], "its copies may be gone"
+    assert cluster.unreachable() == []
+    clock.now_ms += 1
+    assert cluster.unreachable() == [peer]
     assert cluster.lags(counts(0, 0, 0, 0)).tolist() == [0, 0, UNKNOWN, UNKNOWN]
     node.answers["other"] = answering(numbers(counts(R, R, A, A), counts(10, 20, 35, 40)))
     await ask(cluster)
-    assert (peer.error, peer.heard_ms) == (None, 4000)
+    assert (peer.error, peer.heard_ms) == (None, 4001)
     assert events == ["node other does not answer", "node other answers again"]
 
 

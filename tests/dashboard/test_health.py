@@ -13,7 +13,7 @@ import pytest
 from headwater.node.history import Event, Kind
 from headwater.node.http.dashboard.health import CHECKS, LOSS_SHOWN_MS, Examined, Level, health_of
 from headwater.node.http.dashboard.samples import BucketSampler
-from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
+from headwater.protocol.cluster_config import NO_NODE, NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
 from support.dashboard_world import VBUCKETS, serving
 
@@ -45,12 +45,16 @@ def examined(**changes: Any) -> Examined:
         disk_bytes=100 * GB,
         url="couchbase://one:11210/beer",
     )
-    return replace(whole, **changes)
+    whole = replace(whole, **changes)
+    return replace(whole, copies=whole.config and whole.config.copies(whole.unreachable))
 
 
-def config(rows: Any = ((0, 1), (1, 0)), *, settled: bool = True) -> PublishedConfig:
-    nodes = (SimpleNamespace(kv_address="one:11210"), SimpleNamespace(kv_address="two:11210"))
-    return cast(PublishedConfig, SimpleNamespace(nodes=nodes, rows=rows, replicas=1, settled=settled))
+def config(rows: Any = ((0, 1), (1, 0)), *, settled: bool = True, nodes: int = 2) -> PublishedConfig:
+    names = ("one", "two", "six")[:nodes]
+    addresses = tuple(NodeAddress(host=name, kv_port=11210) for name in names)
+    return PublishedConfig(
+        revision=1, bucket="beer", uuid="u", nodes=addresses, rows=rows, replicas=1, settled=settled
+    )  # fmt: skip
 
 
 def peers(**peer: Any) -> SimpleNamespace:
@@ -66,7 +70,7 @@ def loss(*, ago_ms: int) -> SimpleNamespace:
 
 
 DAMAGED = SimpleNamespace(vbuckets=SimpleNamespace(damage={1: 0}, states=STATES))
-GONE = peers(error="no", heard_ms=NOW_MS - 9_000)
+GONE = {"unreachable": ("two:11210",)}
 HELD = SimpleNamespace(is_held=True)
 STUCK = SimpleNamespace(name="spark-7", backlog_items=4_000)
 LANDING = "http://127.0.0.1:9100/metrics"
@@ -74,7 +78,7 @@ CASES: list[tuple[str, Level, str, dict[str, Any]]] = [
     ("waiting", Level.BAD, "serves nothing yet", {"is_waiting": True}),
     ("left-out", Level.BAD, "not in the cluster", {"this_node": None}),
     ("damage", Level.BAD, "1 vbucket stopped", {"bucket": DAMAGED}),
-    ("nodes", Level.BAD, "1 node of 2 can't be reached: two:11210", {"cluster": GONE}),
+    ("nodes", Level.BAD, "1 node of 2 can't be reached: two:11210", {**GONE, "config": config(((0,), (0,)))}),
     ("orphans", Level.BAD, "No node has 1 vbucket", {"config": config(((NO_NODE, 1), (1, 0)))}),
     ("replicas", Level.WARN, "2 replicas missing", {"config": config(((0, NO_NODE), (1, NO_NODE)))}),
     ("settled", Level.WARN, "on their way", {"config": config(settled=False)}),
@@ -112,13 +116,25 @@ def test_a_node_that_has_not_answered_yet_is_not_called_well() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    verdict = health_of(examined(config=config(((0, NO_NODE),)), cluster=GONE, events=loss(ago_ms=0)))
+    verdict = health_of(examined(config=config(((0, NO_NODE),)), **GONE, events=loss(ago_ms=0)))
     assert [one.check for one in verdict.findings] == ["nodes", "replicas", "losses"]
     assert "headwater cluster failover couchbase://one:11210/beer two:11210" in verdict.do
 
 
+def test_copies_are_judged_by_the_nodes_that_can_be_reached() -> None:
+    verdict = health_of(examined(config=config(((0, 1), (1, 2), (2, 0)), nodes=3), **GONE))
+    assert [one.check for one in verdict.findings] == ["unserved", "nodes", "unknown-replicas"]
+    assert verdict.text.startswith("No node that can be reached has the active copy of 1 of 3 vbuckets")
+    copies = verdict.show()["copies"]
+    assert (copies["active"], copies["active_unreachable"], copies["active_missing"]) == (2, 1, 0)
+    assert (copies["replicas"], copies["replicas_unknown"], copies["replicas_missing"]) == (2, 1, 0)
+    cut_off = health_of(examined(config=config(((0, 1), (1, 2)), nodes=3), unreachable=("two:11210", "six:11210")))
+    assert "failover" not in cut_off.do, "it may be this node that is cut off"
+
+
 def test_every_check_has_a_case() -> None:
-    found = {one.check: check for check in CHECKS for _, _, _, changes in CASES for one in check(examined(**changes))}
+    cases = [*(changes for _, _, _, changes in CASES), GONE]
+    found = {one.check: check for check in CHECKS for changes in cases for one in check(examined(**changes))}
     assert set(found.values()) == set(CHECKS)
 
 

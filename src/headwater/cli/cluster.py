@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,7 +20,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from headwater.cli.options import LoginOptions, connection_options, errors_reported, json_option
+from headwater.cli.options import (
+    EXIT_CRITICAL,
+    EXIT_WARNING,
+    LoginOptions,
+    connection_options,
+    errors_reported,
+    json_option,
+)
 from headwater.cli.output import output_console
 from headwater.client import connection_string
 from headwater.client.kv_connection import Login
@@ -166,6 +174,9 @@ def init(on: _Cluster, replicas: int) -> None:
 def status(on: _Cluster) -> None:
     """Show the nodes and the vbuckets of each.
 
+    The exit code is 4 if a vbucket has no active copy that can be reached, 3 if a node can't be reached but every
+    vbucket has its active copy on another one, and 1 if no node answers.
+
     \b
     Example:
       headwater cluster status couchbase://127.0.0.1/default
@@ -173,8 +184,12 @@ def status(on: _Cluster) -> None:
     found = on.run(lambda coordinator: coordinator.status())
     if on.as_json:
         click.echo(json.dumps(asdict(found)))
-        return
-    _show(found)
+    else:
+        _show(found)
+    if found.copies.unserved:
+        sys.exit(EXIT_CRITICAL)
+    if not all(node.is_reachable for node in found.nodes):
+        sys.exit(EXIT_WARNING)
 
 
 @cluster.command()
@@ -291,8 +306,11 @@ def _show(status: ClusterStatus) -> None:
         table.add_column(heading, justify="right", overflow="fold")
     table.add_column("")
     for node in status.nodes:
-        numbers = (str(number) for number in (node.active, node.replica, node.building, node.behind))
-        table.add_row(node.name, node.http, *numbers, "" if node.is_reachable else "[red]can't be reached[/red]")
+        numbers = [str(number) for number in (node.active, node.replica, node.building)]
+        behind = str(node.behind) if node.is_reachable else "?"
+        table.add_row(
+            node.name, node.http, *numbers, behind, "" if node.is_reachable else "[red]can't be reached[/red]"
+        )
     console = output_console()
     console.print(
         f"bucket {status.bucket}, {counted(status.vbuckets, 'vbucket')} with {counted(status.replicas, 'replica')}, "
@@ -306,6 +324,11 @@ def _show(status: ClusterStatus) -> None:
 
 def _remarks(status: ClusterStatus) -> Iterator[str]:
     """What is not as it shall be."""
+    if status.copies.active_unreachable:
+        vbuckets = counted(status.vbuckets, "vbucket")
+        yield f"no node that can be reached has the active copy of {status.copies.active_unreachable:,} of {vbuckets}"
+    if unknown := sum(node.unknown for node in status.nodes):
+        yield f"of {counted(unknown, 'replica')} it is unknown how far they are"
     if status.orphans:
         yield f"no node has {counted(status.orphans, 'vbucket')}"
     if status.disagreeing:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from headwater.landing.tasks import JobRunner
 
 EXIT_FAILED = 1
+EXIT_WARNING, EXIT_CRITICAL = 3, 4
+"""Of `health` and `cluster status`. 2 is click's, for an invalid command line."""
 EXIT_BEHIND = 3
 """Of `verify`: the tables are equal as far as they have come, and further behind than is permitted."""
 

@@ -22,7 +22,14 @@ from headwater.client.kv_connection import Login
 from headwater.cluster.planning import Copy, Row, VBucketMap
 from headwater.log_fields import LogEvent, fields
 from headwater.node.service import ConfigVersion
-from headwater.protocol.cluster_config import NO_NODE, ClusterConfig, NodeAddress, PublishedConfig, nodes_user
+from headwater.protocol.cluster_config import (
+    NO_NODE,
+    ClusterConfig,
+    CopyCounts,
+    NodeAddress,
+    PublishedConfig,
+    nodes_user,
+)
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import GetClusterConfig, SetClusterConfig
@@ -257,7 +264,9 @@ class NodeStatus:
     replica: int
     building: int
     behind: int
-    """Changes that its replicas have not got yet."""
+    """Changes that its replicas have not got yet, as far as their active copies can be reached."""
+    unknown: int
+    """Replicas of which it is unknown how far they are: the node or the one with the active copy can't be reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,11 +285,14 @@ class ClusterStatus:
     orphans: int
     """Vbuckets that no node has."""
     nodes: tuple[NodeStatus, ...]
+    copies: CopyCounts
     disagreeing: tuple[str, ...] = ()
     """Nodes that go by another config, as two commands at one time may leave them. The next command ends it."""
 
 
 def status_of(config: PublishedConfig, found: Inventory, *, disagreeing: tuple[str, ...] = ()) -> ClusterStatus:
+    copies = config.copies(found.unreachable)
+    gone = {at for at, name in enumerate(config.names()) if name in found.unreachable}
     nodes = tuple(
         NodeStatus(
             name=node.kv_address,
@@ -290,6 +302,7 @@ def status_of(config: PublishedConfig, found: Inventory, *, disagreeing: tuple[s
             replica=sum(at in row[1:] for row in config.rows),
             building=sum(at in builders for builders in config.building.values()),
             behind=_behind(config, found, at),
+            unknown=sum(at in row[1:] and (at in gone or row[0] in gone) for row in config.rows),
         )
         for at, node in enumerate(config.nodes)
     )
@@ -300,9 +313,10 @@ def status_of(config: PublishedConfig, found: Inventory, *, disagreeing: tuple[s
         replicas=config.replicas,
         vbuckets=len(config.rows),
         settled=config.settled,
-        missing=sum(node == NO_NODE for row in config.rows for node in row[1:]),
-        orphans=sum(row[0] == NO_NODE for row in config.rows),
+        missing=copies.replicas_missing,
+        orphans=copies.active_missing,
         nodes=nodes,
+        copies=copies,
         disagreeing=disagreeing,
     )
 

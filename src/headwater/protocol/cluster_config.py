@@ -22,7 +22,8 @@ Not all of them do so everywhere, so a config of ours names the host that client
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -245,6 +246,33 @@ def nodes_user(bucket: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyCounts:
+    """Where the copies of a bucket are, judged by the nodes that can be reached.
+
+    What a node that can't be reached has is not known: its replicas may be old, or gone with its disk.
+    """
+
+    vbuckets: int
+    active: int
+    """Vbuckets whose active copy is on a node that can be reached."""
+    active_unreachable: int
+    active_missing: int
+    """Vbuckets that no node has."""
+    replicas_wanted: int
+    replicas: int
+    """On nodes that can be reached."""
+    replicas_unknown: int
+    """On nodes that can't be reached."""
+    replicas_missing: int
+    """Those that the map has no node for."""
+
+    @property
+    def unserved(self) -> int:
+        """Vbuckets whose documents can't be read or written."""
+        return self.active_unreachable + self.active_missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedConfig:
     """What every node of a bucket's cluster gets, keeps, and acts on. A change is a new one with a higher revision."""
 
@@ -301,6 +329,23 @@ class PublishedConfig:
             node in self.rows[vbucket]
             or node in self.building.get(vbucket, ())
             or self.handing_over.get(vbucket, NO_NODE) == node
+        )
+
+    def copies(self, unreachable: Collection[str]) -> CopyCounts:
+        """Count the copies by whether their nodes can be reached. `unreachable` has the names of those that can't."""
+        gone = [at for at, name in enumerate(self.names()) if name in unreachable]
+        active = Counter(row[0] for row in self.rows)
+        replicas = Counter(node for row in self.rows for node in row[1:])
+        active_unreachable, unknown = sum(active[at] for at in gone), sum(replicas[at] for at in gone)
+        return CopyCounts(
+            vbuckets=len(self.rows),
+            active=len(self.rows) - active_unreachable - active[NO_NODE],
+            active_unreachable=active_unreachable,
+            active_missing=active[NO_NODE],
+            replicas_wanted=replicas.total(),
+            replicas=replicas.total() - unknown - replicas[NO_NODE],
+            replicas_unknown=unknown,
+            replicas_missing=replicas[NO_NODE],
         )
 
     def is_handed_over_to(self, vbucket: int, node: int | None) -> bool:

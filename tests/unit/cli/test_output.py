@@ -10,6 +10,7 @@ import pytest
 from headwater.cli.cluster import _show
 from headwater.cli.output import PEER_LINES_FREE, TEXT, JsonFormatter, PeerLimit, TextFormatter, documents_in
 from headwater.cluster.nodes import ClusterStatus, NodeStatus
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from support.cases import case
 
 HOST = "a-node-with-a-name-that-is-rather-long.somewhere.example.com"
@@ -18,8 +19,9 @@ HOST = "a-node-with-a-name-that-is-rather-long.somewhere.example.com"
 def test_rows_and_sentences_are_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     node = NodeStatus(
-        name=f"{HOST}:11210", http=f"{HOST}:8091", is_reachable=False, active=1, replica=0, building=0, behind=0
-    )
+        name=f"{HOST}:11210", http=f"{HOST}:8091", is_reachable=False, active=1, replica=0, building=0, behind=0,
+        unknown=2,
+    )  # fmt: skip
     status = ClusterStatus(
         bucket="travel",
         uuid="u",
@@ -30,13 +32,20 @@ def test_rows_and_sentences_are_whole(capsys: pytest.CaptureFixture[str], monkey
         missing=1,
         orphans=1,
         nodes=(node,),
+        copies=PublishedConfig(
+            revision=7, bucket="travel", uuid="u", nodes=(NodeAddress(host=HOST, kv_port=11210),), rows=((0, -1),)
+        ).copies([node.name]),
     )
     _show(status)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "bucket travel, 1 vbucket with 1 replica, config 7"
     assert lines[1].split() == ["NODE", "HTTP", "ACTIVE", "REPLICA", "BUILDING", "BEHIND"]
-    assert lines[2].split(maxsplit=6) == [node.name, node.http, "1", "0", "0", "0", "can't be reached"]
-    assert lines[3:] == ["no node has 1 vbucket", "1 replica missing: run `headwater cluster rebalance`"]
+    assert lines[2].split(maxsplit=6) == [node.name, node.http, "1", "0", "0", "?", "can't be reached"]
+    assert lines[3:5] == [
+        "no node that can be reached has the active copy of 1 of 1 vbucket",
+        "of 2 replicas it is unknown how far they are",
+    ]
+    assert lines[5:] == ["no node has 1 vbucket", "1 replica missing: run `headwater cluster rebalance`"]
 
 
 @case(3, 6.82, "3 documents in 6.82 s")

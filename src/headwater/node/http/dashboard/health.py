@@ -18,7 +18,7 @@ import numpy as np
 from headwater.node.history import LOSING, Kind
 from headwater.node.http.dashboard.landing import Landings
 from headwater.phrases import counted
-from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
+from headwater.protocol.cluster_config import CopyCounts, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 STUCK_S = 30.0
 """A stream that has changes to send and sends none for so long is stuck."""
-UNREACHED_MS = 3_000
-"""A node that misses one answer is not down yet."""
 LOSS_SHOWN_MS = 3_600_000
 """How long a loss stays in the verdict; the history has it for longer."""
 LANDING_LAG_S = 300.0
@@ -66,6 +64,10 @@ class Verdict:
     do: str
     findings: tuple[Finding, ...]
     """Worst first; the first of them is the verdict."""
+    unreachable: tuple[str, ...] = ()
+    """The nodes that can't be reached from this one."""
+    copies: CopyCounts | None = None
+    """Of all vbuckets of the cluster; None where the bucket is not in one."""
 
     def show(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,12 +87,17 @@ class Examined:
     disk_bytes: int
     url: str
     """For the commands that are suggested."""
+    unreachable: tuple[str, ...] = ()
+    copies: CopyCounts | None = None
 
     @classmethod
     def of(cls, node: NodeState, sampler: BucketSampler, landings: Landings) -> Examined:
         service, disk = node.bucket_service(sampler.name), disk_usage(node.options.data)
+        unreachable = tuple(peer.name for peer in sampler.cluster.unreachable())
         return cls(
             sampler=sampler,
+            unreachable=unreachable,
+            copies=None if service.config is None else service.config.copies(unreachable),
             config=service.config,
             this_node=service.this_node,
             is_waiting=service.is_waiting,
@@ -105,9 +112,15 @@ def health_of(examined: Examined) -> Verdict:
     """What is wrong, worst first."""
     order = list(Level)
     findings = sorted((one for check in CHECKS for one in check(examined)), key=lambda one: order.index(one.level))
-    if not findings:
-        return Verdict(level=Level.OK, text=_all_is_well(examined), do="", findings=())
-    return Verdict(level=findings[0].level, text=findings[0].text, do=findings[0].do, findings=tuple(findings))
+    worst = findings[0] if findings else Finding(check="", level=Level.OK, text=_all_is_well(examined), do="")
+    return Verdict(
+        level=worst.level,
+        text=worst.text,
+        do=worst.do,
+        findings=tuple(findings),
+        unreachable=examined.unreachable,
+        copies=examined.copies,
+    )
 
 
 def _all_is_well(examined: Examined) -> str:
@@ -156,21 +169,37 @@ def _damage(examined: Examined) -> Iterator[Finding]:
         )
 
 
+def _unserved(examined: Examined) -> Iterator[Finding]:
+    copies = examined.copies
+    if copies is not None and copies.active_unreachable:
+        yield Finding(
+            check="unserved",
+            level=Level.BAD,
+            text=f"No node that can be reached has the active copy of {copies.active_unreachable:,} of "
+            f"{counted(copies.vbuckets, 'vbucket')}: their documents can't be read or written",
+            do=_without_lost(examined),
+        )
+
+
 def _nodes(examined: Examined) -> Iterator[Finding]:
-    now_ms = examined.sampler.now_ms()
-    gone = [
-        peer.name
-        for peer in examined.sampler.cluster.peers.values()
-        if peer.error is not None and now_ms - peer.heard_ms > UNREACHED_MS
-    ]
+    gone = examined.unreachable
     if gone:
         names = ", ".join(gone[:_NAMES_MAX]) + (f" and {len(gone) - _NAMES_MAX} more" if len(gone) > _NAMES_MAX else "")
         yield Finding(
             check="nodes",
             level=Level.BAD,
             text=f"{counted(len(gone), 'node')} of {_cluster_size(examined)} can't be reached: {names}",
-            do=f"Start it again, or continue without it: `headwater cluster failover {examined.url} {gone[0]}`",
+            do=_without_lost(examined),
         )
+
+
+def _without_lost(examined: Examined) -> str:
+    lost = examined.unreachable
+    it = "it" if len(lost) == 1 else "them"
+    if 2 * len(lost) >= max(3, _cluster_size(examined)):
+        # It may be this node that is cut off, and the others serve: a failover would be wrong.
+        return f"Start {it} again, or check the network between this node and {it}"
+    return f"Start {it} again, or continue without {it}: `headwater cluster failover {examined.url} {' '.join(lost)}`"
 
 
 def _cluster_size(examined: Examined) -> int:
@@ -178,25 +207,32 @@ def _cluster_size(examined: Examined) -> int:
 
 
 def _copies(examined: Examined) -> Iterator[Finding]:
-    config = examined.config
-    if config is None:
+    config, copies = examined.config, examined.copies
+    if config is None or copies is None:
         return
     rebalance = f"`headwater cluster rebalance {examined.url}`"
-    orphans = sum(row[0] == NO_NODE for row in config.rows)
-    if orphans:
+    if copies.active_missing:
         yield Finding(
             check="orphans",
             level=Level.BAD,
-            text=f"No node has {counted(orphans, 'vbucket')}: their documents can't be read or written",
+            text=f"No node has {counted(copies.active_missing, 'vbucket')}: their documents can't be read or written",
             do=f"Start the node that has them, or begin them again, empty, with {rebalance}",
         )
-    missing = sum(node == NO_NODE for row in config.rows for node in row[1:])
-    if missing:
+    if copies.replicas_unknown:
+        wanted = counted(copies.replicas_wanted, "replica")
+        yield Finding(
+            check="unknown-replicas",
+            level=Level.WARN,
+            text=f"Nodes that can't be reached have {copies.replicas_unknown:,} of {wanted}: what is in them is "
+            "unknown",
+            do=_without_lost(examined),
+        )
+    if copies.replicas_missing:
         first = "Add a node with `headwater cluster add`, then make" if len(config.nodes) <= config.replicas else "Make"
         yield Finding(
             check="replicas",
             level=Level.WARN,
-            text=f"{counted(missing, 'replica')} missing: losing a node loses documents",
+            text=f"{counted(copies.replicas_missing, 'replica')} missing: losing a node loses documents",
             do=f"{first} them with {rebalance}",
         )
     elif not config.settled:
@@ -303,8 +339,9 @@ def _losses(examined: Examined) -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[Examined], Iterator[Finding]], ...] = (
     _left_out,
-    _damage,
+    _unserved,
     _nodes,
+    _damage,
     _copies,
     _held,
     _unfed,

@@ -100,6 +100,7 @@ class _Viewer:
 
     def news(self) -> dict[str, Any]:
         sampler = self._sampler
+        unreachable = {peer.name for peer in sampler.cluster.unreachable()}
         # A node that comes back is sent in full again.
         self._rows = {node: rows for node, rows in self._rows.items() if not node or node in sampler.cluster.peers}
         news: dict[str, Any] = {
@@ -112,7 +113,10 @@ class _Viewer:
             "pending": sampler.bucket.pending_changes,
             "vbuckets": self._changed("", self._own_rows()),
             "is_held": sampler.holds_replicas,
-            "peers": [self._peer(peer) for peer in sampler.cluster.peers.values()],
+            "peers": [
+                {**self._peer(peer), "is_reachable": peer.name not in unreachable}
+                for peer in sampler.cluster.peers.values()
+            ],
             "connection_count": len(sampler.connections),
             "connections": [_connection(sampler, one) for one in sampler.furthest_behind()],
             "consumers": self._consumers(),

@@ -50,7 +50,9 @@ Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
 Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 """For each vbucket: state, documents, durable seqno, lag."""
 UNKNOWN = -1
-"""The lag of a replica whose active node does not answer."""
+"""The lag of a replica that does not answer, or whose active node does not."""
+UNREACHED_MS = 3_000
+"""A node that misses one answer is not down yet."""
 STATISTICS = "headwater-vbuckets"
 """The group of statistics that the numbers travel as."""
 _LISTS = ("states", "documents", "seqnos", "stream_lags")
@@ -138,6 +140,13 @@ class ClusterNumbers:
                 task = self._asking[peer.name] = asyncio.create_task(self._ask(peer))
                 task.add_done_callback(lambda _, name=peer.name: self._asking.pop(name, None))  # type: ignore[misc]
 
+    def unreachable(self) -> list[PeerNode]:
+        """The nodes that have not answered for longer than one missed answer takes."""
+        now_ms = self._now_ms()
+        return [
+            peer for peer in self.peers.values() if peer.error is not None and now_ms - peer.heard_ms > UNREACHED_MS
+        ]
+
     async def wait_for_answers(self, *, within_s: float) -> None:
         """Wait a moment for the nodes that answered last time."""
         due = [task for name, task in self._asking.items() if name in self.peers and self.peers[name].is_heard]
@@ -176,6 +185,10 @@ class ClusterNumbers:
         if numbers is None or peer.own_seqnos is None:
             return None
         active_seqnos = self._active_seqnos(_states(self._bucket), peer.own_seqnos)
+        if not peer.is_heard:
+            # Its copies may have been up to date when it was last heard. Whether they are, or are there at all, only
+            # the node can say.
+            active_seqnos = np.full_like(active_seqnos, UNKNOWN)
         lags = _lags(numbers.states, numbers.seqnos, numbers.stream_lags, active_seqnos=active_seqnos)
         return np.column_stack((numbers.states, numbers.documents, numbers.seqnos, lags))
 
