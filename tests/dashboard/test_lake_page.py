@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +78,9 @@ def test_the_overview_says_how_the_landing_stands(browser: Browser, page: str, d
     assert "what was written more than" in browser.find("[data-landing=running]").text
     tiles = {tile.text.split("\n")[0]: tile.text for tile in browser.all(".tile")}
     assert "17 seqnos" in tiles["Lag"]
-    assert "1 change pending" in tiles["Documents"]
+    assert "1 change pending, 17 seqnos to land" in tiles["Documents"]
+    assert "1 change pending, 17 seqnos to land" in tiles["Documents are behind"]
+    assert browser.find(".status.live").text == "live"
     assert "1\nof vbuckets" in tiles["Rollbacks undone"]
     assert "1\n" in tiles["Rejects"]
     assert "Never" in browser.find("[aria-labelledby=verify-title]").text
@@ -95,8 +98,14 @@ def test_the_overview_says_how_the_landing_stands(browser: Browser, page: str, d
     keep_landing(location, note(is_running=False, failure="the bucket 'shop' is gone"))
     assert "the bucket 'shop' is gone" in browser.find("[data-landing=failed]").text
     assert "at most" in browser.find(".tile").text
+    assert browser.find(".status.lost").text.startswith("failed at")
     keep_landing(location, note(time_s=time.time() - 3600))
     browser.find("[data-landing=silent] .bad")
+    assert browser.find(".status.lost").text.startswith("no news since")
+    keep_landing(location, note(is_running=False))
+    assert "was stopped at" in browser.find("[data-landing=stopped] .warn").text
+    assert browser.find(".status").text.startswith("stopped at")
+    assert browser.all(".status.live") == []
     finding = Finding(kind=FindingKind.MISSING, table="documents/x", what="key-7", says="is missing")
     found = Verification(
         collections=(CollectionVerdict(name="x", landed=1, pending=0, differing=1),),
@@ -106,6 +115,33 @@ def test_the_overview_says_how_the_landing_stands(browser: Browser, page: str, d
     assert keep_verdict(location, found, compared="all collections") is None
     assert "key-7 is missing" in browser.find("[data-equal=false] .findings").text
     assert browser.console() == []
+
+
+DRAWN_SHARE = """
+const canvas = document.querySelector("[aria-label^='Rows of each batch'] canvas");
+const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+const columns = new Set();
+for (let at = 0; at < data.length; at += 4) {
+  if (data[at + 3] > 20 && data[at + 2] - data[at + 1] > 60) columns.add((at / 4) % canvas.width);
+}
+return columns.size / canvas.width;
+"""
+
+
+def test_batches_are_bars_with_nothing_between_them(browser: Browser, page: str) -> None:
+    go(browser, page, "overview")
+    share = browser.until(lambda: browser.run(DRAWN_SHARE), "no batch is drawn")
+    assert share < 0.3
+
+
+def test_a_page_whose_server_is_gone_says_since_when(browser: Browser, directory: Path) -> None:
+    with serving_page(LakeState(Location.of(str(directory)), landing=note), PageAddress.make("0", None)) as url:
+        go(browser, url, "overview")
+    lost = browser.find(".status.lost").text
+    assert re.fullmatch(r"no answer since \d\d:\d\d:\d\d", lost)
+    assert lost.removeprefix("no answer ") in browser.find(".health.bad").text
+    assert browser.find("#now-title").text.startswith("As of")
+    browser.open("about:blank")
 
 
 def test_a_rollback_says_what_was_undone_and_why(browser: Browser, page: str) -> None:

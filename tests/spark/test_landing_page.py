@@ -75,6 +75,7 @@ def test_a_landing_and_its_page(bucket: SourceBucket, tmp_path: Path) -> None:
     stopped = shown_when(elsewhere, lambda it: it["landing"]["state"] == "stopped")
     assert stopped["landing"]["is_bound"]
     assert stopped["landing"]["lag_s"] > 0
+    assert query.note.time_s == stopped["landing"]["time_s"], "it was stopped then, and not just now"
     assert stopped["lake"]["verdict"] is None
     environment = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
     verified = CliRunner(env=environment).invoke(main, ["verify", bucket.url, landing.into])

@@ -5,9 +5,11 @@ import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, getJson, post } from "../src/api";
 import { Mark } from "../src/login";
 import { Empty, Problem, ThemeSwitch } from "../src/pieces";
-import { type Heard, Pipeline, type PipelineRow, type Session, type State, useAgain, useLakePath, useLinks } from "./lake";
+import {
+  at, type Heard, type Landing, Pipeline, type PipelineRow, type Session, type State, useAgain, useLakePath, useLinks,
+} from "./lake";
 import { Health, Overview } from "./overview";
-import { Pipelines } from "./pipelines";
+import { isWell, Pipelines } from "./pipelines";
 import { Tables } from "./tables";
 import { Timeline } from "./timeline";
 
@@ -89,7 +91,32 @@ function TokenForm(props: { onGiven: () => void }) {
   );
 }
 
-const HEARD_NAMES: Record<Heard, string> = { connecting: "connecting", live: "live", lost: "no answer" };
+/** What the top of the page says: green is only for a landing that runs. */
+interface Status {
+  tone: "connecting" | "live" | "lost";
+  text: string;
+}
+
+const LANDING_STATUS: Record<Landing["state"], (time: string) => Status> = {
+  starting: () => ({ tone: "connecting", text: "starting" }),
+  running: () => ({ tone: "live", text: "live" }),
+  stopped: (time) => ({ tone: "connecting", text: `stopped at ${time}` }),
+  failed: (time) => ({ tone: "lost", text: `failed at ${time}` }),
+  silent: (time) => ({ tone: "lost", text: `no news since ${time}` }),
+  unknown: () => ({ tone: "connecting", text: "no news of a landing" }),
+};
+
+function statusOf(heard: Heard, landing: Landing | undefined): Status {
+  if (heard.is === "lost") return { tone: "lost", text: `no answer since ${at(heard.at_ms)}` };
+  if (heard.is === "connecting" || !landing) return { tone: "connecting", text: "connecting" };
+  return LANDING_STATUS[landing.state](at(landing.time_s && landing.time_s * 1000));
+}
+
+function statusOfAll(heard: Heard, rows: PipelineRow[] | null): Status {
+  if (heard.is !== "live" || rows === null) return statusOf(heard, undefined);
+  const well = rows.filter(isWell).length;
+  return well === rows.length ? { tone: "live", text: "live" } : { tone: "connecting", text: `${well} of ${rows.length} run` };
+}
 
 function Frame(props: { session: Session; onLoggedOut: () => void }) {
   const { session, onLoggedOut } = props;
@@ -114,7 +141,7 @@ function Frame(props: { session: Session; onLoggedOut: () => void }) {
 function Index(props: { session: Session; onLoggedOut: () => void }) {
   const { state, heard } = useAgain<PipelineRow[]>("pipelines", props.onLoggedOut);
   return (
-    <Shell title="Pipelines" {...props} heard={heard} home="#/">
+    <Shell title="Pipelines" {...props} status={statusOfAll(heard, state)} home="#/">
       {state && <Pipelines rows={state} heard={heard} />}
     </Shell>
   );
@@ -138,10 +165,12 @@ function OneLake(props: { session: Session; page: Page; pipeline: string; onLogg
     <Shell
       title={PAGES[page]}
       of={pipeline}
-      {...{ session, onLoggedOut, heard, nav }}
+      {...{ session, onLoggedOut, nav }}
+      status={statusOf(heard, state?.landing)}
       home={link("overview")}
       nodePage={state?.landing.node_page}
       uri={state?.uri}
+      looked_ms={state?.lake ? state.now_ms - state.lake.looked_ago_s * 1000 : null}
     >
       {state === null ? null : <Current page={page} state={state} heard={heard} />}
     </Shell>
@@ -152,17 +181,19 @@ interface ShellParts {
   title: string;
   of?: string;
   session: Session;
-  heard: Heard;
+  status: Status;
   home: string;
   nav?: ComponentChildren;
   nodePage?: string | null;
   uri?: string;
+  /** When the tables were looked at; with many of them that is less often. */
+  looked_ms?: number | null;
   onLoggedOut: () => void;
   children: ComponentChildren;
 }
 
 function Shell(props: ShellParts) {
-  const { title, of, session, heard, onLoggedOut } = props;
+  const { title, of, session, status, onLoggedOut } = props;
   useEffect(() => {
     document.title = [title, ...(of ? [of] : []), "Lake", "Headwater"].join(" · ");
   }, [title, of]);
@@ -183,7 +214,7 @@ function Shell(props: ShellParts) {
         </a>
         {props.nav}
         <div class="top-tools">
-          <span class={`status ${heard}`} role="status">{HEARD_NAMES[heard]}</span>
+          <span class={`status ${status.tone}`} role="status">{status.text}</span>
           {props.nodePage && <a href={props.nodePage}>Node’s dashboard</a>}
           <ThemeSwitch />
           {session.needs_token && <button class="plain" onClick={() => void logOut()}>Log out</button>}
@@ -196,6 +227,7 @@ function Shell(props: ShellParts) {
       <footer>
         Headwater {session.version}
         {props.uri && <> · <span class="lake-uri">{props.uri}</span></>}
+        {props.looked_ms && ` · tables as of ${at(props.looked_ms)}`}
       </footer>
     </>
   );
@@ -216,7 +248,7 @@ function Current(props: { page: Page; state: State; heard: Heard }) {
       ) : page === "tables" ? (
         <Tables lake={lake} />
       ) : (
-        <Overview state={state} lake={lake} />
+        <Overview state={state} lake={lake} heard={heard} />
       )}
     </>
   );

@@ -3,7 +3,7 @@
 import { createContext } from "preact";
 import { useContext, useEffect, useState } from "preact/hooks";
 import { ApiError, getJson } from "../src/api";
-import { duration } from "../src/format";
+import { duration, moment } from "../src/format";
 
 export interface Session {
   needs_token: boolean;
@@ -123,6 +123,8 @@ export interface Lake {
   rows_per_s: number | null;
   tables: LakeTable[];
   tables_more: number;
+  /** How old what is said of the tables is. */
+  looked_ago_s: number;
   events: LakeEvent[];
   verdict: Verdict | null;
 }
@@ -152,6 +154,7 @@ export interface Landing {
     live_bytes?: number | null;
     dead_bytes?: number | null;
     tables_set_aside?: number;
+    pending?: number | null;
     advice?: string | null;
     catalog_failure?: string | null;
     set_aside?: { name: string; reason: string; hint: string }[];
@@ -175,23 +178,27 @@ export interface Sample {
 
 const ASK_EVERY_MS = 2000;
 
-export type Heard = "connecting" | "live" | "lost";
+/** Whether the page's server answers, and when it did last. */
+export interface Heard {
+  is: "connecting" | "live" | "lost";
+  at_ms: number | null;
+}
 
 /** What the server answers now; the last answer stays while there is none. */
 export function useAgain<T>(path: string, onLoggedOut: () => void): { state: T | null; heard: Heard } {
   const [state, setState] = useState<T | null>(null);
-  const [heard, setHeard] = useState<Heard>("connecting");
+  const [heard, setHeard] = useState<Heard>({ is: "connecting", at_ms: null });
   useEffect(() => {
     const abort = new AbortController();
     let timer = 0;
     const ask = async (): Promise<void> => {
       try {
         setState(await getJson<T>(path, abort.signal));
-        setHeard("live");
+        setHeard({ is: "live", at_ms: Date.now() });
       } catch (thrown) {
         if (abort.signal.aborted) return;
         if (thrown instanceof ApiError && thrown.status === 401) return onLoggedOut();
-        setHeard("lost");
+        setHeard(({ at_ms }) => ({ is: "lost", at_ms }));
       }
       timer = window.setTimeout(() => void ask(), ASK_EVERY_MS);
     };
@@ -203,6 +210,14 @@ export function useAgain<T>(path: string, onLoggedOut: () => void): { state: T |
   }, [path, onLoggedOut]);
   return { state, heard };
 }
+
+/** The time of day; of what was never heard, that it was not. */
+export const at = (time_ms: number | null | undefined): string =>
+  time_ms === null || time_ms === undefined ? "an unknown time" : moment(time_ms);
+
+/** What is said where the page's server is silent: it may be the landing's own process. */
+export const serverLost = (heard: Heard): string =>
+  `The page’s server has not answered since ${at(heard.at_ms)}, and a landing that serves this page itself has ended with it. What is shown is what it said last.`;
 
 /** A time that has passed, short ones to the tenth of a second. */
 export function span(seconds: number | null | undefined): string {

@@ -3,12 +3,12 @@
 import { Chart } from "../src/chart";
 import { bytes, many, moment, short, whole } from "../src/format";
 import { Empty, Section, Tile } from "../src/pieces";
-import { type BatchEvent, type Heard, type Lake, type Landing, type State, span, useLinks } from "./lake";
+import { at, type BatchEvent, type Heard, type Lake, type Landing, serverLost, type State, span, useLinks } from "./lake";
 import { EventList } from "./timeline";
 
 const NEWEST = 8;
 
-const at = (time_s: number | undefined): string => (time_s === undefined ? "an unknown time" : moment(time_s * 1000));
+const noted = (landing: Landing): string => at(landing.time_s && landing.time_s * 1000);
 
 type Tone = "ok" | "warn" | "bad";
 const TONES: Tone[] = ["bad", "warn", "ok"];
@@ -16,7 +16,7 @@ const TONES: Tone[] = ["bad", "warn", "ok"];
 /** What a person should know first, and what to do about it: the worst comes first. */
 function health(state: State, heard: Heard): [Tone, string][] {
   const { landing, lake } = state;
-  if (heard === "lost") return [["bad", "The page’s server does not answer: what is shown is what it said last."]];
+  if (heard.is === "lost") return [["bad", serverLost(heard)]];
   const lines = [LANDINGS[landing.state](landing)];
   const failures = landing.state === "running" ? (landing.status?.failures ?? 0) : 0;
   if (failures > 0) {
@@ -34,7 +34,7 @@ function health(state: State, heard: Heard): [Tone, string][] {
   }
   if (state.problem) lines.push(["bad", `The tables can’t be read now: ${state.problem}`]);
   if (lake?.verdict && !lake.verdict.is_equal) {
-    lines.push(["bad", `The last verify (${at(lake.verdict.time_s)}) found differences: ${lake.verdict.sentence}`]);
+    lines.push(["bad", `The last verify (${at(lake.verdict.time_s * 1000)}) found differences: ${lake.verdict.sentence}`]);
   }
   return lines.sort(([one], [other]) => TONES.indexOf(one) - TONES.indexOf(other));
 }
@@ -50,12 +50,12 @@ const LANDINGS: Record<Landing["state"], (landing: Landing) => [Tone, string]> =
         ],
   stopped: (landing) => [
     "warn",
-    `The landing was stopped at ${at(landing.time_s)}. The same command goes on from there.`,
+    `The landing was stopped at ${noted(landing)}. The same command goes on from there.`,
   ],
-  failed: (landing) => ["bad", `The landing failed at ${at(landing.time_s)}: ${landing.failure ?? "unknown"}`],
+  failed: (landing) => ["bad", `The landing failed at ${noted(landing)}: ${landing.failure ?? "unknown"}`],
   silent: (landing) => [
     "bad",
-    `No sign of the landing since ${at(landing.time_s)}: it was killed, or ${landing.host ?? "its machine"} can’t write here. The same command goes on from where the tables end.`,
+    `No sign of the landing since ${noted(landing)}: it was killed, or ${landing.host ?? "its machine"} can’t write here. The same command goes on from where the tables end.`,
   ],
   unknown: () => ["warn", "Whether a landing runs is unknown: it has left no note beside the tables."],
 };
@@ -70,13 +70,27 @@ export function Health(props: { state: State; heard: Heard }) {
   );
 }
 
-export function Overview(props: { state: State; lake: Lake }) {
-  const { state, lake } = props;
+/** Changes that `documents` lack: those that wait to be merged, and those that are not landed yet. */
+function waiting(state: State, lake: Lake): string {
+  const { landing, now_ms } = state;
+  const documents = lake.tables.filter((table) => table.kind === "documents");
+  const looked = documents.map((table) => table.pending);
+  const known = looked.includes(null) || lake.tables_more > 0 ? null : looked.reduce((sum: number, rows) => sum + (rows ?? 0), 0);
+  const isRunning = landing.state === "running";
+  const isNewer = isRunning && (landing.time_s ?? 0) > now_ms / 1000 - lake.looked_ago_s;
+  const pending = (isNewer ? landing.status?.pending : undefined) ?? known;
+  const unlanded = isRunning ? (landing.status?.lag_seqnos ?? null) : null;
+  const merging = pending === null ? "pending unknown" : `${many(pending, "change")} pending`;
+  if (unlanded) return pending === 0 ? `${many(unlanded, "seqno")} to land` : `${merging}, ${many(unlanded, "seqno")} to land`;
+  if (pending !== 0) return merging;
+  return unlanded === 0 ? "nothing pending" : "all that has landed is merged";
+}
+
+export function Overview(props: { state: State; lake: Lake; heard: Heard }) {
+  const { state, lake, heard } = props;
   const { landing, lags } = state;
   const link = useLinks();
-  const documents = lake.tables.filter((table) => table.kind === "documents");
-  const pendings = documents.map((table) => table.pending);
-  const pending = pendings.includes(null) ? null : pendings.reduce((sum: number, rows) => sum + (rows ?? 0), 0);
+  const pending = waiting(state, lake);
   const rejects = lake.tables.filter((table) => table.kind === "rejects").reduce((sum, table) => sum + table.rows, 0);
   const batches = lake.events.filter((event): event is BatchEvent => event.kind === "batch").reverse();
   const counted = batches.filter((batch) => batch.rows !== null);
@@ -86,12 +100,12 @@ export function Overview(props: { state: State; lake: Lake }) {
   const lagNote = landing.is_bound ? bound : seqnos === null ? "seqnos unknown" : many(seqnos, "seqno");
   return (
     <>
-      <Section id="now-title" title="Now" aside={<Source landing={landing} lake={lake} />}>
+      <Section id="now-title" title={heard.is === "lost" ? `As of ${at(heard.at_ms)}` : "Now"} aside={<Source landing={landing} lake={lake} />}>
         <dl class="tiles">
           <Tile label="Lag" value={span(landing.lag_s)} note={lagNote} tone={landing.lag_s === null ? "warn" : undefined} />
-          <Tile label="Documents are behind" value={span(landing.documents_age_s)} note={landing.is_bound ? bound : pendingNote(pending)} />
+          <Tile label="Documents are behind" value={span(landing.documents_age_s)} note={landing.is_bound ? bound : pending} />
           <Tile label="Rows a second" value={rate(lake.rows_per_s)} note={`last minute; ${lastBatch(last)}`} />
-          <Tile label="Documents" value={whole(lake.documents)} note={`in ${many(lake.collections, "table")}; ${pendingNote(pending)}`} />
+          <Tile label="Documents" value={whole(lake.documents)} note={`in ${many(lake.collections, "table")}; ${pending}`} />
           <Tile label="Rows landed" value={lake.rows === null ? "unknown" : short(lake.rows)} note={many(lake.batch + 1, "batch", "batches")} />
           <Tile label="Rollbacks undone" value={lake.rollbacks === null ? "unknown" : whole(lake.rollbacks)} note="of vbuckets, since the beginning" />
           <Tile label="Files" value={size(landing.status?.live_bytes)} note={`${size(landing.status?.dead_bytes)} kept for earlier versions`} />
@@ -114,7 +128,8 @@ export function Overview(props: { state: State; lake: Lake }) {
               title="Rows of each batch"
               times={counted.map((batch) => batch.time_s * 1000)}
               format={short}
-              lines={[{ label: "rows", values: counted.map((batch) => batch.rows ?? 0), color: "--series-2" }]}
+              isBars
+              lines={[{ label: "last batch", values: counted.map((batch) => batch.rows ?? 0), color: "--series-2" }]}
             />
           )}
         </div>
@@ -135,9 +150,6 @@ function rate(rows_per_s: number | null): string {
   if (rows_per_s === null) return "unknown";
   return rows_per_s > 0 && rows_per_s < 10 ? rows_per_s.toFixed(1) : short(rows_per_s);
 }
-
-const pendingNote = (pending: number | null): string =>
-  pending === null ? "pending unknown" : pending === 0 ? "nothing pending" : `${many(pending, "change")} pending`;
 
 function lastBatch(last: BatchEvent | undefined): string {
   if (last === undefined) return "no batch yet";

@@ -2,9 +2,9 @@
 
 import { many, whole } from "../src/format";
 import { Problem, Section } from "../src/pieces";
-import { type Heard, type PipelineRow, span } from "./lake";
+import { type Heard, type PipelineRow, serverLost, span } from "./lake";
 
-const isWell = (row: PipelineRow): boolean => row.state === "running" && !row.failures;
+export const isWell = (row: PipelineRow): boolean => row.state === "running" && !row.failures;
 
 function tone(row: PipelineRow): string {
   if (isWell(row)) return "mutation";
@@ -24,7 +24,7 @@ export function Pipelines(props: { rows: PipelineRow[]; heard: Heard }) {
       title="Pipelines"
       aside={<span class="muted">{`${whole(well)} of ${whole(props.rows.length)} run as they should`}</span>}
     >
-      <Problem error={props.heard === "lost" ? "The page’s server does not answer: what is shown is what it said last." : null} />
+      <Problem error={props.heard.is === "lost" ? serverLost(props.heard) : null} />
       <div class="sample pipelines" tabIndex={0} role="region" aria-label="Pipelines">
         <table>
           <thead>

@@ -17,12 +17,26 @@ interface Props {
   times: number[];
   lines: Line[];
   format: (value: number) => string;
+  /** Each point is a thing of its own, such as a batch: there is nothing between two of them that a line could show. */
+  isBars?: boolean;
 }
 
 const HEIGHT = 132;
+const BAR_SHARE = 0.6;
+const BAR_PX_MAX = 40;
+const BAR_PX_MIN = 3;
+/** Steps of the time axis: its labels have no parts of a second, and would repeat. */
+const TIME_STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 604_800];
+
+/** Room for half of the first and of the last bar. */
+function barRange(_: unknown, least: number, most: number): [number, number] {
+  const room = Math.max(1, (most - least) / 30);
+  return [least - room, most + room];
+}
 
 function draw(parent: HTMLElement, props: Props): uPlot {
   const axis = { stroke: color("--muted"), grid: { stroke: color("--grid"), width: 1 }, ticks: { show: false } };
+  const paths = props.isBars ? uPlot.paths.bars!({ size: [BAR_SHARE, BAR_PX_MAX, BAR_PX_MIN] }) : undefined;
   return new uPlot(
     {
       width: parent.clientWidth,
@@ -30,9 +44,12 @@ function draw(parent: HTMLElement, props: Props): uPlot {
       legend: { show: false },
       cursor: { y: false, points: { size: 6 } },
       padding: [8, 28, 0, 0],
-      scales: { x: { time: true }, y: { range: (_, __, max) => [0, Math.max(4, max * 1.1)] } },
+      scales: { x: { time: true, ...(props.isBars && { range: barRange }) }, y: { range: (_, __, max) => [0, Math.max(4, max * 1.1)] } },
       axes: [
-        { ...axis, space: 80, size: 26, font: "11px system-ui", values: (_, splits) => splits.map((at) => clock(at * 1000)) },
+        {
+          ...axis, space: 80, size: 26, font: "11px system-ui", incrs: TIME_STEPS_S,
+          values: (_, splits) => splits.map((at) => clock(at * 1000)),
+        },
         { ...axis, space: 32, size: 56, font: "11px system-ui", values: (_, splits) => splits.map(props.format) },
       ],
       series: [
@@ -40,8 +57,9 @@ function draw(parent: HTMLElement, props: Props): uPlot {
         ...props.lines.map((line, index) => ({
           label: line.label,
           stroke: color(line.color),
-          width: 1.75,
-          fill: index === 0 ? color(line.color, 0.12) : undefined,
+          width: props.isBars ? 0 : 1.75,
+          paths,
+          fill: props.isBars ? color(line.color) : index === 0 ? color(line.color, 0.12) : undefined,
           points: { show: false },
         })),
       ],

@@ -79,6 +79,7 @@ METRICS = (
         "documents has everything that was written longer ago than this.",
         lambda status: status.documents_age_s,
     ),
+    _kind("pending_changes", "Changes that wait to be merged into documents.", lambda status: status.pending),
     _kind("last_batch_seconds", "Duration of the last batch, without merging.", lambda status: status.last_batch_s),
     _kind("last_merge_seconds", "Duration of the last merge of documents.", lambda status: status.last_merge_s),
     _kind("failures", "Batches that have failed in a row.", lambda status: status.failures),

@@ -90,6 +90,7 @@ class Pipeline:
         self._settings = settings
         self._every_s = every_s
         self.failure: BaseException | None = None
+        self._failed_s = 0.0
         """What it has failed with last."""
         self._started_s = time.time()
         self._query: LandingQuery | None = None
@@ -116,7 +117,7 @@ class Pipeline:
             except CancelledError:  # Spark has not started.
                 return
             except Exception as error:
-                self.failure = error
+                self._failed_s, self.failure = time.time(), error
                 is_ours = isinstance(error, HeadwaterError)
                 if not is_ours:
                     traceback.print_exception(error)
@@ -155,7 +156,7 @@ class Pipeline:
         if failure is None:
             return None if query is None else query.note
         note = LandingNote(
-            time_s=time.time(),
+            time_s=self._failed_s,
             started_s=self._started_s,
             source=str(replace(self._settings.where, user=None, options=())),
             bucket=self._settings.bucket,
@@ -163,7 +164,8 @@ class Pipeline:
             every_s=self._every_s,
             is_running=False,
         )
-        return replace(note if query is None else query.note, is_running=False, failure=str(failure))
+        known = note if query is None else query.note
+        return replace(known, time_s=self._failed_s, is_running=False, failure=str(failure))
 
     def line(self) -> Text:
         """For the terminal."""

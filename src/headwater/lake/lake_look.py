@@ -224,6 +224,12 @@ class LakeLook:
     """Why tables that are there can't be shown, a sentence each."""
 
     @property
+    def is_merged(self) -> bool:
+        """Whether `documents` has all that `changes` has."""
+        pending = [table.pending for table in self.tables if table.kind is TableKind.DOCUMENTS]
+        return not any(pending) and None not in pending and not self.tables_more and not self.unreadable
+
+    @property
     def is_landing(self) -> bool:
         """Whether a landing has said of late that it runs."""
         note = self.landing

@@ -190,6 +190,9 @@ class LakeState:
             for name in ("lag_s", "documents_age_s"):
                 known = note.status.get(name)
                 shown[name] = None if known is None else known + passed_s
+            if look is not None and look.is_merged and look.time_s >= note.time_s:
+                # A merge has ended since the note.
+                shown["documents_age_s"] = shown["lag_s"]
             self._points.add(now_s, shown)
         elif look is not None:
             shown["lag_s"] = None if look.as_of_s is None else max(0.0, now_s - look.as_of_s)

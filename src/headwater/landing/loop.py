@@ -159,6 +159,8 @@ class LandingStatus:
     """Tables that the catalog lacks, or has as they were before; None without a catalog."""
     catalog_failure: str | None = None
     """Why, for the first of them, and what to do; None where it has not failed."""
+    pending: int | None = None
+    """Changes that are in `changes` and wait to be merged into `documents`."""
     advice: str | None = None
     """What would help, where merges can't hold what `Freshness` asks for; from then on."""
 
@@ -293,6 +295,7 @@ class LandingLoop:
             set_aside=numbers.set_aside[:SHOWN_MAX],
             live_bytes=self._file_bytes[0],
             dead_bytes=self._file_bytes[1],
+            pending=numbers.pending,
             advice=self._advice,
             tables_unregistered=None if in_catalog is None else in_catalog.missing,
             catalog_failure=None if in_catalog is None else in_catalog.failure,
@@ -682,6 +685,7 @@ class _TableNumbers:
     documents: int
     tables: int
     has_pending: bool
+    pending: int
     documents_as_of_s: float | None
     """Everything that was written before this time is in `documents`, where something is pending or set aside."""
     set_aside: tuple[SetAside, ...]
@@ -697,6 +701,7 @@ class _TableNumbers:
             documents=lake.documents,
             tables=len(lake.tables),
             has_pending=lake.has_pending,
+            pending=lake.pending.rows.total(),
             documents_as_of_s=None if None in times else min((at for at in times if at is not None), default=None),
             set_aside=set_aside,
         )

@@ -404,7 +404,9 @@ class LandingQuery:
 
     @property
     def note(self) -> LandingNote:
-        """The same, with where it reads from and what has ended it."""
+        """The same, with where it reads from and what has ended it. The time of one that has ended is when it did."""
+        if not self._note.is_running:
+            return self._note
         failure = None if self._failure is None else str(self._failure)[:_FAILURE_CHARS_MAX]
         is_running = self.isActive
         return replace(

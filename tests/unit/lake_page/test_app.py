@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from headwater.errors import InvalidInput, LakeUnreachable
 from headwater.http import requests
-from headwater.lake.lake_look import LakeWatch, LandingNote
+from headwater.lake.lake_look import LakeWatch, LandingNote, keep_landing
 from headwater.lake.location import Location
 from headwater.lake_page import app as app_module
 from headwater.lake_page.app import Lakes, LakeState, PageAddress, page_app
@@ -186,6 +187,19 @@ def test_a_table_that_can_not_be_opened_hides_no_other(tmp_path: Path) -> None:
     assert "inventory.hotel can't be read" in shown["problem"]
     assert [table["name"] for table in shown["lake"]["tables"]] == ["", "_default._default"]
     assert shown["lake"]["documents_as_of_s"] is None
+
+
+def test_a_merge_that_is_seen_before_the_landing_says_so_is_true(state: LakeState, tmp_path: Path) -> None:
+    status = {"lag_s": 0.5, "documents_age_s": 22.0}
+    known: dict[str, Any] = {"source": "", "bucket": "", "host": "", "every_s": 1.0, "is_running": True}
+    now_s = time.time()
+    for noted_s, merged in ((now_s - 4, True), (now_s + 60, False)):
+        keep_landing(
+            Location.of(str(tmp_path / "lake")), LandingNote(time_s=noted_s, started_s=0.0, status=status, **known)
+        )
+        look_always(state)
+        landing = state.show()["landing"]
+        assert (landing["documents_age_s"] == landing["lag_s"]) is merged
 
 
 def test_a_look_that_fails_is_shown_beside_the_last(state: LakeState, monkeypatch: pytest.MonkeyPatch) -> None:
