@@ -258,7 +258,7 @@ def test_the_page_says_when_the_node_is_gone(browser: Browser, node: NodeProcess
     browser.find(".health[data-level]")
     node.kill()
     browser.find(".status.lost")
-    assert "does not answer" in browser.find(".health[data-level=bad]").text
+    assert "has not answered since" in browser.find(".health[data-level=bad]").text
 
 
 # --- for everybody ------------------------------------------------------------------------------------------------

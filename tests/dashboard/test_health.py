@@ -74,6 +74,7 @@ GONE = {"unreachable": ("two:11210",)}
 HELD = SimpleNamespace(is_held=True)
 STUCK = SimpleNamespace(name="spark-7", backlog_items=4_000)
 LANDING = "http://127.0.0.1:9100/metrics"
+LANDED = {"url": LANDING, "numbers": {"rows": 1.0}}
 CASES: list[tuple[str, Level, str, dict[str, Any]]] = [
     ("waiting", Level.BAD, "serves nothing yet", {"is_waiting": True}),
     ("left-out", Level.BAD, "not in the cluster", {"this_node": None}),
@@ -86,7 +87,9 @@ CASES: list[tuple[str, Level, str, dict[str, Any]]] = [
     ("unfed", Level.WARN, "1 copy on this node", {"consumers": []}),
     ("disk", Level.WARN, "5.0 GB of 100 GB", {"free_bytes": 5 * GB}),
     ("disk", Level.BAD, "1.0 GB of 100 GB", {"free_bytes": 1 * GB}),
-    ("landing", Level.BAD, "does not answer: refused", {"landings": [{"url": LANDING, "error": "refused"}]}),
+    ("landing", Level.BAD, "has not answered yet: timed out", {"landings": [{"url": LANDING, "error": "timed out"}]}),
+    ("landing", Level.BAD, "can't be reached: timed out", {"landings": [{**LANDED, "error": "timed out"}]}),
+    ("landing", Level.BAD, "was stopped, or has failed", {"landings": [{**LANDED, "error": "", "is_ended": True}]}),
     ("landing", Level.BAD, "has stopped", {"landings": [{"url": LANDING, "numbers": {"active": 0.0}}]}),
     ("landing", Level.WARN, "failed 2 batches", {"landings": [{"url": LANDING, "numbers": {"failures": 2.0}}]}),
     ("landing", Level.WARN, "400 s behind", {"landings": [{"url": LANDING, "numbers": {"lag_seconds": 400.0}}]}),

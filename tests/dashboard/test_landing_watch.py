@@ -2,58 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
-from headwater.cli.land import LandingCollector, LandingMetrics
 from headwater.errors import InvalidInput
 from headwater.http.requests import TOKEN_VARIABLE
-from headwater.landing.loop import LandingStatus
 from headwater.node.http.dashboard import landing
 from headwater.node.http.dashboard.landing import Landings, fetch_landing
-from support.dashboard_world import serving
+from support.dashboard_world import answering, metrics_text, serving
 from support.node_process import run_serve
-
-
-@contextmanager
-def answering(status: int, body: bytes, authorization: str | None = None, **headers: str) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.headers["Authorization"] == authorization else 401)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/metrics"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def metrics_text() -> bytes:
-    registry = CollectorRegistry()
-    status = LandingStatus(
-        is_active=True, doing="reading", batch=2, rows=1200, rollbacks=1, documents=900, tables=2, lag_seqnos=17,
-        lag_s=2.5, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=None, failures=0,
-    )  # fmt: skip
-    beer = LandingMetrics("beer", lambda: status, page="http://127.0.0.1:8080/ui/")
-    registry.register(LandingCollector(beer))
-    return generate_latest(registry)
 
 
 async def test_the_numbers_of_a_landing_are_on_the_feed(tmp_path: Path) -> None:
@@ -82,13 +40,13 @@ def test_a_landing_that_has_stopped_is_shown_as_it_was_with_its_page() -> None:
         assert (shown["page"], "error" in shown) == ("http://127.0.0.1:8080/ui/", False)
     landings.numbers = [fetch_landing(url, landings.numbers[0])]
     [stopped] = landings.of("beer")
-    assert "refused" in str(stopped["error"])
+    assert (stopped["error"], stopped["is_ended"]) == ("connection refused", True)
     assert (stopped["numbers"], stopped["heard_ms"]) == (shown["numbers"], shown["heard_ms"])
 
 
 def test_the_token_of_the_page_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(200, metrics_text(), "Bearer 0123456789abcdef") as url:
-        assert fetch_landing(url).error
+        assert fetch_landing(url).error == f"it answers with 401: start the node with its token in {TOKEN_VARIABLE}"
         monkeypatch.setenv(TOKEN_VARIABLE, "0123456789abcdef")
         assert fetch_landing(url).error is None
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client import CollectorRegistry, generate_latest
 
+from headwater.cli.land import LandingCollector, LandingMetrics
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import NotMyVBucket
+from headwater.landing.loop import LandingStatus
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role
 from headwater.node.membership import PEER_FEATURES
 from headwater.node.node import Node
@@ -187,3 +192,41 @@ def keys_of(vbucket: int, vbuckets: int, count: int) -> list[str]:
             found.append(key)
         number += 1
     return found
+
+
+# Where a landing shows its numbers.
+
+
+@contextmanager
+def answering(status: int, body: bytes, authorization: str | None = None, **headers: str) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.headers["Authorization"] == authorization else 401)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/metrics"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def metrics_text(bucket: str = "beer") -> bytes:
+    registry = CollectorRegistry()
+    status = LandingStatus(
+        is_active=True, doing="reading", batch=2, rows=1200, rollbacks=1, documents=900, tables=2, lag_seqnos=17,
+        lag_s=2.5, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=None, failures=0,
+    )  # fmt: skip
+    metrics = LandingMetrics(bucket, lambda: status, page="http://127.0.0.1:8080/ui/")
+    registry.register(LandingCollector(metrics))
+    return generate_latest(registry)

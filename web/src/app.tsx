@@ -6,7 +6,7 @@ import { Changes } from "./changes";
 import { Documents } from "./documents";
 import { History } from "./history";
 import { Landing } from "./landing";
-import { many } from "./format";
+import { many, moment } from "./format";
 import { follow, useLive } from "./live";
 import { Login, Mark } from "./login";
 import { Overview } from "./overview";
@@ -99,7 +99,7 @@ function Frame(props: { session: Session; onLoggedOut: () => void }) {
           {session.buckets.length > 1 ? (
             <label class="inline-field">
               <span class="tool-label">Bucket</span>
-              <select value={bucket} onChange={(event) => setBucket(event.currentTarget.value)}>
+              <select id="bucket" value={bucket} onChange={(event) => setBucket(event.currentTarget.value)}>
                 {session.buckets.map((name) => (
                   <option key={name}>{name}</option>
                 ))}
@@ -156,7 +156,7 @@ function HealthLine() {
   if (live.status === "lost") {
     return (
       <section class="health" data-level="bad" aria-label="Health">
-        <p><b>This node does not answer.</b> What is below is what it said last. Is it running?</p>
+        <p><b>This node has not answered since {live.heard_ms ? moment(live.heard_ms) : "this page was opened"}.</b> What is below is what it said last. Is it running?</p>
       </section>
     );
   }

@@ -14,17 +14,7 @@ export function Landing(props: { bucket: string }) {
   return (
     <>
       <Section id="landing-title" title="Landing into tables">
-        {live.landings.length === 0 && (
-          <Empty title="No landing is being watched">
-            <p>Let the landing have a page of its own, and give the node the address of its metrics:</p>
-            <pre class="value">
-              {`headwater land … --ui 8080\nheadwater serve … --landing-metrics http://127.0.0.1:8080/metrics`}
-            </pre>
-            <p>
-              A lake at rest is shown by <code>headwater ui DIR</code>.
-            </p>
-          </Empty>
-        )}
+        {live.status !== "connecting" && live.landings.length === 0 && <NoneWatched bucket={props.bucket} />}
         {live.landings.map((landing) => (
           <One key={landing.url} landing={landing} lags={live.landing_lags.get(landing.url)} />
         ))}
@@ -46,36 +36,69 @@ export function Landing(props: { bucket: string }) {
   );
 }
 
+/** How to have this bucket landed and watched; the node may well watch landings of other buckets. */
+function NoneWatched(props: { bucket: string }) {
+  const { cluster, landings_watched } = useLive();
+  const here = cluster.nodes.find((node) => node.this)?.name ?? "HOST";
+  const port = 8080 + landings_watched;
+  return (
+    <Empty title={landings_watched === 0 ? "No landing is being watched" : `No landing of ${props.bucket} is being watched`}>
+      {landings_watched > 0 && (
+        <p>The node watches {many(landings_watched, "address of landings", "addresses of landings")}, and they land other buckets.</p>
+      )}
+      <p>Let a landing of this bucket have a page of its own, and give the node the address of its metrics{landings_watched > 0 && ", beside those that it has"}:</p>
+      <pre class="value">
+        {`headwater land couchbase://${here}/${props.bucket} --into DIR --ui ${port}\nheadwater serve … --landing-metrics http://127.0.0.1:${port}/metrics`}
+      </pre>
+      <p>
+        A lake at rest is shown by <code>headwater ui DIR</code>.
+      </p>
+    </Empty>
+  );
+}
+
 const known = (value: number | undefined): string => (value === undefined ? "unknown" : whole(value));
 
 const seconds = (value: number | undefined): string => (value === undefined ? "unknown" : `${value.toFixed(1)} s`);
 
 function One(props: { landing: LandingNumbers; lags: { time_ms: number[]; lag: number[] } | undefined }) {
-  const { url, error, heard_ms, numbers, page } = props.landing;
+  const { url, error, is_ended, heard_ms, numbers, page } = props.landing;
   if (!numbers) {
     return (
-      <Empty title="The landing does not answer">
+      <Empty title="A landing has not answered yet">
         <p>
-          <code>{url}</code>: {error ?? "it has not answered yet"}
+          <code>{url}</code>: {error ?? "it was not asked yet"}. It says which bucket it lands once it answers.
         </p>
       </Empty>
     );
   }
+  const since = heard_ms === null ? "an unknown time" : moment(heard_ms);
   const lag = numbers.lag_seqnos;
   return (
     <>
       <p class="muted landing-url">
-        {page ? <a href={page}>The landing’s own page</a> : url}
+        {page && !error ? <a href={page}>The landing’s own page</a> : url}
       </p>
       {error && (
         <p class="problem below" data-test="landing-gone">
-          The landing has not answered since {heard_ms === null ? "an unknown time" : moment(heard_ms)} ({error}). What is
-          shown is what it said last; <code>headwater ui DIR</code> shows its tables.
+          {is_ended
+            ? `The landing was stopped at ${since}: nothing listens at its address. If nobody stopped it, its log says why it has ended.`
+            : `The landing can’t be reached since ${since}: ${error}.`}{" "}
+          What is shown is what it said last; <code>headwater ui DIR</code> shows its tables.
+        </p>
+      )}
+      {!error && numbers.active === 0 && (
+        <p class="problem below" data-test="landing-gone">
+          The landing does not run: {page ? "its own page" : "its log"} says why.
         </p>
       )}
       <dl class="tiles">
         <Tile label="Lag" value={lag === undefined ? "unknown" : short(lag)} note={`seqnos; ${seconds(numbers.lag_seconds)}`} />
-        <Tile label="Documents are behind" value={seconds(numbers.documents_age_seconds)} />
+        <Tile
+          label="Documents are behind"
+          value={seconds(numbers.documents_age_seconds)}
+          note={numbers.pending_changes === undefined ? undefined : `${many(numbers.pending_changes, "change")} to merge`}
+        />
         <Tile label="Documents" value={known(numbers.documents)} note={numbers.tables === undefined ? "in an unknown number of tables" : `in ${many(numbers.tables, "table")}`} />
         <Tile label="Rows landed" value={known(numbers.rows)} />
         <Tile label="Batches" value={known(numbers.batches)} note={`last took ${seconds(numbers.last_batch_seconds)}`} />

@@ -124,6 +124,8 @@ export interface Landing {
   /** Null where it has never answered. */
   heard_ms: number | null;
   error?: string;
+  /** Nothing listens there any more. */
+  is_ended?: boolean;
   /** What it said last. */
   numbers?: Record<string, number>;
   /** Its own page. */
@@ -157,6 +159,7 @@ interface Message {
   health: Health;
   events: NodeEvent[];
   landings: Landing[];
+  landings_watched: number;
   cluster?: { revision: number; nodes: ClusterNode[]; map: number[][]; replicas: number };
   collections?: Collection[];
 }
@@ -168,6 +171,8 @@ const emptySeries = (): Series => ({ time_ms: [], changes: [], requests: [], mes
 
 const emptyState = () => ({
   status: "connecting" as "connecting" | "live" | "lost",
+  /** When the node answered last, by this browser's clock. */
+  heard_ms: 0,
   version: "",
   uptime_s: 0,
   totals: {} as Record<string, number>,
@@ -187,6 +192,8 @@ const emptyState = () => ({
   series: emptySeries(),
   events: [] as NodeEvent[],
   landings: [] as Landing[],
+  /** The addresses that the node asks for landings, of any bucket. */
+  landings_watched: 0,
   /** The lag of each landing over time, since the page was opened. */
   landing_lags: new Map<string, { time_ms: number[]; lag: number[] }>(),
   cluster: { revision: 0, nodes: [] as ClusterNode[], map: [] as number[][], replicas: 0 },
@@ -212,15 +219,16 @@ function take(message: Message, isFirst: boolean): void {
   if (isFirst) live.state = { ...emptyState(), landing_lags: live.state.landing_lags };
   const state = live.state;
   state.status = "live";
+  state.heard_ms = Date.now();
   const points = isFirst && message.history ? message.history : message.point;
   for (const name of Object.keys(state.series) as (keyof Series)[]) append(state.series[name], points[name]);
   if (message.version) state.version = message.version;
   takeRows(state.vbuckets, message.vbuckets);
   takePeers(state, message.peers);
   const { uptime_s, totals, rates, documents, disk_bytes, pending, is_held, backlog, losses, health, landings } = message;
-  const { connections, connection_count, consumers } = message;
+  const { landings_watched, connections, connection_count, consumers } = message;
   Object.assign(state, { uptime_s, totals, rates, documents, disk_bytes, pending, is_held, backlog, losses, health, landings });
-  Object.assign(state, { connections, connection_count, consumers });
+  Object.assign(state, { landings_watched, connections, connection_count, consumers });
   takeEvents(state, message.events);
   if (message.cluster) state.cluster = message.cluster;
   if (message.collections) state.collections = message.collections;
@@ -253,7 +261,8 @@ function takePeers(state: LiveState, sent: PeerSent[]): void {
 function noteLandings(state: LiveState, timeMs: number): void {
   for (const landing of state.landings) {
     const lag = landing.numbers?.lag_seqnos;
-    if (lag === undefined) continue;
+    // What it said last is no news.
+    if (lag === undefined || landing.error) continue;
     const known = state.landing_lags.get(landing.url) ?? { time_ms: [], lag: [] };
     append(known.time_ms, [timeMs]);
     append(known.lag, [lag]);

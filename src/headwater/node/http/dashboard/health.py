@@ -289,9 +289,14 @@ def _disk(examined: Examined) -> Iterator[Finding]:
 def _landings(examined: Examined) -> Iterator[Finding]:
     for landing in examined.landings:
         url, numbers = landing["url"], landing.get("numbers") or {}
-        if "error" in landing:
-            text, level = f"The landing at {url} does not answer: {landing['error']}", Level.BAD
-            do = "Start `headwater land` again: it resumes where it stopped"
+        if landing.get("is_ended") and numbers:
+            text, level = f"The landing at {url} was stopped, or has failed: nothing listens there any more", Level.BAD
+            do = "Start `headwater land` again: it resumes where it stopped. If nobody stopped it, its log says why"
+        elif "error" in landing:
+            # Which bucket it lands is known only once it has answered.
+            since = "can't be reached" if numbers else "has not answered yet"
+            text, level = f"The landing at {url} {since}: {landing['error']}", Level.BAD
+            do = "Start `headwater land` if it does not run, or check the network between it and this node"
         elif numbers.get("active") == 0:
             text, level, do = f"The landing at {url} has stopped", Level.BAD, "Check its log, and start it again"
         elif numbers.get("failures", 0) > 0:

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import IO
 from urllib.parse import urlsplit
 
@@ -42,6 +43,8 @@ class LandingNumbers:
     heard_ms: int | None = None
     """When that was."""
     error: str | None = None
+    is_ended: bool = False
+    """Nothing listens there any more: the process has ended, and the network is well."""
 
 
 class Landings:
@@ -67,7 +70,8 @@ class Landings:
         stopped is shown with what it said last."""
         shown: list[dict[str, object]] = []
         for known in self.numbers:
-            about = {"heard_ms": known.heard_ms, **({} if known.error is None else {"error": known.error})}
+            failed = {} if known.error is None else {"error": known.error, "is_ended": known.is_ended}
+            about = {"heard_ms": known.heard_ms, **failed}
             if known.error is not None and not known.landings:
                 shown.append({"url": known.url, **about})
             for (of, pipeline), numbers in known.landings.items():
@@ -94,8 +98,18 @@ def fetch_landing(url: str, before: LandingNumbers | None = None) -> LandingNumb
         with opener.open(asked, timeout=LANDING_S_MAX) as answer:
             return _parse(url, answer)
     except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = str(getattr(error, "reason", None) or error) or "no answer"
-        return replace(before or LandingNumbers(url=url), error=reason)
+        reason = getattr(error, "reason", None) or error
+        is_ended = isinstance(reason, ConnectionRefusedError)
+        return replace(before or LandingNumbers(url=url), error=_words(error, reason), is_ended=is_ended)
+
+
+def _words(error: Exception, reason: object) -> str:
+    """What went wrong, without the numbers of the system."""
+    if isinstance(error, urllib.error.HTTPError):
+        hint = f": start the node with its token in {TOKEN_VARIABLE}" if error.code == HTTPStatus.UNAUTHORIZED else ""
+        return f"it answers with {error.code}{hint}"
+    said = (reason.strerror if isinstance(reason, OSError) else None) or str(reason) or "no answer"
+    return f"{said[0].lower()}{said[1:]}"
 
 
 def _parse(url: str, answer: IO[bytes]) -> LandingNumbers:

@@ -124,6 +124,7 @@ class _Viewer:
             "losses": {**asdict(sampler.events.totals), "unknown": sampler.events.unknown_vbuckets},
             "events": [show_event(event) for event in sampler.events.after(self._revision)],
             "landings": self._landings.of(sampler.name),
+            "landings_watched": len(self._landings.numbers),
             "health": health_of(Examined.of(self._node, sampler, self._landings)).show(),
         }
         self._revision = sampler.events.revision
