@@ -369,6 +369,8 @@ class LakeMachine(RuleBasedStateMachine):
             for name, table in lake.tables.items():
                 if table.is_inferred and not lake.pending.has(name, 0):
                     check_inferred(self.directory, name)
+                    if self.columns == "inferred":
+                        check_inferred(self.directory, name, "history")
             history = [row for name in lake.tables for row in table_rows(self.directory / "history" / name)]
             check_history(history, expected_history(self.delivered))
 

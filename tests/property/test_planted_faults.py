@@ -410,8 +410,9 @@ FAULTS = [
     ), kinds=("missing",)),
     # The columns of the other tables.
     *(in_table(table, "vbuuid", is_steady) for table in (DOCUMENTS, HISTORY, REJECTS)),
-    in_table(DOCUMENTS, "n", lambda row: row["n"] is not None, "typed column"),
-    in_table(DOCUMENTS, "name", lambda row: row["name"] is not None, "typed column"),
+    *(in_table(table, "n", lambda row: row["n"] is not None, "typed column") for table in (DOCUMENTS, HISTORY)),
+    *(in_table(table, "name", lambda row: row["name"] is not None, "typed column") for table in (DOCUMENTS, HISTORY)),
+    in_table(HISTORY, "name", lambda row: row["name"] is not None, "typed column", name=None),
     in_table(HISTORY, "valid_from", is_steady),
     in_table(HISTORY, "valid_to", lambda row: row["valid_to"] is not None and is_steady(row)),
     in_table(HISTORY, "valid_to", lambda row: row["valid_to"] is None and is_steady(row), valid_to=TIME),

@@ -34,7 +34,7 @@ from headwater.lake.deletion_vectors import INLINE_BYTES_MAX, VectorWriter
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings, Runner, run_here
-from headwater.lake.layout import XATTRS, TableKind, documents_schema
+from headwater.lake.layout import XATTRS, TableKind, history_schema
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.verify import LakeChecks, Verification, verdict
 from headwater.lake.verify_group import Counts, GroupReport, judge_group, scan_changes
@@ -473,11 +473,11 @@ def _is_unordered(type_: pa.DataType) -> bool:
     return pa.types.is_nested(type_) or pa.types.is_boolean(type_)
 
 
-def check_inferred(lake: Path, table: str) -> None:
+def check_inferred(lake: Path, table: str, kind: str = "documents") -> None:
     """The inferred columns of a table hold all fields of its documents, each value once; what they can't hold is in
     `rejects` and nothing else is; and the sums are those of the texts."""
-    schema = DeltaTable(lake / "documents" / table).schema()
-    own = {*documents_schema(xattrs=False).names, "vbucket_group"}
+    schema = DeltaTable(lake / kind / table).schema()
+    own = {*history_schema(xattrs=False).names, "vbucket_group", "is_current"}
     columns: dict[str, list[str]] = {}
     types = {column.name: column.type for column in schema.fields}
     numbers = (PrimitiveType("long"), PrimitiveType("double"))
@@ -487,7 +487,7 @@ def check_inferred(lake: Path, table: str) -> None:
     numeric = {it: [name for name in found if types[name] in numbers] for it, found in columns.items()}
     sums, text_sums = Counter[str](), Counter[str]()
     misfits: list[tuple[Place, str | None]] = []
-    for row in table_rows(lake / "documents" / table):
+    for row in table_rows(lake / kind / table):
         document = _object_of(document_text(row))
         if document is None:
             misfits.append((place_of(row), None))
@@ -505,6 +505,8 @@ def check_inferred(lake: Path, table: str) -> None:
         lower = {name.lower() for name in types}
         assert {it.lower() for it, value in document.items() if value is not None} <= lower
     assert sums == text_sums
+    if kind == "history":
+        return
     rejects = [(place_of(row), row["field"]) for row in table_rows(lake / "rejects" / table)]
     assert Counter(rejects) == Counter(misfits)
 

@@ -28,7 +28,6 @@ from headwater.lake.layout import (
     FIELD_METADATA,
     GROUP,
     GROUPS_TRANSACTION,
-    HISTORY_RANGES,
     IS_CURRENT,
     TABLE_PROPERTY,
     LakeFacts,
@@ -38,6 +37,7 @@ from headwater.lake.layout import (
     documents_schema,
     folder_name,
     groups_within,
+    history_ranges,
     history_schema,
     rejects_schema,
     table_description,
@@ -56,6 +56,9 @@ _MISFITS_PROPERTY = "headwater.misfits"
 _ONE_COLUMN = "column"
 """What does not fit nulls its own column. Where the property is missing an earlier version has made the table, and it
 nulls all of them."""
+_TYPED_PROPERTY, _ALL_VERSIONS, _LATER_VERSIONS = "headwater.typed", "all", "later"
+"""Of a history: which versions have values in the typed columns. Where it is missing an earlier version has made the
+table, and only later ones have them."""
 _REBUILD_PROPERTY = "headwater.rebuild"
 _REBUILT_TRANSACTION = "headwater.rebuilt"
 """The documents of a table have to be parsed again while the number of the property is higher than that of the
@@ -211,6 +214,7 @@ class CollectionTables:
     rejects: MergedTable | None = None
     _columns_at: tuple[int, TypedColumns | None] = (-1, None)
     """The columns as of a version of the log."""
+    _history_columns_at: tuple[tuple[int, int], TypedColumns | None] = ((-1, -1), None)
     unsorted_by: tuple[str, ...] = ()
     """What it is to be clustered by and can't be yet, as far as that is logged."""
     ids: set[int] = field(default_factory=set)
@@ -249,6 +253,33 @@ class CollectionTables:
         if self._columns_at[0] != log.version:
             self._columns_at = log.version, self._read_columns(log)
         return self._columns_at[1]
+
+    @property
+    def history_columns(self) -> TypedColumns | None:
+        """The typed columns of the history: those of the documents. One that it has already stays as it is, though the
+        documents have been built again with another of that name."""
+        columns = self.columns
+        if columns is None or self.history is None or self.documents is None:
+            return columns
+        versions = self.documents.log.version, self.history.log.version
+        if self._history_columns_at[0] != versions:
+            self._history_columns_at = versions, self._kept_columns(columns, self.history.log)
+        return self._history_columns_at[1]
+
+    def _kept_columns(self, columns: TypedColumns, log: DeltaLog) -> TypedColumns:
+        plain = {*history_schema(xattrs=self.facts.xattrs).names, IS_CURRENT.name}
+        there = {it.name.lower(): it for it in log.schema if it.name not in plain}
+
+        def kept(column: ColumnDef) -> ColumnDef:
+            own = there.get(column.name.lower())
+            return column if own is None else replace(column, name=own.name, type=plain_type(own.type))
+
+        return replace(columns, definitions=tuple(map(kept, columns.definitions)))
+
+    @property
+    def has_all_typed(self) -> bool:
+        """Every version in the history has its values in the typed columns."""
+        return self.history is not None and self.history.log.properties.get(_TYPED_PROPERTY) == _ALL_VERSIONS
 
     def _read_columns(self, log: DeltaLog) -> TypedColumns | None:
         ddl = log.properties.get(_COLUMNS_PROPERTY)
@@ -307,7 +338,7 @@ class CollectionTables:
         """The columns of a table whose least and highest values its log has."""
         if table.kind is TableKind.DOCUMENTS:
             return document_ranges(pa.schema([] if self.columns is None else self.columns.schema))
-        return HISTORY_RANGES if table.kind is TableKind.HISTORY else DOCUMENT_RANGES
+        return history_ranges(table.log.schema) if table.kind is TableKind.HISTORY else DOCUMENT_RANGES
 
     def _opened(self, kind: TableKind) -> MergedTable | None:
         log = DeltaLog.open(self.location_of(kind))
@@ -351,13 +382,23 @@ class CollectionTables:
         if change_feed:
             check_feed_columns(self.name, schema.names)
             properties[FEED_PROPERTY] = "true"
+        self._columns_are_others()
         ranges, groups = document_ranges(schema), self.groups_for(expected)
         self.documents = self._create(TableKind.DOCUMENTS, schema, ranges, properties, groups=groups, merged=merged)
         return self.documents
 
-    def create_history(self) -> MergedTable:
-        schema = history_schema(xattrs=self.facts.xattrs, form=self.facts.document)
-        self.history = self._create(TableKind.HISTORY, schema, HISTORY_RANGES, {}, groups=self.groups)
+    def history_with_columns(self) -> MergedTable:
+        """The history, with all typed columns of the documents: made where it is not there."""
+        columns = self.history_columns
+        typed = pa.schema([] if columns is None else [_to_field(column) for column in columns.definitions])
+        schema = history_schema(xattrs=self.facts.xattrs, form=self.facts.document, typed=typed)
+        if self.history is None:
+            properties = {_TYPED_PROPERTY: _ALL_VERSIONS}
+            ranges = history_ranges(schema)
+            self.history = self._create(TableKind.HISTORY, schema, ranges, properties, groups=self.groups)
+        elif missing := [field_ for field_ in schema if field_.name not in self.history.log.schema.names]:
+            self.history.add_columns(missing)
+            self.keep_metadata()
         return self.history
 
     def create_rejects(self) -> MergedTable:
@@ -389,6 +430,7 @@ class CollectionTables:
         assert self.documents is not None, "a new table is made with its columns"
         if self.rejects is not None and FIELD.name not in self.rejects.log.schema.names:
             self.rejects.add_columns([FIELD])
+        self._columns_are_others()
         self.documents.set_properties(
             {
                 _COLUMNS_PROPERTY: ColumnMode.INFER.value,
@@ -396,6 +438,11 @@ class CollectionTables:
                 _REBUILD_PROPERTY: str(int(self.documents.log.properties.get(_REBUILD_PROPERTY) or 0) + 1),
             }
         )
+
+    def _columns_are_others(self) -> None:
+        """Versions that are there are not parsed again for them."""
+        if self.has_all_typed and self.history is not None:
+            self.history.set_properties({_TYPED_PROPERTY: _LATER_VERSIONS})
 
     def _create(
         self,

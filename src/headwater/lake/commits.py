@@ -44,7 +44,7 @@ from headwater.lake.layout import (
 )
 from headwater.lake.row_order import sort_columns
 from headwater.lake.table_state import LandedTotals, TableState
-from headwater.lake.typed_columns import INFERRED_MAX, ColumnMode, FieldTypes, joined_fields
+from headwater.lake.typed_columns import INFERRED_MAX, ColumnMode, FieldTypes, TypedColumns, joined_fields
 from headwater.lake.upkeep import grow_groups, grow_small_tables, join_documents, switch_modes
 from headwater.log_fields import LogEvent, fields
 
@@ -340,12 +340,12 @@ def commit_merges(
         for name in [name for name, found in wanted.items() if found and name not in lake.aside]:
             with lake.containing(name):
                 _add_columns(lake, lake.tables[name], wanted[name])
-        tasks = [again for task in tasks if (again := _unfinished(lake, task, merged)).documents]
+        tasks = [again for task in tasks if (again := _unfinished(lake, task, merged)).targets]
         if not tasks:
             break
         lake.step("run merges again")
         results = run(tasks)
-    for name in {target.name for task in tasks for target in task.documents}:
+    for name in {target.name for task in tasks for target in task.targets}:
         fault = LakeError(
             f"the columns of {name} differ after each of {_COLUMN_ROUNDS_MAX} attempts to add them",
             hint=f"Give it fixed columns or none, such as --columns '{name}=…', and report this",
@@ -384,16 +384,28 @@ def commit_merges(
 
 def _unfinished(lake: Lake, task: MergeTask, merged: Mapping[tuple[str, TableKind, int], Merged]) -> MergeTask:
     """What of a task has to be done again, now that the tables have their columns."""
-    targets = []
-    for target in task.documents:
-        if target.name in lake.aside:
-            continue
-        part, columns = merged[target.name, TableKind.DOCUMENTS, task.group], lake.tables[target.name].columns
+
+    def is_finished(kind: TableKind, name: str, columns: TypedColumns | None) -> bool:
+        part = merged[name, kind, task.group]
         chosen = set() if part.columns is None else {*part.columns.definitions}
         is_fit = columns is None or not columns.is_inferred or chosen <= {*columns.definitions}
-        if not part.is_written or not is_fit:
-            targets.append(replace(target, columns=columns))
-    return replace(task, documents=tuple(targets), history=())
+        return name in lake.aside or (part.is_written and is_fit)
+
+    documents = [(it, lake.tables[it.name].columns) for it in task.documents]
+    versions = [(it, lake.tables[it.name].history_columns) for it in task.history]
+    return replace(
+        task,
+        documents=tuple(
+            replace(it, columns=columns)
+            for it, columns in documents
+            if not is_finished(TableKind.DOCUMENTS, it.name, columns)
+        ),
+        history=tuple(
+            replace(it, columns=columns)
+            for it, columns in versions
+            if not is_finished(TableKind.HISTORY, it.name, columns)
+        ),
+    )
 
 
 def _add_columns(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> None:
@@ -421,7 +433,7 @@ def _commit_beside(lake: Lake, table: CollectionTables, parts: Mapping[TableKind
         _commit_parts(lake, table.rejects or table.create_rejects(), rejects)
     if history := parts[TableKind.HISTORY]:
         lake.step(f"commit history {table.name}")
-        _commit_parts(lake, table.history or table.create_history(), history)
+        _commit_parts(lake, table.history_with_columns(), history)
 
 
 def _feed(lake: Lake, table: CollectionTables, parts: Sequence[Merged], run: Runner) -> list[DataFile] | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial, reduce
 from itertools import chain
 from typing import Any
@@ -145,6 +145,10 @@ class MergeTask:
     history: tuple[HistoryTarget, ...] = ()
     file_bytes: int = FILE_BYTES_DEFAULT
 
+    @property
+    def targets(self) -> list[DocumentsTarget | HistoryTarget]:
+        return [*self.documents, *self.history]
+
     def run(self) -> list[Merged]:
         return self.merge(self.read_pending())
 
@@ -172,12 +176,11 @@ class MergeTask:
         return Merged(kind=kind, name=name, group=self.group, **found)
 
     def read_pending(self) -> list[ChangeRows]:
-        targets: list[DocumentsTarget | HistoryTarget] = [*self.documents, *self.history]
         wanted = WantedChanges(
             vbuckets=tuple(self.facts.vbuckets_of(self.group)),
-            after_batch=min(target.after_batch for target in targets),
+            after_batch=min(target.after_batch for target in self.targets),
             upto_batch=self.upto_batch,
-            ids=frozenset().union(*(target.ids for target in targets)),
+            ids=frozenset().union(*(target.ids for target in self.targets)),
         )
         return read_changes(self.changes, self.pending, wanted)
 
@@ -197,8 +200,9 @@ class MergeTask:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def _merge_history(self, target: HistoryTarget, pending: Sequence[ChangeRows]) -> list[Merged]:
-        add, remove = merge_history(target, self.facts, self.group, pending, file_bytes=self.file_bytes)
-        return [self._merged(TableKind.HISTORY, target.name, add=add, remove=remove)]
+        merged = merge_history(target, self.facts, self.group, pending, file_bytes=self.file_bytes)
+        found = {it.name: getattr(merged, it.name) for it in fields(merged)}
+        return [self._merged(TableKind.HISTORY, target.name, **found)]
 
     def _merge_documents(self, target: DocumentsTarget, pending: Sequence[ChangeRows]) -> list[Merged]:
         fold = self.fold(target, pending)
@@ -802,7 +806,8 @@ class Planner:
         )
 
     def _history_target(self, table: CollectionTables, group: int) -> HistoryTarget:
-        return HistoryTarget(**_target_members(table, TableKind.HISTORY, table.history, group))
+        members = _target_members(table, TableKind.HISTORY, table.history, group)
+        return HistoryTarget(**members, columns=table.history_columns)
 
 
 def _target_members(table: CollectionTables, kind: TableKind, merged: MergedTable | None, group: int) -> dict[str, Any]:
@@ -819,8 +824,7 @@ def _target_members(table: CollectionTables, kind: TableKind, merged: MergedTabl
 
 def _bytes_to_read(task: MergeTask) -> int:
     """Of the tables. What is read of `changes` is in files that other groups share."""
-    targets: list[DocumentsTarget | HistoryTarget] = [*task.documents, *task.history]
-    return sum(file.size_bytes for target in targets for file in target.files)
+    return sum(file.size_bytes for target in task.targets for file in target.files)
 
 
 def pending_files(files: Iterable[DataFile], *, after_batch: int, vbuckets: Sequence[int]) -> list[DataFile]:

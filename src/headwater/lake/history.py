@@ -9,14 +9,19 @@ A version ends with the next one of its document, with the document's removal, o
 says which change that was. A rollback takes back every version above the seqno that is kept, and opens those again
 that were ended by a change above it. For that nothing but the table itself is needed.
 
+The table has the typed columns of the documents. A version that no document is any longer may have a field that no
+document has: the documents get a column for it as well, so that both tables always have the same. A version keeps the
+values that it was written with; those that were written before the history had a column have null there.
+
 `documents_merge.MergeTask` calls it, where a history is asked for. It writes files, and commits nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +42,7 @@ from headwater.lake.data_files import (
     FileReader,
     Leaving,
     RollingWriter,
+    conformed,
     filtered,
     mark_rows,
     numbers,
@@ -45,14 +51,17 @@ from headwater.lake.data_files import (
 from headwater.lake.key_index import KeyIndex, Marks, key_spaces, raw_keys_of
 from headwater.lake.layout import (
     GROUP,
-    HISTORY_RANGES,
     IS_CURRENT,
     TIME,
     LakeFacts,
     document_columns,
+    history_ranges,
     history_schema,
 )
 from headwater.lake.location import Location
+from headwater.lake.row_order import SORT_BYTES
+from headwater.lake.typed_columns import ColumnGrowth, FieldTypes, TypedColumns, UnsettledColumns, joined_fields
+from headwater.lake.variants import document_texts
 
 _FOREVER = np.iinfo(np.int64).max
 _Numbers = NDArray[np.int64]
@@ -68,23 +77,31 @@ class HistoryTarget:
     files: tuple[DataFile, ...]
     """The live files of the group, current and ended."""
     after_batch: int
+    columns: TypedColumns | None = None
     is_marked: bool = False
     """Versions that have ended, or are taken back, are marked in deletion vectors, and their files stay."""
 
 
+@dataclass(frozen=True, slots=True)
+class MergedVersions:
+    """What a merge of a group came to. The members are those of `documents_merge.Merged`."""
+
+    add: list[DataFile]
+    remove: list[DataFile]
+    wanted: FieldTypes
+    columns: TypedColumns | None
+    is_written: bool = True
+
+
 def merge_history(
     target: HistoryTarget, facts: LakeFacts, group: int, pending: Sequence[ChangeRows], *, file_bytes: int
-) -> tuple[list[DataFile], list[DataFile]]:
-    """Merge pending changes into a group. Returns the files to add and to remove."""
-    rolled = rolled_back(pending, after_batch=target.after_batch)
-    merge = _Merge(target, facts, group, pending, rolled, file_bytes)
-    for file in target.files:
-        if _is_current(file):
-            merge.current_file(file)
-        elif _may_change(file, rolled):
-            merge.ended_file(file)
-    merge.new_versions()
-    return merge.close()
+) -> MergedVersions:
+    """Merge pending changes into a group."""
+    merge = _Merge(target, facts, group, pending, file_bytes)
+    try:
+        return merge.write()
+    except UnsettledColumns:
+        return MergedVersions([], [], merge.wanted(), None, is_written=False)
 
 
 def _is_current(file: DataFile) -> bool:
@@ -147,17 +164,16 @@ class _Merge:
         facts: LakeFacts,
         group: int,
         pending: Sequence[ChangeRows],
-        rolled: Mapping[int, int],
         file_bytes: int,
     ) -> None:
-        self._location, self._is_marked = target.location, target.is_marked
+        self._target, self._location, self._is_marked = target, target.location, target.is_marked
+        self._rolled = rolled = rolled_back(pending, after_batch=target.after_batch)
         self._kept = np.full(facts.vbuckets, _FOREVER)
         """By vbucket: the last seqno that a rollback kept."""
         for vbucket, kept in rolled.items():
             self._kept[vbucket] = kept
-        self._schema = history_schema(xattrs=facts.xattrs, form=facts.document)
-        self._group, self._file_bytes = group, file_bytes
-        self._writers = {is_current: self._writer(is_current) for is_current in (True, False)}
+        self._facts, self._group, self._file_bytes = facts, group, file_bytes
+        self._growth = None if target.columns is None else ColumnGrowth(target.columns)
         self._added: list[DataFile] = []
         self._removed: list[DataFile] = []
         ids = np.array(sorted(target.ids), dtype=np.int64)
@@ -177,7 +193,7 @@ class _Merge:
         return RollingWriter(
             self._location,
             self._schema,
-            ranges=HISTORY_RANGES,
+            ranges=history_ranges(self._schema),
             partition=[(GROUP.name, str(self._group)), (IS_CURRENT.name, str(is_current).lower())],
             file_bytes=self._file_bytes,
             is_keyed=True,
@@ -207,9 +223,46 @@ class _Merge:
         of_collections = first_after(self._ended, self._collection_ends.seqnos, spaces, seqnos)
         return self._changes.at(rows).earlier(self._collection_ends.at(of_collections))
 
+    def write(self) -> MergedVersions:
+        """Write the group. Raises `UnsettledColumns` where versions turn out to need other columns on the way."""
+        versions = ((is_current, self._typed(rows), ends) for is_current, rows, ends in self._new_versions())
+        held, held_bytes = [], 0
+        if self._growth is not None and self._growth.columns.is_inferred:
+            # More columns can be had as long as nothing is written.
+            for version in versions:
+                held.append(version)
+                held_bytes += version[1].nbytes
+                if held_bytes >= SORT_BYTES:
+                    break
+            self._growth.is_settled = True
+        columns = None if self._growth is None else self._growth.columns
+        typed = None if columns is None else columns.schema
+        self._schema = history_schema(xattrs=self._facts.xattrs, form=self._facts.document, typed=typed)
+        self._writers = {is_current: self._writer(is_current) for is_current in (True, False)}
+        try:
+            for file in self._target.files:
+                if _is_current(file):
+                    self._current_file(file)
+                elif _may_change(file, self._rolled):
+                    self._ended_file(file)
+            for is_current, rows, ends in chain(held, versions):
+                self._write(is_current, rows, ends)
+        finally:
+            written = [file for writer in self._writers.values() for file in writer.close()]
+        wanted = {} if self._growth is None else self._growth.found
+        return MergedVersions([*self._added, *written], self._removed, wanted, columns)
+
+    def wanted(self) -> FieldTypes:
+        """The fields that the new versions need columns for, of all of them."""
+        assert self._target.columns is not None, "only columns that are inferred are unsettled"
+        parse = partial(self._target.columns.parse, discovers=True)
+        found = (parse(document_texts(rows.column("document"))).wanted for _, rows, _ in self._new_versions())
+        nothing: FieldTypes = {}
+        return reduce(joined_fields, found, nothing)
+
     # --- versions that the table has ----------------------------------------------------------------------------------
 
-    def current_file(self, file: DataFile) -> None:
+    def _current_file(self, file: DataFile) -> None:
         with FileReader(self._location, file) as reader:
             fates = [
                 self._fate(reader.row_group_rows(row_group), partial(reader.read, row_group))
@@ -224,7 +277,7 @@ class _Merge:
             for row_group, (stays, ends) in zip(reader.row_groups, fates, strict=True):
                 # Of a file that stays, the values of versions that have ended are needed, and no others.
                 if not self._is_marked or ends.is_ended.any():
-                    rows = reader.read(row_group, self._schema.names)
+                    rows = conformed(reader.read(row_group), self._schema)
                     if not self._is_marked:
                         again.write(filtered(rows, stays))
                     self._write(False, filtered(rows, ends.is_ended), ends.of(ends.is_ended))
@@ -232,7 +285,7 @@ class _Merge:
         if self._is_marked:
             self._added += mark_rows(self._location, [leaving])
 
-    def ended_file(self, file: DataFile) -> None:
+    def _ended_file(self, file: DataFile) -> None:
         marks = []
         for rows in read_files(self._location, [file], ["vbucket", "seqno", "valid_to_seqno"]):
             kept = self._kept[numbers(rows, "vbucket")]
@@ -241,9 +294,8 @@ class _Merge:
         if not any(is_dead.any() or is_opened.any() for is_dead, is_opened in marks):
             return
         self._removed.append(file)
-        for rows, (is_dead, is_opened) in zip(
-            read_files(self._location, [file], self._schema.names), marks, strict=True
-        ):
+        for read, (is_dead, is_opened) in zip(read_files(self._location, [file]), marks, strict=True):
+            rows = conformed(read, self._schema)
             if not self._is_marked:
                 self._writers[False].write(filtered(rows, ~is_dead & ~is_opened))
             opened = filtered(rows, is_opened)
@@ -285,12 +337,14 @@ class _Merge:
             "valid_to": pa.array(ends.times_us, pa.int64(), mask=is_open).cast(TIME),
             "valid_to_seqno": pa.array(ends.seqnos, pa.int64(), mask=is_open),
         }
+        rows = conformed(rows, self._schema)
         columns = [given[name] if name in given else rows.column(name) for name in self._schema.names]
         self._writers[is_current].write(pa.table(columns, schema=self._schema))
 
     # --- versions that the changes bring ------------------------------------------------------------------------------
 
-    def new_versions(self) -> None:
+    def _new_versions(self) -> Iterator[tuple[bool, pa.Table, _Ends]]:
+        """Those that are current and those that are not, without typed columns, and what ends them."""
         ends = self._ends_at(self._next, self._spaces, self._changes.seqnos)
         start = 0
         for rows, marks in self._parts:
@@ -301,17 +355,23 @@ class _Merge:
                 kept = marks.copy()
                 kept[marks] = chosen
                 if kept.any():
-                    self._write(is_current, self._to_versions(rows.wide(kept)), part_ends.of(chosen))
+                    yield is_current, self._to_versions(rows.wide(kept)), part_ends.of(chosen)
 
     def _to_versions(self, changes: pa.Table) -> pa.Table:
-        columns = document_columns(changes, self._schema)
+        schema = history_schema(xattrs=self._facts.xattrs, form=self._facts.document)
+        columns = document_columns(changes, schema)
         columns["valid_from"] = pc.coalesce(changes.column("changed_at"), changes.column("landed_at"))
         nothing = pa.nulls(changes.num_rows, pa.int64())
         columns["valid_to"], columns["valid_to_seqno"] = nothing.cast(TIME), nothing
-        return pa.table([columns[name] for name in self._schema.names], schema=self._schema)
+        return pa.table([columns[name] for name in schema.names], schema=schema)
 
-    def close(self) -> tuple[list[DataFile], list[DataFile]]:
-        return [*self._added, *self._writers[True].close(), *self._writers[False].close()], self._removed
+    def _typed(self, versions: pa.Table) -> pa.Table:
+        if self._growth is None:
+            return versions
+        for name, values in self._growth.parse(document_texts(versions.column("document"))).columns.items():
+            if name not in versions.schema.names:
+                versions = versions.append_column(name, values)
+        return versions
 
 
 def _spaces(parts: Sequence[tuple[ChangeRows, Marks]]) -> _Numbers:

@@ -260,10 +260,11 @@ _DOCUMENT = {
     form: [*_KEY, pa.field("document", type_), pa.field("content", pa.binary()), *_VERSION]
     for form, type_ in ((DocumentForm.STRING, pa.string()), (DocumentForm.VARIANT, VARIANT))
 }
+_VALIDITY = [pa.field("valid_from", TIME), pa.field("valid_to", TIME), pa.field("valid_to_seqno", pa.int64())]
 _RANGES = ("key", "changed_at", "seqno", "vbucket")
 CHANGE_RANGES = (*_RANGES, "collection_id", "batch", "landed_at")
 DOCUMENT_RANGES = _RANGES
-HISTORY_RANGES = (*_RANGES, "valid_from", "valid_to", "valid_to_seqno")
+HISTORY_RANGES = (*_RANGES, *(field.name for field in _VALIDITY))
 """The columns whose least and highest value the log has for each file, so that files can be passed over unread."""
 UNMATCHED_OP = "unmatched"
 """A document was written that does not meet the condition of the landing (`chosen_rows`)."""
@@ -298,17 +299,26 @@ def documents_schema(
     return pa.schema([*_DOCUMENT[form], *([XATTRS] if xattrs else []), *(typed or [])])
 
 
-def history_schema(*, xattrs: bool, form: DocumentForm = DocumentForm.STRING) -> pa.Schema:
+def history_schema(
+    *, xattrs: bool, form: DocumentForm = DocumentForm.STRING, typed: pa.Schema | None = None
+) -> pa.Schema:
     """One row a version of a document, without the columns it is partitioned by. `valid_to` and `valid_to_seqno` are
-    the time and the seqno of the change that ended it."""
-    validity = [pa.field("valid_from", TIME), pa.field("valid_to", TIME), pa.field("valid_to_seqno", pa.int64())]
-    return pa.schema([*_DOCUMENT[form], *([XATTRS] if xattrs else []), *validity])
+    the time and the seqno of the change that ended it. A typed column that is called as one of these is left out."""
+    own = {IS_CURRENT.name, *(field.name for field in _VALIDITY)}
+    others = [field for field in typed or [] if field.name.lower() not in own]
+    return pa.schema([*_DOCUMENT[form], *([XATTRS] if xattrs else []), *_VALIDITY, *others])
 
 
 def document_ranges(schema: pa.Schema) -> tuple[str, ...]:
     """The columns of a table of documents that the log has ranges of: typed columns of one value are among them."""
     own = {*(field.name for field in _DOCUMENT[DocumentForm.STRING]), XATTRS.name, GROUP.name}
     return (*DOCUMENT_RANGES, *(field.name for field in schema if field.name not in own and has_bounds(field.type)))
+
+
+def history_ranges(schema: pa.Schema) -> tuple[str, ...]:
+    """The same of a history."""
+    typed = [name for name in document_ranges(schema) if name not in HISTORY_RANGES]
+    return (*HISTORY_RANGES, *typed)
 
 
 def has_bounds(type_: pa.DataType) -> bool:
@@ -386,7 +396,7 @@ def table_description(kind: TableKind, collection: str) -> str:
 def commented(schema: pa.Schema, kind: TableKind) -> pa.Schema:
     """A schema whose columns say what they have, where they do not yet. Other columns than ours are typed ones."""
     own = [*_CHANGE, *_LANDING] if kind is TableKind.CHANGES else _DOCUMENT[DocumentForm.STRING]
-    validity = history_schema(xattrs=False) if kind is TableKind.HISTORY else []
+    validity = _VALIDITY if kind is TableKind.HISTORY else []
     rejected = rejects_schema(with_field=True) if kind is TableKind.REJECTS else []
     names = {it.name for it in (*own, XATTRS, GROUP, IS_CURRENT, *validity, *rejected)}
 

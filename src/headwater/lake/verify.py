@@ -597,6 +597,8 @@ class LakeChecks:
             name=table.name,
             ids=frozenset(table.ids),
             columns=None if is_unparsed else table.columns,
+            history_columns=None if is_unparsed else table.history_columns,
+            has_all_typed=table.has_all_typed,
             is_unparsed=is_unparsed,
             documents=check(table.documents),
             history=check(table.history),

@@ -9,7 +9,7 @@ are its hashes, so a task's memory is that of the group's rows, some sixty bytes
   leaves. Typed columns say what the document beside them says.
 * `rejects`: exactly the values of `documents` that do not fit the typed columns, each with its reason.
 * `history`: its current rows are the documents of the bucket, at the offset that it is at. Its versions are those that
-  `changes` has, and hold as long as it says (`verify_changes`).
+  `changes` has, and hold as long as it says (`verify_changes`). Typed columns say what the document beside them says.
 
 `verify` makes a `GroupCheck` for each group on the driver; what is wrong comes back as a `GroupReport`.
 """
@@ -38,6 +38,7 @@ from headwater.lake.layout import (
 )
 from headwater.lake.location import Location
 from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.variants import document_texts
 from headwater.lake.verify_changes import NO_END, ChangesRecord, LandedVersions, ScannedChanges, Versions, judge_record
 from headwater.lake.verify_hashes import NO_TIME, HashedRows, Hashes, HashIndex, Marks, hash_documents, int64s
 from headwater.lake.verify_judging import (
@@ -49,6 +50,7 @@ from headwater.lake.verify_judging import (
     Rejected,
     Standing,
     TypedCheck,
+    are_typed_otherwise,
     by_id,
     is_inside,
     judge,
@@ -97,6 +99,9 @@ class CollectionCheck:
     name: str
     ids: frozenset[int]
     columns: TypedColumns | None = None
+    history_columns: TypedColumns | None = None
+    has_all_typed: bool = False
+    """Every version in the history has its values in the typed columns."""
     is_unparsed: bool = False
     """The documents wait to be parsed again, for other columns: neither those nor the rejects are judged."""
     documents: TableCheck | None = None
@@ -484,8 +489,11 @@ class _Judging:
 
     def _judge_history(self, collection: CollectionCheck, table: TableCheck, bucket: BucketDocuments) -> None:
         name, facts = collection.name, self._check.facts
-        schema = history_schema(xattrs=facts.xattrs, form=facts.document)
-        scan = self._scan(TableKind.HISTORY, name, schema, table)
+        plain, columns = history_schema(xattrs=facts.xattrs, form=facts.document), collection.history_columns
+        typed_schema = None if columns is None else columns.schema
+        schema = history_schema(xattrs=facts.xattrs, form=facts.document, typed=typed_schema)
+        typed = schema.names[len(plain) :]
+        scan = self._scan(TableKind.HISTORY, name, schema, table, added=typed)
         parts: list[Versions] = []
         for part in self._rows_of(scan, table):
             is_current = dict(part.file.partition)[IS_CURRENT.name] == "true"
@@ -501,6 +509,12 @@ class _Judging:
                 )
             )
             self._check_partition(name, table, part, parts[-1])
+            if columns is not None and part.rows.num_rows:
+                parsed = columns.parse(document_texts(part.rows.column("document")))
+                held = replace(parsed, columns={name: parsed.columns[name] for name in typed})
+                wrong = are_typed_otherwise(part.rows, held, may_be_null=not collection.has_all_typed)
+                says = "has other values in its typed columns than in its document"
+                self._found(name, FindingKind.TYPED_COLUMN, parts[-1].of(wrong), says)
         versions = Versions.joined(parts, scan=scan)
         current = versions.of(versions.is_current)
         judged = judge(bucket, current, table.standing, ids=collection.ids, landed_ends=self._ends)

@@ -31,7 +31,7 @@ from headwater.kernels.memory import Column
 from headwater.lake.change_rows import COLLECTION_CREATED, COLLECTION_DROPPED, MUTATION, ROLLBACK, UNMATCHED, Barriers
 from headwater.lake.data_files import differing
 from headwater.lake.layout import DocumentForm
-from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.typed_columns import Parsed, TypedColumns
 from headwater.lake.variants import document_texts
 from headwater.lake.verify_hashes import (
     HashedRows,
@@ -321,6 +321,15 @@ class Rejected(TableRows):
         return hashed.widened(cls, scan=scan, places=places, reasons=hash_texts(reasons), locators=at)
 
 
+def are_typed_otherwise(rows: pa.Table, parsed: Parsed, *, may_be_null: bool = False) -> Marks:
+    """A mark on rows that have another value in a typed column than their document says, or null unless they may."""
+    wrong = np.zeros(rows.num_rows, dtype=np.bool_)
+    for name, expected in parsed.columns.items():
+        is_other = differing(rows.column(name), expected)
+        wrong |= is_other & rows.column(name).is_valid().to_numpy() if may_be_null else is_other
+    return wrong
+
+
 class TypedCheck:
     """Goes over the rows of a table of documents."""
 
@@ -330,17 +339,14 @@ class TypedCheck:
 
     def take(self, rows: pa.Table, locators: Locators) -> Marks:
         """Returns a mark on rows whose typed columns do not hold what their document says."""
-        wrong = np.zeros(rows.num_rows, dtype=np.bool_)
         if self._columns is None or rows.num_rows == 0:
-            return wrong
+            return np.zeros(rows.num_rows, dtype=np.bool_)
         parsed = self._columns.parse(document_texts(rows.column("document")))
-        for name, expected in parsed.columns.items():
-            wrong |= differing(rows.column(name), expected)
         if len(misfits := parsed.misfits):
             fields = None if self._columns.is_whole_row else misfits.fields
             found = rows.take(pa.array(misfits.rows))
             self._rejected.append(Rejected.read(self._scan, found, fields, misfits.reasons, locators[misfits.rows]))
-        return wrong
+        return are_typed_otherwise(rows, parsed)
 
     @property
     def rejected(self) -> Rejected:

@@ -156,6 +156,40 @@ def test_files_with_and_without_a_column_are_joined_and_open_everywhere(tmp_path
     assert len(files) == 2
 
 
+def versions(small: SmallLake, *columns: str) -> list[tuple[Any, ...]]:
+    """What some columns of the history hold, in the order of its changes."""
+    rows = sorted(small.rows(f"history/{DEFAULT}"), key=lambda row: (row["vbucket"], row["seqno"]))
+    return [(row["key"], *(row[column] for column in columns)) for row in rows]
+
+
+def test_versions_have_the_columns_of_the_documents_and_bring_columns_for_fields_of_their_own(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, settings=merging(history=True))
+    small.write(0, "a", value=b'{"total": 1, "gone": "x", "Valid_From": 7}')
+    small.write(0, "a", "b", value=b'{"total": 2}')
+    small.write(3, "c", value=b'{"total": 2.5}')
+    small.write(3, "c", value=b'{"total": 3}')
+    small.land()
+    assert versions(small, "total", "gone") == [
+        ("a", 1, "x"),
+        ("a", 2, None),
+        ("b", 2, None),
+        ("c", 2.5, None),
+        ("c", 3, None),
+    ]
+    assert held(small, "total", "gone") == {"a": (2.0, None), "b": (2.0, None), "c": (3.0, None)}
+    small.bucket.fail_over(3, 1)
+    small.write(3, "c", value=b'{"total": 4, "late": true}')
+    small.write(0, "a", value=b'{"total": "none"}')
+    small.land()
+    assert versions(small, "total", "late")[-2:] == [("c", 2.5, None), ("c", 4, True)]
+    assert versions(small, "total")[3] == ("a", None)
+    names = [{*DeltaTable(tmp_path / kind / DEFAULT).schema().to_arrow().names} for kind in ("documents", "history")]
+    assert names[1] - names[0] == {"valid_from", "valid_to", "valid_to_seqno", "is_current"}
+    assert names[0] - names[1] == {"Valid_From"}, "a history has a column of that name"
+    check_inferred(tmp_path, DEFAULT, "history")
+    check(small)
+
+
 def test_without_columns(tmp_path: Path) -> None:
     small = SmallLake(tmp_path, settings=LakeSettings(infer=False))
     small.write(0, "a", value=b'{"n": 1}')
@@ -191,6 +225,7 @@ def test_a_lake_of_the_version_before_stays_as_it_is_and_can_be_switched(tmp_pat
     small.write(2, "f", value=b'{"n": "no", "x": 1}')
     small.land()
     assert "x" not in small.rows(DOCUMENTS)[0]
+    assert {"n"} <= {*small.rows(f"history/{DEFAULT}")[0]}, "versions have the fixed columns from now on"
     assert ["field" in row for row in small.rows(f"rejects/{DEFAULT}")] == [False, False]
     assert verify_model(small.lake, small.bucket).findings.first() == ()
     small.reopen(replace(INFER, merging=small.lake.settings.merging))
@@ -199,6 +234,9 @@ def test_a_lake_of_the_version_before_stays_as_it_is_and_can_be_switched(tmp_pat
     assert held(small, "n", "x")["f"] == (None, 1)
     assert sorted((row["key"], row["field"]) for row in small.rows(f"rejects/{DEFAULT}")) == [("e", "n"), ("f", "n")]
     assert not small.reopen().has_pending
+    small.write(2, "f", value=b'{"n": 3, "x": 2}')
+    small.land()
+    assert versions(small, "n", "x")[-2:] == [("f", None, None), ("f", 3, 2)], "no version is parsed again"
     check(small)
 
 
