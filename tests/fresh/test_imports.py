@@ -25,6 +25,24 @@ main(prog_name="headwater")
 """
 
 
+BARE = """
+import sys
+missing = set("boto3 deltalake dpkt llvmlite lmdb numba obstore pandas pyroaring pyspark rich_click".split())
+missing |= set("sqlglot starlette uvicorn uvloop".split())
+class Missing:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing)
+from importlib import util
+find, util.find_spec = util.find_spec, lambda name, package=None: None if name in missing else find(name, package)
+from headwater.cli import main
+main(prog_name="headwater")
+"""
+"""The command where nothing is installed but what every installation has."""
+
+
 def imported(of: set[str], *arguments: str) -> set[str]:
     """Which of these modules are imported when a command is done."""
     login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
@@ -49,3 +67,22 @@ def test_first_outputs(start_node: StartNode) -> None:
     assert imported(HEAVY, "load", url, "--generate", "2") == set()
     for format_ in ("pretty", "jsonl"):
         assert imported(HEAVY, "tail", url, "--limit", "1", "--format", format_) == set()
+
+
+def test_a_bare_installation_reads_what_a_full_one_reads(start_node: StartNode) -> None:
+    url = f"couchbase://{start_node('--vbuckets', '16').address}/default"
+    login = os.environ | {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+
+    def lines(code: str, *arguments: str) -> list[str]:
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=login)
+        return sorted((done.stdout if done.returncode == 0 else done.stderr).splitlines())
+
+    lines(RUN, "load", url, "--generate", "100")
+    tail = ("tail", url, "--to", "now", "--json")
+    assert len(lines(BARE, *tail)) >= 100
+    assert lines(BARE, *tail) == lines(RUN, *tail)
+    for command, library, extra in (("load", "numba", "fast"), ("decode", "dpkt", "cli"), ("land", "numba", "lake")):
+        [said] = lines(BARE, command)
+        assert f"Needs {library}, which is not installed" in said
+        assert f"[{extra}]" in said

@@ -15,21 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import rich_click as click
 from click import types
 from click.shell_completion import get_completion_class
-from rich_click import rich_click as layout
 
 from headwater import __version__
 from headwater.cli.output import errors_in_one_sentence
+from headwater.cli.rich_help import RichCommand, RichGroup, click
 from headwater.phrases import COMPILING, did_you_mean, install_command, missing_library, report_first_compile
-
-# How --help looks: an option and what it takes in one column, so that nothing is cut on a terminal of 60 columns.
-
-
-layout.OPTIONS_TABLE_COLUMN_TYPES = ["opt_all_metavar", "help"]
-layout.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
-layout.OPTIONS_TABLE_HELP_SECTIONS = ["help", "range", "required", "default", "envvar", "deprecated"]
 
 NUMBER = "N"
 _NUMBERS = (types.IntParamType, types.FloatParamType)
@@ -46,7 +38,7 @@ def name_numbers(command: click.Command) -> click.Command:
     return command
 
 
-class LazyCommand(click.RichCommand):
+class LazyCommand(RichCommand):
     """Stands for the command `name` of the module `headwater.cli.name`."""
 
     def __init__(self, name: str) -> None:
@@ -90,6 +82,8 @@ def _leave_out_pandas() -> None:
 
 def load_command(name: str) -> click.Command:
     """The command itself, or one that says what has to be installed for it."""
+    if name in _COMPILED and find_spec("llvmlite") is None:
+        return _not_installed(name, "numba")
     try:
         if name in _WITH_ARROW:
             _leave_out_pandas()
@@ -111,8 +105,19 @@ def summary_of(name: str) -> str:
     return found["summary"].partition("\n")[0].removesuffix('"""')
 
 
-_EXTRAS = {"land": "lake", "repair": "lake", "ui": "lake", "verify": "lake"}
+_EXTRAS = {
+    "decode": "cli",
+    "export": "fast",
+    "kernels": "fast",
+    "land": "lake",
+    "load": "fast",
+    "repair": "lake",
+    "ui": "lake",
+    "verify": "lake",
+}
 """What has to be installed for a command; the node's libraries by default."""
+_COMPILED = frozenset({"check", "export", "kernels", "land", "load", "repair", "serve", "sim", "verify"})
+"""The commands that need compiled kernels. For those of a mere client Python can run them."""
 
 
 def _not_installed(command: str, module: str) -> click.Command:
@@ -163,7 +168,7 @@ COMMANDS = (
 """The module and the function have the command's name."""
 
 
-class CommandsByName(click.RichGroup):
+class CommandsByName(RichGroup):
     """Imports a command's module when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

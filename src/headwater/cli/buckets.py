@@ -7,10 +7,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import rich_click as click
-
 from headwater.cli.management import Answer, ManagedNode, managed, no_list
 from headwater.cli.output import print_table
+from headwater.cli.rich_help import click
 
 MAX_TTL_S_MAX = 2**31 - 1
 RAM_QUOTA_MB_DEFAULT = 100

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import rich_click as click
-
+from headwater.cli.rich_help import click
 from headwater.errors import DataDamaged, HeadwaterError, StoreError, VBucketDamaged
 from headwater.phrases import counted
 from headwater.store.checked_engine import Finding, Scrub

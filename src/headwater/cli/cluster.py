@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-import rich_click as click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as ProgressBar
@@ -29,6 +28,7 @@ from headwater.cli.options import (
     json_option,
 )
 from headwater.cli.output import output_console
+from headwater.cli.rich_help import click
 from headwater.client import connection_string
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator

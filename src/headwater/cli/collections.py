@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import rich_click as click
-
 from headwater.cli.management import BucketScopes, ManagedNode, managed, no_list
 from headwater.cli.output import print_table
+from headwater.cli.rich_help import click
 
 MAX_TTL_S_MAX = 2**31 - 1
 _BUCKETS_OWN_TTL, _NO_TTL = 0, -1

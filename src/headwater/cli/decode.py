@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from headwater.cli.frame_view import (
     view_dcp_frame,
     view_upr_frame,
 )
+from headwater.cli.rich_help import click
 from headwater.errors import BadMagic, CaptureError, LengthMismatch
 from headwater.phrases import printable
 from headwater.protocol.capture import CapturedFrame, CaptureFault, CaptureFormat, read_capture, read_frames

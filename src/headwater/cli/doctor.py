@@ -29,7 +29,6 @@ from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
-import rich_click as click
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -37,6 +36,7 @@ from headwater._version import __version__
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_reported, storage_option
 from headwater.cli.output import output_console
 from headwater.cli.pipelines import CommandWithPipelines, config_option
+from headwater.cli.rich_help import click
 from headwater.client.kv_connection import Timeouts
 from headwater.client.settings import ClientSettings
 from headwater.errors import AccessDenied, HeadwaterError
@@ -107,7 +107,7 @@ def check_python(asked: Asked) -> Found:
 
 
 _REQUIREMENT = re.compile(
-    r"(?P<name>[\w.-]+)(?:\[[^\]]*\])?(?P<bounds>[^;]*)(?:;\s*extra == ['\"](?P<extra>\w+)['\"])?"
+    r"(?P<name>[\w.-]+)(?:\[(?P<extras>[^\]]*)\])?(?P<bounds>[^;]*)(?:;\s*extra == ['\"](?P<extra>\w+)['\"])?"
 )
 
 
@@ -115,7 +115,12 @@ def _requirements(extra: str | None) -> Iterator[tuple[str, str]]:
     """The libraries of an extra, or those that are always needed, with the bounds of their versions."""
     for text in distribution(PACKAGE).requires or ():
         match = _REQUIREMENT.fullmatch(text.strip())
-        if match is not None and match["extra"] == extra:
+        if match is None or match["extra"] != extra:
+            continue
+        if match["name"] == PACKAGE:
+            for other in match["extras"].split(","):
+                yield from _requirements(other.strip())
+        else:
             yield match["name"], match["bounds"].strip()
 
 
@@ -183,8 +188,11 @@ def check_spark_libraries(asked: Asked) -> Found:
 def check_kernels(asked: Asked) -> Found:
     """Whether their machine code is there, for this processor, in a folder that lasts."""
     from headwater.cli.kernels import PARTS
-    from headwater.kernels.machine_code import are_compiled, code_folder, sources_digest
+    from headwater.kernels.machine_code import are_compiled, code_folder, has_machine_code, sources_digest
 
+    if not has_machine_code():
+        says = "run by Python, which is enough for a client: numba is not installed"
+        return Found(State.SKIPPED, says, f"Run {install_command('fast')} to read some ten times as fast")
     folder = code_folder()
     if folder.name != sources_digest():
         folder.rmdir()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import http
 from typing import Any
 
-import rich_click as click
-
 from headwater.cli.management import Answer, ManagedNode, managed
+from headwater.cli.rich_help import click
 from headwater.errors import HeadwaterError
 from headwater.phrases import counted
 

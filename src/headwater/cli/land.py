@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import rich_click as click
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from rich.console import Console
@@ -36,6 +35,7 @@ from headwater.cli.options import (
 )
 from headwater.cli.output import FORMATS, exit_code_after, set_up_logging
 from headwater.cli.pipelines import CommandWithPipelines, all_option, config_option, pipeline_name
+from headwater.cli.rich_help import click
 from headwater.cli.ui import token_option
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput

@@ -22,7 +22,6 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
-import rich_click as click
 from click.core import ParameterSource
 from rich.console import Console
 from rich.live import Live
@@ -40,6 +39,7 @@ from headwater.cli.land import (
 from headwater.cli.management import find_node_page
 from headwater.cli.options import CONNECTION_OPTIONS, LoginOptions, errors_reported, task_runners
 from headwater.cli.output import exit_code_after, set_up_logging
+from headwater.cli.rich_help import click
 from headwater.client.settings import ClientSettings
 from headwater.errors import (
     HeadwaterError,

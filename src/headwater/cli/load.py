@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import rich_click as click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -20,6 +19,7 @@ from headwater import __version__
 from headwater.cli.management import BucketScopes, ManagedNode, ManagementUrl
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options
 from headwater.cli.output import documents_in, exit_code_after
+from headwater.cli.rich_help import click
 from headwater.client.blocking_bucket import KvCluster
 from headwater.errors import HeadwaterError, InvalidInput, UnknownCollection, UnknownScope
 from headwater.phrases import counted, printable

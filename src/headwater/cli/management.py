@@ -18,9 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-import rich_click as click
-
 from headwater.cli.options import LoginOptions, connection_options, errors_reported, json_option
+from headwater.cli.rich_help import click
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts, parse_address
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, MalformedJson, TlsFailed

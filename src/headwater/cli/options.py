@@ -16,9 +16,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
-import rich_click as click
 from click.core import ParameterSource
 
+from headwater.cli.rich_help import click
 from headwater.client.connection_string import ConnectionString
 from headwater.client.read_options import READ_OPTIONS
 from headwater.client.settings import (

@@ -34,9 +34,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-import rich_click as click
-
 from headwater.cli import load_command
+from headwater.cli.rich_help import RichCommand, click
 from headwater.client.connection_string import ConnectionString
 from headwater.errors import InvalidConnectionString
 from headwater.phrases import did_you_mean, printable
@@ -82,7 +81,7 @@ _OF_ONE = frozenset(
 """The parameters that name a place, or what is in one bucket: they are not for several pipelines at once."""
 
 
-class CommandWithPipelines(click.RichCommand):
+class CommandWithPipelines(RichCommand):
     """A command whose argument `url` may be the name of a pipeline, which is then the `obj` of its context. It needs
     `config_option` and `all_option`.
 

@@ -6,11 +6,10 @@ import json
 import sys
 from typing import Any
 
-import rich_click as click
-
 from headwater.cli import options
 from headwater.cli.output import output_console
 from headwater.cli.pipelines import CommandWithPipelines, config_option
+from headwater.cli.rich_help import click
 from headwater.cli.verify import print_verification
 from headwater.lake.lake_look import keep_verdict
 from headwater.lake.location import Location

@@ -17,12 +17,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import rich_click as click
 import uvloop
 from click.core import ParameterSource
 
 from headwater.cli.options import EXIT_FAILED, GivenOptions, options_from, repeated_words
 from headwater.cli.output import FORMATS, LEVELS, set_up_logging
+from headwater.cli.rich_help import click
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator

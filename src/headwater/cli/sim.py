@@ -12,10 +12,10 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
-import rich_click as click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from headwater.cli.rich_help import click
 from headwater.phrases import counted
 from headwater.sim.consumers import LandingMutant, Mutant
 from headwater.sim.run import SeedReport, run_seed

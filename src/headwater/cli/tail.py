@@ -29,7 +29,6 @@ from typing import Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
-import rich_click as click
 from click.core import ParameterSource
 from rich.console import Console
 from rich.control import Control
@@ -39,6 +38,7 @@ from rich.text import Text
 from headwater import __version__
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, fail, read_options, repeated_words
 from headwater.cli.output import Ended, Interruptions, abandon_output, exit_code_after
+from headwater.cli.rich_help import click
 from headwater.cli.tail_formats import Encoder, EventsOnce, Format, KeyPattern, WantedRows, encoder
 from headwater.client.blocking_client import Batches, Client
 from headwater.client.checkpoints import FileCheckpoint
@@ -564,7 +564,7 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
 @connection_options
 @click.pass_context
 def tail(
-    context: click.RichContext,
+    context: click.Context,
     /,
     url: str,
     start: str,
@@ -626,7 +626,7 @@ def _read_options(end: str, *, vbuckets: tuple[str, ...], **others: Any) -> Read
     return cast(ReadKeywords, options)
 
 
-def _format(context: click.RichContext, name: str, *, as_json: bool) -> Format:
+def _format(context: click.Context, name: str, *, as_json: bool) -> Format:
     is_given = context.get_parameter_source("format_name") is ParameterSource.COMMANDLINE
     if as_json and is_given and name != Format.JSONL:
         raise click.UsageError(f"--json is not --format {name}: give one of the two.")
@@ -651,7 +651,7 @@ def _encoder(format_: Format, *, no_value: bool, xattrs: bool, **_: Any) -> Enco
 # --- the end ------------------------------------------------------------------------------------------------------
 
 
-def _run(tailer: Tailer, context: click.RichContext) -> int:
+def _run(tailer: Tailer, context: click.Context) -> int:
     """Returns the exit code, and prints the reason if it is not 0."""
     try:
         tailer.run()
@@ -671,7 +671,7 @@ def _run(tailer: Tailer, context: click.RichContext) -> int:
     return 0
 
 
-def _print_how_to_go_on(what: str, tailer: Tailer, context: click.RichContext) -> None:
+def _print_how_to_go_on(what: str, tailer: Tailer, context: click.Context) -> None:
     if tailer.offsets is None:
         return
     command = resume_command(context, tailer.offsets, is_terminal=sys.stderr.isatty())

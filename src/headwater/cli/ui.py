@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 
-import rich_click as click
-
 from headwater.cli.options import errors_reported, storage_option
+from headwater.cli.rich_help import click
 from headwater.http.requests import TOKEN_VARIABLE
 from headwater.lake.lake_look import LakeWatch
 from headwater.lake.location import Location

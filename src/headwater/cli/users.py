@@ -7,11 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import rich_click as click
-
 from headwater.cli.management import Answer, ManagedNode, managed, no_list, nodes_of_cluster
 from headwater.cli.options import fail, is_terminal
 from headwater.cli.output import print_table
+from headwater.cli.rich_help import click
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.phrases import printable
 

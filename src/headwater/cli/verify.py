@@ -6,12 +6,12 @@ import json
 import sys
 from typing import Any
 
-import rich_click as click
 from rich.table import Table
 
 from headwater.cli import options
 from headwater.cli.output import output_console
 from headwater.cli.pipelines import CommandWithPipelines, all_option, config_option, pipeline_name
+from headwater.cli.rich_help import click
 from headwater.lake.lake_look import keep_verdict
 from headwater.lake.location import Location
 from headwater.lake.table_state import Selection

@@ -433,11 +433,11 @@ def _fill_runs(
     row = 0
     for run in range(len(run_rows)):
         end = row + i64(run_rows[run])
-        vbuuids[row:end] = run_vbuuids[run]
-        starts[row:end] = run_starts[run]
-        ends[row:end] = run_ends[run]
         strays = 0
         for i in range(row, end):
+            vbuuids[i] = run_vbuuids[run]
+            starts[i] = run_starts[run]
+            ends[i] = run_ends[run]
             strays += vbuckets[i] != run_vbuckets[run]
         if strays:
             while vbuckets[row] == run_vbuckets[run]:

@@ -1,7 +1,8 @@
 """Kernels as Python calls them: loading their machine code, compiling it ahead, where it is kept, and when it is stale.
 
 `compile_kernels` is what a node calls before it is ready, and what `headwater kernels` and a Spark driver call; it runs
-no kernel.
+no kernel. Where LLVM is not installed, as in the environment of a mere client, `interpreting` runs the few that this
+needs.
 
 numba compiles a kernel, and no one needs numba after that: importing it takes longer than all the rest that a command
 does until its first output. So what is kept of a kernel is an object file with a function that CPython can call
@@ -28,14 +29,13 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from hashlib import sha256
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import get_data
 from shutil import rmtree
 from threading import RLock
 from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
-import llvmlite
-import llvmlite.binding as llvm
 import numpy as np
 
 from headwater.phrases import report_compile
@@ -163,7 +163,7 @@ class Kernel(partial[Any]):
         """Link the kept machine code into the process, and compile it before that where there is none."""
         with _LOADING:
             if not self.is_loaded:
-                self._point_at(_linked(self))
+                self._point_at(_linked(self) if has_machine_code() else _interpreted(self))
 
     def _load_and_call(self, *args: Any) -> Any:
         self.load()
@@ -224,7 +224,21 @@ class _MethodDef(ctypes.Structure):
 
 
 @cache
+def has_machine_code() -> bool:
+    """Whether kernels are machine code here: LLVM, which links it, comes with numba, which compiles it."""
+    return find_spec("llvmlite") is not None
+
+
+def _interpreted(kernel: Kernel) -> Callable[..., Any]:
+    from headwater.kernels.interpreting import interpreted
+
+    return interpreted(kernel)
+
+
+@cache
 def _linker() -> Any:
+    import llvmlite.binding as llvm
+
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)
@@ -233,6 +247,8 @@ def _linker() -> Any:
 
 def _linked(kernel: Kernel) -> Callable[..., Any]:
     """The kernel as a builtin function of this process."""
+    import llvmlite.binding as llvm
+
     name = symbol_of(kernel)
     builder = llvm.JITLibraryBuilder().add_object_img(_kept_code(kernel)).add_current_process().export_symbol(name)
     library = builder.link(_linker(), name)
@@ -305,6 +321,8 @@ def _file_of(kernel: Kernel) -> Path:
 @cache
 def _processor() -> str:
     """A digest of the processor that kernels are compiled for: its name, and what it can do."""
+    import llvmlite.binding as llvm
+
     named = [os.environ.get(f"NUMBA_CPU_{what}", "") for what in ("NAME", "FEATURES")]
     own = [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
     return sha256(" ".join([*named, *own]).encode()).hexdigest()[:8]
@@ -316,6 +334,8 @@ def _processor() -> str:
 @cache
 def sources_digest() -> str:
     """A digest of every file that makes machine code, of LLVM's version and of Python's."""
+    import llvmlite
+
     digest = sha256(f"{llvmlite.__version__} {sys.version}".encode())
     for name in (*_COMPILER_MODULES, *KERNEL_MODULES):
         # The package may be in a zip file, as after `spark-submit --py-files`.
