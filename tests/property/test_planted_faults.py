@@ -6,12 +6,11 @@ leave for the statistics to find: those of the file go from the log, or are the 
 
 from __future__ import annotations
 
-import base64
+import gzip
 import json
 import random
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,8 +29,10 @@ from headwater.lake import layout, upkeep
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings
+from headwater.lake.layout import STATE_FOLDER
 from headwater.lake.location import Location
 from headwater.lake.repair import repair
+from headwater.lake.table_state import unpack_state
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.upkeep import grow_groups, join_files, trim_changes
 from headwater.lake.verify import Verification
@@ -199,15 +200,10 @@ class Planter:
     def edit_state(self, table: str, edit: Callable[[dict[str, Any]], None]) -> None:
         """Change what the commits of a table say that it holds."""
 
-        def change(action: dict[str, Any]) -> None:
-            info = action.get("commitInfo", {})
-            for name in ("headwater.state", "headwater.state.difference"):
-                if name in info:
-                    members = json.loads(zlib.decompress(base64.b64decode(info[name])))
-                    edit(members)
-                    info[name] = base64.b64encode(zlib.compress(json.dumps(members).encode())).decode()
-
-        self.edit_log(table, change)
+        for path in (self.folder / table / STATE_FOLDER).iterdir():
+            members = unpack_state(path.read_bytes())
+            edit(members)
+            path.write_bytes(gzip.compress(json.dumps(members).encode()))
 
 
 # --- the faults -------------------------------------------------------------------------------------------------------

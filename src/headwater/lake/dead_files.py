@@ -31,7 +31,7 @@ from typing import Self
 from headwater.errors import InvalidInput
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog
 from headwater.lake.lake import Lake
-from headwater.lake.layout import FEED_FOLDER
+from headwater.lake.layout import FEED_FOLDER, STATE_FOLDER
 from headwater.lake.location import Location
 from headwater.lake.table_state import TableState
 from headwater.options import parse_bytes
@@ -262,17 +262,21 @@ def clean_logs(
     now_s = time.time() if now_s is None else now_s
     for log, state, contained in logs(lake):
         with contained:
-            entries = sorted(
-                (entry.changed_at.timestamp(), entry.size_bytes)
-                for entry in log.location.entries("_delta_log")
-                if entry.changed_at is not None
+            entries, states = (
+                sorted(
+                    (entry.changed_at.timestamp(), entry.size_bytes)
+                    for entry in log.location.entries(folder)
+                    if entry.changed_at is not None
+                )
+                for folder in ("_delta_log", STATE_FOLDER)
             )
+            by_age = sorted([*entries, *states], reverse=True)
             hours = retention_days * 24
             left_bytes = max(bound.of(sum(file.size_bytes for file in log.files())), LOG_BYTES_MIN)
-            if sum(size_bytes for _, size_bytes in entries) > left_bytes:
+            if sum(size_bytes for _, size_bytes in by_age) > left_bytes:
                 # To half of it, so that it is not cleaned each time.
                 left_bytes //= 2
-                for at_s, size_bytes in reversed(entries):
+                for at_s, size_bytes in by_age:
                     left_bytes -= size_bytes
                     if left_bytes < 0:
                         hours = min(hours, max(VACUUM_HOURS_MIN, int((now_s - at_s) / 3600)))

@@ -4,13 +4,18 @@ A commit adds files and removes files, all or nothing, and says what it was by t
 
 * *Application transactions*: a name and a number each. The log keeps the newest number of every name for ever, through
   checkpoints and cleaning. They say which batch is in the table, and how far it has been merged.
-* *Commit metadata*: here the *state*, which is the offsets that the table holds, the collections that have been seen,
-  and more. It is lost with the commit when the log is cleaned. So every commit of ours says it, and the tables forbid
-  others to clean their logs by the way (`delta.enableExpiredLogCleanup`). `clean` does, after a commit that says it
-  again.
+* *Commit metadata*: here the name of a file with the *state*, which is the offsets that the table holds, the
+  collections that have been seen, and more. It is lost with the commit when the log is cleaned. So every commit of ours
+  names one, and the tables forbid others to clean their logs by the way (`delta.enableExpiredLogCleanup`). `clean`
+  does, after a commit that names one again.
 
-A commit has the whole state only once in a while; the others have what is different from the last whole one, and its
-version (`table_state`). Differences do not build on each other: the state is read from two entries of the log at most.
+The file of a state is written before its commit, under a name that no other has. A crash between the two leaves a file
+that no commit names, and what the table holds is what it was. Files are kept for as long as the log goes back, and
+those of `WHOLE_STATE_COMMITS` versions more (`clean`): no look at other commits is needed to know that one is dead.
+
+A file has the whole state only once in a while; the others have what is different from the last whole one, and its
+name (`table_state`). Differences do not build on each other: the state is read from two files at most. Earlier versions
+had the state in the metadata itself; such commits are read, and are not written.
 
 A commit that another writer got ahead of fails, and is not tried again: it was planned on a version that is out of
 date.
@@ -25,9 +30,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import secrets
 import time
 import uuid
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice, takewhile
@@ -44,16 +52,30 @@ from headwater._version import __version__
 from headwater.errors import LakeDamaged, LakeError, LakeGone, LakeInUse, LakeUnreachable
 from headwater.lake.data_files import DataFile
 from headwater.lake.deletion_vectors import DeletionVector
-from headwater.lake.layout import FEED_PROPERTY, FORMAT_PROPERTY, TableKind, commented, table_description
+from headwater.lake.layout import (
+    FEED_PROPERTY,
+    FORMAT_PROPERTY,
+    FORMAT_VERSION,
+    STATE_FOLDER,
+    TableKind,
+    commented,
+    table_description,
+)
 from headwater.lake.location import Location
 from headwater.lake.table_state import TableState, unpack_state
 from headwater.lake.variants import VARIANT
 from headwater.phrases import printable
 
+_STATE_FILE = "headwater.state.file"
 _STATE = "headwater.state"
 _DIFFERENCE = "headwater.state.difference"
+"""Of earlier versions: the state itself, or what is different from that of a version."""
 WHOLE_STATE_COMMITS = 64
-"""One commit in so many has the whole state."""
+"""One commit in so many has the whole state. A version with a lower number may need the files of earlier ones."""
+_STATE_NAME = re.compile(r"(\d{20})-[0-9a-f]{16}\.json\.gz")
+_ENTRY_NAME = re.compile(r"(\d{20})\.json")
+_READS_AT_ONCE = 16
+"""Entries of a log in an object store that are read side by side, after the first few."""
 _STATISTICS = "delta.dataSkippingStatsColumns"
 """The columns that the log has statistics of. Readers look at no others."""
 _LOG_RETENTION = "delta.logRetentionDuration"
@@ -143,8 +165,8 @@ class DeltaLog:
         self._table = table
         self._identity = location.join("_delta_log").identity()
         self._files: tuple[int, dict[str, DataFile]] | None = None
-        self._whole: tuple[int, TableState] | None = None
-        """The newest version whose entry has the whole state, as far as it is known."""
+        self._whole: _WholeState | None = None
+        """The newest, as far as it is known."""
 
     @classmethod
     def open(cls, location: Location, *, version: int | None = None) -> Self | None:
@@ -174,16 +196,25 @@ class DeltaLog:
         """Make a table with no rows. One that already exists is left as it is."""
         try:
             with location.answering():
+                location.make()
+                if (found := cls.open(location)) is not None:
+                    return found
+                said, _ = _write_state(location, 0, state, None)
                 DeltaTable.create(
                     location.uri,
                     _delta_schema(schema),
                     mode="ignore",
                     partition_by=list(partition_by),
                     description=description,
-                    configuration={**_PROPERTIES, _STATISTICS: _column_list(ranges), **properties},
+                    configuration={
+                        **_PROPERTIES,
+                        _STATISTICS: _column_list(ranges),
+                        **properties,
+                        FORMAT_PROPERTY: str(FORMAT_VERSION),
+                    },
                     storage_options=location.delta_options,
                     raise_if_key_not_exists=False,
-                    commit_properties=_commit_properties(transactions, state),
+                    commit_properties=_commit_properties(said, transactions),
                 )
         except (DeltaError, OSError) as error:
             raise LakeError(
@@ -335,32 +366,89 @@ class DeltaLog:
         """What the table held after each of its commits, newest first."""
         return (entry.state for entry in self.entries() if entry.state is not None)
 
-    def entries(self) -> Iterator[LogEntry]:
+    def entries(self, *, with_states: bool = True) -> Iterator[LogEntry]:
         """The commits of the table, from the version that is open back to what the log has.
 
         The entries are read one by one: the history of delta-rs begins with the newest commit of all, which another
-        process may have made since the table was opened.
+        process may have made since the table was opened. Without states, these are None.
         """
-        whole = self._whole
-        try:
-            for version in range(self.version, -1, -1):
-                lines = self._lines_of(version)
-                metadata = _commit_info(lines)
-                state: TableState | None = None
-                with self._decoding():
-                    if text := metadata.get(_STATE):
-                        whole = version, (state := TableState.decode(text))
-                    elif text := metadata.get(_DIFFERENCE):
-                        members = unpack_state(text)
-                        if whole is None or whole[0] != members["since"]:
-                            earlier = _commit_info(self._lines_of(int(members["since"])))
-                            whole = int(members["since"]), TableState.decode(earlier[_STATE])
-                        state = TableState.decode_since(members, whole[1])
-                if whole is not None and (self._whole is None or whole[0] > self._whole[0]):
+        whole, is_newest = self._whole, True
+        for read in self._read_back(with_states=with_states):
+            metadata, state = read.metadata, None
+            if with_states and metadata.keys() & {_STATE_FILE, _STATE, _DIFFERENCE}:
+                try:
+                    state, whole = self._state_said(read, whole)
+                except FileNotFoundError as error:
+                    # What lies further back may have been cleaned meanwhile, in the log or among the states.
+                    if not is_newest or _STATE_FILE not in metadata:
+                        return
+                    name = metadata[_STATE_FILE]
+                    raise self._lost_state(f"{STATE_FOLDER} lacks {name}, or the file that it names") from error
+                is_newest = False
+                if whole.version > (-1 if self._whole is None else self._whole.version):
                     self._whole = whole
-                yield LogEntry(version, int(metadata.get("timestamp", 0)), state, lines)
-        except FileNotFoundError:
-            return
+            yield LogEntry(read.version, int(metadata.get("timestamp", 0)), state, read.lines)
+
+    def _state_said(self, read: _ReadEntry, whole: _WholeState | None) -> tuple[TableState, _WholeState]:
+        """What a commit says that the table held after it, and the whole state that this builds on, which may be known
+        already. Raises `FileNotFoundError` where a file is gone."""
+        if isinstance(read.state, FileNotFoundError):
+            raise read.state
+        with self._decoding():
+            members = unpack_state(read.state)
+            if "since" not in members:
+                file = read.metadata.get(_STATE_FILE)
+                found = _WholeState(read.version if file is None else file, TableState.decode(members))
+                return found.state, found
+            since: str | int = members["since"]
+            if whole is None or whole.place != since:
+                if isinstance(since, int):
+                    data = b64decode(_commit_info(self._lines_of(since))[_STATE])
+                else:
+                    data = self._read_state(since)
+                whole = _WholeState(since, TableState.decode(unpack_state(data)))
+            return TableState.decode_since(members, whole.state), whole
+
+    def _read_back(self, *, with_states: bool) -> Iterator[_ReadEntry]:
+        """The entries and what they say of the state, from the version that is open back. In an object store, where
+        each takes its time, twice as many are read at once as before."""
+
+        def read(version: int) -> _ReadEntry | None:
+            try:
+                lines = self._lines_of(version)
+            except FileNotFoundError:
+                return None
+            metadata, state = _commit_info(lines), b""
+            if with_states:
+                with self._decoding():
+                    if file := metadata.get(_STATE_FILE):
+                        try:
+                            state = self._read_state(file)
+                        except FileNotFoundError as error:
+                            return _ReadEntry(version, lines, metadata, error)
+                    else:
+                        state = b64decode(metadata.get(_STATE) or metadata.get(_DIFFERENCE) or "")
+            return _ReadEntry(version, lines, metadata, state)
+
+        version, count = self.version, 1
+        while version >= 0:
+            versions = range(version, max(version - count, -1), -1)
+            if count == 1:
+                found = [read(version)]
+            else:
+                with ThreadPoolExecutor(count) as threads:
+                    found = [*threads.map(read, versions)]
+            for entry in found:
+                if entry is None:
+                    return
+                yield entry
+            version -= count
+            count = 1 if self.location.is_local else min(2 * count, _READS_AT_ONCE)
+
+    def _read_state(self, name: str) -> bytes:
+        if not _STATE_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a state")
+        return self.location.read(f"{STATE_FOLDER}/{name}")
 
     def _lines_of(self, version: int) -> list[bytes]:
         """The entry of a version. Raises `FileNotFoundError` where it is gone."""
@@ -371,10 +459,14 @@ class DeltaLog:
         try:
             yield
         except (ValueError, KeyError, TypeError, ZlibError) as error:
-            raise LakeDamaged(
-                f"the offsets in the log of the table at {self.location.uri} can't be read ({error!r})",
-                hint="Restore the log from a backup, or land into another directory",
-            ) from error
+            raise self._lost_state(f"its log or a file in {STATE_FOLDER} is damaged ({error!r})") from error
+
+    def _lost_state(self, why: str) -> LakeDamaged:
+        return LakeDamaged(
+            f"the state of the table at {self.location.uri} can't be read: {why}",
+            hint="Restore it from a backup, or remove the table's directory: the next run rebuilds it. For `changes`, "
+            "land into another directory",
+        )
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
@@ -394,10 +486,10 @@ class DeltaLog:
             # A file with more dead rows stays in its place.
             self._files = self.version, kept | added
         if (self.version + 1) % int(self.properties.get(_CHECKPOINT_INTERVAL) or _CHECKPOINT_INTERVAL_DEFAULT) == 0:
-            with self._committing():
+            with self._writing():
                 self._table.create_checkpoint()
 
-    def _actions(self, commit: TableCommit, state: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    def _actions(self, commit: TableCommit, said: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """What a commit says, as Delta's protocol has it ("Actions"). Each action is a line of its entry."""
         now_ms, data_change = int(time.time() * 1000), not commit.is_rearrangement
         partition_by = json.dumps(self._table.metadata().partition_columns)
@@ -409,7 +501,7 @@ class DeltaLog:
                 "engineInfo": f"headwater:{__version__}",
                 # No other entry has this one.
                 "txnId": str(uuid.uuid4()),
-                **_commit_metadata(commit.state, state),
+                **said,
             }
         }
         for file in commit.remove:
@@ -447,16 +539,6 @@ class DeltaLog:
                 hint="Turn it off there, or land into another directory",
             )
 
-    def _encoded(self, state: TableState) -> tuple[dict[str, str], bool]:
-        """The metadata that says what the table holds after the next commit, and whether it is the whole state."""
-        has_differences = int(self.properties.get(FORMAT_PROPERTY) or 1) > 1
-        if has_differences and self._whole is not None:
-            version, earlier = self._whole
-            text = state.encode_since(earlier, version)
-            if text is not None and self.version + 1 - version < WHOLE_STATE_COMMITS:
-                return {_DIFFERENCE: text}, False
-        return {_STATE: state.encode()}, True
-
     def keep_statistics(self, ranges: Iterable[str], state: TableState) -> None:
         """Have readers look at the statistics of these columns: an earlier version had fewer, and typed columns may
         come later."""
@@ -472,8 +554,13 @@ class DeltaLog:
             described = self._metadata_action(description=text, schemaString=_delta_schema(schema).to_json())
             self._append(TableCommit(state=state), described)
 
-    def _metadata_action(self, **members: Any) -> dict[str, Any]:
-        """The metadata of the table, with some members changed."""
+    @property
+    def _has_format(self) -> bool:
+        """No earlier version takes the table for one of its own."""
+        return int(self.properties.get(FORMAT_PROPERTY) or 1) >= FORMAT_VERSION
+
+    def _metadata_action(self, properties: Mapping[str, str] | None = None, **members: Any) -> dict[str, Any]:
+        """The metadata of the table, with some properties and members changed. They say its format now."""
         metadata = self._table.metadata()
         described = {
             "id": str(metadata.id),
@@ -483,17 +570,17 @@ class DeltaLog:
             "schemaString": self._table.schema().to_json(),
             "partitionColumns": metadata.partition_columns,
             "createdTime": metadata.created_time,
-            "configuration": metadata.configuration,
+            "configuration": {**metadata.configuration, FORMAT_PROPERTY: str(FORMAT_VERSION), **(properties or {})},
         }
         return {"metaData": described | members}
 
     def add_columns(self, fields: Sequence[pa.Field], state: TableState) -> None:
         """Add columns, in one commit of metadata only: rows that are there have null in them."""
-        with self._committing():
-            self._table.alter.add_columns(
-                Schema.from_arrow(pa.schema(fields)).fields, commit_properties=_commit_properties({}, state)
-            )
-        self.refresh()
+        if not self._has_format:
+            self._append(TableCommit(state=state))
+        with self._committing(state) as said:
+            columns = Schema.from_arrow(pa.schema(fields)).fields
+            self._table.alter.add_columns(columns, commit_properties=_commit_properties(said))
 
     def set_vectors(self, enabled: bool, state: TableState) -> None:
         """Turn deletion vectors on or off. To turn them off, no file may have one. Readers that don't know vectors
@@ -518,30 +605,38 @@ class DeltaLog:
         if versions["minWriterVersion"] == 7:
             versions["writerFeatures"] = sorted(writers)
         self._check_protocol()
-        configuration = {**metadata.configuration, _USES_VECTORS: str(enabled).lower()}
-        described = self._metadata_action(configuration=configuration)
+        described = self._metadata_action({_USES_VECTORS: str(enabled).lower()})
         self._append(TableCommit(state=state), {"protocol": versions}, described)
 
     def _append(self, commit: TableCommit, *others: Mapping[str, Any]) -> None:
         """Write the next entry, with other actions behind those of the commit, and look at what is there then."""
-        version, (state, is_whole) = self.version + 1, self._encoded(commit.state)
-        actions = (*self._actions(commit, state), *others)
-        entry = "".join(f"{json.dumps(action, separators=(',', ':'))}\n" for action in actions)
-        with self._committing():
-            self._put_entry(version, entry.encode())
-        self.refresh()
-        if is_whole:
-            self._whole = version, commit.state
+        if not self._has_format and not any("metaData" in action for action in others):
+            others = (*others, self._metadata_action())
+        with self._committing(commit.state) as said:
+            actions = (*self._actions(commit, said), *others)
+            entry = "".join(f"{json.dumps(action, separators=(',', ':'))}\n" for action in actions)
+            self._put_entry(self.version + 1, entry.encode())
 
     def set_properties(self, properties: Mapping[str, str], state: TableState) -> None:
-        with self._committing():
+        with self._committing(state) as said:
             self._table.alter.set_table_properties(
-                dict(properties), raise_if_not_exists=False, commit_properties=_commit_properties({}, state)
+                {**properties, FORMAT_PROPERTY: str(FORMAT_VERSION)},
+                raise_if_not_exists=False,
+                commit_properties=_commit_properties(said),
             )
-        self.refresh()
 
     @contextlib.contextmanager
-    def _committing(self) -> Iterator[None]:
+    def _committing(self, state: TableState) -> Iterator[dict[str, str]]:
+        """Write what the table will hold, have it committed inside with metadata that says so, and look at what is
+        there then."""
+        with self._writing():
+            said, whole = _write_state(self.location, self.version + 1, state, self._whole)
+            yield said
+        self.refresh()
+        self._whole = whole
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
         self.check_there()
         try:
             with self.location.answering():
@@ -570,7 +665,7 @@ class DeltaLog:
                 columns = ["remove.path", "remove.deletionTimestamp", "remove.deletionVector"]
                 removed = pq.ParquetFile(file).read(columns).column("remove")
             _note_removals(found, removed.drop_null().to_pylist())
-        for entry in islice(self.entries(), _CHECKPOINT_ENTRIES_MAX):
+        for entry in islice(self.entries(with_states=False), _CHECKPOINT_ENTRIES_MAX):
             if entry.version <= checkpoint:
                 break
             _note_removals(found, entry.actions("remove"))
@@ -581,7 +676,7 @@ class DeltaLog:
         """The files of the change data feed that were written after a version, and their bytes."""
         if self.properties.get(FEED_PROPERTY) != "true":
             return {}
-        later = takewhile(lambda entry: entry.version > version, self.entries())
+        later = takewhile(lambda entry: entry.version > version, self.entries(with_states=False))
         return {action["path"]: action["size"] for entry in later for action in entry.actions("cdc")}
 
     @property
@@ -595,16 +690,62 @@ class DeltaLog:
         self.set_properties({_TOMBSTONE_RETENTION: f"interval {hours} hours"}, state)
 
     def clean(self, state: TableState, *, retention_hours: int) -> None:
-        """Delete entries of the log that are older than so many hours, after one that says what the table holds."""
+        """Delete entries of the log that are older than so many hours, after one that says what the table holds, and
+        the states that no entry needs any more."""
         kept = f"interval {retention_hours} hours"
         if self.properties.get(_LOG_RETENTION) != kept:
             self.set_properties({_LOG_RETENTION: kept}, state)
-        self._whole = None
         self.commit(TableCommit(state=state))
         with self.location.answering():
             self._table.create_checkpoint()
             self._table.cleanup_metadata()
         self.refresh()
+        logged = [int(match[1]) for it in self.location.entries("_delta_log") if (match := _ENTRY_NAME.match(it.name))]
+        needed = min(logged, default=0) - WHOLE_STATE_COMMITS
+        names = [entry.name for entry in self.location.entries(STATE_FOLDER)]
+        # A process that ends while it writes one leaves it under a longer name.
+        dead = [name for name in names if (match := _STATE_NAME.search(name)) and int(match[1]) < needed]
+        self.location.delete([f"{STATE_FOLDER}/{name}" for name in dead])
+
+
+@dataclass(frozen=True, slots=True)
+class _WholeState:
+    """A state, and where it is written as a whole."""
+
+    place: str | int
+    """The name of its file; of earlier versions, the version whose entry has it."""
+    state: TableState
+
+    @property
+    def version(self) -> int:
+        return self.place if isinstance(self.place, int) else int(self.place.partition("-")[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadEntry:
+    """An entry of the log as it was read, and what its state is written as: nothing in commits of others."""
+
+    version: int
+    lines: Sequence[bytes]
+    metadata: Mapping[str, Any]
+    state: bytes | FileNotFoundError
+
+
+def _write_state(
+    location: Location, version: int, state: TableState, whole: _WholeState | None
+) -> tuple[dict[str, str], _WholeState | None]:
+    """Write the file of a state, for the commit that makes a version. Returns what that commit says of the state, and
+    the whole one that later states can be different from. What can be read by a person is for `DESCRIBE HISTORY`."""
+    data, name = None, f"{version:020}-{secrets.token_hex(8)}.json.gz"
+    if whole is not None and isinstance(whole.place, str) and version - whole.version < WHOLE_STATE_COMMITS:
+        data = state.encode_since(whole.state, whole.place)
+    if data is None:
+        data, whole = state.encode(), _WholeState(name, state)
+    location.write(f"{STATE_FOLDER}/{name}", data)
+    said = {_STATE_FILE: name, "headwater.batch": str(state.batch)}
+    if state.as_of_s is not None:
+        said["headwater.as_of"] = datetime.fromtimestamp(state.as_of_s, UTC).isoformat(timespec="milliseconds")
+    return said, whole
 
 
 def _delta_schema(schema: pa.Schema) -> Schema:
@@ -639,21 +780,13 @@ def _column_list(names: Iterable[str]) -> str:
     return ",".join(name if name.isidentifier() else f"`{name.replace('`', '``')}`" for name in names)
 
 
-def _commit_properties(transactions: Mapping[str, int], state: TableState) -> CommitProperties:
+def _commit_properties(said: Mapping[str, str], transactions: Mapping[str, int] | None = None) -> CommitProperties:
     """For what delta-rs commits."""
     return CommitProperties(
-        custom_metadata=_commit_metadata(state, {_STATE: state.encode()}),
+        custom_metadata=dict(said),
         max_commit_retries=0,
-        app_transactions=[Transaction(name, number) for name, number in transactions.items()],
+        app_transactions=[Transaction(name, number) for name, number in (transactions or {}).items()],
     )
-
-
-def _commit_metadata(state: TableState, encoded: Mapping[str, str]) -> dict[str, str]:
-    """What a commit says of what the table holds. What can be read by a person is for `DESCRIBE HISTORY`."""
-    metadata = {**encoded, "headwater.batch": str(state.batch)}
-    if state.as_of_s is not None:
-        metadata["headwater.as_of"] = datetime.fromtimestamp(state.as_of_s, UTC).isoformat(timespec="milliseconds")
-    return metadata
 
 
 def _file_members(file: DataFile, data_change: bool) -> dict[str, Any]:

@@ -46,12 +46,9 @@ from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Plann
 from headwater.lake.layout import (
     CHANGE_RANGES,
     EVERY_COLLECTION,
-    FORMAT_VERSION,
     GROUP,
     GROUPS_MIN,
     GROUPS_TRANSACTION,
-    GROWN_FORMAT,
-    SMALL_GROUPS_FORMAT,
     DocumentForm,
     LakeFacts,
     TableKind,
@@ -200,7 +197,6 @@ class Lake:
         """The lake in a directory; one is made where there is none, for a selection of the bucket or for all of it."""
         location = Location.of(location)
         form = DocumentForm((settings and settings.document) or DocumentForm.STRING)
-        leaves_rows_out = selection is not None and selection.leaves_rows_out
         facts = LakeFacts(
             bucket_uuid=bucket_uuid,
             vbuckets=vbuckets,
@@ -208,7 +204,6 @@ class Lake:
             xattrs=xattrs,
             document=form,
             transform=transform,
-            format=FORMAT_VERSION if leaves_rows_out or form is DocumentForm.VARIANT else SMALL_GROUPS_FORMAT,
         )
         DeltaLog.create(
             location.join(TableKind.CHANGES),
@@ -364,7 +359,7 @@ class Lake:
     def set_groups(self, groups: int) -> None:
         """Say that all tables have so many groups."""
         self.commit_changes(TableCommit(transactions={GROUPS_TRANSACTION: groups}, state=self.state))
-        self.facts = replace(self.facts, groups=groups, format=max(self.facts.format, GROWN_FORMAT))
+        self.facts = replace(self.facts, groups=groups)
         self.tables = {}
         self._load()
 

@@ -29,17 +29,18 @@ from headwater.errors import LakeDamaged, LakeTooNew
 from headwater.lake.variants import VARIANT, to_variants
 from headwater.protocol.values import Datatype
 
-FORMAT_VERSION = 5
-"""Of the tables. In format 1 every commit has the whole state; since format 2 most have what is different from that of
-an earlier commit (`delta_log`), which earlier versions would pass over. Since format 4 small tables have fewer groups
-than the lake. A lake keeps the format that it was made with, but for `GROWN_FORMAT`."""
-SMALL_GROUPS_FORMAT = 4
-"""Of lakes that hold every row of what they select, and documents as texts. Format 5 is of those that leave rows out
-(`chosen_rows`), which earlier versions would land, or have documents as variants, which earlier versions can't read."""
-GROWN_FORMAT = 3
-"""Of earlier lakes whose tables have been cut into more groups than they were made with: earlier versions would look
-for rows in the groups of before."""
+FORMAT_VERSION = 6
+"""Of the tables. In format 1 every commit has the whole state in its metadata, since format 2 most have what is
+different from that of an earlier commit, and since format 6 the state is in a file that the commit names (`delta_log`).
+In format 3 the tables may have more groups than they were made with, and since format 4 small tables have fewer than
+the lake. Format 5 is of lakes that leave rows out (`chosen_rows`) or have documents as variants.
+
+Every format is read. A table gets this one with the next commit, in the same entry: earlier versions would pass over
+that commit, and land again what it has."""
 FORMAT_PROPERTY = "headwater.format"
+STATE_FOLDER = "_headwater_state"
+"""Of each table: the files that say what it holds. Readers, and VACUUM of other tools, pass over folders that begin
+with an underscore."""
 DOCUMENT_PROPERTY = "headwater.document"
 """The form of documents, where it is not a string."""
 GROUPS_TRANSACTION = "headwater.groups"
@@ -86,7 +87,6 @@ class LakeFacts:
     """The tables have a column for extended attributes."""
     document: DocumentForm = DocumentForm.STRING
     """Of all tables but `changes`."""
-    format: int = SMALL_GROUPS_FORMAT
     transform: str | None = None
     """The name of the function that all changes went through (`transform`)."""
 
@@ -114,15 +114,14 @@ class LakeFacts:
     def groups_of_table(self, documents: int, *, least: int = 1) -> int:
         """How many groups a table of so many documents should have that has `least` by now: a multiple of that, and a
         divisor of the lake's number, so that a group of one is always a number of groups of the other."""
-        if self.format >= SMALL_GROUPS_FORMAT:
-            for groups in range(least, self.groups, least):
-                if self.groups % groups == 0 and documents <= groups * SMALL_GROUP_DOCUMENTS:
-                    return groups
+        for groups in range(least, self.groups, least):
+            if self.groups % groups == 0 and documents <= groups * SMALL_GROUP_DOCUMENTS:
+                return groups
         return max(least, self.groups)
 
     def to_properties(self) -> dict[str, str]:
         properties = {
-            FORMAT_PROPERTY: str(self.format),
+            FORMAT_PROPERTY: str(FORMAT_VERSION),
             f"{_PROPERTY}bucket_uuid": self.bucket_uuid,
             f"{_PROPERTY}vbuckets": str(self.vbuckets),
             f"{_PROPERTY}groups": str(self.groups),
@@ -147,7 +146,6 @@ class LakeFacts:
                 groups=int(properties[f"{_PROPERTY}groups"] or ""),
                 xattrs=properties[f"{_PROPERTY}xattrs"] == "true",
                 document=DocumentForm(properties.get(DOCUMENT_PROPERTY) or DocumentForm.STRING),
-                format=version,
                 transform=properties.get(f"{_PROPERTY}transform"),
             )
         except (KeyError, ValueError) as error:

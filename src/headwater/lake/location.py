@@ -30,7 +30,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from headwater.durable_files import create_file, replace_file
+from headwater.durable_files import create_file, replace_file, sync_folder
 from headwater.errors import HeadwaterError, InvalidInput, LakeError, LakeFull, LakeGone, LakeUnreachable, QueryFailed
 from headwater.options import parse_interval_s
 from headwater.phrases import printable
@@ -332,7 +332,10 @@ class Location:
     def _make_folder_of(self, path: str) -> None:
         if not Path(self.lake_uri or self.uri).is_dir():
             raise self.gone()
-        Path(self.uri, path).parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(self.uri, path).parent
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(folder.parent)
 
     @contextmanager
     def answering(self) -> Iterator[None]:

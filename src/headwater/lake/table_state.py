@@ -1,20 +1,19 @@
-"""What a table holds, and how a commit says it: as a whole, or as what is different from an earlier commit.
+"""What a table holds, and how a file says it: as a whole, or as what is different from an earlier state.
 
-The state of 1,024 vbuckets has 20 KB, most of which are vbuuids that hardly ever change: at a batch every five seconds
-that is 350 MB of log a day. What is different between two states has a tenth of it.
+The whole state of 1,024 vbuckets takes 20 KB, most of which are vbuuids that hardly ever change: at a batch every five
+seconds that is 350 MB a day. What is different between two states takes less than a tenth of it.
 
-`delta_log` decides which of the two a commit has, and finds the other one. No other module reads or writes the text.
+`delta_log` decides which of the two a commit has, and finds the other one. No other module reads or writes the files.
 """
 
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any, Self
-from zlib import compress, decompress
+from zlib import compress, decompressobj
 
 from headwater.client.offsets import Offsets
 from headwater.protocol.numbers import Seqno, VBucketId
@@ -22,6 +21,11 @@ from headwater.protocol.snapshots import StreamOffset
 
 _OTHERS_SHARE = 8
 """Where one in so many of the vbuckets is on another branch than before, a state is written as a whole."""
+_GZIP, _GZIP_OR_ZLIB = 31, 47
+"""What zlib calls these. Files are of gzip, which has a checksum and which people can unpack; earlier versions had the
+text of zlib in commits."""
+_STATE_BYTES_MAX = 256 * 1024 * 1024
+"""Of a state that is read: it takes some hundred bytes for each vbucket and collection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +64,6 @@ class Selection:
         """No scope and no collection is named."""
         return not self.scopes and not self.collections
 
-    @property
-    def leaves_rows_out(self) -> bool:
-        """Not all of the named collections is landed."""
-        return not self.system or bool(self.where)
-
     def __str__(self) -> str:
         parts = [
             f"the {what} {', '.join(names)}"
@@ -102,24 +101,22 @@ class TableState:
     writer: str = ""
     """Of `changes`: the landing that has landed the last batch; empty in commits of earlier versions."""
 
-    def encode(self) -> str:
-        # Earlier versions look for the query.
-        return _pack({"offsets": self.offsets.to_json(), **self._members(), "ended_query": None}, level=1)
+    def encode(self) -> bytes:
+        return _pack({"offsets": self.offsets.to_json(), **self._members()}, level=1)
 
     @classmethod
-    def decode(cls, text: str) -> Self:
-        members = unpack_state(text)
+    def decode(cls, members: Mapping[str, Any]) -> Self:
         return cls._of(Offsets.from_json(members["offsets"]), members)
 
-    def encode_since(self, earlier: TableState, version: int) -> str | None:
-        """What is different from an earlier state, which the commit of a version has as a whole. None where that is
-        nearly everything."""
+    def encode_since(self, earlier: TableState, file: str) -> bytes | None:
+        """What is different from an earlier state, which a file has as a whole. None where that is nearly
+        everything."""
         difference = _last_difference(earlier.offsets, self.offsets)
         if difference is None:
             return None
         before = earlier._members()
         changed = {name: value for name, value in self._members().items() if value != before[name]}
-        return _pack({"since": version, "offsets": difference, **changed}, level=9)
+        return _pack({"since": file, "offsets": difference, **changed}, level=9)
 
     @classmethod
     def decode_since(cls, members: Mapping[str, Any], earlier: TableState) -> Self:
@@ -156,12 +153,16 @@ class TableState:
         )
 
 
-def _pack(members: Mapping[str, Any], *, level: int) -> str:
-    return b64encode(compress(json.dumps(members, separators=(",", ":")).encode(), level)).decode()
+def _pack(members: Mapping[str, Any], *, level: int) -> bytes:
+    return compress(json.dumps(members, separators=(",", ":")).encode(), level, _GZIP)
 
 
-def unpack_state(text: str) -> dict[str, Any]:
-    members = json.loads(decompress(b64decode(text)))
+def unpack_state(data: bytes) -> dict[str, Any]:
+    stream = decompressobj(_GZIP_OR_ZLIB)
+    text = stream.decompress(data, _STATE_BYTES_MAX)
+    if not stream.eof:
+        raise ValueError("it ends early, or is too large")
+    members = json.loads(text)
     if not isinstance(members, dict):
         raise ValueError("a state has members")
     return members

@@ -49,7 +49,7 @@ from headwater.lake.data_files import (
 from headwater.lake.delta_log import TableCommit
 from headwater.lake.key_index import KeyIndex, Marks, key_spaces
 from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
-from headwater.lake.layout import CHANGE_RANGES, FORMAT_PROPERTY, GROUP, GROWN_FORMAT, LakeFacts, changes_schema
+from headwater.lake.layout import CHANGE_RANGES, GROUP, LakeFacts, changes_schema
 from headwater.lake.location import Location
 from headwater.lake.row_order import files_in_order
 from headwater.log_fields import LogEvent, fields
@@ -306,9 +306,6 @@ def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BY
     groups = most if lake.is_growing else lake.facts.grown(lake.documents)
     if groups == lake.facts.groups:
         return
-    if lake.facts.format < GROWN_FORMAT:
-        lake.step("set the format")
-        lake.changes.set_properties({FORMAT_PROPERTY: str(GROWN_FORMAT)}, lake.state)
     for collection in lake.in_service:
         with lake.containing(collection.name):
             _regroup(lake, collection, groups, run, least=lake.facts.groups, file_bytes=file_bytes)

@@ -31,7 +31,7 @@ from headwater.lake.chosen_rows import ChosenRows
 from headwater.lake.iceberg import IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake, LakeSettings, landed_selection
 from headwater.lake.lake_look import LANDING_EVERY_S, LandingNote, html_facts, keep_landing
-from headwater.lake.layout import DocumentForm, TableKind, groups_for
+from headwater.lake.layout import STATE_FOLDER, DocumentForm, TableKind, groups_for
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.set_aside import AsideTables
 from headwater.lake.table_state import Selection
@@ -230,10 +230,11 @@ def _documents(options: SourceOptions) -> int:
 def _check_empty(into: Location) -> None:
     """Raise if the directory holds something else, which is most likely a mistake. What an interrupted creation of the
     first table has left is allowed."""
+    unfinished = {"_delta_log", STATE_FOLDER}
     others = [
         name
         for name in _names_in(into)
-        if name != OWN_FOLDER and not (name == TableKind.CHANGES and set(_names_in(into.join(name))) <= {"_delta_log"})
+        if name != OWN_FOLDER and not (name == TableKind.CHANGES and set(_names_in(into.join(name))) <= unfinished)
     ]
     if others:
         raise InvalidInput(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import time
+import zlib
+from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -18,9 +23,16 @@ from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.lake import delta_log
 from headwater.lake.data_files import DataFile, FileWriter, read_files
 from headwater.lake.delta_log import DeltaLog, TableCommit
-from headwater.lake.layout import FORMAT_PROPERTY, DocumentForm, TableKind, documents_schema
+from headwater.lake.layout import (
+    FORMAT_PROPERTY,
+    FORMAT_VERSION,
+    STATE_FOLDER,
+    DocumentForm,
+    TableKind,
+    documents_schema,
+)
 from headwater.lake.location import Location
-from headwater.lake.table_state import LandedTotals, TableState
+from headwater.lake.table_state import LandedTotals, TableState, unpack_state
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 from support.lake_model import mark_rows
@@ -187,7 +199,7 @@ def offset(vbuuid: int, seqno: int, *, end: int | None = None) -> StreamOffset:
 
 def test_states_come_back_from_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_log, "WHOLE_STATE_COMMITS", 8)
-    log = create(tmp_path, **{FORMAT_PROPERTY: "2"})
+    log = create(tmp_path)
     states = [state(0), *random_states(24)]
     for number, after in enumerate(states[1:], 1):
         log.commit(TableCommit(state=after))
@@ -196,31 +208,100 @@ def test_states_come_back_from_differences(tmp_path: Path, monkeypatch: pytest.M
             assert again is not None
             log = again
             assert [*log.states()] == states[number::-1]
-    entries = [path.read_text() for path in sorted((tmp_path / "_delta_log").glob("*.json"))]
-    is_whole = ['"headwater.state":' in entry for entry in entries]
+    files = [path.read_bytes() for path in state_files(tmp_path)]
+    is_whole = ["since" not in unpack_state(data) for data in files]
     assert [version for version, whole in enumerate(is_whole) if whole] == [0, 1, 9, 17]
-    sizes = [len(entry) for entry in entries]
+    sizes = [len(data) for data in files]
     assert max(size for size, whole in zip(sizes, is_whole, strict=True) if not whole) * 3 < sizes[1]
+    history = DeltaTable(tmp_path).history()
+    assert max(len(str(info)) for info in history[:-1]) < 500, "but for what delta-rs says of the creation"
 
 
-def test_a_cleaned_log_has_no_difference_from_what_is_gone(tmp_path: Path) -> None:
-    log = create(tmp_path, **{FORMAT_PROPERTY: "2", "delta.logRetentionDuration": "interval 0 hours"})
-    states = [*random_states(4)]
-    for after in states[:3]:
+def state_files(table: Path) -> list[Path]:
+    return sorted((table / STATE_FOLDER).iterdir())
+
+
+def test_cleaning_leaves_every_state_that_a_version_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of commits that have failed lie among the others."""
+    monkeypatch.setattr(delta_log, "WHOLE_STATE_COMMITS", 8)
+    log = create(tmp_path)
+    states = [state(0), *random_states(40)]
+    for number, after in enumerate(states[1:], 1):
+        with monkeypatch.context() as crash:
+            crash.setattr(DeltaLog, "_put_entry", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                log.commit(TableCommit(state=states[0]))
+        assert log.state() == states[number - 1]
         log.commit(TableCommit(state=after))
-    old = time.time() - 60 * 24 * 3600
-    for entry in (tmp_path / "_delta_log").iterdir():
-        os.utime(entry, (old, old))
-    log.clean(states[2], retention_hours=0)
-    log.commit(TableCommit(state=states[3]))
+        if number == 25:
+            DeltaTable(tmp_path).create_checkpoint()
+            old = time.time() - 60 * 24 * 3600
+            for entry in (tmp_path / "_delta_log").iterdir():
+                os.utime(entry, (old, old))
+    DeltaTable(tmp_path).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert len(state_files(tmp_path)) == 81
+    log.clean(states[40], retention_hours=24)
+    oldest = int(min((tmp_path / "_delta_log").glob("*.json")).stem)
+    assert 20 < oldest <= 26
+    left = [path.name for path in state_files(tmp_path)]
+    assert {int(name[:20]) for name in left} == {*range(oldest - 8, log.version + 1)}
     again = DeltaLog.open(log.location)
     assert again is not None
-    assert [*again.states()][:2] == [states[3], states[2]]
-    (tmp_path / "_delta_log" / f"{4:020}.json").unlink()
+    assert [*again.states()][-len(states) + oldest :] == states[: oldest - 1 : -1]
+    assert (found := DeltaLog.open(log.location, version=oldest)) is not None
+    assert found.state() == states[oldest]
+
+
+def test_a_state_that_is_missing_or_damaged_is_an_error(tmp_path: Path) -> None:
+    log = create(tmp_path)
+    for number in (1, 2):
+        log.commit(TableCommit(state=state(number)))
+    first, middle, last = state_files(tmp_path)
+    middle.unlink()
+    assert [*log.states()] == [state(2)], "a state that is gone is like an entry that was cleaned"
+    content = last.read_bytes()
+    for damaged in (content[:-9], content[:-6] + bytes(6), b""):
+        last.write_bytes(damaged)
+        with pytest.raises(LakeDamaged, match=rf"{STATE_FOLDER} is damaged .*\. Restore it from a backup"):
+            log.state()
+    last.write_bytes(content)
+    first.unlink()
     again = DeltaLog.open(log.location)
     assert again is not None
-    with pytest.raises(LakeDamaged, match="no longer has the offsets"):
+    with pytest.raises(LakeDamaged, match=f"{STATE_FOLDER} lacks {last.name}, or the file that it names. Restore it"):
         again.state()
+
+
+def test_a_table_of_the_format_before_goes_on(tmp_path: Path) -> None:
+    """Its states are in the commits, as texts."""
+    log, states = create(tmp_path), [state(0), *random_states(6)]
+    for after in states[1:5]:
+        log.commit(TableCommit(state=after))
+    for entry in (tmp_path / "_delta_log").iterdir():
+        entry.write_text("".join(with_state_of_before(tmp_path, line) for line in entry.read_text().splitlines()))
+    shutil.rmtree(tmp_path / STATE_FOLDER)
+    again = DeltaLog.open(log.location)
+    assert again is not None
+    assert [*again.states()] == states[4::-1]
+    again.add_columns([pa.field("more", pa.int64())], states[4])
+    for after in states[5:]:
+        again.commit(TableCommit(state=after))
+    found = DeltaLog.open(log.location)
+    assert found is not None
+    assert [*found.states()] == [*states[:4:-1], states[4], states[4], *states[4::-1]]
+    assert found.properties[FORMAT_PROPERTY] == str(FORMAT_VERSION)
+    has_metadata = ["metaData" in entry.read_text() for entry in sorted((tmp_path / "_delta_log").iterdir())]
+    assert has_metadata == [True, False, False, False, False, True, True, False, False], "its format, then its columns"
+
+
+def with_state_of_before(table: Path, line: str) -> str:
+    action = json.loads(line)
+    if name := action.get("commitInfo", {}).pop("headwater.state.file", None):
+        members, kind = unpack_state((table / STATE_FOLDER / name).read_bytes()), "headwater.state"
+        if "since" in members:
+            members["since"], kind = int(members["since"].partition("-")[0]), "headwater.state.difference"
+        action["commitInfo"][kind] = b64encode(zlib.compress(json.dumps(members).encode())).decode()
+    return json.dumps(action, separators=(",", ":")).replace('"headwater.format":"6"', '"headwater.format":"5"') + "\n"
 
 
 # --- deletion vectors ---------------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ def test_a_table_that_is_not_ours_is_refused() -> None:
 
 
 def test_a_newer_format_is_refused() -> None:
-    properties = {**LakeFacts(bucket_uuid="u", vbuckets=64).to_properties(), "headwater.format": "6"}
-    with pytest.raises(LakeTooNew, match="format 6, and this program supports formats up to 5"):
+    properties = {**LakeFacts(bucket_uuid="u", vbuckets=64).to_properties(), "headwater.format": "7"}
+    with pytest.raises(LakeTooNew, match="format 7, and this program supports formats up to 6"):
         LakeFacts.from_properties(properties, where="here")
 
 
