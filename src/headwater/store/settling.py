@@ -4,7 +4,7 @@ The commit loop settles; handlers and consumers roll back, remove and flush. Eve
 bucket at rest: no commit may be written meanwhile.
 
 A commit holds a little of many vbuckets, a block much of one. Settling takes the young commits, gathers what they hold
-of each vbucket and appends it to the vbucket's last block until that is large enough, then begins another. It goes in
+of each vbucket and appends it to the vbucket's last block while that is small, then begins another. It goes in
 steps of a few vbuckets, each one durable write, so that no writer waits long; the journal is cleared after the last. A
 crash in between leaves changes both in blocks and in the journal, which opening sees by their seqnos.
 """
@@ -40,12 +40,15 @@ from headwater.store.opening import load_vbucket, stored_manifest
 from headwater.store.runs import as_run, gather_runs, last_seqno, split_after, split_before
 
 BLOCK_BYTES_TARGET = 256 * 1024
-YOUNG_BYTES_MAX = 32 * 1024 * 1024
-"""When to settle: what is young is held in memory."""
+APPENDED_SHARE = 4
+"""Changes are appended to the last block of their vbucket up to one in so many parts of the target. To append means to
+write the block again, so that blocks filled up to the target would be written three times over in small rounds."""
+YOUNG_BYTES_MAX = 64 * 1024 * 1024
+"""When to settle: what is young is held in memory. In 1,024 vbuckets it makes blocks that nothing is appended to."""
 YOUNG_COMMITS_MAX = 2048
-STEP_BYTES = 1024 * 1024
+STEP_BYTES = 2 * 1024 * 1024
 """Commits go in between two steps, so this is what a small write may have to wait for; with the blocks that the changes
-are appended to it becomes about twice as much."""
+are appended to it becomes up to half as much again."""
 
 
 def is_due(bucket: Bucket) -> bool:
@@ -133,9 +136,10 @@ def settle_vbucket(view: CheckedView, vbucket: int, fresh: Bytes) -> list[Change
         return []
     merged: list[Bytes] = []
     changes: list[Change] = []
-    # Blocks up to twice the size of what comes behind them are taken along. So there are few small blocks, and a change
-    # is written again only a few times before its block is full, however little is settled at a time.
-    while last is not None and last[0] >= start and last[1] < BLOCK_BYTES_TARGET and last[1] <= 2 * size:
+    # Small blocks up to twice the size of what comes behind them are taken along. So there are few of them, and a
+    # change is written again only a few times before its block is full, however little is settled at a time.
+    appended_max = BLOCK_BYTES_TARGET // APPENDED_SHARE
+    while last is not None and last[0] >= start and last[1] < appended_max and last[1] <= 2 * size:
         try:
             block = view.get(Table.BLOCKS, last[0])
         except VBucketDamaged:
