@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -243,12 +244,30 @@ def test_it_is_the_same_cluster_the_next_time_and_goes_on_when_a_node_dies(tmp_p
     assert log_text.count("has ended with") == 1
 
 
+LOGIN_WORDS = ("--user", USER, "--password", PASSWORD)
+
+
+def health(url: str, *more: str) -> tuple[int, Any]:
+    result = CliRunner().invoke(main, ["health", "--json", url, *LOGIN_WORDS, *more])
+    return result.exit_code, json.loads(result.stdout or "{}")
+
+
 def _lose_a_node(supervisor: int, url: str) -> str:
     victim = url.removeprefix("couchbase://").split(",")[0]
+    code, well = health(f"{url}/default")
+    assert (code, well["text"]) == (0, "Healthy: 2 nodes answer, every vbucket has its 1 replica"), well
     os.kill(_node_pid(supervisor, "node-1"), signal.SIGKILL)
+    deadline_s = time.monotonic() + 30
+    while (bad := health(url))[0] != 4 and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    assert bad[1]["text"].startswith("No node that can be reached has the active copy of 4 of 8 vbuckets"), bad
+    assert [one["check"] for one in bad[1]["findings"]] == ["unserved", "nodes", "unknown-replicas", "unanswered"]
+    assert health(url, "--password", "wrong")[0] == 1
     _cluster("failover", url, victim)
     [left] = _status(url)["nodes"]
     assert (left["active"], left["is_reachable"]) == (8, True)
+    code, warned = health(f"{url}/default")
+    assert (code, warned["text"]) == (3, "8 replicas missing: losing a node loses documents"), warned
     return victim
 
 

@@ -10,12 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from headwater.findings import Level
 from headwater.node.history import Event, Kind
-from headwater.node.http.dashboard.health import CHECKS, LOSS_SHOWN_MS, Examined, Level, health_of
+from headwater.node.http.dashboard.health import CHECKS, LOSS_SHOWN_MS, Examined, health_of
 from headwater.node.http.dashboard.samples import BucketSampler
 from headwater.protocol.cluster_config import NO_NODE, NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
-from support.dashboard_world import VBUCKETS, serving
+from support.dashboard_world import READER, VBUCKETS, serving
 
 NOW_MS = 1_700_000_000_000
 GB = 10**9
@@ -151,3 +152,7 @@ async def test_a_node_answers_with_its_verdict(tmp_path: Path) -> None:
             world.beer.numbers.damage[vbucket] = cast(Any, "broken")
         answer = (await world.get("buckets/beer/health")).json()
         assert (answer["level"], answer["text"].split(":")[0]) == ("bad", f"{VBUCKETS} vbuckets stopped")
+        assert (await world.client.get("/headwater/buckets/beer/health", auth=READER)).json() == answer
+        assert (await world.client.get("/headwater/buckets/wine/health", auth=READER)).status_code == 403
+        whole = (await world.client.get("/headwater/health", auth=READER)).json()
+        assert (whole["level"], whole["text"], whole["buckets"]) == ("bad", answer["text"], {"beer": answer})

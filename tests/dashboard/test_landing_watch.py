@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import InvalidInput
-from headwater.http.requests import TOKEN_VARIABLE
+from headwater.http.asking import TOKEN_VARIABLE
 from headwater.node.http.dashboard import landing
 from headwater.node.http.dashboard.landing import Landings, fetch_landing
 from support.dashboard_world import answering, metrics_text, serving

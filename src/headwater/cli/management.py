@@ -23,7 +23,7 @@ from headwater.cli.rich_help import click
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts, parse_address
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, MalformedJson, TlsFailed
-from headwater.http.asking import ask
+from headwater.http.asking import ANSWER_S, ask
 from headwater.phrases import printable
 from headwater.protocol.cluster_config import PORT_MAX, ClusterConfig, ConfigNode, malformed_config
 from headwater.protocol.sasl import Credentials
@@ -179,6 +179,10 @@ class Management:
     address: Address
     credentials: Credentials | None = field(repr=False)
     tls: ssl.SSLContext | None = None
+    answer_s: float = ANSWER_S
+    """How long an answer may take."""
+    token: str | None = field(default=None, repr=False)
+    """Of the page of a landing, which knows no users."""
 
     def ask(self, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
         # Bytes of the command line that are not UTF-8 are sent as they are, for the node to refuse.
@@ -187,13 +191,17 @@ class Management:
         if self.credentials is not None:
             login = f"{self.credentials.user}:{self.credentials.password}".encode(errors=_AS_THEY_ARE)
             headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
+        elif self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
         body = None
         if form is not None:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
             body = urlencode(form, errors=_AS_THEY_ARE)
         try:
             where = self.address.host, self.address.port
-            return Answer(*ask(*where, method, target, headers=headers, body=body, tls=self.tls))
+            return Answer(
+                *ask(*where, method, target, headers=headers, body=body, tls=self.tls, answer_s=self.answer_s)
+            )
         except http.client.HTTPException as error:
             raise HeadwaterError(
                 f"{self.address} does not speak HTTP", hint="Give the management port with --http-port"
@@ -252,18 +260,21 @@ class ManagedNode:
         click.echo(json.dumps(members) if self.as_json else printable(sentence))
 
 
+http_port_option = click.option(
+    "--http-port",
+    type=click.IntRange(1, PORT_MAX),
+    metavar="PORT",
+    help="The management port. By default, the command asks the node for it.",
+)
+
+
 def managed(*, needs_bucket: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the node of its URL, and all options that it takes to get there."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @click.argument("url", metavar="URL")
         @connection_options
-        @click.option(
-            "--http-port",
-            type=click.IntRange(1, PORT_MAX),
-            metavar="PORT",
-            help="The management port. By default, the command asks the node for it.",
-        )
+        @http_port_option
         @json_option
         @errors_reported
         @functools.wraps(command)

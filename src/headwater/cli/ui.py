@@ -7,7 +7,7 @@ import threading
 
 from headwater.cli.options import errors_reported, storage_option
 from headwater.cli.rich_help import click
-from headwater.http.requests import TOKEN_VARIABLE
+from headwater.http.asking import TOKEN_VARIABLE
 from headwater.lake.lake_look import LakeWatch
 from headwater.lake.location import Location
 from headwater.lake_page.app import LakeState, PageAddress, serving_page

@@ -10,6 +10,8 @@ from typing import Any
 
 from headwater.errors import HeadwaterError
 
+TOKEN_VARIABLE = "HEADWATER_UI_TOKEN"
+"""The environment variable with the token of the page of a landing, for who serves it and who asks it."""
 CONNECT_S = 10.0
 ANSWER_S = 40.0
 """Above what a node may take to answer, which is 30 s where it waits for others."""
@@ -25,6 +27,7 @@ def ask(
     headers: Mapping[str, str],
     body: str | bytes | None = None,
     tls: ssl.SSLContext | None = None,
+    answer_s: float = ANSWER_S,
 ) -> tuple[int, Any]:
     """Send a request. Returns the status, and the JSON of the answer; what is not JSON as text.
 
@@ -39,7 +42,7 @@ def ask(
         connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=tls)
     try:
         connection.connect()
-        connection.sock.settimeout(ANSWER_S)
+        connection.sock.settimeout(answer_s)
         connection.request(method, target, body, dict(headers))
         response = connection.getresponse()
         answer = response.read(ANSWER_BYTES_MAX + 1)

@@ -63,8 +63,6 @@ GONE = "gone"
 """In the state of a request: a future that is done once its connection is gone. uvicorn cancels no handler then."""
 OWN_HEADER = "x-headwater-dashboard"
 """Only the scripts of our own pages send it."""
-TOKEN_VARIABLE = "HEADWATER_UI_TOKEN"
-"""Of the environment: the token of a landing's page, for the page itself and for a node that watches it."""
 _TOKEN_BYTES = 32
 _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(:[0-9]+)?")
 _HOST_CHARS_SHOWN = 100

@@ -90,6 +90,12 @@ class LandingNote:
     status: Mapping[str, Any] = field(default_factory=dict)
     """The members of `LandingStatus`."""
 
+    def state_at(self, now_s: float) -> str:
+        """`running`, `silent` where a landing that runs should have said so, `stopped` or `failed`."""
+        if not self.is_running:
+            return "stopped" if self.failure is None else "failed"
+        return "running" if now_s - self.time_s < LANDING_SILENT_S else "silent"
+
 
 def keep_verdict(location: Location, found: Verification, *, compared: str) -> str | None:
     """Note what `verify` found. Returns why it could not be noted: a user who may read a lake need not be allowed to

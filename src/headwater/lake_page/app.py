@@ -34,9 +34,10 @@ from starlette.routing import Route
 from headwater._version import __version__
 from headwater.client.threads import LoopThread
 from headwater.errors import HeadwaterError, InvalidInput
+from headwater.findings import Level
+from headwater.http.asking import TOKEN_VARIABLE
 from headwater.http.requests import (
     LOGIN_BODY_BYTES_MAX,
-    TOKEN_VARIABLE,
     HeadLimit,
     HostCheck,
     Json,
@@ -50,7 +51,8 @@ from headwater.http.requests import (
     with_page_headers,
 )
 from headwater.http.serving import AppServer
-from headwater.lake.lake_look import LANDING_SILENT_S, LakeLook, LakeWatch, LandingNote, Sample
+from headwater.lake.lake_health import health_of_landing
+from headwater.lake.lake_look import LakeLook, LakeWatch, LandingNote, Sample
 from headwater.lake.layout import TableKind
 from headwater.lake.location import Location
 from headwater.phrases import parse_number
@@ -116,12 +118,19 @@ class LakeState:
             if time.monotonic() >= self._next_look_s:
                 self._look_again()
             look, problem, now_s = self._look, self._problem, time.time()
-            landing = self._shown_landing(look, now_s)
+            shown, note = self._shown_landing(look, now_s)
             return {
                 "now_ms": int(now_s * 1000),
                 "uri": self._location.uri,
                 "problem": problem,
-                "landing": landing,
+                "health": health_of_landing(
+                    shown["state"],
+                    note,
+                    lag_s=shown["lag_s"],
+                    problem=problem,
+                    verified=None if look is None else look.verdict,
+                ).show(),
+                "landing": shown,
                 "lake": None if look is None else _lake_object(look, now_s),
                 "lags": self._points.show(),
             }
@@ -149,7 +158,7 @@ class LakeState:
         shown: dict[str, Any] = {"uri": self._location.uri, "state": "starting"}
         if note is None:
             return shown
-        state = _state_of(note, time.time())
+        state = note.state_at(time.time())
         # Of a landing that has ended it is not known how far it is behind.
         times = ("lag_s", "documents_age_s") if state == "running" else ()
         numbers = {name: note.status.get(name) for name in (*times, "documents", "failures")}
@@ -171,14 +180,14 @@ class LakeState:
 
     # --- the landing --------------------------------------------------------------------------------------------------
 
-    def _shown_landing(self, look: LakeLook | None, now_s: float) -> dict[str, Any]:
-        """How the landing stands, or stood when it was last heard of."""
+    def _shown_landing(self, look: LakeLook | None, now_s: float) -> tuple[dict[str, Any], LandingNote | None]:
+        """How the landing stands, or stood when it was last heard of; and what it said."""
         if self._landing is not None:
             note = self._landing()
-            state = "starting" if note is None else _state_of(note, now_s)
+            state = "starting" if note is None else note.state_at(now_s)
         else:
             note = None if look is None else look.landing
-            state = "unknown" if note is None else _state_of(note, now_s)
+            state = "unknown" if note is None else note.state_at(now_s)
         shown: dict[str, Any] = {"state": state, "lag_s": None, "documents_age_s": None, "is_bound": state != "running"}
         if note is not None:
             members = asdict(note)
@@ -198,13 +207,7 @@ class LakeState:
             shown["lag_s"] = None if look.as_of_s is None else max(0.0, now_s - look.as_of_s)
             age_s = look.documents_as_of_s
             shown["documents_age_s"] = None if age_s is None else max(0.0, now_s - age_s)
-        return shown
-
-
-def _state_of(note: LandingNote, now_s: float) -> str:
-    if not note.is_running:
-        return "stopped" if note.failure is None else "failed"
-    return "running" if now_s - note.time_s < LANDING_SILENT_S else "silent"
+        return shown, note
 
 
 def _lake_object(look: LakeLook, now_s: float) -> dict[str, Any]:
@@ -249,12 +252,6 @@ def page_app(
     reads = _Reads()
     files = PageFiles(__package__)
 
-    async def root(request: Request) -> Response:
-        return RedirectResponse(f"{PAGE}/", status_code=303)
-
-    async def health(request: Request) -> Response:
-        return Json({"status": "ok"})
-
     async def show_session(request: Request) -> Response:
         is_in = sessions.is_in(request)
         facts = {"version": __version__, "pipelines": names} if is_in else {"version": "", "pipelines": []}
@@ -265,6 +262,12 @@ def page_app(
 
     async def show_state(request: Request) -> Response:
         return Json(await reads.run(_asked(lakes, request).show))
+
+    async def show_health(request: Request) -> Response:
+        """The verdict on every landing here, and the worst of them."""
+        shown = {name: (await reads.run(state.show))["health"] for name, state in lakes.items()}
+        worst = min(shown.values(), key=lambda verdict: [*Level].index(verdict["level"]))
+        return Json({**{name: worst[name] for name in ("level", "text", "do")}, "pipelines": shown})
 
     async def show_sample(request: Request) -> Response:
         kind, name = request.query_params.get("kind", ""), request.query_params.get("name", "")
@@ -295,8 +298,8 @@ def page_app(
         return with_page_headers(checked)
 
     open_routes = {
-        "/": root,
-        _HEALTH: health,
+        "/": _show_root,
+        _HEALTH: _show_alive,
         PAGE: files.show_page,
         f"{PAGE}/": files.show_page,
         f"{PAGE}/assets/{{name}}": files.show_file,
@@ -305,6 +308,7 @@ def page_app(
     guarded_routes = {
         f"{PAGE}/api/pipelines": show_pipelines,
         f"{PAGE}/api/state": show_state,
+        f"{PAGE}/api/health": show_health,
         f"{PAGE}/api/sample": show_sample,
         f"{PAGE}/api/undone": show_undone,
         "/metrics": show_metrics,
@@ -329,6 +333,14 @@ def page_app(
         ],
         exception_handlers={HTTPException: _refuse_route, Exception: _report_failure},
     )
+
+
+async def _show_root(request: Request) -> Response:
+    return RedirectResponse(f"{PAGE}/", status_code=303)
+
+
+async def _show_alive(request: Request) -> Response:
+    return Json({"status": "ok"})
 
 
 def _asked(lakes: Lakes, request: Request) -> LakeState:

@@ -73,10 +73,11 @@ ROUTES = {
     "open": """GET / GET /health GET /healthz GET /ready GET /readyz GET /ui GET /ui/ GET /ui/assets/{name}
         GET /ui/api/session POST /ui/api/login POST /ui/api/logout""",
     "": """GET /pools GET /pools/default GET /pools/nodes GET /poolsStreaming/default GET /pools/default/nodeServices
-        GET /pools/default/buckets GET /whoami POST /controller/changePassword GET /metrics""",
+        GET /pools/default/buckets GET /whoami POST /controller/changePassword GET /metrics
+        GET /headwater/health""",
     "use": f"""GET {BUCKET} GET /pools/default/bucketsStreaming/{{bucket}} GET /pools/default/b/{{bucket}}
         GET /pools/default/bs/{{bucket}} GET {BUCKET}/scopes GET {BUCKET}/scopes/@ensureManifest/{{uid}}
-        POST {BUCKET}/scopes/@ensureManifest/{{uid}}""",
+        POST {BUCKET}/scopes/@ensureManifest/{{uid}} GET {OWN}/health""",
     "read": f"GET {OWN}/dcp",
     "read stream": f"""GET {PAGE}/live GET {PAGE}/health GET {PAGE}/changes GET {PAGE}/documents GET {PAGE}/document
         GET {PAGE}/versions GET {PAGE}/vbuckets/{{vbucket}} GET {PAGE}/branches GET {PAGE}/events/{{number}}

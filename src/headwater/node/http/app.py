@@ -55,6 +55,17 @@ _GROUPS = "/settings/rbac/groups"
 _OWN_BUCKET = "/headwater/buckets/{bucket}"
 """For what Couchbase has no path."""
 
+
+async def _show_health(call: Call) -> Response:
+    dashboard: Dashboard = call.request.app.state.dashboard
+    return await dashboard.show_health(call)
+
+
+async def _show_node_health(call: Call) -> Response:
+    dashboard: Dashboard = call.request.app.state.dashboard
+    return await dashboard.show_node_health(call)
+
+
 ROUTES: dict[str, dict[str, Endpoint]] = {
     "/pools": {"GET": Endpoint(pools.show_pools, ANY_USER)},
     "/pools/default": {
@@ -109,10 +120,12 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
         "PATCH": Endpoint(buckets.update_collection, Action.ADMIN),
         "DELETE": Endpoint(buckets.drop_collection, Action.ADMIN),
     },
+    "/headwater/health": {"GET": Endpoint(_show_node_health, ANY_USER)},
     "/headwater/node": {"POST": Endpoint(bucket_management.change_node, Action.SECURITY)},
     "/headwater/buckets": {"POST": Endpoint(bucket_management.create_bucket_here, Action.SECURITY)},
     _OWN_BUCKET: {"DELETE": Endpoint(bucket_management.drop_bucket_here, Action.SECURITY)},
     f"{_OWN_BUCKET}/flush": {"POST": Endpoint(bucket_management.flush_bucket_here, Action.ADMIN)},
+    f"{_OWN_BUCKET}/health": {"GET": Endpoint(_show_health, Action.USE)},
     f"{_OWN_BUCKET}/dcp": {"GET": Endpoint(buckets.show_connections, Action.READ)},
     f"{_OWN_BUCKET}/vbuckets/{{vbucket}}/rollback": {"POST": Endpoint(buckets.roll_back, Action.ADMIN)},
     f"{_OWN_BUCKET}/replicas/hold": {"POST": Endpoint(buckets.hold_replicas, Action.ADMIN)},

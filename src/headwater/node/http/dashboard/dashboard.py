@@ -20,12 +20,14 @@ from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headwater.findings import Verdict
 from headwater.http.requests import Json, PageFiles
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, MetricSamples, collect_metrics, one_number
+from headwater.node.auth.users import Action
 from headwater.node.http.call import Call, Logins, Sessions, may_see
 from headwater.node.http.dashboard.browser import BucketBrowser
-from headwater.node.http.dashboard.health import Examined, health_of
+from headwater.node.http.dashboard.health import BucketVerdict, Examined, health_of
 from headwater.node.http.dashboard.landing import Landings
 from headwater.node.http.dashboard.live_feed import TICK_S, LiveFeed
 from headwater.node.http.dashboard.samples import CONNECTIONS_SHOWN_MAX, BucketSampler
@@ -271,8 +273,23 @@ class Dashboard:
 
     async def show_health(self, call: Call) -> Response:
         """The verdict that is on top of every page."""
-        examined = Examined.of(self._node, self._samplers[call.path("bucket")], self._landings)
-        return Json(health_of(examined).show())
+        return Json(self._verdict(self._samplers[call.path("bucket")]).show())
+
+    async def show_node_health(self, call: Call) -> Response:
+        """The verdicts on all buckets that the user may use, and the worst of them."""
+        users = self._node.users
+        samplers = [one for name, one in self._samplers.items() if users.may(call.user, Action.USE, name)]
+        verdicts = {sampler.name: self._verdict(sampler) for sampler in samplers}
+        worst = Verdict.of(
+            (finding for verdict in verdicts.values() for finding in verdict.findings),
+            well=" ".join(dict.fromkeys(verdict.text for verdict in verdicts.values())) or "The user has no bucket",
+        )
+        buckets = {name: verdict.show() for name, verdict in verdicts.items()}
+        whole = {"level": worst.level, "text": worst.text, "do": worst.do}
+        return Json({"node": self._node.address.kv_address, **whole, "buckets": buckets})
+
+    def _verdict(self, sampler: BucketSampler) -> BucketVerdict:
+        return health_of(Examined.of(self._node, sampler, self._landings))
 
     async def show_metrics(self, request: Request) -> Response:
         samplers = list(self._samplers.values())

@@ -1,20 +1,21 @@
 """Whether a bucket is well on this node and in its cluster, in one sentence, and what to do where it is not.
 
 `health_of` goes through the table of checks below. The live feed sends its verdict to the page, which shows it on top,
-and `/ui/api/buckets/BUCKET/health` answers with it. A check reads what the last tick has taken; it asks no node and
-waits for nothing. To add one, write a generator of findings and enter it in `CHECKS`.
+and `/headwater/buckets/BUCKET/health` answers with it, for monitoring and `headwater health`. A check reads what the
+last tick has taken; it asks no node and waits for nothing. To add one, write a generator of findings and enter it in
+`CHECKS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from shutil import disk_usage
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headwater.findings import Finding, Level, Verdict
 from headwater.node.history import LOSING, Kind
 from headwater.node.http.dashboard.landing import Landings
 from headwater.phrases import counted
@@ -35,42 +36,14 @@ DISK_LOW_SHARE, DISK_FULL_SHARE = 0.10, 0.02
 _NAMES_MAX = 3
 
 
-class Level(StrEnum):
-    """How bad it is, worst first."""
-
-    BAD = "bad"
-    """Something does not work, or data can be lost now."""
-    WARN = "warn"
-    OK = "ok"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Something that is not as it should be."""
+class BucketVerdict(Verdict):
+    """The verdict on a bucket, as its node sees it, with where the copies are."""
 
-    check: str
-    level: Level
-    text: str
-    do: str
-    """What ends it, as a sentence."""
-    page: str = "overview"
-    """The page of the dashboard that has more on it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    level: Level
-    text: str
-    do: str
-    findings: tuple[Finding, ...]
-    """Worst first; the first of them is the verdict."""
-    unreachable: tuple[str, ...] = ()
+    unreachable: tuple[str, ...]
     """The nodes that can't be reached from this one."""
-    copies: CopyCounts | None = None
+    copies: CopyCounts | None
     """Of all vbuckets of the cluster; None where the bucket is not in one."""
-
-    def show(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +81,11 @@ class Examined:
         )
 
 
-def health_of(examined: Examined) -> Verdict:
+def health_of(examined: Examined) -> BucketVerdict:
     """What is wrong, worst first."""
-    order = list(Level)
-    findings = sorted((one for check in CHECKS for one in check(examined)), key=lambda one: order.index(one.level))
-    worst = findings[0] if findings else Finding(check="", level=Level.OK, text=_all_is_well(examined), do="")
-    return Verdict(
-        level=worst.level,
-        text=worst.text,
-        do=worst.do,
-        findings=tuple(findings),
+    return BucketVerdict.of(
+        (one for check in CHECKS for one in check(examined)),
+        well=_all_is_well(examined),
         unreachable=examined.unreachable,
         copies=examined.copies,
     )

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.errors import InvalidInput
-from headwater.http.requests import TOKEN_VARIABLE
+from headwater.http.asking import TOKEN_VARIABLE
 
 LANDING_EVERY_S = 2.0
 LANDING_S_MAX = 2.0

@@ -142,9 +142,12 @@ class ClusterNumbers:
 
     def unreachable(self) -> list[PeerNode]:
         """The nodes that have not answered for longer than one missed answer takes."""
-        now_ms = self._now_ms()
+        # One that has been failed over since the last question is missed no more.
+        names, now_ms = set(self._statistics.names()), self._now_ms()
         return [
-            peer for peer in self.peers.values() if peer.error is not None and now_ms - peer.heard_ms > UNREACHED_MS
+            peer
+            for peer in self.peers.values()
+            if peer.error is not None and now_ms - peer.heard_ms > UNREACHED_MS and peer.name in names
         ]
 
     async def wait_for_answers(self, *, within_s: float) -> None:

@@ -1,0 +1,218 @@
+"""`headwater health`: is this node, this cluster or this landing well? For people, and by its exit code for monitoring.
+
+It finds out what TARGET is, asks there for the verdict that the dashboard or the page of the landing shows, and prints
+it. In a cluster every node is asked: each of them knows its own disk and connections, and whom it can't reach.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from http import HTTPStatus
+from typing import Any
+
+from headwater.cli.management import (
+    Management,
+    ManagementUrl,
+    find_management,
+    http_port_option,
+    nodes_of_cluster,
+)
+from headwater.cli.options import (
+    EXIT_CRITICAL,
+    EXIT_WARNING,
+    LoginOptions,
+    connection_options,
+    errors_reported,
+    json_option,
+    storage_option,
+)
+from headwater.cli.rich_help import click
+from headwater.errors import HeadwaterError, InvalidInput
+from headwater.findings import Finding, Level, Verdict, worst_first
+from headwater.http.asking import TOKEN_VARIABLE
+from headwater.phrases import install_command, missing_library, printable
+
+ANSWER_S = 10.0
+"""How long a node or a page may take. One that hangs is as good as dead to who watches it."""
+ASKED_AT_ONCE_MAX = 16
+EXITS = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.BAD: EXIT_CRITICAL}
+_WORDS = {Level.BAD: "critical", Level.WARN: "warning", Level.OK: "ok"}
+_COUCHBASE, _HTTP = ("couchbase", "couchbases"), ("http", "https")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What is printed."""
+
+    verdict: Verdict
+    where: Mapping[Finding, tuple[str, ...]]
+    """Nodes, buckets or pipelines that a finding is about; empty where it is about the whole target."""
+    parts: Mapping[str, Any]
+    """The verdicts as they were given, by node or by pipeline."""
+
+    def members(self) -> dict[str, Any]:
+        findings = [{**asdict(one), "where": list(self.where.get(one, ()))} for one in self.verdict.findings]
+        return {**self.verdict.show(), "findings": findings, "parts": self.parts}
+
+    def lines(self) -> Iterator[str]:
+        if not self.verdict.findings:
+            yield f"{_WORDS[self.verdict.level]}: {self.verdict.text}"
+        for one in self.verdict.findings:
+            where = ", ".join(self.where.get(one, ()))
+            yield f"{_WORDS[one.level]}: {one.text}{f' ({where})' if where else ''}"
+            yield f"  {one.do}"
+
+
+@click.command()
+@click.argument("target", metavar="TARGET")
+@connection_options
+@http_port_option
+@storage_option
+@json_option
+@errors_reported
+def health(
+    target: str, login: LoginOptions, http_port: int | None, storage_options: dict[str, str], as_json: bool
+) -> None:
+    """Say whether a node, a cluster or a landing is healthy, and what to do if not.
+
+    TARGET is the URL of a node or of any node of a cluster, couchbase://host[:port][/bucket] or http://host:port, the
+    address of a landing's page, or the directory or object store of a landing. All nodes of a cluster are asked, about
+    the bucket or about all buckets that the user may use. A user with the role ro_admin may ask. A page that needs a
+    token takes it from HEADWATER_UI_TOKEN.
+
+    The exit code is 0 if all is well, 3 for warnings, 4 if something does not work or data can be lost now, and 1 if
+    that can't be found out: nothing answers, or the user may not ask. 2 is for an invalid command line.
+
+    \b
+    Examples:
+      headwater health couchbase://127.0.0.1/default
+      headwater health --json http://127.0.0.1:8091
+      headwater health http://127.0.0.1:8080
+      headwater health /data/lake
+    """
+    scheme = target.partition("://")[0].lower() if "://" in target else ""
+    if scheme in _COUCHBASE:
+        report = _of_nodes(ManagementUrl.parse(target, needs_bucket=False), login, http_port)
+    elif scheme in _HTTP:
+        where = ManagementUrl.parse(target.rstrip("/").removesuffix("/ui"), needs_bucket=False)
+        root = Management(address=where.addresses[0], credentials=None, tls=login.tls_context(where), answer_s=ANSWER_S)
+        content = root.ask("GET").content
+        is_node = isinstance(content, dict) and content.get("name") == "headwater"
+        report = _of_nodes(where, login, http_port) if is_node else _of_page(root)
+    else:
+        report = _of_lake(target, storage_options)
+    for line in [json.dumps(report.members())] if as_json else map(printable, report.lines()):
+        click.echo(line)
+    sys.exit(EXITS[report.verdict.level])
+
+
+# --- nodes --------------------------------------------------------------------------------------------------------
+
+
+def _of_nodes(where: ManagementUrl, login: LoginOptions, http_port: int | None) -> Report:
+    credentials, tls = login.needed_credentials(where), login.tls_context(where)
+    address = find_management(where, credentials=credentials, tls=tls, http_port=http_port)
+    first = Management(address=address, credentials=credentials, tls=tls, answer_s=ANSWER_S)
+    nodes = nodes_of_cluster(first, bucket=where.bucket)
+    with ThreadPoolExecutor(max_workers=ASKED_AT_ONCE_MAX) as threads:
+        answers = list(threads.map(lambda node: _ask_node(node, where.bucket), nodes))
+    parts: dict[str, Any] = {}
+    found: list[tuple[str, str, Finding]] = []
+    for node, answer in zip(nodes, answers, strict=True):
+        if isinstance(answer, HeadwaterError):
+            text, do = f"{node.address} does not say how it is: {answer.reason}", answer.hint
+            found.append(("", "", Finding(check="unanswered", level=Level.WARN, text=text, do=do)))
+            continue
+        parts[str(node.address)] = answer
+        found += [
+            (str(node.address), bucket if len(answer) > 1 else "", one)
+            for bucket, verdict in answer.items()
+            for one in _findings(verdict)
+        ]
+    if not parts:
+        raise next(answer for answer in answers if isinstance(answer, HeadwaterError))
+    well = dict.fromkeys(str(verdict["text"]) for answer in parts.values() for verdict in answer.values())
+    return _report(found, of=set(parts), well="; ".join(well) or "The user has no bucket", parts=parts)
+
+
+def _ask_node(node: Management, bucket: str) -> dict[str, Any] | HeadwaterError:
+    """The verdicts of a node by bucket, or why there are none."""
+    try:
+        answer = (
+            node.ask("GET", "headwater", "buckets", bucket, "health")
+            if bucket
+            else node.ask("GET", "headwater", "health")
+        )
+        if answer.status == HTTPStatus.NOT_FOUND and not bucket:
+            raise HeadwaterError("it is no node of Headwater", hint="The health of other servers can't be asked for")
+        content = answer.accepted()
+        verdicts: dict[str, Any] = {bucket: content} if bucket else content["buckets"]
+        for verdict in verdicts.values():
+            _findings(verdict)
+    except HeadwaterError as error:
+        return error
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return HeadwaterError(f"its answer can't be read: {error!r}", hint="Check that it is a node of Headwater")
+    return verdicts
+
+
+def _findings(verdict: Mapping[str, Any]) -> list[Finding]:
+    """The findings of a verdict that came as JSON."""
+    names = ("check", "text", "do", "page")
+    return [
+        Finding(level=Level(one["level"]), **{name: str(one.get(name, "")) for name in names})
+        for one in verdict["findings"]
+    ]
+
+
+def _report(found: Iterable[tuple[str, str, Finding]], *, of: set[str], well: str, parts: Mapping[str, Any]) -> Report:
+    """Say once what several say, and who says it where not all of them do."""
+    by: dict[Finding, list[tuple[str, str]]] = {}
+    for part, bucket, finding in found:
+        by.setdefault(finding, []).append((part, bucket))
+    where = {}
+    for finding, places in by.items():
+        said_by = [part for part in dict.fromkeys(part for part, _ in places) if part]
+        buckets = [bucket for bucket in dict.fromkeys(bucket for _, bucket in places) if bucket]
+        where[finding] = (*buckets, *(said_by if set(said_by) != of else ()))
+    return Report(verdict=Verdict.of(worst_first(by), well=well), where=where, parts=parts)
+
+
+# --- landings -----------------------------------------------------------------------------------------------------
+
+
+def _of_page(page: Management) -> Report:
+    token = os.environ.get(TOKEN_VARIABLE)
+    answer = replace(page, token=token).ask("GET", "ui", "api", "health")
+    if answer.status == HTTPStatus.UNAUTHORIZED:
+        raise HeadwaterError("the page needs a token, or another one", hint=f"Set {TOKEN_VARIABLE}")
+    try:
+        parts: dict[str, Any] = answer.accepted()["pipelines"]
+        found = [(name, "", one) for name, verdict in parts.items() for one in _findings(verdict)]
+        well = "; ".join(f"{name}: {one['text']}" if name else str(one["text"]) for name, one in parts.items())
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise HeadwaterError(
+            f"{page.address} is neither a node nor the page of a landing",
+            hint="Give the address that `headwater land --ui` prints, or the directory of the landing",
+        ) from error
+    return _report(found, of=set(parts), well=well, parts=parts)
+
+
+def _of_lake(target: str, storage_options: dict[str, str]) -> Report:
+    try:
+        from headwater.lake.lake_look import LakeWatch
+        from headwater.lake.location import Location
+        from headwater.lake_page.app import LakeState
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"the tables of a landing need {missing_library(error)}, which is not installed",
+            hint=f"Run {install_command('lake')}",
+        ) from error
+    state = LakeState(LakeWatch(Location.of(target, storage_options)))
+    verdict = state.show()["health"]
+    return _report([("", "", one) for one in _findings(verdict)], of=set(), well=verdict["text"], parts={"": verdict})
