@@ -107,7 +107,7 @@ def check_python(asked: Asked) -> Found:
 
 
 _REQUIREMENT = re.compile(
-    r"(?P<name>[\w.-]+)(?:\[(?P<extras>[^\]]*)\])?(?P<bounds>[^;]*)(?:;\s*extra == ['\"](?P<extra>\w+)['\"])?"
+    r"(?P<name>[\w.-]+)(?:\[[^\]]*\])?(?P<bounds>[^;]*)(?:;\s*extra == ['\"](?P<extra>\w+)['\"])?"
 )
 
 
@@ -115,12 +115,7 @@ def _requirements(extra: str | None) -> Iterator[tuple[str, str]]:
     """The libraries of an extra, or those that are always needed, with the bounds of their versions."""
     for text in distribution(PACKAGE).requires or ():
         match = _REQUIREMENT.fullmatch(text.strip())
-        if match is None or match["extra"] != extra:
-            continue
-        if match["name"] == PACKAGE:
-            for other in match["extras"].split(","):
-                yield from _requirements(other.strip())
-        else:
+        if match is not None and match["extra"] == extra:
             yield match["name"], match["bounds"].strip()
 
 
