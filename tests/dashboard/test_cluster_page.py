@@ -3,19 +3,25 @@ landing that was stopped. All tests look at the same cluster."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from selenium.webdriver.support.ui import Select
 
-from support.browser import Browser, log_in
+from support.browser import DESKTOP, PHONE, Browser, axe_findings, log_in, show_map
 from support.dashboard_world import BUCKET, answering, make_cluster, metrics_text, write
 from support.node_process import NodeProcess
 
 VBUCKETS, OTHER = 32, "wine"
 DOCUMENTS = 120
+UNSERVED = "No node that can be reached"
+PAGES = ("overview", "streams", "changes", "documents", "history", "landing")
+SHOTS = os.environ.get("HEADWATER_SCREENSHOTS")
+"""A folder to keep screenshots in, for people to look at."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NodeProcess
 def page(browser: Browser, nodes: list[NodeProcess]) -> Browser:
     """The page of the first node, which knows by then that the last one is dead."""
     log_in(browser, nodes[0])
-    browser.find(".health[data-level=bad]")
+    choose(browser, BUCKET)
+    browser.until(lambda: UNSERVED in browser.find(".health").text, "the dead node is not noticed")
     return browser
 
 
@@ -55,8 +62,52 @@ def choose(browser: Browser, bucket: str) -> None:
     browser.find(".status.live")
 
 
+def tiles(browser: Browser) -> dict[str, list[str]]:
+    """The numbers and notes of the overview, by their labels."""
+    shown = [tile.text.split("\n") for tile in browser.all(".tile")]
+    return {label: rest for label, *rest in shown}
+
+
+def test_with_a_dead_node_nothing_contradicts(page: Browser, nodes: list[NodeProcess]) -> None:
+    told = re.search(rf"{UNSERVED} has the active copy of (\d+) of (\d+) vbuckets", page.find(".health").text)
+    assert told is not None
+    unserved, all_ = map(int, told.groups())
+    page.find(f"[data-standing=lost][data-count='{unserved}']")
+    shown = tiles(page)
+    assert shown["Vbuckets served"] == [f"{all_ - unserved} of {all_}", f"{unserved} can’t be reached"]
+    assert shown["Nodes that answer"] == ["2 of 3"]
+    assert shown["Documents, all nodes"][1] == "without those of 1 unreachable node"
+    replicas = re.fullmatch(r"(\d+) of (\d+)", shown["Replicas on nodes that answer"][0])
+    unknown = re.fullmatch(r"(\d+) unknown", shown["Replicas on nodes that answer"][1])
+    assert replicas is not None
+    assert unknown is not None
+    assert int(replicas[1]) + int(unknown[1]) == int(replicas[2]) == all_
+    # The copies on the dead node, and those of its active vbuckets.
+    page.find(f"[data-standing=unknown][data-count='{int(unknown[1]) + unserved}']")
+    dead = page.find(f"[aria-label^='Vbuckets of {nodes[-1].address}:']").get_attribute("aria-label")
+    assert f"{unserved} active, can’t be reached" in str(dead)
+    heads = " ".join(head.text for head in page.all(".map-head"))
+    assert heads.count("can’t be read or written") == 1
+    show_map(page)
+    page.find(f"[data-legend=active][data-count='{all_ - unserved}']")
+    assert page.console() == []
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
+def test_all_pages_fit_and_have_no_serious_faults(
+    page: Browser, tmp_path: Path, size: tuple[int, int], scheme: str
+) -> None:
+    page.resize(size)
+    page.prefer(scheme)
+    for name in PAGES:
+        go(page, name)
+        page.find(".section")
+        assert page.run("return document.documentElement.scrollWidth") <= size[0], name
+        assert axe_findings(page) == [], name
+        page.screenshot(Path(SHOTS or tmp_path) / f"cluster-{name}-{size[0]}-{scheme}.png")
+
+
 def test_a_landing_that_was_stopped_says_when_and_of_which_bucket(page: Browser) -> None:
-    choose(page, BUCKET)
     go(page, "landing")
     said = page.find("[data-test=landing-gone]").text
     assert re.match(r"The landing was stopped at \d\d:\d\d:\d\d: nothing listens", said)

@@ -52,6 +52,8 @@ export interface Peer {
   /** Why it does not answer, or null where it does. */
   error: string | null;
   is_known: boolean;
+  /** False once it has missed more than one answer. */
+  is_reachable: boolean;
   is_held: boolean;
   vbuckets: VBucketRow[];
 }
@@ -99,11 +101,25 @@ export interface Finding {
   page: string;
 }
 
+/** Where the copies of all vbuckets are, judged by the nodes that can be reached. */
+export interface Copies {
+  vbuckets: number;
+  active: number;
+  active_unreachable: number;
+  active_missing: number;
+  replicas_wanted: number;
+  replicas: number;
+  replicas_unknown: number;
+  replicas_missing: number;
+}
+
 export interface Health {
   level: Finding["level"];
   text: string;
   do: string;
   findings: Finding[];
+  /** Null where the bucket is not in a cluster. */
+  copies: Copies | null;
 }
 
 export interface ClusterNode {

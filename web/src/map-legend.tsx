@@ -14,6 +14,11 @@ export function MapLegend(props: { maps: NodeMap[]; shade: Shade; range: Range }
   const add = (name: string): void => void counts.set(name, (counts.get(name) ?? 0) + 1);
   for (const map of maps) {
     for (const row of map.rows) {
+      if (map.unheardSinceMs !== null) {
+        // What it said last is shown, and is not counted among what there is.
+        if (row.state !== 0) add("unreachable");
+        continue;
+      }
       add(stateName(row.state));
       if (isHeldBack(map, row)) add("held");
       if (map.knowsNumbers && isUnknown(row, shade)) add("unknown");
@@ -29,6 +34,11 @@ export function MapLegend(props: { maps: NodeMap[]; shade: Shade; range: Range }
               <StateMark state={state} /> <b>{whole(counts.get(state) ?? 0)}</b>
             </li>
           ))}
+        {counts.has("unreachable") && (
+          <li data-count={counts.get("unreachable")} data-legend="unreachable">
+            <i class="segment" data-standing="unknown" /> on nodes that can’t be reached <b>{whole(counts.get("unreachable")!)}</b>
+          </li>
+        )}
         {counts.has("held") && (
           <li data-count={counts.get("held")} data-legend="held">
             <StateMark state="replica" isHeld name="held back" /> <b>{whole(counts.get("held")!)}</b>

@@ -40,12 +40,17 @@ export function nodeMaps(live: LiveState): NodeMap[] {
 function otherNode(live: LiveState, node: ClusterNode, index: number): NodeMap {
   const peer = live.peers.get(node.name);
   const knowsNumbers = peer?.is_known ?? false;
+  const byConfig = statesByConfig(live.cluster.map, index);
+  const said = knowsNumbers ? peer!.vbuckets : byConfig;
+  // Of a node that can't be reached the config decides what it has, for the others and for the line of health.
+  const isReachable = peer?.is_reachable ?? true;
   return {
     node,
-    rows: peer && knowsNumbers ? peer.vbuckets : statesByConfig(live.cluster.map, index),
+    rows: isReachable ? said : byConfig.map(({ state }, vbucket) => ({ ...said[vbucket]!, state })),
     isThis: false,
     knowsNumbers,
-    unheardSinceMs: peer?.error ? peer.heard_ms : null,
+    // As the line of health judges it.
+    unheardSinceMs: peer && !isReachable ? peer.heard_ms : null,
     error: peer?.error ?? null,
     isHeld: peer?.is_held ?? false,
   };
@@ -53,6 +58,42 @@ function otherNode(live: LiveState, node: ClusterNode, index: number): NodeMap {
 
 const statesByConfig = (map: number[][], index: number): VBucketRow[] =>
   map.map((row) => ({ state: row[0] === index ? 1 : row.slice(1).includes(index) ? 2 : 0, ...NO_NUMBERS }));
+
+/** Under writes a copy is always some changes behind; with more than this it does not keep up. */
+const BEHIND_SEQNOS = 1000;
+
+/** What a vbucket of a node is worth: its state, as far as the node can be reached and the copy is known. */
+export const STANDINGS = {
+  active: "active",
+  replica: "copy",
+  behind: "copy that is behind",
+  unknown: "copy of which nothing is known",
+  lost: "active, can’t be reached",
+  pending: "pending",
+  dead: "dead",
+  absent: "not on the node",
+} as const;
+export type Standing = keyof typeof STANDINGS;
+
+export function standing(map: NodeMap, row: VBucketRow): Standing {
+  const state = stateName(row.state);
+  if (map.unheardSinceMs !== null && state !== "absent") return state === "active" ? "lost" : "unknown";
+  if (state !== "replica" || !map.knowsNumbers) return state;
+  if (row.lag < 0) return "unknown";
+  return row.lag > (map.isHeld ? 0 : BEHIND_SEQNOS) ? "behind" : "replica";
+}
+
+/** How many vbuckets of some nodes stand how, in the order in which they are shown. */
+export function standings(maps: NodeMap[]): [Standing, number][] {
+  const counts = new Map<Standing, number>();
+  for (const map of maps) {
+    for (const row of map.rows) {
+      const found = standing(map, row);
+      counts.set(found, (counts.get(found) ?? 0) + 1);
+    }
+  }
+  return (Object.keys(STANDINGS) as Standing[]).flatMap((one) => (counts.has(one) ? [[one, counts.get(one)!]] : []));
+}
 
 /** The documents of the active vbuckets of a node. */
 export const activeDocuments = (map: NodeMap): number =>

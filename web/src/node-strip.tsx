@@ -1,83 +1,45 @@
-/** The vbuckets of one node in a strip, in their order: the colour is the state, and copies that are behind stand out. */
+/** The vbuckets of each node in a strip, by how they stand, and what its colours stand for. */
 
-import { useEffect, useRef } from "preact/hooks";
 import { clock, many, whole } from "./format";
-import { stateName } from "./live";
-import { activeDocuments, furthestCopy, isCopy, type NodeMap } from "./node-maps";
-import { color, onThemeChange } from "./theme";
+import { activeDocuments, furthestCopy, type NodeMap, type Standing, STANDINGS, standings } from "./node-maps";
 
-const HEIGHT = 14;
-
-/** Under writes a copy is always some changes behind; with more than this it does not keep up. */
-const BEHIND_SEQNOS = 1000;
-
-const isBehind = (map: NodeMap, vbucket: number): boolean => {
-  const row = map.rows[vbucket]!;
-  return isCopy(row) && (row.lag < 0 || row.lag > (map.isHeld ? 0 : BEHIND_SEQNOS));
-};
-
-export function NodeStrip(props: { map: NodeMap }) {
-  const { map } = props;
+export function NodeStrips(props: { maps: NodeMap[] }) {
+  const { maps } = props;
   return (
-    <div class="map-node" data-this={map.isThis} data-heard={map.unheardSinceMs === null}>
-      <NodeHead map={map} />
-      <Strip map={map} />
+    <div class="strips">
+      {maps.map((map) => (
+        <div class="map-node" key={map.node.name} data-this={map.isThis} data-heard={map.unheardSinceMs === null}>
+          <NodeHead map={map} />
+          <Strip map={map} />
+        </div>
+      ))}
+      <ul class="legend-states" aria-label={maps.length > 1 ? "Vbuckets of all nodes, by how they stand" : "Vbuckets, by state"}>
+        {standings(maps).map(([one, count]) => (
+          <li key={one} data-standing={one} data-count={count}>
+            <i class="segment" data-standing={one} /> {STANDINGS[one]} <b>{whole(count)}</b>
+          </li>
+        ))}
+      </ul>
     </div>
   );
 }
 
 function Strip(props: { map: NodeMap }) {
   const { map } = props;
-  const canvas = useRef<HTMLCanvasElement>(null);
-  const states = map.rows.map((row, vbucket) => (isBehind(map, vbucket) ? "held" : stateName(row.state)));
-  const drawn = states.join();
-
-  useEffect(() => {
-    const element = canvas.current!;
-    const draw = (): void => drawStrip(element, states);
-    draw();
-    const observer = new ResizeObserver(draw);
-    observer.observe(element);
-    const endTheme = onThemeChange(draw);
-    return () => {
-      observer.disconnect();
-      endTheme();
-    };
-  }, [drawn]);
-
-  return <canvas ref={canvas} class="strip" height={HEIGHT} role="img" aria-label={stripWords(map)} />;
-}
-
-function drawStrip(canvas: HTMLCanvasElement, states: string[]): void {
-  const scale = window.devicePixelRatio || 1;
-  canvas.width = Math.max(1, Math.round(canvas.clientWidth * scale));
-  canvas.height = HEIGHT * scale;
-  const context = canvas.getContext("2d")!;
-  const colors = new Map([...new Set(states)].map((state) => [state, color(state === "absent" ? "--cell" : `--${state}`)]));
-  const width = canvas.width / states.length;
-  states.forEach((state, vbucket) => {
-    context.fillStyle = colors.get(state)!;
-    const left = Math.floor(vbucket * width);
-    context.fillRect(left, 0, Math.max(1, Math.ceil((vbucket + 1) * width) - left), canvas.height);
-  });
-}
-
-function stripWords(map: NodeMap): string {
-  const counts = new Map<string, number>();
-  for (const row of map.rows) {
-    const name = stateName(row.state);
-    counts.set(name, (counts.get(name) ?? 0) + 1);
-  }
-  const states = [...counts].map(([name, count]) => `${whole(count)} ${name}`).join(", ");
-  return `Vbuckets of ${map.node.name}: ${states}`;
+  const found = standings([map]);
+  const words = found.map(([one, count]) => `${whole(count)} ${STANDINGS[one]}`).join(", ");
+  return (
+    <div class="strip" role="img" aria-label={`Vbuckets of ${map.node.name}: ${words}`}>
+      {found.map(([one, count]) => (
+        <i key={one} class="segment" data-standing={one} style={{ flexGrow: count }} title={`${whole(count)} ${STANDINGS[one]}`} />
+      ))}
+    </div>
+  );
 }
 
 /** A node's name, how it is, and what it has. */
 export function NodeHead(props: { map: NodeMap }) {
   const { map } = props;
-  const behind = furthestCopy(map);
-  const active = map.rows.filter((row) => stateName(row.state) === "active").length;
-  const copies = map.rows.filter(isCopy).length;
   return (
     <div class="map-head">
       <h3>
@@ -85,19 +47,12 @@ export function NodeHead(props: { map: NodeMap }) {
         {map.isThis && map.node.name !== "this node" && <span class="badge">this node</span>}
         {map.isHeld && <span class="badge held">copies held back</span>}
       </h3>
-      {map.unheardSinceMs !== null ? (
+      {map.unheardSinceMs !== null && (
         <span class="badge gone" title={map.error ?? undefined}>
           unreachable since {clock(map.unheardSinceMs)}
         </span>
-      ) : (
-        map.knowsNumbers && (
-          <span class="muted">
-            {many(activeDocuments(map), "document")} active, {whole(active)} active vbuckets
-            {copies > 0 && `, ${many(copies, "copy", "copies")}`}
-            {behind !== null && (behind === 0 ? " up to date" : ` up to ${whole(behind)} behind`)}
-          </span>
-        )
       )}
+      {(map.knowsNumbers || map.unheardSinceMs !== null) && <span class="muted">{contents(map)}</span>}
       {!map.isThis && map.node.url && (
         <a href={map.node.url} class="map-link">
           its dashboard
@@ -105,4 +60,18 @@ export function NodeHead(props: { map: NodeMap }) {
       )}
     </div>
   );
+}
+
+function contents(map: NodeMap): string {
+  const counts = new Map(standings([map]));
+  const count = (...names: Standing[]): number => names.reduce((sum, name) => sum + (counts.get(name) ?? 0), 0);
+  const unknown = count("unknown");
+  if (map.unheardSinceMs !== null) {
+    return `${many(count("lost"), "active vbucket")} can’t be read or written, ${many(unknown, "copy", "copies")} unknown`;
+  }
+  const known = count("replica", "behind", "pending");
+  const behind = furthestCopy(map);
+  const copies = known > 0 ? `, ${many(known, "copy", "copies")} ${behind ? `up to ${whole(behind)} behind` : "up to date"}` : "";
+  const notKnown = unknown > 0 ? `, ${many(unknown, "copy", "copies")} unknown` : "";
+  return `${many(activeDocuments(map), "document")} active, ${many(count("active"), "active vbucket")}${copies}${notKnown}`;
 }

@@ -3,10 +3,10 @@
 import { useState } from "preact/hooks";
 import { Chart } from "./chart";
 import { bytes, duration, many, short, whole } from "./format";
-import { type Losses, useLive } from "./live";
+import { type Copies, type Losses, useLive } from "./live";
 import { MapLegend } from "./map-legend";
 import { activeDocuments, type NodeMap, nodeMaps } from "./node-maps";
-import { NodeHead, NodeStrip } from "./node-strip";
+import { NodeHead, NodeStrips } from "./node-strip";
 import { Events, Section, Tile } from "./pieces";
 import { VBucketDetails } from "./vbucket-details";
 import { rangeOf, type Shade, VBucketMap } from "./vbucket-map";
@@ -30,6 +30,7 @@ export function Overview(props: { bucket: string }) {
 
   // Before the node has said anything a number would be made up.
   if (live.health === null) return null;
+  const { copies } = live.health;
 
   return (
     <>
@@ -52,18 +53,11 @@ export function Overview(props: { bucket: string }) {
         <dl class="tiles">
           <DocumentsTile here={live.documents} maps={maps} />
           {maps.length > 1 && <NodesTile maps={maps} />}
-          {live.cluster.replicas > 0 && <ReplicasTile map={live.cluster.map} replicas={live.cluster.replicas} />}
+          {copies && maps.length > 1 && <ServedTile copies={copies} />}
+          {copies && copies.replicas_wanted > 0 && <ReplicasTile copies={copies} />}
           <Tile label="Collections" value={whole(live.collections.length)} />
         </dl>
-        {isMapOpen ? (
-          <FullMap bucket={props.bucket} maps={maps} />
-        ) : (
-          <div class="strips">
-            {maps.map((map) => (
-              <NodeStrip key={map.node.name} map={map} />
-            ))}
-          </div>
-        )}
+        {isMapOpen ? <FullMap bucket={props.bucket} maps={maps} /> : <NodeStrips maps={maps} />}
       </Section>
 
       <Section
@@ -134,7 +128,7 @@ function DocumentsTile(props: { here: number; maps: NodeMap[] }) {
     <Tile
       label="Documents, all nodes"
       value={whole(here + elsewhere)}
-      note={missing > 0 ? `without ${many(missing, "node")}` : `${whole(here)} active here`}
+      note={missing > 0 ? `without those of ${many(missing, "unreachable node")}` : `${whole(here)} active here`}
       tone={missing > 0 ? "warn" : undefined}
     />
   );
@@ -148,16 +142,35 @@ function NodesTile(props: { maps: NodeMap[] }) {
   );
 }
 
-/** A vbucket has a place for each replica; -1 says that no node keeps it. */
-function ReplicasTile(props: { map: number[][]; replicas: number }) {
-  const missing = props.map.reduce((sum, row) => sum + row.slice(1).filter((node) => node < 0).length, 0);
-  const wanted = props.map.length * props.replicas;
+/** The vbuckets whose documents can be read and written. */
+function ServedTile(props: { copies: Copies }) {
+  const { vbuckets, active, active_unreachable, active_missing } = props.copies;
+  const notes = [
+    active_unreachable > 0 && `${whole(active_unreachable)} can’t be reached`,
+    active_missing > 0 && `${whole(active_missing)} on no node`,
+  ].filter(Boolean);
   return (
     <Tile
-      label="Replicas"
-      value={`${whole(wanted - missing)} of ${whole(wanted)}`}
-      note={missing > 0 ? `${whole(missing)} missing` : "none missing"}
-      tone={missing > 0 ? "warn" : undefined}
+      label="Vbuckets served"
+      value={`${whole(active)} of ${whole(vbuckets)}`}
+      note={notes.join(", ") || "by nodes that answer"}
+      tone={notes.length > 0 ? "warn" : undefined}
+    />
+  );
+}
+
+function ReplicasTile(props: { copies: Copies }) {
+  const { replicas_wanted, replicas, replicas_unknown, replicas_missing } = props.copies;
+  const notes = [
+    replicas_unknown > 0 && `${whole(replicas_unknown)} unknown`,
+    replicas_missing > 0 && `${whole(replicas_missing)} missing`,
+  ].filter(Boolean);
+  return (
+    <Tile
+      label="Replicas on nodes that answer"
+      value={`${whole(replicas)} of ${whole(replicas_wanted)}`}
+      note={notes.join(", ") || "none missing"}
+      tone={notes.length > 0 ? "warn" : undefined}
     />
   );
 }
