@@ -15,7 +15,7 @@ from headwater import errors
 SOURCE = Path(errors.__file__).parent
 _SECTIONS = {
     "Connecting and reading": ("client",),
-    "Commands": ("cli", "sim"),
+    "Commands": ("cli", "judge", "sim"),
     "Files in and out": ("transfer",),
     "Nodes and their data": ("node", "store"),
     "Clusters": ("cluster",),

@@ -52,6 +52,7 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater drill release-replicas": [([URL], 1, NOWHERE)],
     "headwater export": [([URL, "--into", "out"], 1, NOWHERE), ([URL], 2, "Missing option '--into'")],
     "headwater health": [([URL], 1, NOWHERE), (["no-such-lake"], 1, "does not contain the tables of a landing")],
+    "headwater judge": [([], 2, "Give the command of the consumer"), (["--nodes", "1"], 2, "Give 2 to 5")],
     "headwater kernels": [(["now"], 2, "Got unexpected extra argument (now)")],
     "headwater land": [(["localhost", "--into", "lake"], 1, "is not a URL")],
     "headwater load": [([URL, "--generate", "1"], 1, NOWHERE), ([URL], 2, "Give either FILE or --generate N")],

@@ -162,8 +162,8 @@ completion_option = click.option(
 
 
 COMMANDS = (
-    "buckets", "check", "cluster", "collections", "decode", "doctor", "drill", "export", "health", "kernels", "land",
-    "load", "repair", "replicate", "serve", "sim", "tail", "ui", "users", "verify",
+    "buckets", "check", "cluster", "collections", "decode", "doctor", "drill", "export", "health", "judge", "kernels",
+    "land", "load", "repair", "replicate", "serve", "sim", "tail", "ui", "users", "verify",
 )  # fmt: skip
 """The module and the function have the command's name."""
 

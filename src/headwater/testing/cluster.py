@@ -151,6 +151,10 @@ class HeadwaterCluster:
 
         self._coordinate(take_in)
 
+    def take_out(self, node: HeadwaterNode) -> None:
+        """Move all vbuckets of a node to the others, and let it leave the cluster. It keeps running."""
+        self._coordinate(lambda coordinator: coordinator.remove(str(node.address)))
+
     def lose(self, documents: Mapping[Any, Any], *, collection: str = DEFAULT_COLLECTION) -> None:
         """Write documents, and lose them by a failover: their node dies before any replica has got them.
 

@@ -1,0 +1,135 @@
+"""`headwater judge`: any consumer of the protocol against a cluster with failures, and whether it has what is there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import rich_click as click
+
+from headwater.cli.options import parse_time
+from headwater.errors import HeadwaterError, InvalidInput
+from headwater.judge.plan import Shape, make_plan
+from headwater.judge.run import Verdict, judge_seed
+from headwater.phrases import counted
+from headwater.testing.nursery import NodeFailed, Nursery
+
+_SHAPE = Shape()
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, metavar="N", help="The first seed.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="K",
+    help="How many seeds to run, starting at N.",
+)
+@click.option("--nodes", type=int, default=_SHAPE.nodes, show_default=True, help="Nodes of the cluster.")
+@click.option("--vbuckets", type=int, default=_SHAPE.vbuckets, show_default=True, help="Vbuckets of the bucket.")
+@click.option("--documents", type=int, default=_SHAPE.documents, show_default=True, help="Documents to write to.")
+@click.option("--steps", type=int, default=_SHAPE.steps, show_default=True, help="Steps: writes, most with a fault.")
+@click.option(
+    "--patience",
+    "patience_s",
+    default="10s",
+    show_default=True,
+    metavar="TIME",
+    callback=parse_time,
+    help="How long the consumer may write nothing at the end before it counts as stuck.",
+)
+@click.option("--plan", "only_plan", is_flag=True, help="Print what would be done, and do nothing.")
+@click.option("--verbose", "-v", is_flag=True, help="Print each step as it is done, on standard error.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def judge(
+    seed: int,
+    seeds: int,
+    nodes: int,
+    vbuckets: int,
+    documents: int,
+    steps: int,
+    patience_s: float,
+    only_plan: bool,
+    verbose: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run a consumer against a failing cluster, and check what it has.
+
+    COMMAND is any program that follows a bucket from its beginning and writes a line of JSON to its standard output for
+    each change: {"op": "set", "key": …, "seqno": …, "value": …}, {"op": "delete", "key": …, "seqno": …}, or {"op":
+    "rollback", "vbucket": …, "seqno": …} where all that is above this seqno is undone. The program finds the cluster in
+    HEADWATER_CONNECTION, HEADWATER_BUCKET, HEADWATER_USER and HEADWATER_PASSWORD, and in its arguments by the
+    placeholders {connection}, {bucket}, {url}, {user} and {password}.
+
+    The nodes are real and listen on loopback. A seed decides the writes, failovers with lost writes, rollbacks, moves
+    of vbuckets, and killed and silent nodes. At the end the consumer must have exactly the documents of the bucket. The
+    exit code is 0 if it has, 1 if it differs, 2 for an invalid command line, and 3 if the consumer has ended, writes
+    what can't be read, or is stuck. With several seeds, a difference counts most.
+
+    \b
+    Examples:
+      headwater judge -- headwater tail '{url}' --json
+      headwater judge --seeds 100 --json -- python my_consumer.py
+      headwater judge --seed 17 --verbose -- ./my-consumer --hosts '{connection}'
+    """
+    try:
+        shape = Shape(nodes=nodes, vbuckets=vbuckets, documents=documents, steps=steps)
+        if only_plan:
+            for number in range(seed, seed + seeds):
+                for line in make_plan(number, shape).lines():
+                    click.echo(f"seed {number}: {line}")
+            return
+        if not command:
+            raise click.UsageError("Give the command of the consumer behind --")
+        if shutil.which(command[0]) is None:
+            raise click.UsageError(f"There is no program {command[0]!r}. Give the command of the consumer behind --")
+        # Coordinators report nodes that the judge has killed itself.
+        logging.getLogger("headwater").addHandler(logging.NullHandler())
+        verdicts = _verdicts(range(seed, seed + seeds), shape, command, patience_s, verbose=verbose, as_json=as_json)
+    except InvalidInput as error:
+        raise click.UsageError(str(error)) from error
+    except (HeadwaterError, NodeFailed) as error:
+        raise click.ClickException(str(error)) from error
+    bad = [verdict for verdict in verdicts if verdict.exit_code]
+    if bad and not as_json:
+        replayed = f"headwater judge --seed {bad[0].seed} {shape.options()}-- {shlex.join(command)}"
+        click.echo(f"replay seed {bad[0].seed} with: {replayed}")
+    if seeds > 1 and not as_json:
+        click.echo(
+            f"{len(bad)} of {counted(seeds, 'seed')} failed" if bad else f"all {counted(seeds, 'seed')} are equal"
+        )
+    sys.exit(min((verdict.exit_code for verdict in bad), default=0))
+
+
+def _verdicts(
+    seeds: range, shape: Shape, command: tuple[str, ...], patience_s: float, *, verbose: bool, as_json: bool
+) -> list[Verdict]:
+    verdicts = []
+    with tempfile.TemporaryDirectory(prefix="headwater-judge-") as work, Nursery(Path(work)) as nursery:
+        for seed in seeds:
+            with tempfile.TemporaryDirectory(dir=work) as folder:
+                verdict = judge_seed(
+                    nursery,
+                    Path(folder),
+                    make_plan(seed, shape),
+                    command,
+                    patience_s=patience_s,
+                    report=(lambda line: click.echo(line, err=True)) if verbose else lambda line: None,
+                )
+            verdicts.append(verdict)
+            if as_json:
+                click.echo(json.dumps(asdict(verdict)))
+            elif verdict.exit_code or len(seeds) == 1:
+                click.echo("\n".join(verdict.lines()))
+            sys.stdout.flush()
+    return verdicts

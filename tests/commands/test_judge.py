@@ -1,0 +1,106 @@
+"""`headwater judge`: real clusters, a right consumer and wrong ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from headwater.cli.judge import judge
+from headwater.judge.plan import Shape, make_plan
+from headwater.judge.run import Outcome, Verdict, judge_seed
+from headwater.testing.nursery import Nursery
+from support.cases import case
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "judge"
+SMALL = Shape(nodes=2, vbuckets=4, documents=40, steps=2)
+
+
+def judged(nursery: Nursery, folder: Path, *command: str, seed: int, patience_s: float = 10.0) -> Verdict:
+    plan = make_plan(seed, SMALL)
+    return judge_seed(nursery, folder, plan, [sys.executable, *command], patience_s=patience_s)
+
+
+def test_a_right_consumer_is_equal(nursery: Nursery, tmp_path: Path) -> None:
+    verdict = judged(nursery, tmp_path, str(EXAMPLES / "consumer.py"), seed=1)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.EQUAL, 0), verdict.lines()
+    assert verdict.counts["vbuckets_rolled_back"] > 0
+    assert verdict.counts["rollbacks"] > 0
+
+
+@pytest.mark.parametrize(("mistake", "seed"), [("ignores-rollbacks", 1), ("newest-vbuuid", 1), ("snapshot-end", 4)])
+def test_a_wrong_consumer_differs(nursery: Nursery, tmp_path: Path, mistake: str, seed: int) -> None:
+    verdict = judged(nursery, tmp_path, str(EXAMPLES / "wrong.py"), mistake, seed=seed, patience_s=2.0)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.DIFFERS, 1), verdict.lines()
+    assert verdict.first is not None
+    assert f"in vbucket {verdict.first.vbucket}: the bucket has " in verdict.lines()[1]
+    assert "step" in verdict.before
+
+
+@case(
+    "import sys; sys.exit('no such host')",
+    "exit code 1 before the judge was done; its standard error ends with:\nno such host",
+)
+@case("print('{\"op\": 7}', flush=True); import time; time.sleep(60)", 'line 1 of the consumer: "op" is 7')
+def test_a_consumer_that_ends_is_reported(nursery: Nursery, tmp_path: Path, program: str, message: str) -> None:
+    folder = tmp_path / str(time.monotonic_ns())
+    folder.mkdir()
+    verdict = judged(nursery, folder, "-c", program, seed=1)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.CRASHED, 3)
+    assert message in verdict.reason
+
+
+def test_a_hanging_consumer_is_stuck_and_killed_with_its_children(nursery: Nursery, tmp_path: Path) -> None:
+    program = """if 1:
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = os.fork()
+        if child:
+            open(os.environ["HEADWATER_STATE"] + "/child", "w").write(str(child))
+            print('{"op": "set", "key": "judge::0000", "seqno": 1}', flush=True)
+        time.sleep(600)
+    """
+    verdict = judged(nursery, tmp_path, "-c", program, seed=1, patience_s=0.2)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.STUCK, 3)
+    child = int((tmp_path / "state" / "child").read_text())
+    deadline_s = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@case(["--seeds", "2"], 2, "Give the command of the consumer behind --")
+@case(["--", "no-such-program"], 2, "There is no program 'no-such-program'")
+@case(["--nodes", "9", "--", "true"], 2, "Give 2 to 5")
+@case(["--plan", "--seed", "5"], 0, "seed 5: start: ")
+def test_the_command_line(arguments: list[str], code: int, message: str) -> None:
+    result = CliRunner().invoke(judge, arguments)
+    assert result.exit_code == code, result.output
+    assert message in result.output
+
+
+def test_seeds_are_reported_as_json() -> None:
+    options = [
+        "--json",
+        "--nodes",
+        "2",
+        "--steps",
+        "0",
+        "--documents",
+        "5",
+        "--",
+        "headwater",
+        "tail",
+        "{url}",
+        "--json",
+    ]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    result = CliRunner(env={"PATH": path}).invoke(judge, options)
+    assert result.exit_code == 0, result.output
+    verdict = json.loads(result.stdout)
+    assert (verdict["seed"], verdict["outcome"], verdict["first"]) == (1, "equal", None)
