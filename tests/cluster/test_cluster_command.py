@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import ANY
 
 import httpx
 from click.testing import CliRunner, Result
@@ -241,7 +242,8 @@ def test_it_is_the_same_cluster_the_next_time_and_goes_on_when_a_node_dies(tmp_p
     assert "Traceback" not in log_text
     assert "INFO" not in log_text, "connections between the nodes would bury the ready line"
     assert f"node {victim} has ended with -9: go on without it with `headwater cluster failover" in log_text
-    assert log_text.count("has ended with") == 1
+    assert f"node {victim} is running again" in log_text
+    assert log_text.count("has ended with") == 2
 
 
 LOGIN_WORDS = ("--user", USER, "--password", PASSWORD)
@@ -263,6 +265,16 @@ def _lose_a_node(supervisor: int, url: str) -> str:
     assert bad[1]["text"].startswith("No node that can be reached has the active copy of 4 of 8 vbuckets"), bad
     assert [one["check"] for one in bad[1]["findings"]] == ["unserved", "nodes", "unknown-replicas", "unanswered"]
     assert health(url, "--password", "wrong")[0] == 1
+    restart = bad[1]["do"].partition("`")[2].partition("`")[0]
+    assert restart.startswith("headwater cluster restart-node /"), bad
+    assert restart.endswith(victim)
+    for code, words in ((0, "is running again"), (1, "is running already")):
+        again = CliRunner().invoke(main, restart.split()[1:])
+        assert (again.exit_code, words in again.output) == (code, True), again.output
+    while (whole := health(url))[0] != 0 and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    assert whole == (0, ANY), whole
+    os.kill(_node_pid(supervisor, "node-1"), signal.SIGKILL)
     _cluster("failover", url, victim)
     [left] = _status(url)["nodes"]
     assert (left["active"], left["is_reachable"]) == (8, True)

@@ -31,6 +31,10 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater cluster rebalance": [([URL], 1, "can't be reached")],
     "headwater cluster remove": [([URL, "127.0.0.1:2"], 1, "can't be reached")],
     "headwater cluster renew-login": [([URL], 1, "can't be reached")],
+    "headwater cluster restart-node": [
+        ([".", "h:1"], 1, "not the data folder of"),
+        (["."], 2, "Missing argument 'NODE"),
+    ],
     "headwater cluster status": [([URL], 1, "can't be reached"), (["couchbase://h"], 1, "names no bucket")],
     "headwater buckets create": [([URL, "a"], 1, NOWHERE), ([URL], 2, "Missing argument 'NAME'")],
     "headwater buckets drop": [([URL, "a"], 1, NOWHERE)],

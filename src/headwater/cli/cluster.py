@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
+from headwater.cli import supervising
 from headwater.cli.options import (
     EXIT_CRITICAL,
     EXIT_WARNING,
@@ -40,6 +42,9 @@ from headwater.node.membership import PEER_FEATURES
 from headwater.phrases import counted
 
 _REBALANCE = "run `headwater cluster rebalance`"
+
+RESTART_S_MAX = 150.0
+"""How long a node may take to be ready. Its supervisor gives up earlier, and says why."""
 
 T = TypeVar("T")
 Work = Callable[[Coordinator], Awaitable[T]]
@@ -287,6 +292,28 @@ def renew_login(on: _Cluster) -> None:
     config = on.run(lambda coordinator: coordinator.renew_login())
     nodes = counted(len(config.nodes), "node")
     on.report(f"{nodes} log in to each other with a new secret", nodes=list(config.names()), revision=config.revision)
+
+
+@cluster.command("restart-node")
+@click.argument("data", metavar="DIRECTORY", type=click.Path(path_type=Path))
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
+@json_option
+@errors_reported
+def restart_node(data: Path, nodes: tuple[str, ...], as_json: bool) -> None:
+    """Start nodes of `headwater serve --nodes` that have ended, on this machine.
+
+    DIRECTORY is the data folder that `serve` has printed, and NODE the host:port of a node's key-value port. The
+    command returns when the node is ready. A node that was not failed over continues with what it has. One that was
+    comes back with `cluster add`. Start nodes on other machines as you started them first.
+
+    \b
+    Example:
+      headwater cluster restart-node /tmp/cluster 127.0.0.1:11310
+    """
+    for node in nodes:
+        address = connection_string.parse_address(node, default_port=connection_string.KV_PORT)
+        supervising.restart_node(data, address, within_s=RESTART_S_MAX)
+        click.echo(json.dumps({"node": str(address)}) if as_json else f"{address} is running again")
 
 
 # --- showing ------------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import secrets
+import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -23,6 +24,7 @@ from click.core import ParameterSource
 from headwater.cli.options import EXIT_FAILED, GivenOptions, options_from, repeated_words
 from headwater.cli.output import FORMATS, LEVELS, set_up_logging
 from headwater.cli.rich_help import click
+from headwater.cli.supervising import PORTS_FILE, StartRequests, supervising
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
@@ -122,6 +124,7 @@ def serve(context: click.Context, given: GivenOptions) -> None:
             NodeOptions,
             data=serving.folder,
             first_user_only=names_first_user_only(context),
+            supervised_in=_supervised_in(),
             retention=given.make(Retention),
             limits=given.make(ServerLimits).within_open_files(files_max),
         )
@@ -237,7 +240,7 @@ def _log_ready(started: Started, options: NodeOptions) -> None:
 READY_S_MAX = 120.0
 STOP_S_MAX = 30.0
 SUPERVISED_VARIABLE = "HEADWATER_SUPERVISED"
-"""Set in the environment of the nodes."""
+"""In the environment of the nodes: the data folder of all of them."""
 _PORTS = ("port", "http_port", "tls_port", "http_tls_port")
 _OURS = frozenset({"nodes", "replicas", "data", "user", "password", "as_json", *_PORTS})
 _ONE_NODE_ONLY = ("upr_port", "upr_bucket", *(f"advertise_{port}" for port in _PORTS))
@@ -300,19 +303,25 @@ async def run_nodes(options: ClusterOptions) -> None:
     options.node.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     credentials, generated = _credentials(options)
     ports = _ports(options)
+    addresses = [Address(options.node.host, one.port) for one in ports]
     processes: list[asyncio.subprocess.Process] = []
-    try:
-        if not are_compiled(*KERNEL_PACKAGES) and not await _unless(stop, _compile(processes)):
-            return
-        for at, one in enumerate(ports, start=1):
-            processes.append(await _start_node(options, at, one, credentials))
-        addresses = [Address(options.node.host, one.port) for one in ports]
-        if not await _unless(stop, _get_ready(options, processes, addresses, credentials)):
-            return
-        _announce_cluster(options, ports, credentials, generated)
-        await _watch(dict(zip(addresses, processes, strict=True)), stop)
-    finally:
-        await _stop(processes)
+
+    async def start_again(number: int) -> None:
+        processes[number - 1] = process = await _start_node(options, number, ports[number - 1], credentials)
+        await _ready(process)
+
+    with supervising(options.node.data) as requests:
+        try:
+            if not are_compiled(*KERNEL_PACKAGES) and not await _unless(stop, _compile(processes)):
+                return
+            for at, one in enumerate(ports, start=1):
+                processes.append(await _start_node(options, at, one, credentials))
+            if not await _unless(stop, _get_ready(options, processes, addresses, credentials)):
+                return
+            _announce_cluster(options, ports, credentials, generated)
+            await _Watch(options, addresses, processes, stop, requests, start_again).run()
+        finally:
+            await _stop(processes)
 
 
 async def _compile(processes: list[asyncio.subprocess.Process]) -> None:
@@ -372,7 +381,7 @@ def _credentials(options: ClusterOptions) -> tuple[Credentials, str | None]:
 
 def _ports(options: ClusterOptions) -> list[NodePorts]:
     """Those of the last time, and of nodes that are new the ones from --port on, or free ones."""
-    path = options.node.data / "nodes.json"
+    path = options.node.data / PORTS_FILE
     known = [NodePorts(**one) for one in json.loads(path.read_text())] if path.exists() else []
     if len(known) > options.nodes:
         raise InvalidInput(
@@ -420,7 +429,7 @@ async def _start_node(
         **os.environ,
         "HEADWATER_USER": credentials.user,
         "HEADWATER_PASSWORD": credentials.password,
-        SUPERVISED_VARIABLE: "1",
+        SUPERVISED_VARIABLE: str(options.node.data.absolute()),
     }
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headwater", "serve", "--json", "--data", str(options.node.data / f"node-{at}")),
@@ -431,6 +440,11 @@ async def _start_node(
         # Ctrl-C is for us, and we stop them.
         start_new_session=True,
     )
+
+
+def _supervised_in() -> Path | None:
+    folder = os.environ.get(SUPERVISED_VARIABLE)
+    return None if folder is None else Path(folder)
 
 
 def stop_with_supervisor(stop: Callable[[], None]) -> None:
@@ -523,21 +537,62 @@ def _print_cluster(options: ClusterOptions, dashboard: str, url: str, user: str,
     click.echo(f"dashboard {dashboard}", err=True)
 
 
-async def _watch(nodes: dict[Address, asyncio.subprocess.Process], stop: asyncio.Event) -> None:
-    """Until a signal comes. A node that ends is logged, and the others go on: to lose one is what a cluster is for."""
-    stopping = asyncio.create_task(stop.wait())
-    running = {asyncio.create_task(process.wait()): address for address, process in nodes.items()}
-    while running and not stop.is_set():
-        done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-        for ended in [task for task in running if task in done]:
-            address = running.pop(ended)
-            if not stop.is_set():
-                hint = f"go on without it with `headwater cluster failover URL {address}`, or start all nodes again"
-                about = fields(event=LogEvent.NODE_ENDED, address=str(address), reason=f"exit code {ended.result()}")
-                logger.warning("node %s has ended with %s: %s", address, ended.result(), hint, extra=about)
-    if not stop.is_set():
-        stopping.cancel()
-        raise HeadwaterError("all nodes have ended", hint="See their logs above")
+@dataclass(slots=True)
+class _Watch:
+    """Waits for a signal. A node that ends is logged, and the others go on: to lose one is what a cluster is for."""
+
+    options: ClusterOptions
+    addresses: list[Address]
+    processes: list[asyncio.subprocess.Process]
+    stop: asyncio.Event
+    requests: StartRequests
+    start_again: Callable[[int], Awaitable[None]]
+    """By the number of the node; returns once it is ready."""
+
+    async def run(self) -> None:
+        stopping = asyncio.create_task(self.stop.wait())
+        running = {asyncio.create_task(one.wait()): number for number, one in enumerate(self.processes, start=1)}
+        asking = asyncio.create_task(self.requests.asked.wait())
+        while running and not self.stop.is_set():
+            done, _ = await asyncio.wait([stopping, asking, *running], return_when=asyncio.FIRST_COMPLETED)
+            for ended in [task for task in running if task in done]:
+                number = running.pop(ended)
+                if not self.stop.is_set():
+                    self._log_ended(self.addresses[number - 1], ended.result())
+            if asking in done:
+                await _unless(self.stop, self._start_asked(running))
+                asking = asyncio.create_task(self.requests.asked.wait())
+        asking.cancel()
+        if not self.stop.is_set():
+            stopping.cancel()
+            raise HeadwaterError("all nodes have ended", hint="See their logs above")
+
+    def _log_ended(self, address: Address, code: int) -> None:
+        data = shlex.quote(str(self.options.node.data))
+        hint = (
+            f"go on without it with `headwater cluster failover URL {address}`, or start it again with "
+            f"`headwater cluster restart-node {data} {address}`"
+        )
+        about = fields(event=LogEvent.NODE_ENDED, address=str(address), reason=f"exit code {code}")
+        logger.warning("node %s has ended with %s: %s", address, code, hint, extra=about)
+
+    async def _start_asked(self, running: dict[asyncio.Task[int], int]) -> None:
+        """Start the nodes that commands have asked for."""
+        for number in self.requests.take():
+            if number in running.values():
+                self.requests.answer(number, problem=f"{self.addresses[number - 1]} is running already")
+                continue
+            try:
+                await self.start_again(number)
+            except HeadwaterError as error:
+                self.requests.answer(number, problem=error.reason)
+                continue
+            finally:
+                # One that is not ready may still be running, and ends with the others.
+                running[asyncio.create_task(self.processes[number - 1].wait())] = number
+            about = fields(event=LogEvent.NODE_READY, address=str(self.addresses[number - 1]))
+            logger.warning("node %s is running again", self.addresses[number - 1], extra=about)
+            self.requests.answer(number)
 
 
 async def _stop(processes: Sequence[asyncio.subprocess.Process]) -> None:

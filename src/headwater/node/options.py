@@ -119,6 +119,8 @@ class NodeOptions:
     password: str | None = option("Its password.", secret=True, metavar="PASSWORD", variable="HEADWATER_PASSWORD")
     first_user_only: bool = False
     """Create the user if there is none, and change nothing if there is one."""
+    supervised_in: Path | None = None
+    """The data folder of the nodes that one process runs, this one among them."""
     tls_cert: Path | None = option("Certificate, PEM.")
     tls_key: Path | None = option("Its key, PEM.")
     tls_only: bool = option("With TLS, open no plain ports.", False)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
 from shutil import disk_usage
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +62,8 @@ class Examined:
     disk_bytes: int
     url: str
     """For the commands that are suggested."""
+    supervised_in: Path | None = None
+    """The data folder of all nodes, where one process runs them on this machine."""
     unreachable: tuple[str, ...] = ()
     copies: CopyCounts | None = None
 
@@ -70,6 +74,7 @@ class Examined:
         return cls(
             sampler=sampler,
             unreachable=unreachable,
+            supervised_in=node.options.supervised_in,
             copies=None if service.config is None else service.config.copies(unreachable),
             config=service.config,
             this_node=service.this_node,
@@ -164,10 +169,14 @@ def _nodes(examined: Examined) -> Iterator[Finding]:
 def _without_lost(examined: Examined) -> str:
     lost = examined.unreachable
     it = "it" if len(lost) == 1 else "them"
-    if 2 * len(lost) >= max(3, _cluster_size(examined)):
+    start = f"Start {it} again"
+    if examined.supervised_in is not None:
+        # All nodes are on this machine, so there is no network between them.
+        start += f": `headwater cluster restart-node {quote(str(examined.supervised_in))} {' '.join(lost)}`"
+    elif 2 * len(lost) >= max(3, _cluster_size(examined)):
         # It may be this node that is cut off, and the others serve: a failover would be wrong.
-        return f"Start {it} again, or check the network between this node and {it}"
-    return f"Start {it} again, or continue without {it}: `headwater cluster failover {examined.url} {' '.join(lost)}`"
+        return f"{start}, or check the network between this node and {it}"
+    return f"{start}, or continue without {it}: `headwater cluster failover {examined.url} {' '.join(lost)}`"
 
 
 def _cluster_size(examined: Examined) -> int:
