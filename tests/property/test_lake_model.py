@@ -26,6 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from headwater.client.offsets import Offsets
 from headwater.lake import change_feed, change_files, change_rows, data_files, layout, upkeep
+from headwater.lake.column_rules import ColumnRules, OnMismatch
 from headwater.lake.commits import begin_batch, commit_batch, merge
 from headwater.lake.dead_files import DeadBytes, DeadFiles
 from headwater.lake.documents_merge import MergeRules
@@ -115,6 +116,7 @@ class LakeMachine(RuleBasedStateMachine):
         buffer_bytes=st.sampled_from([200, 1000, 2**27]),
         columns=st.sampled_from(["fixed", "none", "inferred", "switched"]),
         is_clustered=st.booleans(),
+        mismatches=st.lists(st.sampled_from([None, *OnMismatch]), min_size=1, max_size=3),
         modes=st.sampled_from([(False,), (True,), (True, None, False)]),
         has_feed=st.booleans(),
         document=st.sampled_from([*layout.DocumentForm]),
@@ -128,12 +130,14 @@ class LakeMachine(RuleBasedStateMachine):
         buffer_bytes: int,
         columns: str,
         is_clustered: bool,
+        mismatches: list[OnMismatch | None],
         modes: tuple[bool | None, ...],
         has_feed: bool,
         document: layout.DocumentForm,
     ) -> None:
         self.has_variants = document is layout.DocumentForm.VARIANT
         self.groups, self.buffer_bytes, self.columns, self.modes = groups, buffer_bytes, columns, modes
+        self.rules = [ColumnRules(on_mismatch=it) for it in mismatches]
         for module, name, value in (
             (change_rows, "KEEP_BYTES", keep_bytes),
             (change_feed, "FEED_HELD_BYTES", keep_bytes),
@@ -313,12 +317,13 @@ class LakeMachine(RuleBasedStateMachine):
 
     def open(self, step: CrashAt) -> Lake:
         rules = replace(self.settings.merging, on_read=self.modes[self.batches % len(self.modes)])
+        asked = {"*": self.rules[self.batches % len(self.rules)]} if self.columns == "inferred" else {}
         return Lake.create(
             str(self.directory),
             bucket_uuid=BUCKET_UUID,
             vbuckets=VBUCKETS,
             groups=self.groups,
-            settings=replace(self.settings, merging=rules),
+            settings=replace(self.settings, merging=rules, rules=asked),
             step=step,
         )
 
@@ -369,7 +374,7 @@ class LakeMachine(RuleBasedStateMachine):
             for name, table in lake.tables.items():
                 if table.is_inferred and not lake.pending.has(name, 0):
                     check_inferred(self.directory, name)
-                    if self.columns == "inferred":
+                    if self.columns == "inferred" and len(self.rules) == 1:
                         check_inferred(self.directory, name, "history")
             history = [row for name in lake.tables for row in table_rows(self.directory / "history" / name)]
             check_history(history, expected_history(self.delivered))

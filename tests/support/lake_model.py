@@ -498,7 +498,7 @@ def check_inferred(lake: Path, table: str, kind: str = "documents") -> None:
             assert len(held) <= (value is not None), (field_name, found, value)
             if value is not None and not held:
                 misfits.append((place_of(row), field_name))
-            if type(value) in (int, float) and numeric[field_name] == found:
+            if type(value) in (int, float) and numeric[field_name] and held and type(held[0]) is not str:
                 assert held == [value]
                 text_sums[field_name] += value
             sums[field_name] += sum(row[name] or 0 for name in numeric[field_name])

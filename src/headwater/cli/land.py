@@ -40,6 +40,7 @@ from headwater.cli.ui import token_option
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
 from headwater.lake.catalog_services import TOKEN_VARIABLE, CatalogSettings
+from headwater.lake.column_rules import ColumnRules
 from headwater.lake.dead_files import DEAD_BYTES_DEFAULT, VACUUM_HOURS_DEFAULT
 from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
@@ -191,6 +192,14 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
     "table to the default: a column for each field of its documents. Repeat for more tables.",
 )
 @click.option("--no-columns", is_flag=True, help="Do not create typed columns, except for tables named by --columns.")
+@click.option(
+    "--on-mismatch",
+    multiple=True,
+    metavar="[S.C=]column|reject",
+    help="What happens to a value of another type than its inferred column. `column`: it goes to a column of texts "
+    "beside it, such as `total__string`. `reject`: it is null, and `rejects` lists it. For one table or for all. By "
+    "default, existing tables keep their rule, and new ones reject. A change of the rule parses all documents again.",
+)
 @click.option(
     "--cluster-by",
     multiple=True,
@@ -483,12 +492,14 @@ def _source_options(url: str, settings: ClientSettings, options: dict[str, Any])
 def _lake_settings(options: dict[str, Any]) -> LakeSettings:
     columns = {table: choose_columns(text) for table, text in _by_table(options["columns"])}
     cluster_by = {table: choose_cluster_columns(text) for table, text in _by_table(options["cluster_by"])}
+    rules = {table: ColumnRules(on_mismatch=text) for table, text in _by_table(options["on_mismatch"])}
     if options["no_columns"] and EVERY_COLLECTION in columns:
         raise InvalidInput("--no-columns and --columns for all tables contradict each other", hint="Give one of them")
-    rules = MergeRules(history=options["history"], on_read=options["on_read"], change_feed=options["change_feed"])
+    merging = MergeRules(history=options["history"], on_read=options["on_read"], change_feed=options["change_feed"])
     return LakeSettings(
-        merging=rules,
+        merging=merging,
         columns=columns,
+        rules=rules,
         infer=not options["no_columns"],
         cluster_by=cluster_by,
         document=options["document"],

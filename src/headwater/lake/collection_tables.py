@@ -18,10 +18,12 @@ import pyarrow as pa
 from headwater.client.offsets import Offsets
 from headwater.errors import ColumnsChanged, InvalidColumns, LakeDamaged
 from headwater.lake.change_feed import check_feed_columns, has_feed
+from headwater.lake.column_rules import ColumnRules
 from headwater.lake.column_values import ColumnDef, parse_columns, plain_type
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.layout import (
+    BESIDE_METADATA,
     DOCUMENT_RANGES,
     FEED_PROPERTY,
     FIELD,
@@ -59,6 +61,8 @@ nulls all of them."""
 _TYPED_PROPERTY, _ALL_VERSIONS, _LATER_VERSIONS = "headwater.typed", "all", "later"
 """Of a history: which versions have values in the typed columns. Where it is missing an earlier version has made the
 table, and only later ones have them."""
+_RULES_PROPERTY = "headwater.column_rules"
+"""What is asked for of inferred columns (`ColumnRules.text`)."""
 _REBUILD_PROPERTY = "headwater.rebuild"
 _REBUILT_TRANSACTION = "headwater.rebuilt"
 """The documents of a table have to be parsed again while the number of the property is higher than that of the
@@ -290,8 +294,10 @@ class CollectionTables:
             if ddl != ColumnMode.INFER:
                 is_whole_row = log.properties.get(_MISFITS_PROPERTY) != _ONE_COLUMN
                 return TypedColumns(tuple(parse_columns(ddl)), is_whole_row=is_whole_row)
-            return TypedColumns(tuple(_to_column(it) for it in log.schema if it.name not in own), is_inferred=True)
-        except (InvalidColumns, KeyError) as error:
+            definitions = tuple(_to_column(it) for it in log.schema if it.name not in own)
+            rules = ColumnRules.from_text(log.properties.get(_RULES_PROPERTY))
+            return TypedColumns(definitions, is_inferred=True, rules=rules)
+        except (InvalidColumns, KeyError, ValueError) as error:
             raise LakeDamaged(
                 f"the typed columns of the table at {log.location.uri} were not created by Headwater: {error}",
                 hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
@@ -367,7 +373,14 @@ class CollectionTables:
     # --- making them --------------------------------------------------------------------------------------------------
 
     def create_documents(
-        self, columns: ColumnChoice, cluster_by: Sequence[str], *, change_feed: bool, merged: int, expected: int
+        self,
+        columns: ColumnChoice,
+        rules: ColumnRules,
+        cluster_by: Sequence[str],
+        *,
+        change_feed: bool,
+        merged: int,
+        expected: int,
     ) -> MergedTable:
         """Make the table of documents, which holds all there was up to a batch: nothing. So many documents are expected
         to come next. Columns that are inferred are added by the merges that find them."""
@@ -377,6 +390,8 @@ class CollectionTables:
         properties = {_COLUMNS_PROPERTY: str(columns) if fixed is None else fixed.ddl, _MISFITS_PROPERTY: _ONE_COLUMN}
         if columns == ColumnMode.NONE:
             properties = {}
+        elif fixed is None and rules.text:
+            properties[_RULES_PROPERTY] = rules.text
         if cluster_by:
             properties[_CLUSTER_PROPERTY] = ",".join(cluster_by)
         if change_feed:
@@ -425,8 +440,14 @@ class CollectionTables:
         columns = self.columns
         return columns is not None and columns.is_inferred
 
-    def switch_to_inferred(self) -> None:
-        """Have the columns inferred from now on, and all documents parsed again by the next merge."""
+    @property
+    def rules(self) -> ColumnRules:
+        """Of the columns that are inferred."""
+        return ColumnRules() if self.columns is None else self.columns.rules
+
+    def switch_to_inferred(self, asked: ColumnRules) -> None:
+        """Have the columns inferred from now on, by what is asked for, and all documents parsed again by the next
+        merge."""
         assert self.documents is not None, "a new table is made with its columns"
         if self.rejects is not None and FIELD.name not in self.rejects.log.schema.names:
             self.rejects.add_columns([FIELD])
@@ -435,6 +456,7 @@ class CollectionTables:
             {
                 _COLUMNS_PROPERTY: ColumnMode.INFER.value,
                 _MISFITS_PROPERTY: _ONE_COLUMN,
+                _RULES_PROPERTY: self.rules.with_asked(asked).text,
                 _REBUILD_PROPERTY: str(int(self.documents.log.properties.get(_REBUILD_PROPERTY) or 0) + 1),
             }
         )
@@ -476,10 +498,12 @@ class CollectionTables:
 
 def _to_field(column: ColumnDef) -> pa.Field:
     """A column as the schema of its table has it."""
-    metadata = None if column.field == column.name else {FIELD_METADATA: column.field.encode()}
-    return pa.field(column.name, column.type, metadata=metadata)
+    metadata = {} if column.field == column.name else {FIELD_METADATA: column.field.encode()}
+    metadata |= {BESIDE_METADATA: b"true"} if column.is_beside else {}
+    return pa.field(column.name, column.type, metadata=metadata or None)
 
 
 def _to_column(field_: pa.Field) -> ColumnDef:
-    source = (field_.metadata or {}).get(FIELD_METADATA, field_.name.encode()).decode()
-    return ColumnDef(field_.name, plain_type(field_.type), field=source)
+    metadata = field_.metadata or {}
+    source = metadata.get(FIELD_METADATA, field_.name.encode()).decode()
+    return ColumnDef(field_.name, plain_type(field_.type), field=source, is_beside=BESIDE_METADATA in metadata)

@@ -75,6 +75,8 @@ class ColumnDef:
     is_required: bool = False
     field: str = ""
     """Its name; by default that of the column."""
+    is_beside: bool = False
+    """It has the values that no other column of the field takes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "field", self.field or self.name)

@@ -31,6 +31,7 @@ from headwater.lake.change_files import (
     void_rows,
 )
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
+from headwater.lake.column_rules import rules_of
 from headwater.lake.column_values import to_ddl
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import TableCommit
@@ -102,6 +103,7 @@ def first_documents(lake: Lake) -> FirstDocuments | None:
         facts=lake.facts,
         batch=lake.last_batch + 1,
         columns={EVERY_COLLECTION: default, **settings.columns},
+        rules=settings.rules,
         cluster_by={EVERY_COLLECTION: (), **settings.cluster_by},
         is_marked=bool(settings.merging.on_read),
         file_bytes=settings.merging.file_bytes,
@@ -251,6 +253,7 @@ def _create_documents(lake: Lake, table: CollectionTables, *, merged: int, expec
     settings, name = lake.settings, table.name
     table.create_documents(
         settings.columns_of(name) or ColumnMode.INFER,
+        rules_of(name, settings.rules),
         settings.cluster_by_of(name) or (),
         change_feed=bool(settings.merging.change_feed),
         merged=merged,
@@ -271,7 +274,7 @@ def plan_merges(lake: Lake) -> list[MergeTask]:
                 _create_documents(lake, table, merged=NOT_MERGED, expected=lake.pending.documents(table.name))
             elif lake.is_switched(table):
                 lake.step(f"switch columns {table.name}")
-                table.switch_to_inferred()
+                table.switch_to_inferred(rules_of(table.name, lake.settings.rules))
             _keep_clustered(lake, table)
             if lake.settings.merging.change_feed is not None:
                 table.set_change_feed(lake.settings.merging.change_feed)

@@ -31,6 +31,7 @@ from headwater.lake.change_feed import FeedWriter, has_feed
 from headwater.lake.change_files import COLLECTION_GONE_OPS, ROLLBACK_OP, ChangeReport
 from headwater.lake.change_rows import KEEP_BYTES, ChangeRows, Fold, WantedChanges, read_changes, rolled_back
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
+from headwater.lake.column_rules import ColumnRules, rules_of
 from headwater.lake.data_files import (
     FILE_BYTES_DEFAULT,
     DataFile,
@@ -330,6 +331,7 @@ class FirstDocuments:
     """By table, or for `EVERY_COLLECTION`."""
     cluster_by: Mapping[str, tuple[str, ...]]
     """The same."""
+    rules: Mapping[str, ColumnRules]
     is_marked: bool = False
     """The tables will be merged on read."""
     file_bytes: int = FILE_BYTES_DEFAULT
@@ -364,7 +366,9 @@ class FirstDocuments:
                 files=(),
                 after_batch=NOT_MERGED,
                 is_marked=self.is_marked,
-                columns=chosen_columns(self.columns.get(name, self.columns[EVERY_COLLECTION])),
+                columns=chosen_columns(
+                    self.columns.get(name, self.columns[EVERY_COLLECTION]), rules_of(name, self.rules)
+                ),
                 cluster_by=self.cluster_by.get(name, self.cluster_by[EVERY_COLLECTION]),
                 rejects_location=self.location.join(TableKind.REJECTS, folder_name(name)),
             )

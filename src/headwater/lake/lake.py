@@ -41,6 +41,7 @@ from headwater.errors import (
 from headwater.lake.change_feed import check_feed_columns
 from headwater.lake.change_files import Rollbacks, add_rollback
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
+from headwater.lake.column_rules import ColumnRules, rules_of
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
 from headwater.lake.layout import (
@@ -85,6 +86,9 @@ class LakeSettings:
     switched to `INFER`; any other columns it must have already."""
     infer: bool = True
     """Infer columns for new tables that `columns` does not name. Otherwise these tables must have none."""
+    rules: Mapping[str, ColumnRules] = field(default_factory=dict)
+    """By table, and for `*`: what is asked for of columns that are inferred. A table remembers it; where it changes,
+    all documents of the table are parsed again."""
     cluster_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By table, or for `*`: the columns that documents are sorted by before their keys. Applies to files that are
     written from now on. A table that is not named keeps its order."""
@@ -99,6 +103,13 @@ class LakeSettings:
             )
         for table in {*self.columns, *self.cluster_by}:
             check_cluster_columns(table, self.cluster_by_of(table) or (), self.columns_of(table) or ColumnMode.INFER)
+        for table in self.rules:
+            if self.columns_of(table) not in (None, ColumnMode.INFER):
+                raise InvalidInput(
+                    f"{'all tables have' if table == EVERY_COLLECTION else f'{table} has'} fixed columns or none, and "
+                    "rules of columns are for those that are inferred",
+                    hint="Leave the columns out, or the rules (--on-mismatch)",
+                )
 
     def columns_of(self, name: str) -> ColumnChoice | None:
         """What is asked for of the typed columns of a table; None where it may have any."""
@@ -376,9 +387,13 @@ class Lake:
             check_feed_columns(table.name, table.documents.log.schema.names)
 
     def is_switched(self, table: CollectionTables) -> bool:
-        """Whether the columns of a table that is there are to be inferred from now on."""
-        asked = self.settings.columns_of(table.name)
-        return table.documents is not None and asked == ColumnMode.INFER and not table.is_inferred
+        """Whether the columns of a table that is there are to be inferred from now on, or by other rules."""
+        if table.documents is None:
+            return False
+        asked = rules_of(table.name, self.settings.rules)
+        if table.is_inferred:
+            return table.rules.with_asked(asked).text != table.rules.text
+        return self.settings.columns_of(table.name) == ColumnMode.INFER
 
     # --- what the tables hold -----------------------------------------------------------------------------------------
 

@@ -342,6 +342,8 @@ def rejects_schema(*, with_field: bool, form: DocumentForm = DocumentForm.STRING
 
 FIELD_METADATA = b"headwater.field"
 """On a column: the field that it holds, where that has another name."""
+BESIDE_METADATA = b"headwater.beside"
+"""On a column: it has the values of its field that are of another type than the columns before it."""
 COMMENT = b"comment"
 """On a column: what Delta calls its comment."""
 _DESCRIPTIONS = {
@@ -401,7 +403,8 @@ def commented(schema: pa.Schema, kind: TableKind) -> pa.Schema:
     def with_comment(field: pa.Field) -> pa.Field:
         metadata = field.metadata or {}
         of_field = metadata.get(FIELD_METADATA, field.name.encode()).decode()
-        comment = _COMMENTS[field.name] if field.name in names else f"The field {of_field!r} of the document"
+        values = "The values of another type of the" if BESIDE_METADATA in metadata else "The"
+        comment = _COMMENTS[field.name] if field.name in names else f"{values} field {of_field!r} of the document"
         return field.with_metadata({COMMENT: comment, **metadata})
 
     return pa.schema([with_comment(field) for field in schema])

@@ -9,6 +9,9 @@ value that an inferred column does not hold goes into a wider column of its own 
 (`_WIDER`): `n` has the integers, `n_double` the other numbers. Delta's type widening has no step from BIGINT to DOUBLE
 or from DATE to TIMESTAMP, and few engines read it at all.
 
+A value that none of these takes is a misfit, or goes to a column of texts beside them (`n__string`), as the rules of
+the table say (`ColumnRules`). That column comes last, whenever it was added: so what it has depends on the value alone.
+
 `collection_tables` keeps the columns with the table, merges parse with them and find further ones (`ColumnGrowth`), and
 `verify` parses again. The same text must always give the same columns, whatever columns are added later: they are
 compared.
@@ -27,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import InvalidColumns
+from headwater.lake.column_rules import ColumnRules
 from headwater.lake.column_values import (
     BOOLEANS,
     NUMBERS,
@@ -69,7 +73,12 @@ INFERRED_MAX = 256
 """A table gets no more inferred columns than this. Fields beyond stay in `document`."""
 LEAVES_MAX = 1000
 """Nor more columns in its Parquet files. A nested field that would bring them beyond becomes JSON text."""
+BESIDE_MAX = 64
+"""Of the inferred columns, how many may be for values of another type."""
 FieldTypes = Mapping[str, pa.DataType]
+"""By field. With `_BESIDE` behind its name, for its values of another type."""
+_BESIDE = "\0"
+"""No column has it in its name."""
 _KEY = "key"
 _RESERVED = {*documents_schema(xattrs=False).names, XATTRS.name, GROUP.name}
 _KIND_NAMES = {
@@ -136,6 +145,8 @@ class TypedColumns:
     is_inferred: bool = False
     is_whole_row: bool = False
     """What does not fit nulls all columns of its row: so have earlier versions made their tables."""
+    rules: ColumnRules = ColumnRules()
+    """Of those that are inferred."""
 
     @classmethod
     def from_ddl(cls, ddl: str) -> TypedColumns:
@@ -211,12 +222,15 @@ class TypedColumns:
         wanted = {} if unsettled is None else self._new_fields(texts, fields)
         for number, (field, columns) in enumerate(self.by_field.items()):
             values = fields.values(number)
-            left = _read_field(values, columns, arrays)
+            left = _read_field(values, columns, arrays, has_beside=self.rules.has_columns_beside)
             if unsettled is not None:
                 type_ = self._wanted_type(field, values, left, unsettled.get(field))
                 if type_ is not None:
                     wanted[field] = type_
-            misfits.add_values(columns[0], left)
+                if field not in unsettled and self._wants_beside(field, left, is_wider=type_ is not None):
+                    wanted[f"{field}{_BESIDE}"] = pa.string()
+            says = ", and there is no room for a column beside it" if self.rules.has_columns_beside else ""
+            misfits.add_values(columns[0], left, says)
             if columns[0].is_required:
                 says = f"column {columns[0].name}: it must not be missing or null"
                 misfits.add(~values.is_there & (fields.forms == Form.OBJECT), says, field=field)
@@ -298,13 +312,31 @@ class TypedColumns:
             return None
         if kinds == STRINGS and infer_type(values) == TIMESTAMP:
             type_ = TIMESTAMP
-        is_new = type_ not in [column.type for column in columns]
+        is_new = type_ not in [column.type for column in columns if not column.is_beside]
         return type_ if is_new and is_column_name(self._wider_name(field, type_)) else None
 
+    def _wants_beside(self, field: str, left: JsonValues, *, is_wider: bool) -> bool:
+        """Whether a field needs a column for values of another type. Those that a wider column may take wait for it."""
+        others = left.is_there & ~left.is_one_of(*_wider_kinds(self.by_field[field][0])) if is_wider else left.is_there
+        return bool(others.any()) and self._beside(field) is not None
+
+    def _beside(self, field: str) -> ColumnDef | None:
+        """A column for values of another type, where the field may have one and has none."""
+        columns = self.by_field.get(field, [])
+        count = sum(column.is_beside for column in self.definitions)
+        is_full = len(self.definitions) >= INFERRED_MAX or count >= BESIDE_MAX
+        if not self.rules.has_columns_beside or not columns or is_full or any(it.is_beside for it in columns):
+            return None
+        name = self._free_name(f"{field}__{type_name(pa.string()).lower()}")
+        return ColumnDef(name, pa.string(), field=field, is_beside=True) if is_column_name(name) else None
+
     def _wider_name(self, field: str, type_: pa.DataType) -> str:
-        """`n_double`; with a number behind it where a field has that name."""
+        """`n_double`."""
         is_nested = pa.types.is_nested(self.by_field[field][0].type)
-        name = f"{field}_{'json' if is_nested else type_name(type_).lower()}"
+        return self._free_name(f"{field}_{'json' if is_nested else type_name(type_).lower()}")
+
+    def _free_name(self, name: str) -> str:
+        """The name; with a number behind it where a field has that name."""
         numbered = (f"{name}_{number}" for number in range(2, INFERRED_MAX + 2))
         return next(it for it in (name, *numbered) if it.lower() not in self._taken)
 
@@ -312,6 +344,11 @@ class TypedColumns:
         """These and columns for what `parse` wanted, as far as a table may have them."""
         columns = self
         for field, type_ in wanted.items():
+            if field.endswith(_BESIDE):
+                beside = columns._beside(field.removesuffix(_BESIDE))
+                if beside is not None:
+                    columns = replace(columns, definitions=(*columns.definitions, beside))
+                continue
             is_new = field not in columns.by_field
             if len(columns.definitions) >= INFERRED_MAX or (is_new and not columns._may_have(field)):
                 continue
@@ -409,11 +446,11 @@ def check_cluster_columns(table: str, names: Sequence[str], columns: ColumnChoic
             )
 
 
-def chosen_columns(choice: ColumnChoice) -> TypedColumns | None:
+def chosen_columns(choice: ColumnChoice, rules: ColumnRules) -> TypedColumns | None:
     """The columns that a new table begins with."""
     if isinstance(choice, TypedColumns):
         return choice
-    return TypedColumns(is_inferred=True) if choice is ColumnMode.INFER else None
+    return TypedColumns(is_inferred=True, rules=rules) if choice is ColumnMode.INFER else None
 
 
 def joined_fields(one: FieldTypes, other: FieldTypes) -> FieldTypes:
@@ -437,11 +474,15 @@ def _wider_kinds(column: ColumnDef) -> tuple[JsonKind, ...]:
     return _WIDER_KINDS.get(column.type.id, ())
 
 
-def _read_field(values: JsonValues, columns: Sequence[ColumnDef], arrays: dict[str, pa.Array]) -> JsonValues:
+def _read_field(
+    values: JsonValues, columns: Sequence[ColumnDef], arrays: dict[str, pa.Array], *, has_beside: bool
+) -> JsonValues:
     """Put the values of a field into its columns. Returns what no column took."""
-    for number, column in enumerate(columns):
+    for number, column in enumerate(sorted(columns, key=lambda it: it.is_beside)):
         # A wider column is for some kinds only: what was a misfit before it was added still is one.
         offered = values.where(values.is_one_of(*_wider_kinds(columns[0]))) if number else values
+        if column.is_beside:
+            offered = values if has_beside else values.where(np.zeros(len(values), dtype=np.bool_))
         arrays[column.name], taken = read_values(offered, column.type)
         values = values.where(~taken)
     return values
@@ -461,11 +502,11 @@ class _FoundMisfits:
             self._fields.append(field)
             self._reasons.append(reason)
 
-    def add_values(self, column: ColumnDef, left: JsonValues) -> None:
+    def add_values(self, column: ColumnDef, left: JsonValues, says: str) -> None:
         """Values that no column of their field took. The first column stands for them, which stays the first whatever
         is added beside it."""
         for kind in np.unique(left.kinds[left.is_there]).tolist():
-            reason = f"column {column.name}: {type_name(column.type)} can't hold {_KIND_NAMES[kind]} like this"
+            reason = f"column {column.name}: {type_name(column.type)} can't hold {_KIND_NAMES[kind]} like this{says}"
             self.add(left.kinds == kind, reason, field=column.field)
 
     def found(self, *, first_only: bool) -> Misfits:

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.lake.change_rows import MUTATION, ROLLBACK, Barriers
+from headwater.lake.column_rules import OnMismatch
 from headwater.lake.data_files import DataFile, filtered
 from headwater.lake.layout import (
     FIELD,
@@ -493,6 +494,9 @@ class _Judging:
         typed_schema = None if columns is None else columns.schema
         schema = history_schema(xattrs=facts.xattrs, form=facts.document, typed=typed_schema)
         typed = schema.names[len(plain) :]
+        if columns is not None and not collection.has_all_typed:
+            # Versions of before a switch of the rules have what these gave them.
+            columns = replace(columns, rules=replace(columns.rules, on_mismatch=OnMismatch.COLUMN))
         scan = self._scan(TableKind.HISTORY, name, schema, table, added=typed)
         parts: list[Versions] = []
         for part in self._rows_of(scan, table):

@@ -87,6 +87,7 @@ def land(
     every: str | float | None = None,
     storage_options: Mapping[str, str] | None = None,
     columns: str | Mapping[str, str] | None = None,
+    on_mismatch: str | Mapping[str, str] | None = None,
     cluster_by: str | Mapping[str, str] | None = None,
     lake: LakeSettings | None = None,
     fresh: Freshness | None = None,
@@ -111,6 +112,8 @@ def land(
         storage_options: Options of the object store that `into` is in, as delta-rs calls them.
         columns: Typed columns for all tables, or by `scope.collection`: as SQL writes them, or "infer", which is what
             a new table gets, or "none".
+        on_mismatch: Where a value goes that is of another type than its inferred column: "column" for a column of texts
+            beside it, or "reject", which is what a new table does; given the same way.
         cluster_by: Columns that documents are sorted by before their keys, such as "city,since"; given the same way.
         lake, fresh, upkeep: How documents are merged, how fresh they are kept, and how long old files are.
         groups: How many parts tables are cut into; by default as many as the documents need.
@@ -133,6 +136,7 @@ def land(
         TypeError: There is no such keyword.
     """
     from headwater.lake.catalog_services import CatalogSettings
+    from headwater.lake.column_rules import ColumnRules
     from headwater.lake.lake import LakeSettings
     from headwater.lake.layout import EVERY_COLLECTION
     from headwater.lake.transform import Transform
@@ -146,6 +150,7 @@ def land(
     given: dict[str, Any] = {}
     for name, said, choose in (
         ("columns", columns, choose_columns),
+        ("rules", on_mismatch, lambda text: ColumnRules(on_mismatch=text)),
         ("cluster_by", cluster_by, choose_cluster_columns),
     ):
         if said is not None:

@@ -22,6 +22,7 @@ from headwater.cli.options import parse_time
 from headwater.cli.output import ending_signals_raised
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
+from headwater.lake.column_rules import ColumnRules
 from headwater.lake.lake import LakeSettings
 from headwater.lake.set_aside import SetAside
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
@@ -219,8 +220,9 @@ def test_the_form_of_documents(prepared: list[LakeSettings]) -> None:
 
 def test_columns_that_documents_are_clustered_by(prepared: list[LakeSettings]) -> None:
     given = ["couchbase://localhost/b", "--into", "lake", "--cluster-by", "city, since"]
-    CliRunner().invoke(land, [*given, "--cluster-by", "shop.orders=at"])
+    CliRunner().invoke(land, [*given, "--cluster-by", "shop.orders=at", "--on-mismatch", "shop.orders=column"])
     assert prepared[0].cluster_by == {"*": ("city", "since"), "shop.orders": ("at",)}
+    assert prepared[0].rules == {"shop.orders": ColumnRules(on_mismatch="column")}
     refused = CliRunner().invoke(land, [*given, "--columns", "city STRING"])
     assert refused.exit_code == 1
     assert "can't be clustered by 'since': there is no such column" in " ".join(refused.output.split())
@@ -231,10 +233,13 @@ def test_columns_that_documents_are_clustered_by(prepared: list[LakeSettings]) -
 @case_apart({"a.b": "infer", "*": "none"}, {"a.b": ColumnMode.INFER, "*": ColumnMode.NONE})
 def test_columns_from_python(monkeypatch: pytest.MonkeyPatch, columns: Any, read: dict[str, Any]) -> None:
     monkeypatch.setattr(land_module.Landing, "start", lambda landing, runner, **_: landing)
+    texts = {"columns": columns, "cluster_by": {"a.b": "seqno"}}
+    asked = {"a.b": "reject"} if "a.b" in read else {}
     landing: Any = headwater.spark.land(
-        cast("Any", None), "couchbase://localhost/b", "lake", columns=columns, cluster_by={"a.b": "seqno"}
+        cast("Any", None), "couchbase://localhost/b", "lake", **texts, on_mismatch=asked
     )
-    assert landing.lake == LakeSettings(columns=read, cluster_by={"a.b": ("seqno",)})
+    rules = {table: ColumnRules(on_mismatch=what) for table, what in asked.items()}
+    assert landing.lake == LakeSettings(columns=read, cluster_by={"a.b": ("seqno",)}, rules=rules)
 
 
 def test_a_port_for_metrics_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

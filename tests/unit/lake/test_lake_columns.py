@@ -11,10 +11,12 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
-from headwater.errors import ColumnsChanged
+from headwater.errors import ColumnsChanged, InvalidColumns, InvalidInput
+from headwater.lake import typed_columns
+from headwater.lake.column_rules import ColumnRules
 from headwater.lake.commits import merge
 from headwater.lake.lake import Lake, LakeSettings
-from headwater.lake.typed_columns import ColumnMode
+from headwater.lake.typed_columns import ColumnMode, TypedColumns
 from support.lake_model import SmallLake, check_inferred, lake_of_before, merging, verify_model, with_columns
 
 DEFAULT = "_default._default"
@@ -188,6 +190,67 @@ def test_versions_have_the_columns_of_the_documents_and_bring_columns_for_fields
     assert names[0] - names[1] == {"Valid_From"}, "a history has a column of that name"
     check_inferred(tmp_path, DEFAULT, "history")
     check(small)
+
+
+def on_mismatch(what: str, **merging_rules: bool) -> LakeSettings:
+    return replace(merging(**merging_rules), rules={"*": ColumnRules(on_mismatch=what)})
+
+
+def test_values_of_another_type_go_to_a_column_beside_and_back_when_they_are_to_be_rejected(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, settings=on_mismatch("column", history=True))
+    small.write(0, "a", value=b'{"n": 1, "home": {"zip": 1}, "n__string": true}')
+    small.land()
+    small.write(1, "b", value=b'{"n": "two", "home": "Bern", "n__string": 5}')
+    small.write(2, "c", value=b'{"n": 2.5}')
+    small.write(3, "d", value=b'{"n": 18446744073709551616}')
+    small.write(3, "e", value=b'{"n": {"x": [1]}, "n": "\\ud800"}')
+    small.land()
+    beside = {
+        "a": (1, None, None, True, None, None),
+        "b": (None, None, "two", None, "5", "Bern"),
+        "c": (None, 2.5, None, None, None, None),
+        "d": (None, None, "18446744073709551616", None, None, None),
+        "e": (None, None, None, None, None, None),
+    }
+    columns = ("n", "n_double", "n__string_2", "n__string", "n__string__string", "home__string")
+    assert held(small, *columns) == {row[0]: row[1:] for row in versions(small, *columns)} == beside
+    says = "column n: BIGINT can't hold a string like this, and there is no room for a column beside it"
+    assert [(row["key"], row["reason"]) for row in small.rows(f"rejects/{DEFAULT}")] == [("e", says)]
+    check(small)
+    small.reopen(on_mismatch("reject", history=True))
+    small.write(0, "f", value=b'{"n": "six"}')
+    small.land()
+    assert [row[2] for row in held(small, *columns).values()] == [None] * 6
+    assert len(small.rows(f"rejects/{DEFAULT}")) == 6
+    assert versions(small, "n__string_2")[1:3] == [("f", None), ("b", "two")]
+    check(small)
+    small.reopen(on_mismatch("column"))
+    assert small.lake.has_pending
+    merge(small.lake)
+    assert held(small, *columns) == {**beside, "f": (None, None, "six", None, None, None)}
+    check(small)
+
+
+def test_so_many_columns_beside_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(typed_columns, "BESIDE_MAX", 1)
+    small = SmallLake(tmp_path, settings=on_mismatch("column"))
+    small.write(0, "a", value=b'{"n": 1, "m": 1}')
+    small.land()
+    for vbucket, value in enumerate((b'{"n": "x"}', b'{"m": "x"}')):
+        small.write(vbucket * 3, "b", value=value)
+    small.land()
+    (reject,) = small.rows(f"rejects/{DEFAULT}")
+    assert "no room for a column beside it" in reject["reason"]
+    check(small)
+
+
+@pytest.mark.parametrize("columns", ["n INT", ColumnMode.NONE])
+def test_rules_are_for_columns_that_are_inferred(columns: str) -> None:
+    choice = columns if isinstance(columns, ColumnMode) else TypedColumns.from_ddl(columns)
+    with pytest.raises(InvalidInput, match="are for those that are inferred"):
+        LakeSettings(columns={DEFAULT: choice}, rules={DEFAULT: ColumnRules(on_mismatch="column")})
+    with pytest.raises(InvalidColumns, match="Use reject or column"):
+        ColumnRules(on_mismatch="raise")
 
 
 def test_without_columns(tmp_path: Path) -> None:
