@@ -104,10 +104,12 @@ def test_nothing_but_the_tables_is_needed(pipeline: SimulatedLanding, tmp_path: 
 
 
 def test_a_crash_while_the_tables_were_made(pipeline: SimulatedLanding) -> None:
-    """delta-rs makes directories and a temporary file before there is a table."""
+    """There are directories, the state and a temporary file of delta-rs before there is a table."""
     log = pipeline.folder / "changes" / "_delta_log"
     log.mkdir(parents=True)
     (log / "_commit_0a1b.json.tmp").write_text("{")
+    (log.parent / layout.STATE_FOLDER).mkdir()
+    (log.parent / layout.STATE_FOLDER / f"{0:020}-{0:016}.json.gz").write_bytes(b"")
     put(pipeline, "a")
     pipeline.land()
     pipeline.check_equal()
