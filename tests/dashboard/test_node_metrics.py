@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.cli.land import LandingCollector, LandingMetrics
@@ -21,6 +22,7 @@ from support.dashboard_world import ADMIN, READER, VBUCKETS, serving
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "docs" / "reference" / "grafana" / "headwater.json"
+ALERTS = ROOT / "deploy" / "alerts.yml"
 DOCS = ROOT / "docs" / "reference" / "metrics.md"
 LANDING = LandingStatus(
     is_active=True, doing="waiting", batch=1, rows=1, rollbacks=0, documents=1, tables=1, lag_seqnos=0, lag_s=0.0,
@@ -105,6 +107,30 @@ def test_grafana_uses_names_that_exist() -> None:
     named = {name for text in expressions for name in re.findall(r"headwater_[a-z_]+", text)}
     assert named <= all_names(), named - all_names()
     assert {name.split("_")[1] for name in named} == {"node", "client", "land"}
+
+
+def test_alerts_name_metrics_and_labels_that_exist() -> None:
+    """And are what Prometheus reads: each rule has a name of its own, an expression, a severity and words."""
+    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    jobs = {job["job_name"] for job in yaml.safe_load((ALERTS.parent / "prometheus.yml").read_text())["scrape_configs"]}
+    families = [kind.family(PREFIX, ("bucket",)) for kind in KINDS] + [*LandingCollector().describe()]
+    labels = {_full(family): set(family._labelnames) for family in families} | {f"{PREFIX}ready": set(), "up": set()}
+    for rule in rules:
+        assert rule.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}, rule
+        assert re.fullmatch(r"\d+[smh]", rule.get("for", "1m"))
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+        named = re.findall(r"(?<![\w\"-])(?:headwater_\w+|up)(?![\w-])", rule["expr"])
+        assert set(named) <= labels.keys(), rule
+        known = set.union(*(labels[name] for name in named)) | {"instance", "job"}
+        selected = {*re.findall(r"(\w+)=\"", rule["expr"]), *re.findall(r"by \((\w+)\)", rule["expr"])}
+        assert selected | set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= known, rule
+        assert set(re.findall(r'job="([^"]+)"', rule["expr"])) <= jobs
+    assert {name.split("_")[1] for rule in rules for name in re.findall(r"headwater_\w+", rule["expr"])} == {
+        "node",
+        "land",
+    }
 
 
 def test_every_metric_of_the_node_is_documented() -> None:

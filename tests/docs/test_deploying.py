@@ -68,6 +68,8 @@ def test_what_prometheus_reads_is_served() -> None:
 def test_files_that_are_mounted_are_there() -> None:
     mounted = [volume.split(":") for service in compose()["services"].values() for volume in service["volumes"]]
     files = {inside: DEPLOY / outside for outside, inside, *_ in mounted if outside.startswith(".")}
+    [rules] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["rule_files"]
+    assert f"/etc/prometheus/{rules}" in files
     assert [str(path) for path in files.values() if not path.exists()] == []
     [provider] = yaml.safe_load((DEPLOY / "grafana" / "dashboards.yaml").read_text())["providers"]
     home = compose()["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]

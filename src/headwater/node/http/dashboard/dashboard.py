@@ -93,6 +93,21 @@ KINDS: tuple[MetricKind[BucketSampler], ...] = (
         "Seqnos that the copies on this node have received from the active copies.",
         lambda s: s.totals.received,
     ),
+    _number(
+        "unreachable_nodes",
+        "Other nodes of the cluster that this node can't reach.",
+        lambda s: len(s.cluster.unreachable()),
+    ),
+    _number(
+        "unserved_vbuckets",
+        "Vbuckets of the cluster with no active copy on a node that this node can reach.",
+        lambda s: 0 if (copies := s.copies()) is None else copies.unserved,
+    ),
+    _number(
+        "missing_replicas",
+        "Replicas of the cluster that no node keeps.",
+        lambda s: 0 if (copies := s.copies()) is None else copies.replicas_missing,
+    ),
     _number("requests_total", "Key-value requests of all kinds.", lambda s: s.totals.requests),
     _number("commits_total", "Commits made durable.", lambda s: s.totals.commits),
     _number("pending_changes", "Changes that are not committed yet.", lambda s: s.bucket.pending_changes),

@@ -75,7 +75,7 @@ class Examined:
             sampler=sampler,
             unreachable=unreachable,
             supervised_in=node.options.supervised_in,
-            copies=None if service.config is None else service.config.copies(unreachable),
+            copies=sampler.copies(),
             config=service.config,
             this_node=service.this_node,
             is_waiting=service.is_waiting,

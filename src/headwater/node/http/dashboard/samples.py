@@ -21,6 +21,7 @@ from headwater.node.history import BucketHistory
 from headwater.node.producer.statistics import ConnectionStatistics, connection_statistics, stream_backlogs
 from headwater.node.replication.peers import PeerStatistics
 from headwater.node.service import ConsumerView
+from headwater.protocol.cluster_config import CopyCounts
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.store.bucket import Bucket
 from headwater.store.vbuckets import ABSENT
@@ -318,6 +319,11 @@ class BucketSampler:
     @property
     def backlog(self) -> int:
         return sum(connection.backlog_items for connection in self.connections)
+
+    def copies(self) -> CopyCounts | None:
+        """Where the copies of the cluster are, judged by the nodes that can be reached; None outside a cluster."""
+        config = self._service.config
+        return None if config is None else config.copies([peer.name for peer in self.cluster.unreachable()])
 
     @property
     def holds_replicas(self) -> bool:
