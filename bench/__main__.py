@@ -6,7 +6,20 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import client, decoding, engines, growth, key_value, landing, merges, replication, startup, streaming, tables
+from bench import (
+    client,
+    decoding,
+    engines,
+    growth,
+    key_value,
+    landing,
+    large_values,
+    merges,
+    replication,
+    startup,
+    streaming,
+    tables,
+)
 from bench.measure import SCALE
 from bench.report import Section, goals_section, write_page
 
@@ -22,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[], Section | Sequence[Section]]] = {
     "live": streaming.run_live,
     "idle": streaming.run_idle,
     "fan-out": streaming.run_fan_out,
+    "large-values": large_values.run,
     "drain": client.run_drain,
     "replication": replication.run,
     "startup": startup.run,
