@@ -246,9 +246,19 @@ def test_a_rollback_is_an_event_and_in_the_failover_logs(browser: Browser, node:
     assert browser.all(".event-details code") == [], "vbuuids are shown before they are asked for"
     browser.find("[data-kind=drill] button.disclose").click()
     assert browser.find(".event-details tbody th").text == "9"
+    assert "timeline of its page" in browser.find(".event-details").text
     browser.find("#show-logs").click()
     assert browser.find("table.logs tbody th").text == "9"
     assert len(browser.all(".branches li")) == 2
+    browser.find(".event-details tbody th a").click()
+    browser.find("#change-vbucket")
+    browser.until(
+        lambda: (
+            {row.find_elements("css selector", "[data-label=Vbucket]")[0].text for row in browser.all("tr[data-key]")}
+            <= {"9"}
+        ),
+        "changes of other vbuckets are shown",
+    )
     assert browser.console() == []
 
 

@@ -1,5 +1,5 @@
 """Takes the pictures that the documentation shows: the dashboard of a real cluster of two nodes after a failover, and
-the page of the landing that the demo leaves.
+the page of a landing that runs.
 
     scripts/take-pictures                   into docs/images
     scripts/take-pictures FOLDER --all      every page, wide and narrow, light and dark, for people to look at
@@ -32,6 +32,7 @@ from support.node_process import PASSWORD, USER, NodeProcess, exchange
 
 ROOT = Path(__file__).parents[2]
 BUCKET = "travel"
+LANDED_VBUCKETS = 64
 WIDE, NARROW = (1440, 900), (390, 844)
 HEIGHT_MAX = 1600
 PAGES = ("overview", "streams", "changes", "documents", "history", "landing")
@@ -59,7 +60,9 @@ def running(*arguments: str) -> Iterator[None]:
 class Writer:
     """Writes bookings over and over, now more and now fewer, where their vbuckets are active."""
 
-    def __init__(self, nodes: list[NodeProcess], vbuckets: int) -> None:
+    def __init__(self, nodes: list[NodeProcess], vbuckets: int, *, share: float = 1.0) -> None:
+        """With less than the whole `share` it writes so much less."""
+        self._share = share
         self._nodes = nodes
         self._collections = collection_ids(nodes[0])
         self._vbuckets = vbuckets
@@ -89,7 +92,7 @@ class Writer:
     def _write_to(self, node: NodeProcess, turn: int) -> None:
         """One batch. What is not active on the node is refused, and left to the other's turn."""
         chance = random.Random(turn // 2)
-        count = int(500 + 350 * math.sin(turn / 9) + chance.randrange(150))
+        count = int(self._share * (500 + 350 * math.sin(turn / 9) + chance.randrange(150)))
         batch = b"".join(self._trip(chance).encode() for _ in range(count))
         with node.connect(BUCKET) as connection:
             exchange(connection, batch, answers=count)
@@ -188,19 +191,29 @@ def take_shown(browser: Browser, folder: Path) -> None:
 
 @contextmanager
 def landing_page(folder: Path) -> Iterator[str]:
-    """The address of `headwater ui`, for the tables that the demo leaves: they have a rollback in them."""
-    demo = [sys.executable, "-m", "demo"]
-    subprocess.run(demo, cwd=ROOT, env={**_ENVIRONMENT, "TMPDIR": str(folder)}, check=True, stdout=subprocess.DEVNULL)
-    [lake] = folder.glob("headwater-demo-*/lake")
-    command = [sys.executable, "-m", "headwater", "ui", str(lake), "--listen", "0"]
-    with subprocess.Popen(command, env=_ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            said = process.stderr.readline()
-            address = re.search(r"https?://\S+", said)
-            assert address is not None, said
-            yield address[0]
-        finally:
-            process.terminate()
+    """The address of the page of a landing that runs, from a bucket that is written to and was rolled back once."""
+    options = ("--bucket", BUCKET, "--vbuckets", str(LANDED_VBUCKETS))
+    with ExitStack() as stack:
+        node = stack.enter_context(NodeProcess(folder / "landed", *options)).start()
+        url, lake = f"couchbase://{node.address}/{BUCKET}", str(folder / "lake")
+        for name in ("inventory", "booking", *COLLECTIONS):
+            headwater("collections", "create", url, name)
+        stack.enter_context(Writer([node], LANDED_VBUCKETS, share=0.1))
+        command = [sys.executable, "-m", "headwater", "land", url, "--into", lake, "--runner", "local"]
+        command += ["--every", "3s", "--fresh", "3s", "--ui", "0"]
+        process = stack.enter_context(subprocess.Popen(command, env=_ENVIRONMENT, stderr=subprocess.PIPE, text=True))
+        stack.callback(process.terminate)
+        address = next(filter(None, (re.search(r"https?://\S+/ui/", line) for line in process.stderr)), None)
+        assert address is not None, "the landing has no page"
+        # Its pipe is read to the end: a landing that can't write to it would wait.
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        time.sleep(40)
+        headwater("drill", "rollback", url, "--vbucket", "17", "--to", "30")
+        while not httpx.get(f"{address[0]}api/state").json()["lake"]["rollbacks"]:
+            time.sleep(0.5)
+        time.sleep(3)
+        headwater("verify", url, lake)
+        yield address[0]
 
 
 def take_landing(browser: Browser, folder: Path, *, is_all: bool) -> None:

@@ -3,7 +3,7 @@
 import { Chart } from "../src/chart";
 import { bytes, many, moment, short, whole } from "../src/format";
 import { Empty, Section, Tile } from "../src/pieces";
-import { at, type BatchEvent, type Heard, type Lake, type Landing, serverLost, type State, span, useLinks } from "./lake";
+import { at, type BatchEvent, type Heard, type Lake, type LakeEvent, type Landing, serverLost, type State, span, useLinks } from "./lake";
 import { EventList } from "./timeline";
 
 const NEWEST = 8;
@@ -105,7 +105,7 @@ export function Overview(props: { state: State; lake: Lake; heard: Heard }) {
           <Tile label="Lag" value={span(landing.lag_s)} note={lagNote} tone={landing.lag_s === null ? "warn" : undefined} />
           <Tile label="Documents are behind" value={span(landing.documents_age_s)} note={landing.is_bound ? bound : pending} />
           <Tile label="Rows a second" value={rate(lake.rows_per_s)} note={`last minute; ${lastBatch(last)}`} />
-          <Tile label="Documents" value={whole(lake.documents)} note={`in ${many(lake.collections, "table")}; ${pending}`} />
+          <Tile label="Documents" value={whole(lake.documents)} note={`in ${many(lake.collections, "table")}`} />
           <Tile label="Rows landed" value={lake.rows === null ? "unknown" : short(lake.rows)} note={many(lake.batch + 1, "batch", "batches")} />
           <Tile label="Rollbacks undone" value={lake.rollbacks === null ? "unknown" : whole(lake.rollbacks)} note="of vbuckets, since the beginning" />
           <Tile label="Files" value={size(landing.status?.live_bytes)} note={`${size(landing.status?.dead_bytes)} kept for earlier versions`} />
@@ -136,10 +136,17 @@ export function Overview(props: { state: State; lake: Lake; heard: Heard }) {
       </Section>
       <Verified lake={lake} />
       <Section id="newest-title" title="What happened last" aside={<a href={link("timeline")}>All events</a>}>
-        <EventList events={lake.events.slice(0, NEWEST)} />
+        <EventList events={newestEvents(lake)} />
       </Section>
     </>
   );
+}
+
+/** The newest, with the last rollback among them: batches and merges push it out in half a minute. */
+function newestEvents(lake: Lake): LakeEvent[] {
+  const newest = lake.events.slice(0, NEWEST);
+  const rollback = lake.events.find((event) => event.kind === "rollback");
+  return rollback && !newest.includes(rollback) ? [...newest.slice(0, -1), rollback] : newest;
 }
 
 function size(value: number | null | undefined): string {

@@ -107,7 +107,7 @@ function Rollback(props: { event: RollbackEvent }) {
             ))}
             {more > 0 && <li class="muted">and {many(more, "vbucket")} more</li>}
           </ul>
-          <SampleOf path={`undone?batch=${event.batch}`} label={`Changes that batch ${event.batch} has undone`} />
+          <SampleOf path={`undone?batch=${event.batch}`} label={`Documents that batch ${event.batch} took changes back of`} />
         </div>
       )}
     </>

@@ -135,7 +135,7 @@ function Current(props: { page: Page; bucket: string; query: URLSearchParams }) 
     case "streams":
       return <Streams bucket={props.bucket} />;
     case "changes":
-      return <Changes bucket={props.bucket} />;
+      return <Changes bucket={props.bucket} vbucket={props.query.get("vbucket") ?? ""} key={props.query.toString()} />;
     case "documents":
       return <Documents bucket={props.bucket} query={props.query} />;
     case "history":

@@ -35,11 +35,12 @@ const milliseconds = (local: string): number | undefined => (local ? new Date(lo
 
 const cursor = (change: ChangeRow): string => `${change.cas}-${change.vbucket}`;
 
-export function Changes(props: { bucket: string }) {
+export function Changes(props: { bucket: string; vbucket: string }) {
   const live = useLive();
   const [collection, setCollection] = useState("");
   const [key, setKey] = useState("");
   const [op, setOp] = useState("");
+  const [vbucket, setVBucket] = useState(props.vbucket);
   const [from, setFrom] = useState("");
   const [to, setTo] = useState("");
   const [isFollowing, setFollowing] = useState(true);
@@ -47,7 +48,7 @@ export function Changes(props: { bucket: string }) {
   const settledKey = useSettled(key);
   const before = pages.at(-1);
   const path = ofBucket(props.bucket, "changes", {
-    collection, key: settledKey, op, from: milliseconds(from), to: milliseconds(to), before, rows: PAGE_ROWS,
+    collection, key: settledKey, op, vbucket, from: milliseconds(from), to: milliseconds(to), before, rows: PAGE_ROWS,
   });
   const isLive = isFollowing && before === undefined && to === "" && !document.hidden;
   const { answer, error } = useAnswer<{ changes: ChangeRow[] } & Extent>(path, isLive ? live.totals.changes : "stopped");
@@ -84,6 +85,18 @@ export function Changes(props: { bucket: string }) {
             ))}
           </select>
         </div>
+        <div class="field">
+          <label for="change-vbucket">Vbucket</label>
+          <input
+            id="change-vbucket"
+            type="number"
+            min="0"
+            max={live.vbuckets.length - 1}
+            placeholder="all"
+            value={vbucket}
+            onChange={(event) => choosing(setVBucket)(event.currentTarget.value)}
+          />
+        </div>
         <TimeField id="change-from" label="From" value={from} onChange={choosing(setFrom)} />
         <TimeField id="change-to" label="Until" value={to} onChange={choosing(setTo)} />
         <label class="switch">
@@ -93,7 +106,7 @@ export function Changes(props: { bucket: string }) {
       </SearchFields>
       <Problem error={error} />
       {answer && answer.changes.length === 0 && (
-        <NoChange isAsked={[settledKey, collection, op, from, to].some(Boolean)} extent={answer} />
+        <NoChange isAsked={[settledKey, collection, op, vbucket, from, to].some(Boolean)} extent={answer} />
       )}
       {answer && answer.changes.length > 0 && (
         <Table

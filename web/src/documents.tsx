@@ -112,7 +112,9 @@ function DocumentList(props: { documents: ChangeRow[]; opened: string | null; is
         <li key={`${row.vbucket}-${row.collection}-${row.key}`}>
           <a href={documentPath(row.collection, row.key)} aria-current={row.key === props.opened ? "true" : undefined}>
             <span class="document-key">{row.key}</span>
-            <span class="muted">{bytes(row.value_bytes)}</span>
+            <span class="muted">
+              <span class="document-collection">{row.collection}</span> · {bytes(row.value_bytes)}
+            </span>
             <span class="document-preview">{row.preview}</span>
           </a>
         </li>

@@ -32,7 +32,7 @@ const SHOWN_MAX = 256;
 const WITH_BRANCHES = new Set<NodeEvent["kind"]>(["failover", "handover", "restart", "drill", "taken-back"]);
 
 const BRANCH_COLUMNS: Column<EventBranch>[] = [
-  { title: "Vbucket", isHead: true, show: (one) => one.vbucket },
+  { title: "Vbucket", isHead: true, show: (one) => <a href={`#/changes?vbucket=${one.vbucket}`}>{one.vbucket}</a> },
   { title: "Kept up to", isNumber: true, show: (one) => whole(one.kept) },
   { title: "Known up to", isNumber: true, show: (one) => (one.known === null ? "unknown" : whole(one.known)) },
   {
@@ -108,12 +108,27 @@ function EventDetails(props: { bucket: string; event: NodeEvent }) {
       <button class="disclose" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
         Vbuckets and vbuuids
       </button>
+      {isOpen && <TakenBack />}
       {isOpen && <Problem error={error} />}
       {isOpen && rows.length > 0 && (
         <Table columns={BRANCH_COLUMNS} rows={rows.slice(0, SHOWN_MAX)} keyOf={(one) => one.vbucket} />
       )}
       {isOpen && rows.length > SHOWN_MAX && <p class="muted">{whole(rows.length - SHOWN_MAX)} more are not shown.</p>}
     </div>
+  );
+}
+
+/** This node no longer has the changes that were lost; the tables of a landing keep them. */
+function TakenBack() {
+  const pages = useLive().landings.flatMap((landing) => (landing.page && !landing.error ? [landing.page] : []));
+  return (
+    <p class="muted">
+      A vbucket leads to its changes as they are now. This node no longer has those that were lost
+      {pages.length === 0 && ": a landing lists the documents whose changes it took back, in the timeline of its page"}.
+      {pages.map((page) => (
+        <> <a key={page} href={`${page}#/timeline`}>The documents that the landing took changes back of</a>.</>
+      ))}
+    </p>
   );
 }
 

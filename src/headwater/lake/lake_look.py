@@ -160,6 +160,7 @@ SAMPLE_ROWS = 20
 SAMPLE_BYTES = 4 * 1024 * 1024
 """What is read of a table for a sample, uncompressed."""
 CELL_CHARS_MAX = 200
+UNDONE_ROWS_MAX = 200
 UNDONE_FILES_MAX = 8
 """Files of `changes` that are searched for what a rollback has undone."""
 PENDING_ROWS_MAX = 2_000_000
@@ -378,7 +379,8 @@ class LakeWatch:
         return table.log
 
     def undone(self, batch: int) -> Sample:
-        """Some of the changes that the rollbacks of a batch have undone, as far as `changes` still has them."""
+        """The changes that the rollbacks of a batch have undone, up to `UNDONE_ROWS_MAX` of them, as far as `changes`
+        still has them."""
         found = [event for event in self._timeline.events if isinstance(event, RollbackEvent)]
         event = next((event for event in found if event.batch == batch), None)
         if event is None:
@@ -388,11 +390,17 @@ class LakeWatch:
         parts: list[pa.Table] = []
         for file in reversed(files):
             parts += _undone_rows(log.location, file, event, self._lake.facts.vbuckets)
-            if sum(part.num_rows for part in parts) >= SAMPLE_ROWS:
+            if sum(part.num_rows for part in parts) >= UNDONE_ROWS_MAX:
                 break
         if not parts:
             return Sample(columns=(), rows=(), of="no longer in `changes`")
-        return _to_sample(pa.concat_tables(parts, promote_options="permissive")[:SAMPLE_ROWS], "rows that are void")
+        found_rows = pa.concat_tables(parts, promote_options="permissive")
+        shown = found_rows[:UNDONE_ROWS_MAX]
+        names = {(row["scope"], row["collection"], row["key"]) for row in shown.to_pylist()}
+        documents = counted(len(names), "document")
+        undone = shown.num_rows if event.undone is None else max(event.undone, shown.num_rows)
+        few = "" if undone == shown.num_rows else f"{shown.num_rows:,} of "
+        return _to_sample(shown, f"{few}{counted(undone, 'change')}, of {documents}")
 
 
 def _may_be_undone(file: DataFile, event: RollbackEvent) -> bool:
