@@ -53,6 +53,7 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater doctor": [(["localhost"], 1, "is not a URL"), (["--port", "0"], 2, "--port")],
     "headwater drill rollback": [([URL, "--vbucket", "1", "--to", "1"], 1, NOWHERE), ([URL], 2, "Missing option")],
     "headwater drill hold-replicas": [([URL], 1, NOWHERE), ([], 2, "Missing argument 'URL'")],
+    "headwater drill cut-connections": [([URL], 1, NOWHERE)],
     "headwater drill release-replicas": [([URL], 1, NOWHERE)],
     "headwater export": [([URL, "--into", "out"], 1, NOWHERE), ([URL], 2, "Missing option '--into'")],
     "headwater health": [([URL], 1, NOWHERE), (["no-such-lake"], 1, "does not contain the tables of a landing")],

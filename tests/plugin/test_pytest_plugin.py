@@ -80,6 +80,16 @@ NODE_TESTS = """
             assert isinstance(rollback, Rollback) and rollback.seqno <= 1
             assert next(changes).json() == 1
 
+    def test_a_cut(headwater_node):
+        headwater_node.write({"fox": 1})
+        with headwater_node.connect() as client:
+            changes = client.changes()
+            assert next(changes).json() == 1
+            assert headwater_node.cut_connections() >= 1
+            headwater_node.write({"fox": 2})
+            assert next(changes).json() == 2
+        assert "cuts all connections of the bucket" in headwater_node.log
+
     def test_a_pause(headwater_node):
         headwater_node.write({"fox": 1})
         headwater_node.pause()
@@ -237,7 +247,7 @@ def _only_our_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nodes_and_clusters(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_clusters=CLUSTER_TESTS)
-    run(pytester, NODE_TESTS, "--strict-markers").assert_outcomes(passed=20, xfailed=1)
+    run(pytester, NODE_TESTS, "--strict-markers").assert_outcomes(passed=21, xfailed=1)
 
 
 def test_nothing_is_imported_where_it_is_not_used(pytester: pytest.Pytester) -> None:

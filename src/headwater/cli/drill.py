@@ -13,6 +13,7 @@ from headwater.phrases import counted
 _VBUCKET_MAX = 0xFFFF
 _ROLLBACK = ("vbucket", "rolled_back_to", "vbuuid", "high_seqno_before")
 _REPLICAS = ("replicas",)
+_CONNECTIONS = ("connections",)
 _NOT_OURS = "Check that it is a Headwater node: others have no drills"
 
 
@@ -84,6 +85,22 @@ def release_replicas(node: ManagedNode) -> None:
     """
     done = _accepted(_ask(node, "replicas", "release"), _REPLICAS, of="replicas")
     node.print(f"{counted(done['replicas'], 'replica')} released", done)
+
+
+@drill.command("cut-connections")
+@managed(needs_bucket=True)
+def cut_connections(node: ManagedNode) -> None:
+    """Break all key-value and DCP connections of a bucket to a node, as a network that fails does.
+
+    What the node has not sent yet is lost, in the middle of a snapshot as well. Clients and other nodes may connect
+    again immediately. The user must be an admin of the bucket.
+
+    \b
+    Example:
+      headwater drill cut-connections couchbase://127.0.0.1/default
+    """
+    done = _accepted(_ask(node, "connections", "cut"), _CONNECTIONS, of="connections")
+    node.print(f"{counted(done['connections'], 'connection')} cut", done)
 
 
 def _ask(node: ManagedNode, *path: str, form: dict[str, str] | None = None) -> Answer:

@@ -212,6 +212,14 @@ class NodeState:
     def release_replicas(self, bucket: str) -> int:
         return self._memberships[bucket].replication.release()
 
+    def cut_connections(self, bucket: str, user: str) -> int:
+        """Break all connections of a bucket, as a network that fails does. Returns how many there were."""
+        service = self._services[bucket]
+        connections = [one for one in self._listener.connections if one.session.bucket is service]
+        for connection in connections:
+            connection.drop(f"a drill of {user!r} cuts all connections of the bucket")
+        return len(connections)
+
     # --- making, changing and dropping buckets --------------------------------------------------------------------
 
     @property

@@ -281,6 +281,10 @@ class HeadwaterNode:
     def release_replicas(self) -> None:
         self._drill("replicas", "release")
 
+    def cut_connections(self) -> int:
+        """Break all connections to the node, as a network that fails does. Gives how many there were."""
+        return int(self._drill("connections", "cut")["connections"])
+
     def pause(self) -> None:
         """Pause the process: connections stay open, and it answers nothing."""
         self.process.send(signal.SIGSTOP)

@@ -57,6 +57,12 @@ def test_replicas(monkeypatch: pytest.MonkeyPatch, command: str, answer: Answer,
         assert json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output) == answer.content
 
 
+def test_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answering(monkeypatch, lambda *_: Answer(200, {"connections": 2}))
+    assert CliRunner().invoke(main, ["drill", "cut-connections", *ARGUMENTS[2:]]).output == "2 connections cut\n"
+    assert asked == [("POST", "/headwater/buckets/default/connections/cut", None)]
+
+
 @pytest.mark.parametrize(
     "options", [[], ["--vbucket", "1"], ["--vbucket", "-1", "--to", "0"], ["--vbucket", "1", "--to", "x"]]
 )

@@ -86,7 +86,8 @@ ROUTES = {
         DELETE {BUCKET}/scopes/{{scope}} POST {BUCKET}/scopes/{{scope}}/collections
         PATCH {BUCKET}/scopes/{{scope}}/collections/{{collection}}
         DELETE {BUCKET}/scopes/{{scope}}/collections/{{collection}} POST {OWN}/flush
-        POST {OWN}/vbuckets/{{vbucket}}/rollback POST {OWN}/replicas/hold POST {OWN}/replicas/release""",
+        POST {OWN}/vbuckets/{{vbucket}}/rollback POST {OWN}/replicas/hold POST {OWN}/replicas/release
+        POST {OWN}/connections/cut""",
     "whole node": f"""POST /pools/default POST /pools/default/buckets DELETE {BUCKET} DELETE {OWN} POST /headwater/node
         POST /headwater/buckets GET /settings/rbac/roles GET {USERS} GET {USERS}/{{domain}}
         GET {USERS}/{{domain}}/{{name:path}} PUT {USERS}/{{domain}}/{{name:path}}

@@ -128,6 +128,7 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
     f"{_OWN_BUCKET}/health": {"GET": Endpoint(_show_health, Action.USE)},
     f"{_OWN_BUCKET}/dcp": {"GET": Endpoint(buckets.show_connections, Action.READ)},
     f"{_OWN_BUCKET}/vbuckets/{{vbucket}}/rollback": {"POST": Endpoint(buckets.roll_back, Action.ADMIN)},
+    f"{_OWN_BUCKET}/connections/cut": {"POST": Endpoint(buckets.cut_connections, Action.ADMIN)},
     f"{_OWN_BUCKET}/replicas/hold": {"POST": Endpoint(buckets.hold_replicas, Action.ADMIN)},
     f"{_OWN_BUCKET}/replicas/release": {"POST": Endpoint(buckets.release_replicas, Action.ADMIN)},
 }

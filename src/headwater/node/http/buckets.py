@@ -283,6 +283,11 @@ async def release_replicas(call: Call) -> Response:
     return Json({"held": False, "replicas": replicas})
 
 
+async def cut_connections(call: Call) -> Response:
+    """A drill: what was not sent yet is lost, and clients have to connect again."""
+    return Json({"connections": call.node.cut_connections(call.bucket.facts.name, call.user)})
+
+
 def _log_replicas(call: Call, verb: str, replicas: int, event: LogEvent) -> None:
     bucket = call.bucket.facts.name
     message = f"{call.user!r} {verb} {counted(replicas, 'replica')} of bucket {bucket!r}"
