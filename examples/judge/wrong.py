@@ -19,7 +19,7 @@ import headwater
 from headwater import HeadwaterError, Offsets
 
 MISTAKES = ("none", "ignores-rollbacks", "newest-vbuuid", "snapshot-end")
-CHANGES_AT_A_TIME = 25
+CHANGES_AT_A_TIME = 10
 PAUSE_S = 0.05
 
 

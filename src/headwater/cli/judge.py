@@ -37,6 +37,7 @@ _SHAPE = Shape()
 @click.option("--vbuckets", type=int, default=_SHAPE.vbuckets, show_default=True, help="Vbuckets of the bucket.")
 @click.option("--documents", type=int, default=_SHAPE.documents, show_default=True, help="Documents to write to.")
 @click.option("--steps", type=int, default=_SHAPE.steps, show_default=True, help="Steps: writes, most with a fault.")
+@click.option("--restarts", is_flag=True, help="Also kill the consumer, and start it again with its {state}.")
 @click.option(
     "--patience",
     "patience_s",
@@ -57,6 +58,7 @@ def judge(
     vbuckets: int,
     documents: int,
     steps: int,
+    restarts: bool,
     patience_s: float,
     only_plan: bool,
     verbose: bool,
@@ -69,12 +71,12 @@ def judge(
     each change: {"op": "set", "key": …, "seqno": …, "value": …}, {"op": "delete", "key": …, "seqno": …}, or {"op":
     "rollback", "vbucket": …, "seqno": …} where all that is above this seqno is undone. The program finds the cluster in
     HEADWATER_CONNECTION, HEADWATER_BUCKET, HEADWATER_USER and HEADWATER_PASSWORD, and in its arguments by the
-    placeholders {connection}, {bucket}, {url}, {user} and {password}.
+    placeholders {connection}, {bucket}, {url}, {user} and {password}; {state} is a directory for its checkpoints.
 
     The nodes are real and listen on loopback. A seed decides the writes, failovers with lost writes, rollbacks, moves
-    of vbuckets, and killed and silent nodes. At the end the consumer must have exactly the documents of the bucket. The
-    exit code is 0 if it has, 1 if it differs, 2 for an invalid command line, and 3 if the consumer has ended, writes
-    what can't be read, or is stuck. With several seeds, a difference counts most.
+    of vbuckets, cut connections, and killed and silent nodes. At the end the consumer must have exactly the documents
+    of the bucket. The exit code is 0 if it has, 1 if it differs, 2 for an invalid command line, and 3 if the consumer
+    has ended, writes what can't be read, or is stuck. With several seeds, a difference counts most.
 
     \b
     Examples:
@@ -83,7 +85,7 @@ def judge(
       headwater judge --seed 17 --verbose -- ./my-consumer --hosts '{connection}'
     """
     try:
-        shape = Shape(nodes=nodes, vbuckets=vbuckets, documents=documents, steps=steps)
+        shape = Shape(nodes=nodes, vbuckets=vbuckets, documents=documents, steps=steps, restarts=restarts)
         if only_plan:
             for number in range(seed, seed + seeds):
                 for line in make_plan(number, shape).lines():

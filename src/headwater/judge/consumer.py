@@ -43,15 +43,18 @@ class Consumer:
         self._reading: threading.Thread
 
     def __enter__(self) -> Self:
-        libc = ctypes.CDLL(None)
-        parent = os.getpid()
+        self._start()
+        return self
+
+    def _start(self) -> None:
+        libc, parent = ctypes.CDLL(None), os.getpid()
 
         def end_with_parent() -> None:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
 
-        with self._stderr.open("wb") as errors:
+        with self._stderr.open("ab") as errors:
             try:
                 self._process = subprocess.Popen(
                     self._command,
@@ -70,7 +73,12 @@ class Consumer:
         self._heard_s = time.monotonic()
         self._reading = threading.Thread(target=self._read, name="headwater-judge-reader", daemon=True)
         self._reading.start()
-        return self
+
+    def restart(self) -> None:
+        """Kill it, take in what it had written, and start it again."""
+        self._kill()
+        if self._fault is None:
+            self._start()
 
     def __exit__(self, *_: object) -> None:
         try:
@@ -78,10 +86,13 @@ class Consumer:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_S_MAX)
         finally:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
-            # A process that has left the session may hold the pipe: its reader ends with the judge.
-            self._reading.join(STOP_S_MAX)
+            self._kill()
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        # A process that has left the session may hold the pipe: its reader ends with the judge.
+        self._reading.join(STOP_S_MAX)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

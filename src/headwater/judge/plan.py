@@ -7,8 +7,9 @@ step writes a document to every vbucket, so that a consumer which has that docum
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from headwater.errors import InvalidInput
@@ -23,7 +24,7 @@ STEPS_MAX = 200
 VBUCKETS_MAX = 1024
 DELETE_CHANCE = 0.15
 PAD_CHARS_MAX = 400
-CLOSING = f"{KEY_PREFIX}closing::"
+CLOSING, PROBE = f"{KEY_PREFIX}closing::", f"{KEY_PREFIX}probe::"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class Shape:
     vbuckets: int = 16
     documents: int = 200
     steps: int = 10
+    restarts: bool = False
+    """Kill the consumer now and then, and start it again."""
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -48,9 +51,9 @@ class Shape:
 
     def options(self) -> str:
         """The options of the command that differ from the defaults, to replay a run."""
-        names = ("nodes", "vbuckets", "documents", "steps")
-        given = {name: getattr(self, name) for name in names}
-        return "".join(f"--{name} {value} " for name, value in given.items() if value != getattr(Shape(), name))
+        given = {name: getattr(self, name) for name in ("nodes", "vbuckets", "documents", "steps")}
+        numbers = (f"--{name} {value} " for name, value in given.items() if value != getattr(Shape(), name))
+        return "".join([*numbers, "--restarts " if self.restarts else ""])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class Step:
             "fail over": f"node {self.node} dies with writes that no replica has, and is failed over",
             "bring back": f"node {self.node} joins again, and the vbuckets are rebalanced",
             "move": f"all vbuckets of node {self.node} move to the others",
+            "cut": f"all connections to node {self.node} break",
+            "restart": "the consumer is killed and starts again",
             "kill": f"node {self.node} is killed and starts again",
             "silence": f"node {self.node} answers nothing for {self.pause_s:.2f} s",
         }[self.action]
@@ -110,6 +115,8 @@ class Plan:
     first: tuple[Write, ...]
     """Before the consumer is started."""
     steps: tuple[Step, ...]
+    probes: tuple[Write, ...]
+    """For a consumer that has not all of it: one that gets these is not stuck, it has left something out."""
 
     def keys(self) -> Iterator[str]:
         """Every key that is written, once."""
@@ -136,14 +143,15 @@ class _Planner:
         """A node that has left the cluster."""
 
     def plan(self) -> Plan:
-        first = self._writes(self._random.randint(1, 2 * self._shape.documents))
-        steps = [self._step() for _ in range(self._shape.steps)]
+        first = self._writes(self._random.randint(1, 2 * self._shape.documents), self._keys)
+        steps = [self._step(self._action()) for _ in range(self._shape.steps)]
         if self._away is not None:
-            steps.append(self._bring_back())
-        return Plan(self._seed, self._shape, first, (*steps, self._closing()))
+            steps.append(self._step("bring back"))
+        steps.append(Step(writes=self._one_each(CLOSING)))
+        return Plan(self._seed, self._shape, first, tuple(steps), self._one_each(PROBE))
 
-    def _writes(self, count: int, keys: Sequence[str] = ()) -> tuple[Write, ...]:
-        return tuple(self._write(keys or self._keys) for _ in range(count))
+    def _writes(self, count: int, keys: Sequence[str]) -> tuple[Write, ...]:
+        return tuple(self._write(keys) for _ in range(count))
 
     def _write(self, keys: Sequence[str]) -> Write:
         self._number += 1
@@ -152,71 +160,49 @@ class _Planner:
         key = keys[int(len(keys) * dice.random() ** 2)]
         return Write(self._number, key, None if dice.random() < DELETE_CHANCE else dice.randint(0, PAD_CHARS_MAX))
 
-    def _step(self) -> Step:
-        dice = self._random
-        faults: dict[Callable[[], Step], int] = {
-            self._rollback: 4,
-            self._kill: 2,
-            self._silence: 1,
-            self._only_write: 2,
-        }
-        if self._away is None:
-            faults |= {self._fail_over: 4, self._move: 2}
-        else:
-            faults[self._bring_back] = 6
-        return dice.choices([*faults], [*faults.values()])[0]()
+    def _action(self) -> str:
+        weights = {"write": 2, "roll back": 4, "cut": 3, "kill": 2, "silence": 1}
+        # No two nodes are away at a time: with one replica, vbuckets would be lost.
+        weights |= {"fail over": 4, "move": 2} if self._away is None else {"bring back": 6}
+        weights |= {"restart": 4} if self._shape.restarts else {}
+        return self._random.choices([*weights], [*weights.values()])[0]
 
-    def _common(self) -> dict[str, Any]:
-        dice = self._random
-        return {
-            "writes": self._writes(dice.randint(1, 60)),
-            "waits": dice.random() < 0.7,
-            "pause_s": dice.choice([0.0, dice.uniform(0, 0.3)]),
-        }
-
-    def _only_write(self) -> Step:
-        return Step(**self._common())
-
-    def _rollback(self) -> Step:
-        dice = self._random
-        vbucket, back = dice.randrange(self._shape.vbuckets), dice.randint(1, 12)
-        keys = [key for key in self._keys if vbucket_of(key.encode(), self._shape.vbuckets) == vbucket]
-        after = self._writes(dice.choice([0, back + dice.randint(0, 5)]), keys)
-        return Step(action="roll back", vbucket=vbucket, back=back, after=after, **self._common())
-
-    def _member(self) -> int:
-        return self._random.choice([node for node in range(self._shape.nodes) if node != self._away])
-
-    def _kill(self) -> Step:
-        return Step(action="kill", node=self._member(), **self._common())
-
-    def _silence(self) -> Step:
+    def _step(self, action: str) -> Step:
+        dice, shape = self._random, self._shape
+        node = dice.choice([node for node in range(shape.nodes) if node != self._away])
+        if action in ("fail over", "move"):
+            self._away = node
+        elif action == "bring back":
+            assert self._away is not None
+            node, self._away = self._away, None
+        vbucket, back = dice.randrange(shape.vbuckets), dice.randint(1, 12)
+        writes, after = self._writes(dice.randint(1, 60), self._keys), 0
+        keys = self._keys
+        if action == "roll back":
+            keys = [key for key in keys if vbucket_of(key.encode(), shape.vbuckets) == vbucket] or keys
+            after = dice.choice([0, back + dice.randint(0, 5)])
+        elif action == "fail over":
+            after = dice.choice([0, dice.randint(1, 60)])
         return Step(
-            action="silence", node=self._member(), **{**self._common(), "pause_s": self._random.uniform(0.1, 1)}
+            action=action,
+            writes=writes,
+            node=node,
+            vbucket=vbucket,
+            back=back,
+            # A connection is best cut while changes are on their way.
+            waits=action != "cut" and dice.random() < 0.7,
+            after=self._writes(after, keys),
+            pause_s=dice.uniform(0.1, 1) if action == "silence" else dice.choice([0.0, dice.uniform(0, 0.3)]),
         )
 
-    def _fail_over(self) -> Step:
-        self._away = self._member()
-        after = self._writes(self._random.choice([0, self._random.randint(1, 60)]))
-        return Step(action="fail over", node=self._away, after=after, **self._common())
-
-    def _move(self) -> Step:
-        self._away = self._member()
-        return Step(action="move", node=self._away, **self._common())
-
-    def _bring_back(self) -> Step:
-        assert self._away is not None
-        node, self._away = self._away, None
-        return Step(action="bring back", node=node, **self._common())
-
-    def _closing(self) -> Step:
+    def _one_each(self, prefix: str) -> tuple[Write, ...]:
+        """A write to every vbucket."""
         writes: dict[int, Write] = {}
-        candidate = 0
-        while len(writes) < self._shape.vbuckets:
-            key = f"{CLOSING}{candidate}"
-            candidate += 1
+        for key in map(f"{prefix}{{}}".format, count()):
             vbucket = int(vbucket_of(key.encode(), self._shape.vbuckets))
             if vbucket not in writes:
                 self._number += 1
                 writes[vbucket] = Write(self._number, key, 0)
-        return Step(writes=tuple(writes.values()))
+            if len(writes) == self._shape.vbuckets:
+                break
+        return tuple(writes.values())

@@ -19,7 +19,7 @@ from headwater.client.threads import LoopThread
 from headwater.errors import KeyNotFound, StatusError
 from headwater.judge.consumer import Consumer
 from headwater.judge.consumer_log import ConsumerLog, Difference, Held, differences
-from headwater.judge.plan import CLOSING, Plan, Step, Write
+from headwater.judge.plan import CLOSING, PROBE, Plan, Step, Write
 from headwater.phrases import counted
 from headwater.protocol.features import VBucketState
 from headwater.protocol.messages import Request, Response
@@ -232,41 +232,39 @@ class _Run:
             for other in others:
                 other.hold_replicas()
         self._write(step.writes)
-        before = self._high_seqnos()
+        before, kept = self._high_seqnos(), dict[int, int]()
         if step.waits:
             self._wait(consumer, lambda: _has_reached(consumer, before), SEEN_S_MAX)
         match step.action:
             case "roll back":
                 to = max(0, before[step.vbucket] - step.back)
-                kept = cluster.rollback(step.vbucket, to)
-                self._note(step, {step.vbucket: kept} if kept < before[step.vbucket] else {})
+                kept = {step.vbucket: cluster.rollback(step.vbucket, to)}
             case "fail over":
                 cluster.failover(node)
                 for other in others:
                     other.release_replicas()
-                after = self._high_seqnos()
-                self._note(step, {vb: after[vb] for vb in before if after[vb] < before[vb]})
+                kept = self._high_seqnos()
             case "bring back":
                 cluster.bring_back(node)
-                self._note(step)
             case "move":
                 cluster.take_out(node)
-                self._note(step)
+            case "cut":
+                node.cut_connections()
             case "kill":
                 node.kill()
                 node.start()
-                self._note(step)
+            case "restart":
+                consumer.restart()
             case "silence":
                 node.pause()
                 time.sleep(step.pause_s)
                 node.resume()
-                self._note(step)
-                return
+        if step.action != "write":
+            lost = {vbucket: seqno for vbucket, seqno in kept.items() if seqno < before[vbucket]}
+            self._diary.faults.append((self._at, step.fault, lost))
         self._write(step.after)
-        time.sleep(step.pause_s)
-
-    def _note(self, step: Step, kept: Mapping[int, int] | None = None) -> None:
-        self._diary.faults.append((self._at, step.fault, kept or {}))
+        if step.action != "silence":
+            time.sleep(step.pause_s)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -279,23 +277,27 @@ class _Run:
                 return False
             # Behind the closing document of each vbucket nothing comes any more.
             found = consumer.documents()
-            return all(key in found and held.equals(found[key]) for key, held in last.items())
+            return bool(last) and all(key in found and held.equals(found[key]) for key, held in last.items())
 
-        deadline_s = time.monotonic() + WAITS_MAX * self._patience_s
-        is_done = False
-        while not (is_done := has_finished()) and consumer.complaint() is None:
-            if consumer.silent_s > self._patience_s or time.monotonic() > deadline_s:
-                break
-            time.sleep(LOOK_EVERY_S)
+        def is_over() -> bool:
+            return has_finished() or consumer.silent_s > self._patience_s
+
+        self._wait(consumer, is_over, WAITS_MAX * self._patience_s)
+        is_done = has_finished()
+        if not is_done and consumer.complaint() is None:
+            self._write(self._plan.probes)
+            high = self._high_seqnos()
+            self._wait(consumer, lambda: _has_reached(consumer, high), self._patience_s)
         complaint = None if is_done else consumer.complaint()
-        found = consumer.documents()
+        found = {key: held for key, held in consumer.documents().items() if not key.startswith(PROBE)}
         differing = list(differences(truth, found, vbuckets))
         highest = {int(vbucket_of(key.encode(), vbuckets)): held.seqno for key, held in last.items()}
         behind = [vb for vb, seqno in enumerate(consumer.look(ConsumerLog.reached)) if seqno < highest.get(vb, 0)]
-        if complaint is not None:
-            outcome, reason = Outcome.CRASHED, complaint
-        elif not consumer.has_spoken:
-            outcome, reason = Outcome.STUCK, "the consumer has written no line that the judge knows"
+        if complaint is not None or not consumer.has_spoken:
+            outcome = Outcome.STUCK if complaint is None else Outcome.CRASHED
+            reason = complaint or "the consumer has written no line that the judge knows"
+            # All documents would be missing.
+            differing = []
         elif differing and all(difference.vbucket in behind for difference in differing):
             outcome = Outcome.STUCK
             reason = f"the consumer has not come to the end of {_listed(behind)}"

@@ -19,7 +19,7 @@ def test_a_node_that_left_comes_back_before_another_leaves() -> None:
     actions: set[str] = set()
     for seed in range(50):
         away = None
-        for step in make_plan(seed, Shape()).steps:
+        for step in make_plan(seed, Shape(restarts=seed % 2 == 0)).steps:
             actions.add(step.action)
             if step.action in ("fail over", "move"):
                 assert away is None
@@ -27,10 +27,10 @@ def test_a_node_that_left_comes_back_before_another_leaves() -> None:
             elif step.action == "bring back":
                 assert away == step.node
                 away = None
-            elif step.action in ("kill", "silence"):
+            elif step.action in ("cut", "kill", "silence"):
                 assert step.node != away
         assert away is None, "the cluster is whole at the end"
-    assert actions == {"write", "roll back", "fail over", "bring back", "move", "kill", "silence"}
+    assert actions == {"write", "roll back", "fail over", "bring back", "move", "cut", "kill", "silence", "restart"}
 
 
 def test_the_last_step_writes_to_every_vbucket() -> None:
@@ -53,3 +53,4 @@ def test_a_shape_has_limits(given: dict[str, int], message: str) -> None:
 def test_a_shape_is_written_as_options() -> None:
     assert Shape().options() == ""
     assert Shape(nodes=2, steps=4).options() == "--nodes 2 --steps 4 "
+    assert Shape(restarts=True).options() == "--restarts "
