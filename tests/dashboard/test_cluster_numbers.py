@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from headwater.errors import HeadwaterError, MalformedMessage, NoAnswer
 from headwater.node.history import BucketHistory
-from headwater.node.http.dashboard.samples import UNKNOWN, ClusterNumbers, Counts, VBucketNumbers
+from headwater.node.http.dashboard.samples import UNKNOWN, ClusterNumbers, Counts, SentTo, VBucketNumbers
 from headwater.node.replication.peers import PeerStatistics
 from headwater.protocol.messages.dcp_streams import VBucketState
 from support.store_harness import new_bucket
@@ -107,16 +108,30 @@ async def ask(cluster: ClusterNumbers) -> None:
 
 
 def test_numbers_arrive_as_they_were_sent() -> None:
-    sent = numbers(counts(A, R, P, 0), counts(1, 2**40, 3, 0), stream_lags=counts(9, 0, 0, 0))
+    connections = (SentTo("to-search", 3, 2**40, 0.5), SentTo("land:é", 1, 0, 7))
+    plain = numbers(counts(A, R, P, 0), counts(1, 2**40, 3, 0), stream_lags=counts(9, 0, 0, 0))
+    sent = replace(plain, connections=connections)
     got = VBucketNumbers.decode(dict(sent.encode()), vbuckets=VBUCKETS)
     assert [one.tolist() for one in (got.states, got.seqnos, got.stream_lags)] == [
         one.tolist() for one in (sent.states, sent.seqnos, sent.stream_lags)
     ]
+    assert got.connections == connections
+    earlier = {name: text for name, text in plain.encode() if name != "connections"}
+    assert VBucketNumbers.decode(earlier, vbuckets=VBUCKETS).connections == ()
 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"states": "1,1,1"}, {"seqnos": ""}, {"seqnos": "1,2,x,4"}, {"documents": f"1,2,3,{2**70}"}, {"states": None}],
+    [
+        {"states": "1,1,1"},
+        {"seqnos": ""},
+        {"seqnos": "1,2,x,4"},
+        {"documents": f"1,2,3,{2**70}"},
+        {"states": None},
+        {"connections": "[[1, 2, 3, 4]]"},
+        {"connections": "7"},
+        {"connections": "["},
+    ],
 )
 def test_numbers_that_can_not_be_are_refused(changed: dict[str, str | None]) -> None:
     told = dict(numbers(counts(A, A, A, A), counts(1, 2, 3, 4)).encode()) | changed

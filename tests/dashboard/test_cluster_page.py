@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,10 +15,12 @@ from selenium.webdriver.support.ui import Select
 
 from support.browser import DESKTOP, PHONE, Browser, axe_findings, log_in, show_map
 from support.dashboard_world import BUCKET, answering, make_cluster, metrics_text, write
-from support.node_process import NodeProcess
+from support.forked_program import start_program
+from support.node_process import PASSWORD, USER, NodeProcess, environment
 
 VBUCKETS, OTHER = 32, "wine"
 DOCUMENTS = 120
+CONSUMER = "trips-to-search"
 UNSERVED = "No node that can be reached"
 PAGES = ("overview", "streams", "changes", "documents", "history", "landing")
 SHOTS = os.environ.get("HEADWATER_SCREENSHOTS")
@@ -38,6 +41,11 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NodeProcess
             ]
             make_cluster(started)
             write(started, VBUCKETS, *(f"key-{number}" for number in range(DOCUMENTS)))
+            how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment()}
+            login = ("--user", USER, "--password", PASSWORD)
+            url = f"couchbase://{started[0].address}/{BUCKET}"
+            tail = stack.enter_context(start_program("-m", "headwater", "tail", url, "--name", CONSUMER, *login, **how))
+            stack.callback(tail.kill)
         started[-1].kill()
         yield started
 
@@ -105,6 +113,15 @@ def test_all_pages_fit_and_have_no_serious_faults(
         assert page.run("return document.documentElement.scrollWidth") <= size[0], name
         assert axe_findings(page) == [], name
         page.screenshot(Path(SHOTS or tmp_path) / f"cluster-{name}-{size[0]}-{scheme}.png")
+
+
+def test_consumers_are_shown_with_what_all_nodes_have_for_them(page: Browser, nodes: list[NodeProcess]) -> None:
+    go(page, "streams")
+    row = page.find(f"tr[data-consumer-name='{CONSUMER}']")
+    living = [str(node.address) for node in nodes[:-1]]
+    page.until(lambda: all(name in row.text for name in living), f"not both nodes are shown: {row.text}")
+    assert str(nodes[-1].address) not in row.text
+    assert str(nodes[-1].address) in page.find("[aria-labelledby=consumers-title] .problem").text
 
 
 def test_a_landing_that_was_stopped_says_when_and_of_which_bucket(page: Browser) -> None:

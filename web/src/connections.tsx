@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { ofBucket, type StreamRow } from "./api";
 import { bytes, duration, short, whole } from "./format";
 import { type Connection, useLive } from "./live";
-import { Problem, useAnswer } from "./pieces";
+import { Lag, Problem, useAnswer } from "./pieces";
 import { type Column, Table } from "./table";
 
 const STREAMS_SHOWN_MAX = 24;
@@ -43,7 +43,7 @@ export function ConnectionTable(props: { bucket: string; connections: Connection
 
 const NUMBERS: Column<Connection>[] = [
   { title: "Streams", isNumber: true, show: (connection) => whole(connection.streams) },
-  { title: "Backlog", isNumber: true, show: (connection) => whole(connection.backlog) },
+  { title: "Behind", isNumber: true, show: (connection) => <Lag seqnos={connection.backlog} /> },
   { title: "Messages", isNumber: true, show: (connection) => `${short(connection.messages)}/s` },
   { title: "Bytes", isNumber: true, show: (connection) => `${bytes(connection.bytes)}/s` },
   { title: "Window", show: (connection) => <Window unacked={connection.unacked} size={connection.window} /> },

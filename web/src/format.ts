@@ -39,4 +39,12 @@ export function moment(timeMs: number): string {
 /** The day and the time of day. */
 export const dated = (timeMs: number): string => `${DATE.format(timeMs)} ${clock(timeMs)}`;
 
+/** Under writes whoever gets changes is always some behind; with more than this, it does not keep up. */
+export const BEHIND_SEQNOS = 1000;
+const FAR_BEHIND_SEQNOS = 100_000;
+
+/** How a lag is coloured, of copies and consumers alike. */
+export const lagTone = (seqnos: number): "" | "warn" | "bad" =>
+  seqnos > FAR_BEHIND_SEQNOS ? "bad" : seqnos > BEHIND_SEQNOS ? "warn" : "";
+
 export const many = (count: number, one: string, more = `${one}s`): string => `${whole(count)} ${count === 1 ? one : more}`;

@@ -44,6 +44,14 @@ export interface Consumer {
   held_bytes: number;
 }
 
+/** What a connection of any node gets. */
+export interface SentTo {
+  name: string;
+  streams: number;
+  backlog: number;
+  messages: number;
+}
+
 /** Another node of the cluster, as this node hears of it. */
 export interface Peer {
   name: string;
@@ -55,6 +63,7 @@ export interface Peer {
   /** False once it has missed more than one answer. */
   is_reachable: boolean;
   is_held: boolean;
+  connections: SentTo[];
   vbuckets: VBucketRow[];
 }
 

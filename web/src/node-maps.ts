@@ -1,5 +1,6 @@
 /** What each node of the cluster has: of this one what it knows, of the others what they have answered. */
 
+import { BEHIND_SEQNOS } from "./format";
 import { type ClusterNode, type LiveState, stateName, type VBucketRow } from "./live";
 
 export interface NodeMap {
@@ -58,9 +59,6 @@ function otherNode(live: LiveState, node: ClusterNode, index: number): NodeMap {
 
 const statesByConfig = (map: number[][], index: number): VBucketRow[] =>
   map.map((row) => ({ state: row[0] === index ? 1 : row.slice(1).includes(index) ? 2 : 0, ...NO_NUMBERS }));
-
-/** Under writes a copy is always some changes behind; with more than this it does not keep up. */
-const BEHIND_SEQNOS = 1000;
 
 /** What a vbucket of a node is worth: its state, as far as the node can be reached and the copy is known. */
 export const STANDINGS = {

@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, getJson } from "./api";
-import { many, moment } from "./format";
+import { lagTone, many, moment, whole } from "./format";
 import { EVENT_NAMES, type NodeEvent } from "./live";
 import { applyTheme, chosenTheme, type Theme } from "./theme";
 
@@ -56,6 +56,11 @@ export function Problem(props: { error: string | null }) {
       {props.error}
     </p>
   ) : null;
+}
+
+/** A number of seqnos, coloured where that many are a reason to look. */
+export function Lag(props: { seqnos: number }) {
+  return <span class={`lag ${lagTone(props.seqnos)}`}>{whole(props.seqnos)}</span>;
 }
 
 /** Numbers in order, with those that follow each other as one: 3, 7–9. */

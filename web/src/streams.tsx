@@ -2,17 +2,100 @@
 
 import { ConnectionTable, Window } from "./connections";
 import { bytes, duration, many, short, whole } from "./format";
-import { type Consumer, onThisNode, stateName, useLive } from "./live";
-import { Empty, Section } from "./pieces";
+import { type Consumer, type LiveState, onThisNode, type SentTo, stateName, useLive } from "./live";
+import { Empty, Lag, Section } from "./pieces";
 import { type Column, Table } from "./table";
 
 export function Streams(props: { bucket: string }) {
   const live = useLive();
   return (
     <>
+      {live.cluster.nodes.length > 1 && <OfCluster />}
       <Sent bucket={props.bucket} />
       {(live.cluster.nodes.length > 1 || live.consumers.length > 0) && <Received />}
     </>
+  );
+}
+
+/** All clients of one name, such as the members of a group: each has a connection to every node whose vbuckets it gets. */
+interface ClusterConsumer {
+  name: string;
+  clients: Set<string>;
+  streams: number;
+  backlog: number;
+  messages: number;
+  /** What they have still to get of each node that they are connected to. */
+  nodes: Map<string, number>;
+}
+
+const REPLICATION = "replication:";
+/** Our clients add an id of their own, and a number, to the name that they were given. */
+const CLIENT_ID = /:([0-9a-f]{12}):\d+$/;
+
+function clusterConsumers(live: LiveState): ClusterConsumer[] {
+  const found = new Map<string, ClusterConsumer>();
+  const here = live.cluster.nodes.find((node) => node.this)?.name ?? "this node";
+  const all: [string, SentTo[]][] = [[here, live.connections]];
+  for (const peer of live.peers.values()) if (peer.is_reachable) all.push([peer.name, peer.connections]);
+  for (const [node, connections] of all) {
+    for (const { name, streams, backlog, messages } of connections) {
+      if (name.startsWith(REPLICATION)) continue;
+      const group = name.replace(CLIENT_ID, "");
+      const one = found.get(group) ?? { name: group, clients: new Set(), streams: 0, backlog: 0, messages: 0, nodes: new Map() };
+      one.clients.add(CLIENT_ID.exec(name)?.[1] ?? name);
+      one.streams += streams;
+      one.backlog += backlog;
+      one.messages += messages;
+      one.nodes.set(node, (one.nodes.get(node) ?? 0) + backlog);
+      found.set(group, one);
+    }
+  }
+  return [...found.values()].sort((one, other) => other.backlog - one.backlog || one.name.localeCompare(other.name));
+}
+
+const CLUSTER_COLUMNS: Column<ClusterConsumer>[] = [
+  { title: "Consumer", isHead: true, show: (one) => <span class="connection-name">{one.name}</span> },
+  { title: "Clients", isNumber: true, show: (one) => whole(one.clients.size) },
+  { title: "Streams", isNumber: true, show: (one) => whole(one.streams) },
+  { title: "Behind", isNumber: true, show: (one) => <Lag seqnos={one.backlog} /> },
+  { title: "Messages", isNumber: true, show: (one) => `${short(one.messages)}/s` },
+  {
+    title: "Behind, by node",
+    show: (one) => (
+      <ul class="by-node">
+        {[...one.nodes].map(([node, backlog]) => (
+          <li key={node}>
+            {node} <Lag seqnos={backlog} />
+          </li>
+        ))}
+      </ul>
+    ),
+  },
+];
+
+/** Consumers with what they have still to get of all nodes that answer. */
+function OfCluster() {
+  const live = useLive();
+  const consumers = clusterConsumers(live);
+  const silent = [...live.peers.values()].filter((peer) => !peer.is_reachable);
+  return (
+    <Section
+      id="consumers-title"
+      title="Consumers and groups, all nodes"
+      aside={<span class="muted">clients of one name together, those furthest behind first</span>}
+    >
+      {consumers.length === 0 ? (
+        <Empty title="No client gets changes of this bucket now" />
+      ) : (
+        <Table columns={CLUSTER_COLUMNS} rows={consumers} keyOf={(one) => one.name} marks={(one) => ({ "data-consumer-name": one.name })} />
+      )}
+      {silent.length > 0 && (
+        <p class="problem below">
+          Without {silent.map((peer) => peer.name).join(", ")}, which can’t be reached: consumers get none of{" "}
+          {silent.length > 1 ? "their" : "its"} changes, and how far they are behind there is unknown.
+        </p>
+      )}
+    </Section>
   );
 }
 
@@ -53,7 +136,7 @@ const CONSUMER_COLUMNS: Column<Consumer>[] = [
     ),
   },
   { title: "Vbuckets", isNumber: true, show: (consumer) => whole(consumer.vbuckets) },
-  { title: "Behind", isNumber: true, show: (consumer) => whole(consumer.behind) },
+  { title: "Behind", isNumber: true, show: (consumer) => <Lag seqnos={consumer.behind} /> },
   { title: "Changes", isNumber: true, show: (consumer) => `${short(consumer.messages)}/s` },
   { title: "Bytes", isNumber: true, show: (consumer) => `${bytes(consumer.bytes)}/s` },
   { title: "Window", show: (consumer) => <Window unacked={consumer.unacked} size={consumer.window} /> },

@@ -158,6 +158,7 @@ class _Viewer:
             "error": peer.error,
             "is_known": rows is not None,
             "is_held": peer.numbers is not None and peer.numbers.is_held,
+            "connections": [] if peer.numbers is None else [asdict(one) for one in peer.numbers.connections],
             "vbuckets": [] if rows is None else self._changed(peer.name, rows),
         }
 

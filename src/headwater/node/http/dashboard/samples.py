@@ -8,9 +8,10 @@ vbucket was rolled back) stays where it was. Rates are differences of totals.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from shutil import disk_usage
 from typing import TYPE_CHECKING, Self
 
@@ -58,6 +59,26 @@ STATISTICS = "headwater-vbuckets"
 """The group of statistics that the numbers travel as."""
 _LISTS = ("states", "documents", "seqnos", "stream_lags")
 _HELD = "replicas_held"
+_CONNECTIONS = "connections"
+CONNECTION_NAME_CHARS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SentTo:
+    """What a connection of a node gets, as the others hear of it."""
+
+    name: str
+    streams: int
+    backlog: int
+    messages: float
+    """A second."""
+
+    @classmethod
+    def decode(cls, members: object) -> Self:
+        match members:
+            case [str(name), int(streams), int(backlog), int() | float() as messages]:
+                return cls(name[:CONNECTION_NAME_CHARS_MAX], streams, backlog, messages)
+        raise ValueError(f"{members!r:.100} is no connection")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +97,26 @@ class VBucketNumbers:
     """Of the stream that is furthest behind."""
     is_held: bool
     """Whether the node lets its copies fall behind, for a drill."""
+    connections: tuple[SentTo, ...] = ()
+    """Those furthest behind; none of a node of an earlier version."""
 
     def encode(self) -> Iterator[tuple[str, str]]:
         for name in _LISTS:
             yield name, ",".join(map(str, getattr(self, name).tolist()))
         yield _HELD, "true" if self.is_held else "false"
+        yield _CONNECTIONS, json.dumps([astuple(one) for one in self.connections])
 
     @classmethod
     def decode(cls, statistics: Mapping[str, str], *, vbuckets: int) -> Self:
         try:
             lists = {name: np.array(statistics[name].split(","), dtype=np.int64) for name in _LISTS}
-        except (KeyError, ValueError, OverflowError) as error:
+            sent = json.loads(statistics.get(_CONNECTIONS, "[]"))[:CONNECTIONS_SHOWN_MAX]
+            connections = tuple(SentTo.decode(one) for one in sent)
+        except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise MalformedMessage(f"the numbers of its vbuckets can't be read: {error!r}") from error
         if any(len(one) != vbuckets for one in lists.values()):
             raise MalformedMessage(f"it does not have {vbuckets} vbuckets")
-        return cls(**lists, is_held=statistics.get(_HELD) == "true")
+        return cls(**lists, is_held=statistics.get(_HELD) == "true", connections=connections)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -357,6 +383,10 @@ class BucketSampler:
             seqnos=numbers.durable_seqnos.astype(np.int64),
             stream_lags=self.stream_lags,
             is_held=self.holds_replicas,
+            connections=tuple(
+                SentTo(one.name, one.num_streams, one.backlog_items, round(self.rates_of(one).messages, 1))
+                for one in self.furthest_behind()
+            ),
         )
 
     def sample(self) -> None:
