@@ -502,7 +502,7 @@ def check_inferred(lake: Path, table: str, kind: str = "documents") -> None:
                 assert held == [value]
                 text_sums[field_name] += value
             sums[field_name] += sum(row[name] or 0 for name in numeric[field_name])
-        lower = {name.lower() for name in types}
+        lower = {name.lower() for name in (*types, *columns)}
         assert {it.lower() for it, value in document.items() if value is not None} <= lower
     assert sums == text_sums
     if kind == "history":

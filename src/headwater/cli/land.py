@@ -40,7 +40,7 @@ from headwater.cli.ui import token_option
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
 from headwater.lake.catalog_services import TOKEN_VARIABLE, CatalogSettings
-from headwater.lake.column_rules import ColumnRules
+from headwater.lake.column_rules import choose_rules
 from headwater.lake.dead_files import DEAD_BYTES_DEFAULT, VACUUM_HOURS_DEFAULT
 from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
@@ -199,6 +199,25 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
     help="What happens to a value of another type than its inferred column. `column`: it goes to a column of texts "
     "beside it, such as `total__string`. `reject`: it is null, and `rejects` lists it. For one table or for all. By "
     "default, existing tables keep their rule, and new ones reject. A change of the rule parses all documents again.",
+)
+@click.option(
+    "--include-columns",
+    multiple=True,
+    metavar="[S.C=]PATTERNS",
+    help="Infer columns only for fields with these names, such as 'total,addr_*', in one table or in all. A table "
+    "remembers these rules; a change of them parses all of its documents again. '' removes the rule.",
+)
+@click.option(
+    "--exclude-columns",
+    multiple=True,
+    metavar="[S.C=]PATTERNS",
+    help="Infer no columns for fields with these names, such as 'internal_*'. They stay in `document`.",
+)
+@click.option(
+    "--rename-columns",
+    multiple=True,
+    metavar="[S.C=]RENAMES",
+    help="Give inferred columns other names than their fields: 'custId AS customer_id, addr_* AS address_*'.",
 )
 @click.option(
     "--cluster-by",
@@ -492,14 +511,18 @@ def _source_options(url: str, settings: ClientSettings, options: dict[str, Any])
 def _lake_settings(options: dict[str, Any]) -> LakeSettings:
     columns = {table: choose_columns(text) for table, text in _by_table(options["columns"])}
     cluster_by = {table: choose_cluster_columns(text) for table, text in _by_table(options["cluster_by"])}
-    rules = {table: ColumnRules(on_mismatch=text) for table, text in _by_table(options["on_mismatch"])}
+    said = {"on_mismatch": dict(_by_table(options["on_mismatch"]))}
+    for name in ("include", "exclude", "rename"):
+        texts = said[name] = {}
+        for table, text in _by_table(options[f"{name}_columns"]):
+            texts[table] = f"{texts[table]}, {text}" if table in texts else text
     if options["no_columns"] and EVERY_COLLECTION in columns:
         raise InvalidInput("--no-columns and --columns for all tables contradict each other", hint="Give one of them")
     merging = MergeRules(history=options["history"], on_read=options["on_read"], change_feed=options["change_feed"])
     return LakeSettings(
         merging=merging,
         columns=columns,
-        rules=rules,
+        rules=choose_rules(**said),
         infer=not options["no_columns"],
         cluster_by=cluster_by,
         document=options["document"],

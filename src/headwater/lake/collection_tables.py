@@ -32,6 +32,7 @@ from headwater.lake.layout import (
     GROUPS_TRANSACTION,
     IS_CURRENT,
     TABLE_PROPERTY,
+    XATTRS,
     LakeFacts,
     TableKind,
     commented,
@@ -218,7 +219,7 @@ class CollectionTables:
     rejects: MergedTable | None = None
     _columns_at: tuple[int, TypedColumns | None] = (-1, None)
     """The columns as of a version of the log."""
-    _history_columns_at: tuple[tuple[int, int], TypedColumns | None] = ((-1, -1), None)
+    _history_columns_at: tuple[tuple[int, int], tuple[TypedColumns | None, pa.Schema]] | None = None
     unsorted_by: tuple[str, ...] = ()
     """What it is to be clustered by and can't be yet, as far as that is logged."""
     ids: set[int] = field(default_factory=set)
@@ -262,23 +263,29 @@ class CollectionTables:
     def history_columns(self) -> TypedColumns | None:
         """The typed columns of the history: those of the documents. One that it has already stays as it is, though the
         documents have been built again with another of that name."""
+        return self._history_columns[0]
+
+    @property
+    def history_unused(self) -> pa.Schema:
+        """Typed columns that the history has beside those: earlier versions keep their values in them."""
+        return self._history_columns[1]
+
+    @property
+    def _history_columns(self) -> tuple[TypedColumns | None, pa.Schema]:
         columns = self.columns
-        if columns is None or self.history is None or self.documents is None:
-            return columns
+        if self.history is None or self.documents is None:
+            return columns, pa.schema([])
         versions = self.documents.log.version, self.history.log.version
-        if self._history_columns_at[0] != versions:
-            self._history_columns_at = versions, self._kept_columns(columns, self.history.log)
+        if self._history_columns_at is None or self._history_columns_at[0] != versions:
+            own = {*history_schema(xattrs=self.facts.xattrs).names, XATTRS.name, GROUP.name, IS_CURRENT.name}
+            there = {it.name.lower(): _to_column(it) for it in self.history.log.schema if it.name not in own}
+            if columns is not None:
+                kept = [(it, there.pop(it.name.lower(), it)) for it in columns.definitions]
+                definitions = tuple(replace(it, name=held.name, type=held.type) for it, held in kept)
+                columns = replace(columns, definitions=definitions)
+            unused = pa.schema([(it.name, it.type) for it in there.values()])
+            self._history_columns_at = versions, (columns, unused)
         return self._history_columns_at[1]
-
-    def _kept_columns(self, columns: TypedColumns, log: DeltaLog) -> TypedColumns:
-        plain = {*history_schema(xattrs=self.facts.xattrs).names, IS_CURRENT.name}
-        there = {it.name.lower(): it for it in log.schema if it.name not in plain}
-
-        def kept(column: ColumnDef) -> ColumnDef:
-            own = there.get(column.name.lower())
-            return column if own is None else replace(column, name=own.name, type=plain_type(own.type))
-
-        return replace(columns, definitions=tuple(map(kept, columns.definitions)))
 
     @property
     def has_all_typed(self) -> bool:
@@ -296,7 +303,9 @@ class CollectionTables:
                 return TypedColumns(tuple(parse_columns(ddl)), is_whole_row=is_whole_row)
             definitions = tuple(_to_column(it) for it in log.schema if it.name not in own)
             rules = ColumnRules.from_text(log.properties.get(_RULES_PROPERTY))
-            return TypedColumns(definitions, is_inferred=True, rules=rules)
+            used = tuple(it for it in definitions if _is_used(it, rules))
+            unused = tuple(it for it in definitions if it not in used)
+            return TypedColumns(used, is_inferred=True, rules=rules, unused=unused)
         except (InvalidColumns, KeyError, ValueError) as error:
             raise LakeDamaged(
                 f"the typed columns of the table at {log.location.uri} were not created by Headwater: {error}",
@@ -445,10 +454,24 @@ class CollectionTables:
         """Of the columns that are inferred."""
         return ColumnRules() if self.columns is None else self.columns.rules
 
+    def check_names(self, rules: ColumnRules) -> None:
+        """Raise where a field is to get the name of a column that the table has of another one."""
+        there = {} if self.documents is None else {it.name.lower(): _source(it) for it in self.documents.log.schema}
+        for old, new in rules.rename or ():
+            if there.get(new.lower(), old) != old:
+                raise InvalidColumns(
+                    f"{old!r} can't be renamed to {new!r}: the table of {self.name} has a column of that name, for the "
+                    f"field {there[new.lower()]!r}",
+                    hint="Choose another name, or rebuild the table: stop the landing, and remove its directories "
+                    f"under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`",
+                )
+
     def switch_to_inferred(self, asked: ColumnRules) -> None:
         """Have the columns inferred from now on, by what is asked for, and all documents parsed again by the next
         merge."""
         assert self.documents is not None, "a new table is made with its columns"
+        rules = self.rules.with_asked(asked)
+        self.check_names(rules)
         if self.rejects is not None and FIELD.name not in self.rejects.log.schema.names:
             self.rejects.add_columns([FIELD])
         self._columns_are_others()
@@ -456,7 +479,7 @@ class CollectionTables:
             {
                 _COLUMNS_PROPERTY: ColumnMode.INFER.value,
                 _MISFITS_PROPERTY: _ONE_COLUMN,
-                _RULES_PROPERTY: self.rules.with_asked(asked).text,
+                _RULES_PROPERTY: rules.text,
                 _REBUILD_PROPERTY: str(int(self.documents.log.properties.get(_REBUILD_PROPERTY) or 0) + 1),
             }
         )
@@ -496,6 +519,12 @@ class CollectionTables:
         return MergedTable(log, self.facts, kind)
 
 
+def _is_used(column: ColumnDef, rules: ColumnRules) -> bool:
+    """Whether the rules have given a column the name that it has: they may have been others then."""
+    name = rules.column_of(column.field)
+    return name is not None and (column.name == name or column.name.startswith(f"{name}_"))
+
+
 def _to_field(column: ColumnDef) -> pa.Field:
     """A column as the schema of its table has it."""
     metadata = {} if column.field == column.name else {FIELD_METADATA: column.field.encode()}
@@ -504,6 +533,10 @@ def _to_field(column: ColumnDef) -> pa.Field:
 
 
 def _to_column(field_: pa.Field) -> ColumnDef:
-    metadata = field_.metadata or {}
-    source = metadata.get(FIELD_METADATA, field_.name.encode()).decode()
-    return ColumnDef(field_.name, plain_type(field_.type), field=source, is_beside=BESIDE_METADATA in metadata)
+    is_beside = BESIDE_METADATA in (field_.metadata or {})
+    return ColumnDef(field_.name, plain_type(field_.type), field=_source(field_), is_beside=is_beside)
+
+
+def _source(field_: pa.Field) -> str:
+    """The field of the documents that a column has, or had."""
+    return str((field_.metadata or {}).get(FIELD_METADATA, field_.name.encode()).decode())

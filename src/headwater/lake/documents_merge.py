@@ -811,7 +811,7 @@ class Planner:
 
     def _history_target(self, table: CollectionTables, group: int) -> HistoryTarget:
         members = _target_members(table, TableKind.HISTORY, table.history, group)
-        return HistoryTarget(**members, columns=table.history_columns)
+        return HistoryTarget(**members, columns=table.history_columns, unused=table.history_unused)
 
 
 def _target_members(table: CollectionTables, kind: TableKind, merged: MergedTable | None, group: int) -> dict[str, Any]:

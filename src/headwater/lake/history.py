@@ -19,7 +19,7 @@ values that it was written with; those that were written before the history had 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import chain
 
@@ -78,6 +78,8 @@ class HistoryTarget:
     """The live files of the group, current and ended."""
     after_batch: int
     columns: TypedColumns | None = None
+    unused: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    """Typed columns that only versions have which are there already."""
     is_marked: bool = False
     """Versions that have ended, or are taken back, are marked in deletion vectors, and their files stay."""
 
@@ -236,7 +238,8 @@ class _Merge:
                     break
             self._growth.is_settled = True
         columns = None if self._growth is None else self._growth.columns
-        typed = None if columns is None else columns.schema
+        there = {it.name: it for it in (*self._target.unused, *([] if columns is None else columns.schema))}
+        typed = pa.schema([*there.values()])
         self._schema = history_schema(xattrs=self._facts.xattrs, form=self._facts.document, typed=typed)
         self._writers = {is_current: self._writer(is_current) for is_current in (True, False)}
         try:

@@ -104,11 +104,13 @@ class LakeSettings:
         for table in {*self.columns, *self.cluster_by}:
             check_cluster_columns(table, self.cluster_by_of(table) or (), self.columns_of(table) or ColumnMode.INFER)
         for table in self.rules:
+            rules_of(table, self.rules)
             if self.columns_of(table) not in (None, ColumnMode.INFER):
                 raise InvalidInput(
                     f"{'all tables have' if table == EVERY_COLLECTION else f'{table} has'} fixed columns or none, and "
                     "rules of columns are for those that are inferred",
-                    hint="Leave the columns out, or the rules (--on-mismatch)",
+                    hint="Leave out the columns, or --on-mismatch, --include-columns, --exclude-columns and "
+                    "--rename-columns",
                 )
 
     def columns_of(self, name: str) -> ColumnChoice | None:
@@ -381,6 +383,15 @@ class Lake:
 
     def _check_asked(self, table: CollectionTables) -> None:
         asked = self.settings.cluster_by_of(table.name)
+        is_fixed = table.documents is not None and not table.is_inferred and not self.is_switched(table)
+        if is_fixed and table.name in self.settings.rules:
+            raise ColumnsChanged(
+                f"the table of {table.name} has fixed columns or none, and rules of columns are for those that are "
+                "inferred",
+                hint=f"Leave the rules out, or give --columns {table.name}=infer as well",
+            )
+        if self.is_switched(table):
+            table.check_names(table.rules.with_asked(rules_of(table.name, self.settings.rules)))
         if asked and table.documents is not None and not self.is_switched(table):
             check_cluster_columns(table.name, asked, table.columns or ColumnMode.NONE)
         if self.settings.merging.change_feed and table.documents is not None:

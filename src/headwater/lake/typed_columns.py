@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import InvalidColumns
-from headwater.lake.column_rules import ColumnRules
+from headwater.lake.column_rules import RESERVED, ColumnRules
 from headwater.lake.column_values import (
     BOOLEANS,
     NUMBERS,
@@ -63,9 +63,6 @@ from headwater.lake.layout import (
     DOCUMENT_RANGES,
     EVERY_COLLECTION,
     FEED_COLUMNS,
-    GROUP,
-    XATTRS,
-    documents_schema,
     has_bounds,
 )
 
@@ -80,7 +77,6 @@ FieldTypes = Mapping[str, pa.DataType]
 _BESIDE = "\0"
 """No column has it in its name."""
 _KEY = "key"
-_RESERVED = {*documents_schema(xattrs=False).names, XATTRS.name, GROUP.name}
 _KIND_NAMES = {
     **dict.fromkeys(ABSENT, "nothing"),
     **dict.fromkeys(BOOLEANS, "a boolean"),
@@ -91,6 +87,8 @@ _KIND_NAMES = {
 }
 _ROWS_A_TIME = 64 * 1024
 _FIRST_ROWS = 512
+_PASSED_MAX = 256
+"""So many fields that get no column are known by name while others are looked for."""
 _SAMPLE_ROWS = 2048
 
 
@@ -147,12 +145,14 @@ class TypedColumns:
     """What does not fit nulls all columns of its row: so have earlier versions made their tables."""
     rules: ColumnRules = ColumnRules()
     """Of those that are inferred."""
+    unused: tuple[ColumnDef, ...] = ()
+    """Columns that the table has, and that the rules leave nothing for. They are null."""
 
     @classmethod
     def from_ddl(cls, ddl: str) -> TypedColumns:
         columns = parse_columns(ddl)
         for column in columns:
-            if column.name.lower() in _RESERVED:
+            if column.name.lower() in RESERVED:
                 raise InvalidColumns(
                     f"the table already has a column {column.name!r} of its own",
                     hint="Omit this column, and read the field from `document` with get_json_object",
@@ -251,6 +251,17 @@ class TypedColumns:
         them.
         """
         found: dict[str, pa.DataType] = {}
+        passed: set[str] = set()
+
+        def is_wanted(name: str) -> bool:
+            if name in self.by_field or name in found:
+                return False
+            if self._may_have(name):
+                return True
+            if len(passed) < _PASSED_MAX:
+                passed.add(name)
+            return False
+
         room = INFERRED_MAX - len(self.definitions)
         others, rows = np.where(fields.forms == Form.OBJECT, fields.others, 0), _FIRST_ROWS
         while room > len(found) and (has_others := others > 0).any():
@@ -261,14 +272,14 @@ class TypedColumns:
                 members.names.of(is_there),
                 members.values.of(is_there),
                 names_max=room - len(found),
-                wanted=lambda name: name not in found and self._may_have(name),
+                wanted=is_wanted,
             )
             if not listed:
-                # None of these has a field that may get a column.
+                # None of these has a field that may get a column: nor do others that have the same fields.
                 texts, rows = texts.slice(rows), rows * 8
-                others = np.ones(len(texts), dtype=np.int64)
+                others = find_fields(texts, [*passed.union(self.by_field, found)]).others
                 continue
-            looked_for = [*self.by_field, *found, *listed]
+            looked_for = [*passed.union(self.by_field, found), *listed]
             fields = find_fields(texts, looked_for)
             for number, name in enumerate(listed, len(looked_for) - len(listed)):
                 found[name] = infer_type(fields.values(number))
@@ -277,15 +288,17 @@ class TypedColumns:
 
     def _may_have(self, field: str) -> bool:
         """Whether a column can be made for a field that has none: engines ignore upper and lower case."""
-        return field not in self.by_field and is_column_name(field) and field.lower() not in self._taken
+        name = None if field in self.by_field else self.rules.column_of(field)
+        return name is not None and is_column_name(name) and name.lower() not in self._taken
 
     @cached_property
     def _taken(self) -> set[str]:
-        return {*_RESERVED, *FEED_COLUMNS, *(column.name.lower() for column in self.definitions)}
+        there = (*self.definitions, *self.unused)
+        return {*RESERVED, *FEED_COLUMNS, *(column.name.lower() for column in there)}
 
     @property
     def _leaves(self) -> int:
-        return sum(leaves(column.type) for column in self.definitions)
+        return sum(leaves(column.type) for column in (*self.definitions, *self.unused))
 
     def _wanted_type(
         self, field: str, values: JsonValues, left: JsonValues, unsettled: pa.DataType | None
@@ -327,13 +340,13 @@ class TypedColumns:
         is_full = len(self.definitions) >= INFERRED_MAX or count >= BESIDE_MAX
         if not self.rules.has_columns_beside or not columns or is_full or any(it.is_beside for it in columns):
             return None
-        name = self._free_name(f"{field}__{type_name(pa.string()).lower()}")
+        name = self._free_name(f"{columns[0].name}__{type_name(pa.string()).lower()}")
         return ColumnDef(name, pa.string(), field=field, is_beside=True) if is_column_name(name) else None
 
     def _wider_name(self, field: str, type_: pa.DataType) -> str:
         """`n_double`."""
-        is_nested = pa.types.is_nested(self.by_field[field][0].type)
-        return self._free_name(f"{field}_{'json' if is_nested else type_name(type_).lower()}")
+        first = self.by_field[field][0]
+        return self._free_name(f"{first.name}_{'json' if pa.types.is_nested(first.type) else type_name(type_).lower()}")
 
     def _free_name(self, name: str) -> str:
         """The name; with a number behind it where a field has that name."""
@@ -355,7 +368,7 @@ class TypedColumns:
             settled = settled_type(type_)
             if pa.types.is_nested(settled) and leaves(settled) + columns._leaves > LEAVES_MAX:
                 settled = pa.string()
-            name = field if is_new else columns._wider_name(field, settled)
+            name = columns.rules.column_of(field) or field if is_new else columns._wider_name(field, settled)
             added = ColumnDef(name, settled, field=field)
             columns = replace(columns, definitions=(*columns.definitions, added))
         return columns
@@ -438,8 +451,8 @@ def check_cluster_columns(table: str, names: Sequence[str], columns: ColumnChoic
     types = {it.name: it.type for it in columns.definitions} if isinstance(columns, TypedColumns) else {}
     usable = [*DOCUMENT_RANGES, *(name for name, type_ in types.items() if has_bounds(type_))]
     for name in names:
-        if name not in usable and (not is_inferred or name in _RESERVED):
-            why = "its values have no order" if name in types or name in _RESERVED else "there is no such column"
+        if name not in usable and (not is_inferred or name in RESERVED):
+            why = "its values have no order" if name in types or name in RESERVED else "there is no such column"
             raise InvalidColumns(
                 f"{'tables' if table == EVERY_COLLECTION else table} can't be clustered by {name!r}: {why}",
                 hint=f"Name a number, text, date or time: {', '.join(usable)}",

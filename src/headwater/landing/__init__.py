@@ -88,6 +88,9 @@ def land(
     storage_options: Mapping[str, str] | None = None,
     columns: str | Mapping[str, str] | None = None,
     on_mismatch: str | Mapping[str, str] | None = None,
+    include_columns: str | Mapping[str, str] | None = None,
+    exclude_columns: str | Mapping[str, str] | None = None,
+    rename_columns: str | Mapping[str, str] | None = None,
     cluster_by: str | Mapping[str, str] | None = None,
     lake: LakeSettings | None = None,
     fresh: Freshness | None = None,
@@ -114,6 +117,10 @@ def land(
             a new table gets, or "none".
         on_mismatch: Where a value goes that is of another type than its inferred column: "column" for a column of texts
             beside it, or "reject", which is what a new table does; given the same way.
+        include_columns, exclude_columns: Patterns of the fields that get inferred columns, or that get none, such as
+            "total,addr_*"; given the same way.
+        rename_columns: Other names for inferred columns, such as "custId AS customer_id, addr_* AS address_*"; given
+            the same way.
         cluster_by: Columns that documents are sorted by before their keys, such as "city,since"; given the same way.
         lake, fresh, upkeep: How documents are merged, how fresh they are kept, and how long old files are.
         groups: How many parts tables are cut into; by default as many as the documents need.
@@ -136,7 +143,7 @@ def land(
         TypeError: There is no such keyword.
     """
     from headwater.lake.catalog_services import CatalogSettings
-    from headwater.lake.column_rules import ColumnRules
+    from headwater.lake.column_rules import choose_rules
     from headwater.lake.lake import LakeSettings
     from headwater.lake.layout import EVERY_COLLECTION
     from headwater.lake.transform import Transform
@@ -147,15 +154,23 @@ def land(
     from headwater.landing.source_options import source_texts
     from headwater.landing.tasks import LocalRunner
 
+    def by_table(said: str | Mapping[str, str] | None) -> Mapping[str, str]:
+        return {EVERY_COLLECTION: said} if isinstance(said, str) else said or {}
+
     given: dict[str, Any] = {}
     for name, said, choose in (
         ("columns", columns, choose_columns),
-        ("rules", on_mismatch, lambda text: ColumnRules(on_mismatch=text)),
         ("cluster_by", cluster_by, choose_cluster_columns),
     ):
         if said is not None:
-            texts = {EVERY_COLLECTION: said} if isinstance(said, str) else said
-            given[name] = {table: choose(text) for table, text in texts.items()}
+            given[name] = {table: choose(text) for table, text in by_table(said).items()}
+    rules = choose_rules(
+        on_mismatch=by_table(on_mismatch),
+        include=by_table(include_columns),
+        exclude=by_table(exclude_columns),
+        rename=by_table(rename_columns),
+    )
+    given |= {"rules": rules} if rules else {}
     landing = Landing(
         source=source_texts(url, source, beside=signature(land).parameters),
         into=into,

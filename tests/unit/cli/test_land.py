@@ -223,6 +223,13 @@ def test_columns_that_documents_are_clustered_by(prepared: list[LakeSettings]) -
     CliRunner().invoke(land, [*given, "--cluster-by", "shop.orders=at", "--on-mismatch", "shop.orders=column"])
     assert prepared[0].cluster_by == {"*": ("city", "since"), "shop.orders": ("at",)}
     assert prepared[0].rules == {"shop.orders": ColumnRules(on_mismatch="column")}
+    rules = ("--exclude-columns", "a*", "--exclude-columns", "shop.orders=b,c", "--exclude-columns", "d")
+    CliRunner().invoke(land, [*given, *rules, "--rename-columns", "custId AS customer, x_* as y_*"])
+    renames = [["custId", "customer"], ["x_*", "y_*"]]
+    assert prepared.pop().rules == {
+        "*": ColumnRules(exclude=["a*", "d"], rename=renames),
+        "shop.orders": ColumnRules(exclude=["b", "c"]),
+    }
     refused = CliRunner().invoke(land, [*given, "--columns", "city STRING"])
     assert refused.exit_code == 1
     assert "can't be clustered by 'since': there is no such column" in " ".join(refused.output.split())

@@ -13,9 +13,10 @@ from deltalake import DeltaTable
 
 from headwater.errors import ColumnsChanged, InvalidColumns, InvalidInput
 from headwater.lake import typed_columns
-from headwater.lake.column_rules import ColumnRules
+from headwater.lake.column_rules import ColumnRules, choose_rules
 from headwater.lake.commits import merge
 from headwater.lake.lake import Lake, LakeSettings
+from headwater.lake.layout import history_schema
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
 from support.lake_model import SmallLake, check_inferred, lake_of_before, merging, verify_model, with_columns
 
@@ -242,6 +243,61 @@ def test_so_many_columns_beside_and_no_more(tmp_path: Path, monkeypatch: pytest.
     (reject,) = small.rows(f"rejects/{DEFAULT}")
     assert "no room for a column beside it" in reject["reason"]
     check(small)
+
+
+def by_rules(**texts: str) -> LakeSettings:
+    return replace(merging(history=True), rules=choose_rules(**{name: {"*": text} for name, text in texts.items()}))
+
+
+def test_columns_are_left_out_and_renamed_by_patterns_and_others_when_the_rules_change(tmp_path: Path) -> None:
+    small = SmallLake(
+        tmp_path, settings=by_rules(exclude="x_*, ?id", rename="n AS total, addr_* AS address_*, key AS k")
+    )
+    value = b'{"n": 1, "total": 5, "addr_city": "Bern", "x_a": 1, "x_b": 2, "aid": 3, "key": "K", "first name": "Eva"}'
+    small.write(0, "a", value=value)
+    small.land()
+    small.write(3, "b", value=b'{"n": 2.5, "idle": true}')
+    small.land()
+    names = ("total", "total_double", "address_city", "k", "idle")
+    before = {"a": (1, None, "Bern", "K", None), "b": (None, 2.5, None, None, True)}
+    own = {*history_schema(xattrs=False).names, "vbucket_group", "is_current"}
+    for kind in ("documents", "history"):
+        assert {*DeltaTable(tmp_path / kind / DEFAULT).schema().to_arrow().names} - own == {*names}
+    assert held(small, *names) == {row[0]: row[1:] for row in versions(small, *names)} == before
+    assert verify_model(small.lake, small.bucket).findings.first() == ()
+    small.reopen(by_rules(exclude="", include="n, *name", rename="first name AS name"))
+    small.write(0, "a", value=value)
+    small.land()
+    assert held(small, "n", "name") == {"a": (1.0, "Eva"), "b": (2.5, None)}
+    assert {*held(small, *names).values()} == {(None,) * len(names)}
+    # No version is parsed again, and each keeps what it has when it ends.
+    assert versions(small, "n", "total") == [("a", None, 1), ("a", 1, None), ("b", None, None)]
+    assert verify_model(small.lake, small.bucket).findings.first() == ()
+    with pytest.raises(InvalidColumns, match="has a column of that name, for the field 'addr_city'"):
+        small.reopen(by_rules(include="n", rename="n AS address_city"))
+    assert not small.reopen(LakeSettings()).has_pending
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        ({"rename": "a AS c, b AS C"}, "two columns would have the name 'C': 'b' and 'a'"),
+        ({"rename": "a* AS c"}, "two columns would have the name 'c': all fields like 'a*'"),
+        ({"rename": "a AS a"}, "renames nothing: it has that name already"),
+        ({"rename": "a AS b", "exclude": "?"}, "renames nothing: it gets no column"),
+        ({"rename": "a AS b", "include": "b"}, "renames nothing: it gets no column"),
+        ({"rename": "a AS Cas"}, "has a column of its own"),
+        ({"rename": "a AS b c"}, "can't be renamed to 'b c'"),
+        ({"rename": "a AS b*"}, "Where new has a *"),
+        ({"rename": "a=b"}, "'a=b' renames no field"),
+        ({"exclude": "a,,b"}, "'' is no pattern of fields"),
+        ({"include": ",".join(map(str, range(257)))}, "more than 256 patterns"),
+    ],
+)
+def test_rules_that_can_not_be_kept_are_refused(texts: dict[str, str], says: str) -> None:
+    with pytest.raises(InvalidColumns) as refused:
+        by_rules(**texts)
+    assert says in str(refused.value)
 
 
 @pytest.mark.parametrize("columns", ["n INT", ColumnMode.NONE])
