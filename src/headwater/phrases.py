@@ -20,6 +20,12 @@ def counted(count: int, noun: str, *, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
+def counted_changes(changes: int, system_events: int) -> str:
+    """Changes of documents, apart from what says that collections were created or dropped, once for each vbucket."""
+    events = f" and {counted(system_events, 'system event')}" if system_events else ""
+    return f"{counted(changes, 'change')}{events}"
+
+
 def parse_number(text: str, largest: int) -> int | None:
     """A number from 0 to `largest` in decimal digits; None for anything else."""
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(largest))

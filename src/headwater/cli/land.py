@@ -57,7 +57,7 @@ from headwater.landing.source_options import SOURCE_OPTIONS, source_texts
 from headwater.landing.tasks import JobRunner
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number
-from headwater.phrases import counted, printable
+from headwater.phrases import counted, counted_changes, printable
 
 METRICS_PREFIX = "headwater_land_"
 
@@ -580,7 +580,7 @@ class View:
         self.query: LandingQuery | None = None
         self._live: Live | None = None
         self._began_s = time.monotonic()
-        self._rows = 0
+        self._changes = self._system_events = 0
         self._rollbacks = 0
         """Of this run."""
         self.page: str | None = None
@@ -638,10 +638,11 @@ class View:
 
     def _say(self, sentence: str) -> None:
         named = f"{self._pipeline}: {sentence}" if self._pipeline else sentence
-        self._console.print(printable(named), markup=False, soft_wrap=bool(self._pipeline))
+        self._console.print(printable(named), markup=False, soft_wrap=self._live is None or bool(self._pipeline))
 
     def on_batch(self, batch: LandedBatch) -> None:
-        self._rows += batch.rows
+        self._changes += batch.changes
+        self._system_events += batch.system_events
         self._rollbacks += len(batch.rollbacks)
         if self._as_json:
             named = {"pipeline": self._pipeline} if self._pipeline else {}
@@ -668,8 +669,9 @@ class View:
         status = self.status()
         if status is not None and not self._as_json and not self._logs:
             took_s = time.monotonic() - self._began_s
+            landed = counted_changes(self._changes, self._system_events)
             self._say(
-                f"{counted(self._rows, 'change')} landed in {took_s:.1f} s, {counted(self._rollbacks, 'rollback')}; "
+                f"{landed} landed in {took_s:.1f} s, {counted(self._rollbacks, 'rollback')}; "
                 f"{counted(status.documents, 'document')} in {counted(status.tables, 'table')}"
             )
 
@@ -680,6 +682,8 @@ def batch_object(batch: LandedBatch) -> dict[str, Any]:
     return {
         "batch": batch.batch_id,
         "rows": batch.rows,
+        "changes": batch.changes,
+        "system_events": batch.system_events,
         "seconds": round(batch.took_s, 3),
         "rollbacks": len(batch.rollbacks),
         "merges": batch.merges,

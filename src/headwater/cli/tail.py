@@ -19,8 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -42,11 +42,12 @@ from headwater.cli.rich_help import click
 from headwater.cli.tail_formats import Encoder, EventsOnce, Format, KeyPattern, WantedRows, encoder
 from headwater.client.blocking_client import Batches, Client
 from headwater.client.checkpoints import FileCheckpoint
+from headwater.client.metrics import count_ops, describe_ops
 from headwater.client.offsets import TEXT_CHARS_MAX, VBUCKETS_MAX, Offsets
 from headwater.client.read_options import START_TIMES, End, ReadKeywords, ReadOptions, Start, parse_start_time
 from headwater.durable_files import replace_file
 from headwater.errors import BucketReplaced, CheckpointError, HeadwaterError, InvalidInput, InvalidOffsets
-from headwater.phrases import counted, printable
+from headwater.phrases import printable
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
@@ -61,7 +62,8 @@ RATE_OVER_S = 3.0
 class Progress:
     """What the line shows."""
 
-    changes: int
+    rows: Mapping[str, int]
+    """By their `op`."""
     lag: int | None
     """Changes that the server has and the reader has not; None before it is known."""
     rollbacks: int
@@ -107,7 +109,7 @@ class LagLine:
 
     def _draw(self) -> None:
         progress = self._look()
-        text = describe(progress, self.rate(progress.changes, time.monotonic()))
+        text = describe(progress, self.rate(sum(progress.rows.values()), time.monotonic()))
         # The last column stays free: a terminal may go to the next line by itself when it is written to.
         text.truncate(self._console.width - 1, overflow="ellipsis")
         self._console.print(text, end="", soft_wrap=True)
@@ -122,7 +124,7 @@ class LagLine:
 
 
 def describe(progress: Progress, changes_per_s: float) -> Text:
-    text = Text(f"{counted(progress.changes, 'change')}, {changes_per_s:,.0f}/s", no_wrap=True)
+    text = Text(f"{describe_ops(progress.rows)}, {changes_per_s:,.0f}/s", no_wrap=True)
     text.append("  lag ")
     if progress.lag is None:
         text.append("?", style="dim")
@@ -212,7 +214,9 @@ class Tailer:
         self.output = StandardOutput()
         self.interruptions = Interruptions()
         self.written = 0
-        """Changes."""
+        """Rows."""
+        self.rows: Counter[str] = Counter()
+        """The same by their `op`."""
         self._client = client
         self._start = start
         self._options = options
@@ -303,6 +307,7 @@ class Tailer:
             self._write(self._encoder.encode(shown), line)
         self._behind = behind
         self.written += shown.num_rows
+        self.rows += count_ops(shown)
 
     def _select(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
         """The rows to be shown, and how many of the batch are done with then."""
@@ -342,9 +347,9 @@ class Tailer:
         try:
             metrics = self._reading.metrics
         except HeadwaterError:  # it has not started yet
-            return Progress(changes=self.written, lag=None, rollbacks=0, reconnects=0)
+            return Progress(rows=self.rows, lag=None, rollbacks=0, reconnects=0)
         return Progress(
-            changes=self.written,
+            rows=self.rows,
             lag=metrics.lag().total_seqnos,
             rollbacks=metrics.rollbacks,
             reconnects=sum(dict(metrics.reconnects).values()),
@@ -544,7 +549,7 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
     help="Print only keys that match: * matches any characters, ? matches one. Repeat for more. The server still "
     "sends all changes.",
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N changes.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N rows, system events included.")
 @click.option(
     "--checkpoint",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -661,12 +666,12 @@ def _run(tailer: Tailer, context: click.Context) -> int:
         return 0
     except Ended as error:
         what = "Interrupted" if error.number == signal.SIGINT else "Ended"
-        _print_how_to_go_on(f"{what} after {counted(tailer.written, 'change')}.", tailer, context)
+        _print_how_to_go_on(f"{what} after {describe_ops(tailer.rows)}.", tailer, context)
         return exit_code_after(error)
     except HeadwaterError as error:
         click.echo(f"Error: {printable(str(error))}", err=True)
         if tailer.written and not isinstance(error, CheckpointError | BucketReplaced):
-            _print_how_to_go_on(f"{counted(tailer.written, 'change')} came before that.", tailer, context)
+            _print_how_to_go_on(f"{describe_ops(tailer.rows)} came before that.", tailer, context)
         return EXIT_FAILED
     return 0
 

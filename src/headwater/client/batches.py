@@ -68,6 +68,8 @@ OPS = (
     "collection_modified", "scope_created", "scope_dropped",
 )  # fmt: skip
 """The values of `op`. The first three are in the order of their opcodes."""
+SYSTEM_EVENT_OPS = OPS[4:]
+"""What happens to scopes and collections: an event of each vbucket, and no change of a document."""
 
 _NAME_TYPE = pa.dictionary(pa.int32(), pa.string())
 

@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headwater.client.batches import SYSTEM_EVENT_OPS
 from headwater.client.connection_string import Address
 from headwater.client.pieces import RollbackPiece
 from headwater.errors import HeadwaterError
 from headwater.log_fields import LogEvent, fields
+from headwater.phrases import counted_changes
 from headwater.protocol.messages.dcp_streams import StreamEndReason
 from headwater.protocol.numbers import Seqno, VBucketId
 
@@ -44,6 +46,19 @@ class Lag:
     """Of the vbucket that is furthest behind; None where none is known."""
     vbuckets_unknown: int
     """How many vbuckets are read whose lag is not known."""
+
+
+def count_ops(batch: pa.RecordBatch) -> Counter[str]:
+    """The rows of a batch by their `op`."""
+    ops = batch.column("op")
+    counts = np.bincount(ops.indices.to_numpy(), minlength=len(ops.dictionary))
+    return +Counter(dict(zip(ops.dictionary.to_pylist(), counts.tolist(), strict=True)))
+
+
+def describe_ops(rows: Mapping[str, int]) -> str:
+    """Rows by their `op`, in words: changes of documents, and system events apart. Rollbacks are neither."""
+    system_events = sum(rows.get(op, 0) for op in SYSTEM_EVENT_OPS)
+    return counted_changes(sum(rows.values()) - system_events - rows.get("rollback", 0), system_events)
 
 
 class ReaderMetrics:
@@ -148,11 +163,7 @@ class ReaderMetrics:
 
     def on_batch(self, batch: pa.RecordBatch) -> None:
         """The caller has been given these rows."""
-        ops = batch.column("op")
-        counts = np.bincount(ops.indices.to_numpy(), minlength=len(ops.dictionary))
-        for op, count in zip(ops.dictionary.to_pylist(), counts.tolist(), strict=True):
-            if count:
-                self.changes[op] += count
+        self.changes += count_ops(batch)
         self.handed_out_bytes += batch.nbytes
         self.batches += 1
 

@@ -26,7 +26,7 @@ from headwater.client.bootstrap import BucketView
 from headwater.client.changes import Change, Rollback, changes_of
 from headwater.client.checkpoints import CheckpointStore
 from headwater.client.collection_names import CollectionFilter, CollectionNames
-from headwater.client.metrics import ReaderMetrics
+from headwater.client.metrics import ReaderMetrics, describe_ops
 from headwater.client.offsets import Offsets
 from headwater.client.pieces import Piece
 from headwater.client.read_options import End, ReadOptions
@@ -124,7 +124,7 @@ class Batches:
         metrics = self.metrics
         behind = metrics.lag().total_seqnos
         state = "ended" if self._is_closed else "lag unknown" if behind is None else f"{behind:,} seqnos behind"
-        return f"{what}, {counted(metrics.changes.total(), 'change')} read, {state}"
+        return f"{what}, {describe_ops(metrics.changes)} read, {state}"
 
     def end_now(self) -> None:
         """Give a read without an end one: what a library reads into a table has to come to an end.

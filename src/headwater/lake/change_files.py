@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headwater.client.batches import SYSTEM_EVENT_OPS
 from headwater.errors import LakeOutOfStep
 from headwater.kernels.memory import Column
 from headwater.lake.data_files import ROW_GROUP_ROWS, DataFile, FileReader, FileWriter, numbers, read_files
@@ -73,6 +74,7 @@ class ChangeReport:
     """Collection id → scope and collection, of every id among the rows."""
     document_rows: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(collection id, group) → how many changes of documents."""
+    system_events: int = 0
     collections_gone: set[tuple[int, int]] = field(default_factory=set)
     """(collection id, group), where all that a collection held may have to go."""
     reached: dict[VBucketId, StreamOffset] = field(default_factory=dict)
@@ -224,6 +226,7 @@ class _Run:
         ops, ids = rows.column("op").combine_chunks(), numbers(rows, "collection_id")
         groups = self._writer.facts.group_of(numbers(rows, "vbucket").astype(np.int64))
         is_document = _is_one_of(ops, set(DOCUMENT_OPS))
+        report.system_events += int(_is_one_of(ops, set(SYSTEM_EVENT_OPS)).sum())
         assert not (is_document & (ids < 0)).any(), "a document is in a collection"
         for id_, group, count in _counts(ids, groups, is_document):
             report.document_rows[id_, group] += count

@@ -70,6 +70,7 @@ class CommittedBatch:
     rows: int
     rows_by_table: Mapping[str, int]
     """Changes of documents, by `scope.collection`."""
+    system_events: int
     rollbacks: Mapping[int, int]
     """By vbucket: the last seqno that was kept."""
     read_again: frozenset[int]
@@ -162,6 +163,7 @@ def commit_batch(
         number=batch.number,
         rows=sum(report.rows for report in reports),
         rows_by_table=rows_by_table,
+        system_events=sum(report.system_events for report in reports),
         rollbacks=rollbacks,
         read_again=wiped,
     )

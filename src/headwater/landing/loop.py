@@ -70,7 +70,7 @@ from headwater.landing.source_options import SourceOptions
 from headwater.landing.tasks import JobRunner, LandedShare, LandShare
 from headwater.log_fields import LogEvent, fields
 from headwater.options import suggest_keywords
-from headwater.phrases import counted
+from headwater.phrases import counted, counted_changes
 from headwater.protocol.numbers import Seqno, VBucketId
 
 JOIN_BATCHES = 64
@@ -179,12 +179,19 @@ class LandedBatch:
     """The collections that have a table by now."""
     rows_by_table: Mapping[str, int]
     """Changes of documents, by collection."""
+    system_events: int
+    """Collections and scopes that were created, changed or dropped: once for each vbucket."""
     read_again: frozenset[int]
     """Vbuckets that are read again from 0: a rollback went further back than `changes` reaches."""
     offsets: Offsets
     took_s: float
     """Without merging."""
     status: LandingStatus
+
+    @property
+    def changes(self) -> int:
+        """Of documents."""
+        return sum(self.rows_by_table.values())
 
 
 class LandingLoop:
@@ -656,6 +663,7 @@ class LandingLoop:
             merges=merges,
             tables=tuple(sorted(self._lake.tables)),
             rows_by_table=committed.rows_by_table,
+            system_events=committed.system_events,
             read_again=committed.read_again,
             offsets=self._lake.held_offsets(),
             took_s=self._last_batch_s,
@@ -663,11 +671,14 @@ class LandingLoop:
         )
         logger.info(
             "batch %d landed: %s, %s",
-            *(landed.batch_id, counted(landed.rows, "change"), counted(len(landed.rollbacks), "rollback")),
+            landed.batch_id,
+            counted_changes(landed.changes, landed.system_events),
+            counted(len(landed.rollbacks), "rollback"),
             extra=fields(
                 event=LogEvent.BATCH_LANDED,
                 batch=landed.batch_id,
-                changes=landed.rows,
+                changes=landed.changes,
+                system_events=landed.system_events,
                 rollbacks=len(landed.rollbacks),
                 duration_s=round(landed.took_s, 3),
             ),

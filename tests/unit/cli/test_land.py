@@ -47,6 +47,7 @@ def batch(rows: int = 1) -> LandedBatch:
         merges=1,
         tables=("a.b",),
         rows_by_table={"a.b": rows},
+        system_events=1024,
         read_again=frozenset(),
         offsets=Offsets("uuid"),
         took_s=0.5,
@@ -109,7 +110,7 @@ def run(query: Query, *, as_json: bool = False) -> int:
 def test_a_landing_that_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Query([batch(1)])) == 0
     said = capsys.readouterr().err
-    assert said.startswith("1 change landed in ")
+    assert said.startswith("1 change and 1,024 system events landed in ")
     assert said.endswith(" 1 rollback; 900 documents in 2 tables\n")
 
 
@@ -130,9 +131,9 @@ def test_a_line_of_json_for_each_batch(capsys: pytest.CaptureFixture[str]) -> No
     run(Query([batch(7), batch(8)]), as_json=True)
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first == {
-        "batch": 3, "rows": 7, "seconds": 0.5, "rollbacks": 1, "merges": 1, "collections": {"a.b": 7}, "lag": 17,
-        "lag_seconds": 2.5, "documents_age_seconds": 300.0, "documents": 900, "total_rows": 1200,
-        "total_rollbacks": 2, "set_aside": {},
+        "batch": 3, "rows": 7, "changes": 7, "system_events": 1024, "seconds": 0.5, "rollbacks": 1, "merges": 1,
+        "collections": {"a.b": 7}, "lag": 17, "lag_seconds": 2.5, "documents_age_seconds": 300.0, "documents": 900,
+        "total_rows": 1200, "total_rollbacks": 2, "set_aside": {},
     }  # fmt: skip
     assert second["rows"] == 8
     aside = replace(batch(), status=replace(STATUS, tables_set_aside=1, set_aside=(ASIDE,)))

@@ -221,13 +221,15 @@ def test_behind_a_rollback() -> None:
 
 # --- the line that `tail` shows at the bottom of a terminal -----------------------------------------------------------
 
-NOTHING = Progress(changes=0, lag=None, rollbacks=0, reconnects=0)
+NOTHING = Progress(rows={}, lag=None, rollbacks=0, reconnects=0)
 
 
 def test_what_it_says() -> None:
     assert describe(NOTHING, 0).plain == "0 changes, 0/s  lag ?  rollbacks 0  reconnects 0"
-    busy = Progress(changes=1234567, lag=8900, rollbacks=1, reconnects=2)
-    assert describe(busy, 4567.8).plain == "1,234,567 changes, 4,568/s  lag 8,900  rollbacks 1  reconnects 2"
+    rows = {"mutation": 1234560, "deletion": 7, "rollback": 2, "scope_created": 1024}
+    busy = Progress(rows=rows, lag=8900, rollbacks=1, reconnects=2)
+    said = "1,234,567 changes and 1,024 system events, 4,568/s  lag 8,900  rollbacks 1  reconnects 2"
+    assert describe(busy, 4567.8).plain == said
 
 
 def test_a_rollback_stands_out_in_it() -> None:
@@ -243,7 +245,7 @@ def console(width: int = 200) -> tuple[Console, io.StringIO]:
 
 def test_it_makes_way_and_goes() -> None:
     terminal, shown = console()
-    with LagLine(terminal, lambda: replace(NOTHING, changes=5)) as line, line.above():
+    with LagLine(terminal, lambda: replace(NOTHING, rows={"mutation": 5})) as line, line.above():
         shown.write("a change\n")
     text = shown.getvalue()
     assert text.startswith("\r\x1b[2Ka change\n5 changes")
