@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from headwater.client.batches import SYSTEM_EVENT_OPS
 from headwater.errors import LakeOutOfStep
 from headwater.kernels.memory import Column
-from headwater.lake.data_files import ROW_GROUP_ROWS, DataFile, FileReader, FileWriter, numbers, read_files
+from headwater.lake.data_files import ROW_GROUP_ROWS, DataFile, FileReader, FileWriter, numbers, read_files, reordered
 from headwater.lake.layout import (
     CHANGE_RANGES,
     DOCUMENT_OPS,
@@ -291,7 +291,7 @@ def sort_rows(facts: LakeFacts, rows: pa.Table) -> pa.Table:
     # numpy sorts 16 bits by radix, in a tenth of the time that it takes for more.
     is_short = int(codes.max()) <= 0xFFFF
     order = np.argsort(codes.astype(np.uint16) if is_short else codes, kind="stable")
-    return rows.combine_chunks().take(pa.array(order))
+    return reordered(rows, order)
 
 
 def _sort_codes(facts: LakeFacts, vbuckets: NDArray[np.int64], ids: pa.ChunkedArray) -> NDArray[np.int64]:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.kernels.memory import Column
-from headwater.lake.data_files import Bound, DataFile, FileReader, aligned, conformed, filtered
+from headwater.lake.data_files import Bound, DataFile, FileReader, aligned, conformed, filtered, reordered
 from headwater.lake.layout import has_bounds
 from headwater.lake.location import Location
 
@@ -177,7 +177,7 @@ def sort_rows(rows: pa.Table, by: Sequence[str] = BY_KEY) -> pa.Table:
     """The rows in the order of some columns, texts by their bytes."""
     if tuple(by) == BY_KEY:
         order = key_order(rows.column("key").combine_chunks())
-        return rows if order is None else rows.combine_chunks().take(pa.array(order))
+        return rows if order is None else reordered(rows, order)
     rows = rows.combine_chunks()
     return rows.take(pc.sort_indices(rows.select(by), sort_keys=[(name, "ascending") for name in by]))
 

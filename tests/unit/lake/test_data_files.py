@@ -15,7 +15,7 @@ import pytest
 
 from headwater._version import __version__
 from headwater.errors import LakeDamaged
-from headwater.lake.data_files import DataFile, FileReader, FileWriter, RollingWriter, find_rows, mark_rows
+from headwater.lake.data_files import DataFile, FileReader, FileWriter, RollingWriter, find_rows, mark_rows, reordered
 from headwater.lake.key_index import KeyIndex, key_spaces
 from headwater.lake.layout import TIME
 from headwater.lake.location import Location
@@ -191,3 +191,16 @@ def test_columns_that_repeat_their_values_get_a_dictionary(tmp_path: Path) -> No
     row_group = pq.read_metadata(tmp_path / writer.close()[0].path).row_group(0)
     with_dictionary = [row_group.column(number).has_dictionary_page for number in range(len(columns))]
     assert with_dictionary == [False, True, False]
+
+
+def test_long_values_are_put_in_another_order_without_a_copy() -> None:
+    short, long = [None, "a", "b", "c", "d"], [b"%d" % at * 8192 for at in range(4)] + [None]
+    parts = [pa.table({"short": short[at : at + 3], "long": long[at : at + 3]}) for at in (0, 3)]
+    rows = pa.concat_tables(parts)
+    order = np.array([3, 4, 1, 2, 0])
+    held_bytes = pa.total_allocated_bytes()
+    found = reordered(rows, order)
+    assert pa.total_allocated_bytes() - held_bytes < 4096
+    assert found.equals(rows.take(pa.array(order)))
+    assert [len(chunk) for chunk in found.column("long").chunks] == [2, 2, 1]
+    assert reordered(rows.slice(0, 0), order[:0]).num_rows == 0
