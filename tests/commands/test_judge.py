@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from headwater.cli.judge import judge
+from headwater.cli import main
 from headwater.judge.plan import Shape, make_plan
 from headwater.judge.run import Outcome, Verdict, judge_seed
 from headwater.testing.nursery import Nursery
@@ -69,7 +69,7 @@ def test_a_hanging_consumer_is_stuck_and_killed_with_its_children(nursery: Nurse
             print('{"op": "set", "key": "judge::0000", "seqno": 1}', flush=True)
         time.sleep(600)
     """
-    verdict = judged(nursery, tmp_path, "-c", program, seed=1, patience_s=0.2)
+    verdict = judged(nursery, tmp_path, "-c", program, seed=1, patience_s=0.2, shape=replace(SMALL, steps=0))
     assert (verdict.outcome, verdict.exit_code) == (Outcome.STUCK, 3)
     child = int((tmp_path / "state" / "child").read_text())
     deadline_s = time.monotonic() + 10
@@ -81,30 +81,27 @@ def test_a_hanging_consumer_is_stuck_and_killed_with_its_children(nursery: Nurse
 @case(["--seeds", "2"], 2, "Give the command of the consumer behind --")
 @case(["--", "no-such-program"], 2, "There is no program 'no-such-program'")
 @case(["--nodes", "9", "--", "true"], 2, "Give 2 to 5")
+@case(["--seeds", "2", "--keep", "OLD", "--", "true"], 2, "has seed-2 of an earlier run")
 @case(["--plan", "--seed", "5"], 0, "seed 5: start: ")
-def test_the_command_line(arguments: list[str], code: int, message: str) -> None:
-    result = CliRunner().invoke(judge, arguments)
+def test_the_command_line(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
+    (tmp_path / "seed-2").mkdir(exist_ok=True)
+    result = CliRunner().invoke(main, ["judge", *(part.replace("OLD", str(tmp_path)) for part in arguments)])
     assert result.exit_code == code, result.output
     assert message in result.output
 
 
-def test_seeds_are_reported_as_json() -> None:
-    options = [
-        "--json",
-        "--nodes",
-        "2",
-        "--steps",
-        "0",
-        "--documents",
-        "5",
-        "--",
-        "headwater",
-        "tail",
-        "{url}",
-        "--json",
-    ]
+def test_seeds_are_reported_as_json_and_bad_ones_are_kept(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    result = CliRunner(env={"PATH": path}).invoke(judge, options)
-    assert result.exit_code == 0, result.output
-    verdict = json.loads(result.stdout)
-    assert (verdict["seed"], verdict["outcome"], verdict["first"]) == (1, "equal", None)
+    # The first run is right, the second one has ended before it has read anything.
+    program = f"mkdir {tmp_path}/once && exec headwater tail '{{url}}' --json; echo twice"
+    options = ["--json", "--seeds", "2", "--nodes", "2", "--steps", "0", "--keep", str(tmp_path / "kept")]
+    result = CliRunner(env={"PATH": path}).invoke(main, ["judge", *options, "--", "sh", "-c", program])
+    assert result.exit_code == 3, result.output
+    verdicts = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(one["seed"], one["outcome"], one["first"]) for one in verdicts] == [
+        (1, "equal", None),
+        (2, "crashed", None),
+    ]
+    assert [folder.name for folder in (tmp_path / "kept").iterdir()] == ["seed-2"]
+    assert (tmp_path / "kept" / "seed-2" / "consumer.out").read_text() == "twice\n"
+    assert (tmp_path / "kept" / "seed-2" / "node-0" / "node.log").exists()

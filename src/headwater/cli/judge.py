@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import rich_click as click
@@ -16,11 +17,17 @@ import rich_click as click
 from headwater.cli.options import parse_time
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.judge.plan import Shape, make_plan
-from headwater.judge.run import Verdict, judge_seed
+from headwater.judge.run import judge_seed
 from headwater.phrases import counted
 from headwater.testing.nursery import NodeFailed, Nursery
 
 _SHAPE = Shape()
+
+
+class JudgeFailed(click.ClickException):
+    """There is no verdict on the consumer."""
+
+    exit_code = 4
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -48,6 +55,12 @@ _SHAPE = Shape()
     help="How long the consumer may write nothing at the end before it counts as stuck.",
 )
 @click.option("--plan", "only_plan", is_flag=True, help="Print what would be done, and do nothing.")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIRECTORY",
+    help="Keep what the consumer printed and the logs of the nodes here, for each seed that is not equal.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Print each step as it is done, on standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -61,6 +74,7 @@ def judge(
     restarts: bool,
     patience_s: float,
     only_plan: bool,
+    keep: Path | None,
     verbose: bool,
     as_json: bool,
     command: tuple[str, ...],
@@ -76,7 +90,8 @@ def judge(
     The nodes are real and listen on loopback. A seed decides the writes, failovers with lost writes, rollbacks, moves
     of vbuckets, cut connections, and killed and silent nodes. At the end the consumer must have exactly the documents
     of the bucket. The exit code is 0 if it has, 1 if it differs, 2 for an invalid command line, and 3 if the consumer
-    has ended, writes what can't be read, or is stuck. With several seeds, a difference counts most.
+    has ended, writes what can't be read, or is stuck; with several seeds, a difference counts most. It is 4 if the
+    judge itself fails, because a node can't be started, for example.
 
     \b
     Examples:
@@ -84,25 +99,39 @@ def judge(
       headwater judge --seeds 100 --json -- python my_consumer.py
       headwater judge --seed 17 --verbose -- ./my-consumer --hosts '{connection}'
     """
+    numbers = range(seed, seed + seeds)
     try:
         shape = Shape(nodes=nodes, vbuckets=vbuckets, documents=documents, steps=steps, restarts=restarts)
-        if only_plan:
-            for number in range(seed, seed + seeds):
-                for line in make_plan(number, shape).lines():
-                    click.echo(f"seed {number}: {line}")
-            return
-        if not command:
-            raise click.UsageError("Give the command of the consumer behind --")
-        if shutil.which(command[0]) is None:
-            raise click.UsageError(f"There is no program {command[0]!r}. Give the command of the consumer behind --")
-        # Coordinators report nodes that the judge has killed itself.
-        logging.getLogger("headwater").addHandler(logging.NullHandler())
-        verdicts = _verdicts(range(seed, seed + seeds), shape, command, patience_s, verbose=verbose, as_json=as_json)
     except InvalidInput as error:
         raise click.UsageError(str(error)) from error
+    if only_plan:
+        for number in numbers:
+            for line in make_plan(number, shape).lines():
+                click.echo(f"seed {number}: {line}")
+        return
+    _check(command, keep, numbers)
+    # Coordinators report nodes that the judge has killed itself.
+    logging.getLogger("headwater").addHandler(logging.NullHandler())
+    bad = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="headwater-judge-") as work, Nursery(Path(work)) as nursery:
+            for number in numbers:
+                folder = (keep or Path(work)) / f"seed-{number}"
+                folder.mkdir(parents=True)
+                plan = make_plan(number, shape)
+                report = partial(click.echo, err=True) if verbose else str
+                verdict = judge_seed(nursery, folder, plan, command, patience_s=patience_s, report=report)
+                if verdict.exit_code:
+                    bad.append(verdict)
+                if keep is None or not verdict.exit_code:
+                    shutil.rmtree(folder)
+                if as_json:
+                    click.echo(json.dumps(asdict(verdict)))
+                elif verdict.exit_code or seeds == 1:
+                    click.echo("\n".join(verdict.lines()))
+                sys.stdout.flush()
     except (HeadwaterError, NodeFailed) as error:
-        raise click.ClickException(str(error)) from error
-    bad = [verdict for verdict in verdicts if verdict.exit_code]
+        raise JudgeFailed(str(error)) from error
     if bad and not as_json:
         replayed = f"headwater judge --seed {bad[0].seed} {shape.options()}-- {shlex.join(command)}"
         click.echo(f"replay seed {bad[0].seed} with: {replayed}")
@@ -113,25 +142,11 @@ def judge(
     sys.exit(min((verdict.exit_code for verdict in bad), default=0))
 
 
-def _verdicts(
-    seeds: range, shape: Shape, command: tuple[str, ...], patience_s: float, *, verbose: bool, as_json: bool
-) -> list[Verdict]:
-    verdicts = []
-    with tempfile.TemporaryDirectory(prefix="headwater-judge-") as work, Nursery(Path(work)) as nursery:
-        for seed in seeds:
-            with tempfile.TemporaryDirectory(dir=work) as folder:
-                verdict = judge_seed(
-                    nursery,
-                    Path(folder),
-                    make_plan(seed, shape),
-                    command,
-                    patience_s=patience_s,
-                    report=(lambda line: click.echo(line, err=True)) if verbose else lambda line: None,
-                )
-            verdicts.append(verdict)
-            if as_json:
-                click.echo(json.dumps(asdict(verdict)))
-            elif verdict.exit_code or len(seeds) == 1:
-                click.echo("\n".join(verdict.lines()))
-            sys.stdout.flush()
-    return verdicts
+def _check(command: tuple[str, ...], keep: Path | None, seeds: range) -> None:
+    if not command:
+        raise click.UsageError("Give the command of the consumer behind --")
+    if shutil.which(command[0]) is None:
+        raise click.UsageError(f"There is no program {command[0]!r}. Give the command of the consumer behind --")
+    old = [f"seed-{number}" for number in seeds if keep is not None and (keep / f"seed-{number}").exists()]
+    if old:
+        raise click.UsageError(f"{keep} has {old[0]} of an earlier run. Give another directory to --keep")

@@ -24,6 +24,8 @@ from headwater.phrases import printable
 STOP_S_MAX = 2.0
 """How long a consumer may take to end after SIGTERM."""
 STDERR_BYTES_SHOWN = 2000
+OUTPUT_BYTES_MAX = 512 * 1024 * 1024
+"""Of standard output, and of standard error."""
 _RECEIVE_BYTES = 256 * 1024
 _PR_SET_PDEATHSIG = 1
 
@@ -34,7 +36,7 @@ class Consumer:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, vbuckets: int) -> None:
         self._command = [_filled(part, environment) for part in command]
         self._environment = {**os.environ, **environment}
-        self._stderr = folder / "consumer.err"
+        self._stdout, self._stderr = folder / "consumer.out", folder / "consumer.err"
         self._log = ConsumerLog(vbuckets)
         self._turn = threading.Lock()
         self._heard_s = time.monotonic()
@@ -47,29 +49,23 @@ class Consumer:
         return self
 
     def _start(self) -> None:
-        libc, parent = ctypes.CDLL(None), os.getpid()
+        prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+        self._stdout.touch()
 
         def end_with_parent() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
 
         with self._stderr.open("ab") as errors:
             try:
                 self._process = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    env=self._environment,
-                    start_new_session=True,
-                    preexec_fn=end_with_parent,
-                )
+                    self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+                    env=self._environment, start_new_session=True, preexec_fn=end_with_parent,
+                )  # fmt: skip
             except OSError as error:
-                raise InvalidInput(
-                    f"{self._command[0]} can't be started: {error.strerror}",
-                    hint="Give the consumer's command behind --",
-                ) from error
+                reason = f"{self._command[0]} can't be started: {error.strerror}"
+                raise InvalidInput(reason, hint="Check the command behind --") from error
         self._heard_s = time.monotonic()
         self._reading = threading.Thread(target=self._read, name="headwater-judge-reader", daemon=True)
         self._reading.start()
@@ -101,8 +97,9 @@ class Consumer:
     def _read(self) -> None:
         assert self._process.stdout is not None
         rest = b""
-        with self._process.stdout as output:
+        with self._process.stdout as output, self._stdout.open("ab") as kept:
             while data := os.read(output.fileno(), _RECEIVE_BYTES):
+                kept.write(data)
                 *lines, rest = (rest + data).split(b"\n")
                 with self._turn:
                     self._heard_s = time.monotonic()
@@ -137,6 +134,8 @@ class Consumer:
         """Why the run can't go on: the consumer has ended, or writes what can't be read."""
         if self._fault is not None:
             return str(self._fault)
+        if max(self._stdout.stat().st_size, self._stderr.stat().st_size) > OUTPUT_BYTES_MAX:
+            return f"the consumer has written more than {OUTPUT_BYTES_MAX:,} bytes"
         code = self._process.poll()
         if code is None:
             return None

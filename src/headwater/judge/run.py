@@ -108,7 +108,7 @@ def judge_seed(
     command: Sequence[str],
     *,
     patience_s: float,
-    report: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], object] = lambda line: None,
 ) -> Verdict:
     """Run the consumer against the cluster of a plan, and compare what it has with the bucket."""
     began_s = time.monotonic()
@@ -125,7 +125,7 @@ class _Run:
         folder: Path,
         plan: Plan,
         patience_s: float,
-        report: Callable[[str], None],
+        report: Callable[[str], object],
     ) -> None:
         self._stack = stack
         self._folder = folder
