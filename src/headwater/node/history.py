@@ -72,7 +72,7 @@ class Kind(StrEnum):
     """Consumers had to roll back that came from no branch that is remembered here."""
     STATE = "state"
     NODE = "node"
-    """Another node of the cluster does not answer, or answers again."""
+    """The cluster was formed or has other nodes, or one of them does not answer, or answers again."""
 
 
 LOSING = frozenset({Kind.FAILOVER, Kind.RESTART, Kind.DRILL})
@@ -225,6 +225,8 @@ class BucketHistory:
         self._active_seqnos: Numbers = np.full(len(bucket.vbuckets), _UNKNOWN, dtype=np.int64)
         self._heard_ms: Numbers = np.zeros(len(bucket.vbuckets), dtype=np.int64)
         """What the active vbuckets of other nodes last had, and when."""
+        self._formed_ms: int | None = None
+        """When the bucket got into its cluster, where that was since the node started."""
         self._load()
         if not bucket.was_stopped_in_order:
             active = bucket.vbuckets.active()
@@ -257,6 +259,8 @@ class BucketHistory:
 
     def changed_states(self, before: str, after: str, vbuckets: Sequence[int]) -> None:
         """Enter changed states. A rebalance moves vbuckets through several states, one by one: it is one event."""
+        if self._formed_ms is not None and self._now_ms() - self._formed_ms <= GATHER_MS:
+            return
         event = self._gathered(Kind.STATE, ())
         change = f"{before} → {after}"
         event.states[change] = event.states.get(change, 0) + len(vbuckets)
@@ -264,6 +268,25 @@ class BucketHistory:
         moved.update(vbuckets)
         self._moved = {event.number: moved}
         event.count, event.vbuckets = len(moved), sorted(moved)[:EVENT_VBUCKETS_MAX]
+
+    def changed_nodes(self, before: Collection[str] | None, after: Sequence[str], *, has_vbuckets: bool) -> None:
+        """The bucket is on other nodes than `before`; None for a bucket that was in no cluster.
+
+        Args:
+            before: The names of the nodes that the cluster had.
+            after: Those that it has now.
+            has_vbuckets: Whether this node got vbuckets with its first config, as it does where the cluster is formed.
+        """
+        if before is None:
+            what = "the cluster was formed of" if has_vbuckets else "this node joined the cluster, which has"
+            self.noted_node(f"{what} {counted(len(after), 'node')}: {', '.join(after)}", node="")
+            # Its vbuckets become what the config says, which is no news beside this.
+            self._formed_ms = self._now_ms()
+            return
+        for joined in [name for name in after if name not in before]:
+            self.noted_node(f"node {joined} joined the cluster", node=joined)
+        for left in [name for name in before if name not in after]:
+            self.noted_node(f"node {left} is out of the cluster", node=left)
 
     def noted_node(self, text: str, *, node: str) -> None:
         self._gathered(Kind.NODE, (), text=text, node=node)

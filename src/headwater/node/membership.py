@@ -208,6 +208,7 @@ class ClusterMembership:
         bucket.put_rows({CLUSTER_CONFIG: config.encode(with_login=True)})
         if config != known:
             self._log_config(config)
+            self._note_nodes(known, config)
         self.service.is_waiting = False
         self.service.on_change()
         self._replicate()
@@ -231,6 +232,11 @@ class ClusterMembership:
             *(config.bucket, config.revision, active, len(config.rows)),
             extra=fields(event=LogEvent.CLUSTER_CONFIG, bucket=config.bucket, config=config.revision, vbuckets=active),
         )
+
+    def _note_nodes(self, known: PublishedConfig | None, config: PublishedConfig) -> None:
+        has_vbuckets = any(self.this_node in row for row in config.rows)
+        before = None if known is None else known.names()
+        self.service.history.changed_nodes(before, config.names(), has_vbuckets=has_vbuckets)
 
     def _replicate(self) -> None:
         if self.config is not None and self._address is not None:

@@ -181,6 +181,20 @@ def test_a_crash_is_an_event(world: World) -> None:
     )
 
 
+def test_the_events_of_a_cluster_begin_with_its_forming(world: World) -> None:
+    world.history.changed_nodes(None, ["one", "two"], has_vbuckets=True)
+    world.history.changed_states("active", "dead", [ONE])
+    world.clock.advance(GATHER_MS / 1000 + 1)
+    world.history.changed_states("dead", "replica", [ONE])
+    world.history.changed_nodes(["one", "two"], ["two", "six"], has_vbuckets=True)
+    assert sentences(world.history) == [
+        "the cluster was formed of 2 nodes: one, two",
+        "vbuckets changed their state: 1 dead → replica",
+        "node six joined the cluster",
+        "node one is out of the cluster",
+    ]
+
+
 def test_old_events_go_from_memory_and_from_disk(world: World) -> None:
     for number in range(EVENTS_MAX + 5):
         world.history.noted_node(f"node two does not answer ({number})", node="two")

@@ -55,6 +55,9 @@ async def test_a_config_that_comes_before_the_node_knows_its_address_is_refused_
     await member.start(NODES[0])
     assert member.adopt(CONFIG)
     assert {service.bucket.vbuckets.state(vbucket) for vbucket in range(4)} == {VBucketState.ACTIVE}
+    assert member.adopt(CONFIG)
+    [formed] = service.history.events
+    assert formed.sentence() == "the cluster was formed of 1 node: 127.0.0.1:1"
     await member.stop()
 
 
