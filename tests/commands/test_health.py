@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headwater.cli import main
+from headwater.cli.health import _report
+from headwater.findings import Finding, Level
 from headwater.http.asking import TOKEN_VARIABLE
 from headwater.lake.lake_look import LandingNote, keep_landing
 from headwater.lake.location import Location
@@ -60,6 +63,15 @@ def test_a_lake_says_how_its_landing_is(lake: Path) -> None:
         keep_landing(Location.of(str(lake)), note(**said))
         result = health(str(lake))
         assert (result.exit_code, words in result.stdout) == (code, True), result.output
+
+
+def test_what_all_nodes_say_is_said_once() -> None:
+    gone = Finding(check="nodes", level=Level.BAD, text="c is gone", do="Ask a")
+    full = Finding(check="disk", level=Level.WARN, text="The disk is full", do="Free space")
+    found = [("a", "", gone), ("b", "", replace(gone, do="Ask b")), ("b", "", full), ("b", "", replace(full, text="!"))]
+    report = _report(found, of={"a", "b"}, well="", parts={})
+    lines = ["critical: c is gone", "  Ask a", "warning: The disk is full (b)", "  Free space", "warning: ! (b)"]
+    assert [*report.lines()] == lines
 
 
 def test_a_page_says_it_too(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,10 +62,13 @@ class Report:
     def lines(self) -> Iterator[str]:
         if not self.verdict.findings:
             yield f"{_WORDS[self.verdict.level]}: {self.verdict.text}"
+        said = ""
         for one in self.verdict.findings:
             where = ", ".join(self.where.get(one, ()))
             yield f"{_WORDS[one.level]}: {one.text}{f' ({where})' if where else ''}"
-            yield f"  {one.do}"
+            if one.do != said:
+                yield f"  {one.do}"
+            said = one.do
 
 
 @click.command()
@@ -172,9 +175,12 @@ def _findings(verdict: Mapping[str, Any]) -> list[Finding]:
 
 def _report(found: Iterable[tuple[str, str, Finding]], *, of: set[str], well: str, parts: Mapping[str, Any]) -> Report:
     """Say once what several say, and who says it where not all of them do."""
+    first: dict[tuple[str, Level, str], Finding] = {}
     by: dict[Finding, list[tuple[str, str]]] = {}
     for part, bucket, finding in found:
-        by.setdefault(finding, []).append((part, bucket))
+        # What to do has the address of the node that says it.
+        same = first.setdefault((finding.check, finding.level, finding.text), finding)
+        by.setdefault(same, []).append((part, bucket))
     where = {}
     for finding, places in by.items():
         said_by = [part for part in dict.fromkeys(part for part, _ in places) if part]
