@@ -1,7 +1,7 @@
 # `make help` lists the targets. Each one sets up what it needs by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock audit demo test check lint types imports web format docs site bench spark-versions soak clean
+.PHONY: help setup lock audit demo test lowest wheel dist check lint types imports web format docs site bench spark-versions soak clean
 
 BIN := .venv/bin
 # Many tests wait for processes and clocks, so that two of them keep a core busy.
@@ -27,6 +27,16 @@ demo: setup ## See it work: one document, a failover, and a table that is right 
 
 test: setup ## Run the tests
 	@$(BIN)/python scripts/run-tests
+
+lowest: ## Test with the oldest versions of libraries that are allowed, in .lowest
+	@scripts/test-lowest
+
+wheel: setup ## Build the package and try it in an empty environment; needs the network
+	@$(BIN)/python scripts/check-wheel
+
+dist: setup ## Build the wheel and the source archive, into dist/
+	@rm -rf dist
+	$(BIN)/python -m hatchling build
 
 check: setup ## All that CI runs: lint, types, imports, the page, tests
 	@$(MAKE) --no-print-directory --output-sync --jobs 4 lint types imports web
@@ -70,5 +80,5 @@ soak: setup ## Run the tests that take minutes
 	$(BIN)/python -m pytest -n $(WORKERS) tests/property --hypothesis-profile soak
 
 clean: ## Remove .venv, caches and builds
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .spark-versions build dist site
+	rm -rf .venv .lowest .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .spark-versions build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

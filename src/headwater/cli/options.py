@@ -65,7 +65,14 @@ T = TypeVar("T")
 # --- options of a command -----------------------------------------------------------------------------------------
 
 
-class _BytesType(click.ParamType[int]):
+# click 8.3 and older have no parameter for what a type makes.
+if TYPE_CHECKING:
+    _IntType = click.ParamType[int]
+else:
+    _IntType = click.ParamType
+
+
+class _BytesType(_IntType):
     """A number of bytes, such as 64K or 16M."""
 
     name = "bytes"

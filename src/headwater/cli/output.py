@@ -32,6 +32,9 @@ from headwater import phrases
 from headwater.log_fields import LogEvent, fields
 from headwater.phrases import COMPILING, counted, did_you_mean, report_first_compile
 
+_HelpShown: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""click 8.1 ends by itself when it has shown the help, and has no such error."""
+
 
 @contextmanager
 def errors_in_one_sentence() -> Iterator[None]:
@@ -39,7 +42,7 @@ def errors_in_one_sentence() -> Iterator[None]:
     try:
         with ending_signals_raised(), _output_written():
             yield
-    except click.exceptions.NoArgsIsHelpError:
+    except _HelpShown:
         raise
     except click.ClickException as error:
         click.echo(f"Error: {_sentence(error)}", err=True)

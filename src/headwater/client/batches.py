@@ -247,7 +247,10 @@ def _in_order(
             rare.extend(_rare_rows(group, names, only))
             spans.append((False, rare_before, len(rare) - rare_before))
     others = _to_batch(rare, names, changes.schema)
-    return pa.concat_batches([(changes if is_runs else others).slice(start, rows) for is_runs, start, rows in spans])
+    parts = [(changes if is_runs else others).slice(start, rows) for is_runs, start, rows in spans]
+    # `pa.concat_batches` is younger than the oldest pyarrow.
+    joined = pa.Table.from_batches(parts, changes.schema).combine_chunks().to_batches()
+    return joined[0] if joined else changes.slice(0, 0)
 
 
 def _rare_rows(

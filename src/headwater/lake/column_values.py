@@ -281,7 +281,7 @@ def _strings(values: JsonValues, wanted: Marks) -> tuple[pa.Array, Marks]:
 
 def _integers(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
     numbers, good = values.integers()
-    narrow = numbers.astype(type_.to_pandas_dtype(), copy=False)
+    narrow = numbers.astype(str(type_), copy=False)
     good &= narrow == numbers
     return pa.array(narrow, mask=None if good.all() else ~good), good
 

@@ -31,6 +31,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
+from inspect import signature
 from typing import Any, Self
 
 import numpy as np
@@ -73,6 +74,8 @@ _SEALED, _FILTERS_SEALED = (
 """As Thrift writes it: the key, a mark, the length, the checksum."""
 _FALSE_POSITIVES = 0.01
 """Of a Bloom filter: about 10 bits a key."""
+_WRITES_FILTERS = "bloom_filter_options" in signature(pq.write_table).parameters
+"""Older versions of pyarrow can't. Files without Bloom filters are sound: other engines read more of them."""
 TEXT_CHARS = 32
 """So much of a text is in the statistics, as Spark writes it."""
 _BOUND_BYTES_MAX = 4096
@@ -261,7 +264,7 @@ class FileWriter:
             write_statistics=[name for name in schema.names if name in ranges],
             store_schema=False,
             write_page_checksum=True,
-            bloom_filter_options={"key": {"ndv": filter_keys, "fpp": _FALSE_POSITIVES}} if filter_keys else None,
+            **(_filter_options(filter_keys) if filter_keys else {}),
             **_COMPRESSION,
         )
         self._row_groups: list[str] = []
@@ -338,6 +341,12 @@ class FileWriter:
                 except (ValueError, OverflowError):
                     # A time before the year 1 or after 9999, which Python does not have.
                     self._unbounded.add(name)
+
+
+def _filter_options(keys: int) -> dict[str, Any]:
+    if not _WRITES_FILTERS:
+        return {}
+    return {"bloom_filter_options": {"key": {"ndv": keys, "fpp": _FALSE_POSITIVES}}}
 
 
 class _SealedFile:
@@ -743,7 +752,9 @@ def _plain_type(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_map(type_):
         return pa.map_(_plain_type(type_.key_type), _plain_type(type_.item_type))
     if pa.types.is_struct(type_):
-        if {*type_.names} == {*VARIANT.names} and {_plain_type(field.type) for field in type_} == {pa.binary()}:
+        if {field.name for field in type_} == {field.name for field in VARIANT} and {
+            _plain_type(field.type) for field in type_
+        } == {pa.binary()}:
             return VARIANT
         return pa.struct([field.with_type(_plain_type(field.type)) for field in type_])
     return type_

@@ -571,8 +571,8 @@ def _is_exact(literal: int | float, type_: pa.DataType) -> bool:
     """Whether whole numbers of a type can be compared with a literal in that type."""
     if not isinstance(literal, int) or not pa.types.is_integer(type_):
         return False
-    least, most = np.iinfo(type_.to_pandas_dtype()).min, np.iinfo(type_.to_pandas_dtype()).max
-    return int(least) <= literal <= int(most)
+    bounds = np.iinfo(np.dtype(str(type_)))
+    return int(bounds.min) <= literal <= int(bounds.max)
 
 
 def _is_in(values: Any, wanted: pa.Array) -> Truth:

@@ -206,7 +206,8 @@ class _Columns:
 _ALIGNMENT_BYTES = 64  # what Arrow recommends
 _OFFSET = np.dtype(np.int32)
 _FIXED_TYPES = [field.type for field in CHANGES_SCHEMA if field.type != pa.binary()]
-_FIXED_DTYPES = [np.dtype(type_.to_pandas_dtype()) for type_ in _FIXED_TYPES]
+# Integers have the same names in Arrow. (`to_pandas_dtype` of older versions asks for pandas.)
+_FIXED_DTYPES = [np.dtype(str(type_)) for type_ in _FIXED_TYPES]
 _FIXED_WIDTHS = [dtype.itemsize for dtype in _FIXED_DTYPES]
 _BINARY_DTYPES = 2 * (_OFFSET, np.dtype(np.uint8))
 
