@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -76,6 +77,21 @@ def test_a_hanging_consumer_is_stuck_and_killed_with_its_children(nursery: Nurse
     while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
+
+
+def test_lines_come_by_http() -> None:
+    program = """if 1:
+        import os
+        from urllib.request import urlopen
+        for body in (b'{"op": "set"}', b'{"op": "delete"}\\n{"op": "rollback"}\\n'):
+            assert urlopen(os.environ["JUDGE_URL"], body).status == 204
+        raise SystemExit(7)
+    """
+    command = [sys.executable, str(EXAMPLES / "http_lines.py"), sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout.splitlines()) == (
+        7, ['{"op": "set"}', '{"op": "delete"}', '{"op": "rollback"}']
+    ), ended.stderr  # fmt: skip
 
 
 @case(["--seeds", "2"], 2, "Give the command of the consumer behind --")
