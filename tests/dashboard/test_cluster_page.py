@@ -124,6 +124,14 @@ def test_consumers_are_shown_with_what_all_nodes_have_for_them(page: Browser, no
     assert str(nodes[-1].address) in page.find("[aria-labelledby=consumers-title] .problem").text
 
 
+def test_documents_are_counted_by_collection_and_listed_with_it(page: Browser) -> None:
+    go(page, "documents")
+    row = page.find("tr[data-collection='_default._default']")
+    here = page.until(lambda: re.search(r"\d+$", row.text), "the documents are not counted")
+    assert 0 < int(here[0]) < DOCUMENTS, "other nodes have the rest"
+    assert page.find(".document-collection").text == "_default._default"
+
+
 def test_a_landing_that_was_stopped_says_when_and_of_which_bucket(page: Browser) -> None:
     go(page, "landing")
     said = page.find("[data-test=landing-gone]").text

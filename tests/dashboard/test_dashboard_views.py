@@ -14,7 +14,7 @@ import pytest
 from headwater.client.cluster_map import vbucket_of
 from headwater.http import requests
 from headwater.node.auth.login_checks import FREE_FAILURES
-from headwater.node.http.dashboard import live_feed
+from headwater.node.http.dashboard import browser, live_feed
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.values import Datatype, ValueParts, encode_xattrs
@@ -23,8 +23,8 @@ from headwater.store.settling import settle_now
 from support.dashboard_world import ADMIN, OWN, READER, VBUCKETS, serving
 
 OF_BUCKET = (
-    "live", "changes", "documents", "document?key=a", "vbuckets/0", "branches", "streams?connection=a", "health",
-    "versions?key=a", "events/1",
+    "live", "changes", "documents", "document?key=a", "vbuckets/0", "branches", "collections", "streams?connection=a",
+    "health", "versions?key=a", "events/1",
 )  # fmt: skip
 
 
@@ -163,6 +163,23 @@ async def test_documents_are_those_of_today(tmp_path: Path) -> None:
         await world.committed()
         told = (await world.get("buckets/beer/documents")).json()
         assert [row["key"] for row in told["documents"]] == ["changed", "kept"]
+
+
+async def test_documents_are_counted_by_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as world:
+        await world.log_in()
+        orders = await world.with_collection("shop", "orders")
+        for turn in range(2):
+            for number in range(40):
+                await world.write(f"{number % 30}", vbucket=number % 3, collection=(DEFAULT_COLLECTION, orders)[turn])
+            await world.node._loops["beer"].at_rest(lambda: settle_now(world.beer))
+        world.beer.put_removal(0, collection_id=orders, key=b"0")
+        await world.committed()
+        told = (await world.get("buckets/beer/collections")).json()
+        assert told == {"documents": {"0": 30, f"{orders:x}": 29}, "share": 1.0}
+        monkeypatch.setattr(browser, "COUNTED_EVERY_S", 0.0)
+        monkeypatch.setattr(browser, "SEARCH_S_MAX", 0.0)
+        assert (await world.get("buckets/beer/collections")).json()["share"] < 1.0
 
 
 async def test_a_document_by_its_key(tmp_path: Path) -> None:

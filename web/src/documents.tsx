@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ChangeRow, type Extent, ofBucket, type ShownDocument } from "./api";
-import { bytes, dated, many, whole } from "./format";
+import { bytes, dated, many, short, whole } from "./format";
 import { type Collection, onThisNode, useLive } from "./live";
 import { Empty, Problem, Section, useAnswer } from "./pieces";
 import { documentPath, SearchFields, SearchNote, useSettled } from "./search";
@@ -17,6 +17,19 @@ function pretty(document: ShownDocument): string {
   } catch {
     return document.value;
   }
+}
+
+/** How many documents each collection has, by its id, in a part of the vbuckets. */
+interface Counted {
+  documents: Record<string, number>;
+  share: number;
+}
+
+/** What a part of the vbuckets has says about what all have: keys are spread evenly over them. */
+function documentsOf(counted: Counted | null, id: string): string {
+  if (counted === null || counted.share === 0) return "not counted";
+  const found = counted.documents[id] ?? 0;
+  return counted.share === 1 ? whole(found) : `about ${short(Math.round(found / counted.share))}`;
 }
 
 const COLLECTION_COLUMNS: Column<Collection>[] = [
@@ -44,6 +57,7 @@ export function Documents(props: { bucket: string; query: URLSearchParams }) {
     ofBucket(props.bucket, "documents", { collection, key: settledKey, rows: 50 }),
     Math.floor(live.uptime_s / 5),
   );
+  const counted = useAnswer<Counted>(ofBucket(props.bucket, "collections"), Math.floor(live.uptime_s / 10));
 
   return (
     <>
@@ -86,9 +100,24 @@ export function Documents(props: { bucket: string; query: URLSearchParams }) {
       <Section
         id="collections-title"
         title="Collections"
-        aside={<span class="muted">documents are counted by vbucket, not by collection</span>}
+        aside={
+          <span class="muted">
+            {counted.answer && counted.answer.share < 1
+              ? `counted in ${Math.max(1, Math.floor(counted.answer.share * 100))} % of the vbuckets, in one second`
+              : `documents${onThisNode(live)}, counted every ten seconds`}
+          </span>
+        }
       >
-        <Table columns={COLLECTION_COLUMNS} rows={live.collections} keyOf={(one) => one.id} />
+        <Problem error={counted.error} />
+        <Table
+          columns={[
+            ...COLLECTION_COLUMNS,
+            { title: "Documents", isNumber: true, show: (one) => documentsOf(counted.answer, one.id) },
+          ]}
+          rows={live.collections}
+          keyOf={(one) => one.id}
+          marks={(one) => ({ "data-collection": `${one.scope}.${one.name}` })}
+        />
       </Section>
     </>
   );

@@ -134,6 +134,14 @@ class Index:
         self.count_live(vbuckets, counts)
         return int(counts.sum())
 
+    def live_seqnos(self, vbucket: int) -> Column:
+        """The seqnos of the newest changes of all documents, without the deleted, ascending."""
+        base, capacity, _ = self.tables[vbucket].tolist()
+        slots = self.slots[base : base + capacity]
+        is_live = (slots[:, SEQNO] != 0) & (slots[:, REVISION] & np.uint64(DELETED) == 0)
+        live: Column = np.sort(slots[is_live, SEQNO])
+        return live
+
     def newest_seqnos(self, vbucket: int) -> Column:
         """The seqnos of the newest changes of all documents, deleted ones included, ascending."""
         base, capacity, count = self.tables[vbucket].tolist()

@@ -1,13 +1,13 @@
 """Scans over the durable changes of a vbucket: what a producer has to know of a snapshot before it sends it.
 
-The producer calls `scan_snapshot`, `completed_prepares` and `sync_seqnos` before a snapshot's marker, and the handler
-of GET_ALL_VB_SEQNOS uses `CollectionSeqnos`. Each is one walk over runs by a kernel, which keeps and changes
-nothing.
+The producer calls `scan_snapshot`, `completed_prepares` and `sync_seqnos` before a snapshot's marker, the handler of
+GET_ALL_VB_SEQNOS uses `CollectionSeqnos`, and the dashboard `CollectionDocuments`. Each is one walk over runs by a
+kernel, which keeps and changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from headwater.kernels.memory import (
     AnyBytes,
     Bytes,
     Column,
+    Int64s,
     UInt32s,
     UInt64,
     UInt64Rows,
@@ -30,7 +31,7 @@ from headwater.kernels.memory import (
     u64,
 )
 from headwater.kernels.siphash import siphash128
-from headwater.protocol.kernels.frame_runs import ABORT, PREPARE, SYSTEM_EVENT, collection_id
+from headwater.protocol.kernels.frame_runs import ABORT, PREPARE, SYSTEM_EVENT, collection_id, is_document_change
 from headwater.protocol.numbers import CollectionId
 from headwater.protocol.system_events import CollectionCreated
 from headwater.store.checked_engine import CheckedView
@@ -180,7 +181,7 @@ class CollectionSeqnos:
 
     def _high_seqno(self, vbucket: int) -> int:
         with self.bucket.reading(vbucket) as view:
-            for run in self._runs_newest_first(view, vbucket):
+            for run in _runs_newest_first(view, vbucket, self.young[vbucket]):
                 created = (
                     seqno
                     for seqno, event in events_in(run)
@@ -191,13 +192,51 @@ class CollectionSeqnos:
                     return seqno
         return 0
 
-    def _runs_newest_first(self, view: CheckedView, vbucket: int) -> Iterator[Bytes]:
-        for commit in reversed(self.young[vbucket]):
-            yield commit.run(vbucket)
-        start, end = blocks_of(vbucket)
-        while (last := view.last_before(Table.BLOCKS, end)) is not None and last[0] >= start:
-            yield as_run(last[1])
-            end = last[0]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionDocuments:
+    """How many documents of a vbucket each collection has, without the deleted.
+
+    The index does not know collections, so the changes are read, the newest first, until every document is found. That
+    may take long, so `count` may run in a thread: what has to be taken from the bucket first, `of` has taken.
+    """
+
+    bucket: Bucket
+    vbucket: int
+    seqnos: Column
+    """Of the newest change of every document, ascending."""
+    young: list[GroupCommit]
+
+    @classmethod
+    def of(cls, bucket: Bucket, vbucket: int) -> CollectionDocuments:
+        seqnos = bucket.index.live_seqnos(vbucket)
+        return cls(bucket=bucket, vbucket=vbucket, seqnos=seqnos, young=bucket.young.of(vbucket))
+
+    def count(self, *, is_over: Callable[[], bool]) -> dict[int, int] | None:
+        """By collection id; None where the time was over before."""
+        found = np.full(len(self.seqnos), _NOT_FOUND, dtype=np.int64)
+        left = len(found)
+        with self.bucket.reading(self.vbucket) as view:
+            for run in _runs_newest_first(view, self.vbucket, self.young):
+                if left == 0:
+                    break
+                if is_over():
+                    return None
+                left -= int(_find_collections(run, self.seqnos, found))
+        ids, counts = np.unique(found[found != _NOT_FOUND], return_counts=True)
+        return dict(zip(ids.tolist(), counts.tolist(), strict=True))
+
+
+_NOT_FOUND = -1
+
+
+def _runs_newest_first(view: CheckedView, vbucket: int, young: Sequence[GroupCommit]) -> Iterator[Bytes]:
+    for commit in reversed(young):
+        yield commit.run(vbucket)
+    start, end = blocks_of(vbucket)
+    while (last := view.last_before(Table.BLOCKS, end)) is not None and last[0] >= start:
+        yield as_run(last[1])
+        end = last[0]
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
@@ -287,6 +326,22 @@ def _sync_seqnos(run: AnyBytes, end_seqno: UInt64) -> tuple[int, int, int, int]:
                 completed = max(completed, seqno - u64(load_u32(run, at + 12)))
         at += 24 + i64(load_u32(run, at + 8))
     return first, visible, prepared, completed
+
+
+@kernel
+def _find_collections(run: AnyBytes, seqnos: UInt64s, found: Int64s) -> int:
+    """Enter the collections of the changes with some seqnos, which ascend. Returns how many were not known before."""
+    at = i64(0)
+    new = i64(0)
+    while at < len(run):
+        if is_document_change(run[at + 1]):
+            seqno = load_u64(run, at + 24)
+            position = np.searchsorted(seqnos, seqno)
+            if position < len(seqnos) and seqnos[position] == seqno and found[position] == _NOT_FOUND:
+                found[position] = i64(collection_id(run, at + 24 + i64(run[at + 4])))
+                new += 1
+        at += 24 + i64(load_u32(run, at + 8))
+    return new
 
 
 @kernel

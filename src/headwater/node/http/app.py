@@ -251,6 +251,7 @@ def _page_routes(
         "versions": browser.show_versions,
         "vbuckets/{vbucket}": browser.show_vbucket,
         "branches": browser.show_branches,
+        "collections": browser.show_collections,
         "events/{number}": browser.show_event,
         "streams": browser.show_streams,
     }

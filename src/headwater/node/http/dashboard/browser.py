@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from starlette.responses import Response
 
 from headwater.client.cluster_map import vbucket_of
@@ -23,10 +27,12 @@ from headwater.node.producer.statistics import StreamStatistics, connection_stat
 from headwater.phrases import parse_number
 from headwater.protocol.features import Opcode
 from headwater.protocol.manifest import Collection, Manifest
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import SEQNO_MAX
 from headwater.protocol.values import Datatype, decode_xattrs
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBUCKETS_MAX, Document, VBucketFacts, decode_document
+from headwater.store.scan import CollectionDocuments
 from headwater.store.search import CAS_MAX, Search, SearchedBucket, SearchResult, search_changes
 
 STREAMS_SHOWN_MAX = 1024
@@ -39,6 +45,9 @@ SEARCH_BYTES_MAX = 256 * 1024 * 1024
 SEARCH_S_MAX = 1.0
 SEARCHES_WAITING_MAX = 16
 """One search runs at a time; this many may wait for that."""
+COUNTED_EVERY_S = 10.0
+"""How long a count of documents by collection is good for."""
+_COUNTED_AT_ONCE = 16
 PREVIEW_CHARS_MAX = 200
 VALUE_CHARS_MAX = 256 * 1024
 """How much of one document is shown."""
@@ -58,6 +67,8 @@ class BucketBrowser:
         self._samplers = samplers
         self._one_at_a_time = asyncio.Lock()
         self._waiting = 0
+        self._counted: dict[str, tuple[Bucket, float, dict[str, Any]]] = {}
+        """By bucket: when its documents were counted by collection, and what that gave."""
 
     # --- changes and documents ------------------------------------------------------------------------------------
 
@@ -107,13 +118,28 @@ class BucketBrowser:
             raise Refusal.message(404, f"There is no such document in vbucket {vbucket}")
         return Json(show_document(bucket.read(vbucket, entry), bucket.manifest, vbucket=vbucket))
 
+    async def show_collections(self, call: Call) -> Response:
+        """How many documents each collection has in the vbuckets that are active here. Where there are too many to read
+        them all, some vbuckets are counted, and `share` says which part of the vbuckets that is."""
+        bucket, name = call.bucket, call.path("bucket")
+        known = self._counted.get(name)
+        if known is None or known[0] is not bucket or time.monotonic() - known[1] >= COUNTED_EVERY_S:
+            async with self._one_search():
+                known = self._counted[name] = bucket, time.monotonic(), await _count_collections(bucket)
+        return Json(known[2])
+
     async def _search(self, bucket: Bucket, wanted: Search) -> SearchResult:
+        async with self._one_search():
+            return await asyncio.to_thread(search_changes, SearchedBucket.of(bucket), wanted, now_s=time.monotonic)
+
+    @asynccontextmanager
+    async def _one_search(self) -> AsyncIterator[None]:
         if self._waiting >= SEARCHES_WAITING_MAX:
             raise Refusal.message(503, "Too many searches at once: try again in a moment")
         self._waiting += 1
         try:
             async with self._one_at_a_time:
-                return await asyncio.to_thread(search_changes, SearchedBucket.of(bucket), wanted, now_s=time.monotonic)
+                yield
         finally:
             self._waiting -= 1
 
@@ -180,6 +206,31 @@ class BucketBrowser:
             raise Refusal.message(404, "There is no such connection any more")
         streams = sorted(connections[0].streams or (), key=lambda one: (-one.backlog_items, one.vbucket))
         return Json({"streams": [_stream(one) for one in streams[:STREAMS_SHOWN_MAX]], "count": len(streams)})
+
+
+async def _count_collections(bucket: Bucket) -> dict[str, Any]:
+    """In an order of chance: what a part of the vbuckets has says what all have."""
+    active = np.flatnonzero(bucket.vbuckets.states == VBucketState.ACTIVE).tolist()
+    deadline_s = time.monotonic() + SEARCH_S_MAX
+
+    def is_over() -> bool:
+        return time.monotonic() >= deadline_s
+
+    def count(taken: list[CollectionDocuments]) -> list[dict[int, int] | None]:
+        return [one.count(is_over=is_over) for one in taken]
+
+    found: Counter[int] = Counter()
+    counted = 0
+    order = random.sample(active, len(active))
+    for first in range(0, len(order), _COUNTED_AT_ONCE):
+        taken = [CollectionDocuments.of(bucket, vbucket) for vbucket in order[first : first + _COUNTED_AT_ONCE]]
+        for of_vbucket in await asyncio.to_thread(count, taken):
+            if of_vbucket is not None:
+                counted += 1
+                found.update(of_vbucket)
+        if is_over():
+            break
+    return {"documents": {f"{id_:x}": number for id_, number in found.items()}, "share": counted / max(1, len(active))}
 
 
 def _wanted(call: Call, *, rows_factor: int = 1) -> Search:
