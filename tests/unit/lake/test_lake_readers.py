@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaProtocolError
 
-from headwater.lake import data_files
+from headwater.lake import data_files, upkeep
 from headwater.lake.data_files import read_files
 from headwater.lake.delta_log import DeltaLog
 from headwater.lake.documents_merge import MergeRules
@@ -172,6 +172,27 @@ def test_a_lookup_by_key_reads_one_file_of_each_group(sorted_lake: SmallLake) ->
     assert keep_only(sorted_lake, table, condition) == 2
     found = keys_where(sorted_lake.directory / table, condition, pl.col("key") == "key-020")
     assert found == [["key-020"]] * 3
+
+
+def test_a_lookup_by_vbucket_and_key_skips_files_with_vectors(
+    sorted_lake: SmallLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "DEAD_SHARE", 1.0)
+    documents = sorted_lake.lake.tables[NAME].documents
+    assert documents is not None
+    documents.set_merged_on_read(True)
+    for number in (18, 20):
+        sorted_lake.write(number % 4, KEYS[number], value=b'{"n": 7}')
+    sorted_lake.land()
+    table = f"documents/{NAME}"
+    assert DeltaTable(sorted_lake.directory / table).count() == len(KEYS) + 2, "two are marked"
+    keep_only(sorted_lake, table, "vbucket = 0")
+    condition, of_key = "vbucket = 0 AND key = 'key-020'", pl.col("key") == "key-020"
+    delta = DeltaTable(sorted_lake.directory / table)
+    queried = QueryBuilder().register("t", delta).execute(f"SELECT n FROM t WHERE {condition}").read_all()
+    scanned = pa.RecordBatchReader.from_stream(delta.scan(columns=["n"], predicate=condition)).read_all()
+    lazy = pl.scan_delta(str(sorted_lake.directory / table)).filter((pl.col("vbucket") == 0) & of_key)
+    assert queried["n"].to_pylist() == scanned["n"].to_pylist() == lazy.collect()["n"].to_list() == [7]
 
 
 def test_changes_since_a_time_are_read_from_the_files_that_have_them(sorted_lake: SmallLake) -> None:
