@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headwater import errors
-from headwater.client.connection_string import Address
+from headwater.client.connection_string import HTTP_TLS_PORT, KV_TLS_PORT, Address
 from headwater.client.handshake import ClientHandshake, HandshakeOutcome
 from headwater.options import suggest_keywords
 from headwater.protocol.exchange import ANSWER_TIMEOUT_S, Answered, Exchange
@@ -264,6 +264,10 @@ def _receive(sock: socket.socket, address: Address, waited_s: float) -> bytes:
 
 _CA_HINT = "Give the certificate of its CA by --tls-ca (TlsSettings.ca_file in Python)"
 _TLS_HINT = "Check the port (11207 and 18091 are those with TLS), or use couchbase:// without TLS"
+_NO_TLS_HINT = (
+    "This is the port for TLS, which a node without a certificate does not have: write couchbase:// to connect without "
+    "TLS, or start the node with --tls-cert and --tls-key"
+)
 _CERTIFICATE_HINT = (
     "Give a client certificate that the server knows (TlsSettings.certificate_file), or fix the one that is given"
 )
@@ -276,9 +280,9 @@ _BROKEN_OFF = (ConnectionError, TimeoutError, ssl.SSLEOFError, ssl.SSLZeroReturn
 
 def unreachable(address: Address, error: OSError | ValueError) -> errors.HostUnreachable:
     """There is no connection. A `ValueError` is a name that no host can have."""
-    return errors.HostUnreachable(
-        f"{address} can't be reached: {_words(error)}", hint="Check the address, and that the server is running"
-    )
+    has_no_tls = isinstance(error, ConnectionRefusedError) and address.port in (KV_TLS_PORT, HTTP_TLS_PORT)
+    hint = _NO_TLS_HINT if has_no_tls else "Check the address, and that the server is running"
+    return errors.HostUnreachable(f"{address} can't be reached: {_words(error)}", hint=hint)
 
 
 def tls_failed(address: Address, error: OSError) -> errors.TlsFailed:

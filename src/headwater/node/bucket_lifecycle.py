@@ -41,8 +41,8 @@ KERNEL_PACKAGES = (
     "headwater.store",
     "headwater.node",
 )
-"""Where the kernels are that a node calls. It compiles them before it is ready: that takes a minute on a new machine,
-during which it could answer no client. Later starts load what was kept."""
+"""Where the kernels are that a node calls. It compiles them before it is ready: that takes up to a minute on a new
+machine, during which it could answer no client. Later starts load what was kept."""
 BUCKETS_MAX = 30
 """Couchbase's default bound. Each bucket has a thread and a file of its own."""
 CLUSTER_NAME = "headwater"

@@ -21,7 +21,7 @@ from headwater import errors
 from headwater.client.bootstrap import connect_any
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
-from headwater.client.kv_connection import KvConnection, Login, Timeouts, is_loopback
+from headwater.client.kv_connection import KvConnection, Login, Timeouts, is_loopback, unreachable
 from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import Request, decode_message, session
@@ -433,3 +433,9 @@ async def test_an_answer_to_one_that_is_just_being_cancelled() -> None:
         Seen.made[0].data_received(session.HelloResponse().encode())
         with pytest.raises(asyncio.CancelledError):
             await opening
+
+
+def test_a_node_without_tls_is_named_as_that() -> None:
+    refused = ConnectionRefusedError(111, "Connection refused")
+    assert "write couchbase://" in unreachable(Address("127.0.0.1", 11207), refused).hint
+    assert "couchbase://" not in unreachable(Address("127.0.0.1", 11210), refused).hint
