@@ -23,6 +23,7 @@ from headwater.landing.query import Landing
 from headwater.protocol.messages.dcp_streams import StreamFlags
 from headwater.protocol.messages.documents import SetQuiet
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
+from headwater.store.engine import Change, PutRow
 from support.dcp_world import COLLECTIONS, World
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 from support.replication_world import Link, make_replica
@@ -69,13 +70,13 @@ def beyond(bounds: dict[str, int], few: dict[str, int], many: dict[str, int]) ->
 # --- a node -------------------------------------------------------------------------------------------------------
 
 
-def set_frames(documents: int) -> bytes:
+def set_frames(documents: int, *, pad: str = "") -> bytes:
     return b"".join(
         SetQuiet(
             vbucket=VBucketId(number % VBUCKETS),
             collection_id=DEFAULT_COLLECTION,
             key=b"user::%d" % number,
-            value=b'{"n":%d,"name":"someone","city":"somewhere"}' % number,
+            value=b'{"n":%d,"name":"someone","city":"somewhere%s"}' % (number, pad.encode()),
         ).encode()
         for number in range(documents)
     )
@@ -140,6 +141,47 @@ def test_a_node_does_nothing_for_each_change_in_python(tmp_path: Path) -> None:
     many, held_bytes = node_work(tmp_path / "many", MANY)
     assert beyond(NODE_CALLS_MAX, few, many) == {}
     assert held_bytes <= BACKFILL_BYTES_MAX
+
+
+COPIES_MAX = {"sets": 0.4, "commit": 1.1, "settling": 1.6, "backfill": 0.4}
+"""How much memory a work takes at once beyond what was held before, for a byte of large documents."""
+
+
+def test_a_node_does_not_copy_large_values_more_often_than_it_must(tmp_path: Path) -> None:
+    world, sets = World(tmp_path), set_frames(16, pad="x" * PIECE_BYTES)
+    client, written = world.node.client(features=COLLECTIONS), 0
+    write = world.bucket.engine.unchecked.write
+
+    def counting(changes: Sequence[Change]) -> None:
+        nonlocal written
+        written += sum(len(change.value) for change in changes if isinstance(change, PutRow))
+        write(changes)
+
+    def receive() -> None:
+        for at in range(0, len(sets), PIECE_BYTES):
+            client.send(sets[at : at + PIECE_BYTES])
+
+    def stream() -> None:
+        consumer = world.consumer(features=COLLECTIONS)
+        for vbucket in range(VBUCKETS):
+            consumer.open(vbucket=VBucketId(vbucket), flags=StreamFlags.LATEST)
+        while consumer.session.dcp.produce(PIECE_BYTES):
+            pass
+
+    world.bucket.engine.unchecked.write = counting
+    works = {"sets": receive, "commit": world.commit, "settling": world.settle, "backfill": stream}
+    for _ in range(2):  # The first time kernels are loaded, and memory grows that is kept.
+        copies, written = {}, 0
+        tracemalloc.start()
+        for work, do in works.items():
+            held_bytes = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            do()
+            copies[work] = (tracemalloc.get_traced_memory()[1] - held_bytes) / len(sets)
+        tracemalloc.stop()
+    assert {work: count for work, count in copies.items() if count > COPIES_MAX[work]} == {}
+    assert written <= 2.1 * len(sets), "once in the journal, and once in a block"
+    world.close()
 
 
 # --- a client, and a landing --------------------------------------------------------------------------------------

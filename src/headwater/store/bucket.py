@@ -658,7 +658,7 @@ class Bucket:
         """Write a commit. Touches the engine and the commit only, so that it may run beside everything else."""
         changes: list[Change] = list(commit.extra)
         if len(commit.data):
-            changes.append(PutRow(Table.JOURNAL, commit_key(commit.number), commit.data.data))
+            changes.append(PutRow(Table.JOURNAL, commit_key(commit.number), commit.row.data, has_room=True))
         if self.is_as_found:
             changes.append(DeleteRow(Table.BUCKET, CLEAN_STOP))
         self.engine.write(changes)

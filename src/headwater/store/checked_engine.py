@@ -24,6 +24,7 @@ from headwater.store.checksums import (
     DAMAGED,
     check_block,
     check_front,
+    close_row,
     find_frame,
     open_row,
     row_seed,
@@ -86,6 +87,9 @@ def sealed(row: PutRow) -> PutRow:
     seed = row_seed(row.table.value, row.key)
     if row.table is Table.BLOCKS:
         return replace(row, value=seal_block(as_run(row.value), seed).data)
+    if row.has_room:
+        close_row(as_run(row.value), seed)
+        return row
     return replace(row, value=seal_row(row.value, seed).data)
 
 

@@ -124,9 +124,14 @@ def seal_row(value: bytes | memoryview, seed: int) -> Bytes:
     """A value as the row of any table but that of the blocks."""
     row = np.empty(len(value) + CHECKSUM_BYTES, dtype=np.uint8)
     row[:-CHECKSUM_BYTES] = np.frombuffer(value, dtype=np.uint8)
+    close_row(row, seed)
+    return row
+
+
+def close_row(row: Bytes, seed: int) -> None:
+    """Write the checksum of a row into its last bytes, which are room for it."""
     crc = int(crc32c(row[:-CHECKSUM_BYTES], u32(seed)))
     row[-CHECKSUM_BYTES:] = np.frombuffer(crc.to_bytes(CHECKSUM_BYTES), dtype=np.uint8)
-    return row
 
 
 def open_row(row: memoryview, seed: int) -> memoryview | None:

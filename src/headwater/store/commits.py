@@ -27,6 +27,7 @@ from headwater.kernels.memory import (
 )
 from headwater.store.checksums import (
     BLOCK_END_BYTES,
+    CHECKSUM_BYTES,
     ENTRY_BYTES,
     checksum_of,
     directory_start,
@@ -58,6 +59,8 @@ class GroupCommit:
     number: int
     data: Bytes
     group_starts: Column
+    row: Bytes
+    """The data, with room for the checksum of its row behind it. Empty where it has been stored before."""
     extra: tuple[Change, ...] = ()
     """Facts that become durable with the changes: vbucket states, the manifest."""
     advanced_seqnos: Mapping[int, int] = field(default_factory=dict)
@@ -209,12 +212,14 @@ class PendingCommit:
         return None
 
     def seal(self) -> GroupCommit:
-        grouped = np.empty(self.used_bytes, dtype=np.uint8)
+        row = np.empty(self.used_bytes + CHECKSUM_BYTES, dtype=np.uint8)
+        grouped = row[: self.used_bytes]
         group_starts = np.empty(self._vbucket_count + 1, dtype=np.int64)
         group_by_vbucket(self.frames, self.vbuckets, self.starts, self.count, self.used_bytes, grouped, group_starts)
         return GroupCommit(
             number=self.number,
             data=grouped,
+            row=row,
             group_starts=group_starts,
             extra=tuple(self.extra),
             advanced_seqnos=self.advanced_seqnos,

@@ -35,6 +35,8 @@ class PutRow:
     table: Table
     key: bytes
     value: bytes | memoryview
+    has_room: bool = False
+    """The last `CHECKSUM_BYTES` of the value are room for the row's checksum: megabytes are not copied for it."""
 
 
 @dataclass(frozen=True, slots=True)

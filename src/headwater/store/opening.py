@@ -43,7 +43,7 @@ from headwater.store.data_format import (
 )
 from headwater.store.engine import DeleteRow, Engine, PutRow, Table
 from headwater.store.index import count_documents
-from headwater.store.runs import as_run, group_starts_of, is_sound, last_seqnos, split_after
+from headwater.store.runs import EMPTY_RUN, as_run, group_starts_of, is_sound, last_seqnos, split_after
 from headwater.store.vbuckets import events_in, is_flush, raise_to
 
 
@@ -239,7 +239,7 @@ def _read_commit(key: bytes, value: memoryview, vbuckets: int) -> GroupCommit | 
     group_starts = np.empty(vbuckets + 1, dtype=np.int64)
     if not group_starts_of(data, group_starts):
         return None
-    return GroupCommit(number=commit_number(key), data=data, group_starts=group_starts)
+    return GroupCommit(number=commit_number(key), data=data, row=EMPTY_RUN, group_starts=group_starts)
 
 
 def _vbuckets_of_damaged(value: memoryview, vbuckets: int) -> set[int]:
