@@ -187,7 +187,7 @@ def check_kernels(asked: Asked) -> Found:
 
     if not has_machine_code():
         says = "run by Python, which is enough for a client: numba is not installed"
-        return Found(State.SKIPPED, says, f"Run {install_command('fast')} to read some ten times as fast")
+        return Found(State.SKIPPED, says, f"Run {install_command('fast')} to read with a quarter of the processor time")
     folder = code_folder()
     if folder.name != sources_digest():
         folder.rmdir()
