@@ -27,12 +27,17 @@ def run(client: headwater.blocking.Client, mistake: str) -> None:
     start = Offsets(client.bucket_uuid)
     while True:
         reading = client.changes(start=_spoiled(client, start, mistake), end="now", snapshots="as-they-come")
-        for _, change in zip(range(CHANGES_AT_A_TIME), reading, strict=False):
-            line = line_of(change)
-            if line is not None and not (mistake == "ignores-rollbacks" and line["op"] == "rollback"):
-                print(json.dumps(line), flush=True)
-        start = reading.offsets
-        reading.close()
+        try:
+            for _, change in zip(range(CHANGES_AT_A_TIME), reading, strict=False):
+                line = line_of(change)
+                if line is not None and not (mistake == "ignores-rollbacks" and line["op"] == "rollback"):
+                    print(json.dumps(line), flush=True)
+            start = reading.offsets
+        except HeadwaterError:
+            # The server has less than these offsets say, after a rollback. It tries again until there is more.
+            pass
+        finally:
+            reading.close()
         time.sleep(PAUSE_S)
 
 
