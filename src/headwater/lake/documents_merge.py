@@ -261,7 +261,7 @@ class MergeTask:
         columns = None
         if growth is not None:
             growth.is_settled, columns = True, growth.columns
-        typed = None if columns is None else columns.schema
+        typed = None if columns is None else columns.whole_schema
         schema = documents_schema(xattrs=self.facts.xattrs, form=self.facts.document, typed=typed)
         unsorted: Iterable[pa.Table] = (conformed(rows, schema) for rows in chain(held, map(parse, documents)))
         writer = self._writer(target.location, schema, has_places=target.is_marked)

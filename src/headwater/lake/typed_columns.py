@@ -169,6 +169,11 @@ class TypedColumns:
         # Also what is required is null where a document does not fit.
         return pa.schema([pa.field(column.name, column.type) for column in self.definitions])
 
+    @property
+    def whole_schema(self) -> pa.Schema:
+        """With unused columns. Rows are written with them: a change feed has to say where they become null."""
+        return pa.schema([*self.schema, *(pa.field(column.name, column.type) for column in self.unused)])
+
     @cached_property
     def by_field(self) -> dict[str, list[ColumnDef]]:
         found: dict[str, list[ColumnDef]] = {}

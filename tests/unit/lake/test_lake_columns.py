@@ -18,7 +18,7 @@ from headwater.lake.commits import merge
 from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.layout import history_schema
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
-from support.lake_model import SmallLake, check_inferred, lake_of_before, merging, verify_model, with_columns
+from support.lake_model import Follower, SmallLake, check_inferred, lake_of_before, merging, verify_model, with_columns
 
 DEFAULT = "_default._default"
 DOCUMENTS = f"documents/{DEFAULT}"
@@ -246,7 +246,10 @@ def test_so_many_columns_beside_and_no_more(tmp_path: Path, monkeypatch: pytest.
 
 
 def by_rules(**texts: str) -> LakeSettings:
-    return replace(merging(history=True), rules=choose_rules(**{name: {"*": text} for name, text in texts.items()}))
+    return replace(
+        merging(history=True, change_feed=True),
+        rules=choose_rules(**{name: {"*": text} for name, text in texts.items()}),
+    )
 
 
 def test_columns_are_left_out_and_renamed_by_patterns_and_others_when_the_rules_change(tmp_path: Path) -> None:
@@ -260,6 +263,7 @@ def test_columns_are_left_out_and_renamed_by_patterns_and_others_when_the_rules_
     small.land()
     names = ("total", "total_double", "address_city", "k", "idle")
     before = {"a": (1, None, "Bern", "K", None), "b": (None, 2.5, None, None, True)}
+    copy = Follower(tmp_path / DOCUMENTS)
     own = {*history_schema(xattrs=False).names, "vbucket_group", "is_current"}
     for kind in ("documents", "history"):
         assert {*DeltaTable(tmp_path / kind / DEFAULT).schema().to_arrow().names} - own == {*names}
@@ -270,6 +274,7 @@ def test_columns_are_left_out_and_renamed_by_patterns_and_others_when_the_rules_
     small.land()
     assert held(small, "n", "name") == {"a": (1.0, "Eva"), "b": (2.5, None)}
     assert {*held(small, *names).values()} == {(None,) * len(names)}
+    copy.follow()
     # No version is parsed again, and each keeps what it has when it ends.
     assert versions(small, "n", "total") == [("a", None, 1), ("a", 1, None), ("b", None, None)]
     assert verify_model(small.lake, small.bucket).findings.first() == ()
