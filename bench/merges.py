@@ -82,8 +82,7 @@ class MergeBench:
     def _batches(self, documents: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         for first in range(0, len(documents), ROWS_A_BATCH):
             numbers = documents[first : first + ROWS_A_BATCH]
-            # Neighbours of a key lie in any vbucket, as a hash would have it.
-            vbuckets = numbers * 2_654_435_761 % 2**32 % VBUCKETS
+            vbuckets = _vbuckets_of(numbers)
             order = np.argsort(vbuckets, kind="stable")
             numbers, vbuckets = numbers[order], vbuckets[order]
             counts = np.bincount(vbuckets, minlength=VBUCKETS)
@@ -138,6 +137,11 @@ class MergeBench:
         assert documents is not None, "it was merged into"
         files = documents.log.files()
         return sum(file.size_bytes for file in files) / max(1, sum(file.rows for file in files))
+
+
+def _vbuckets_of(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Neighbours of a key lie in any vbucket, as a hash would have it."""
+    return numbers * 2_654_435_761 % 2**32 % VBUCKETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +250,8 @@ def _run_many() -> Section:
             f"of one key, medians of {QUERY_ROUNDS}, with their ratio to the table without vectors (goal ≤ 1.3). What "
             "is written has the joins of files in it, against what the updates take up (goal ≤ 8). Headwater is "
             "`headwater.landing.documents`, in one thread. deltalake reads files that have vectors in one thread, and "
-            "neither it nor Polars uses a condition to skip parts of them. "
+            "neither it nor Polars uses a condition to skip parts of them; with the vbucket of the key in the "
+            "condition, both skip the files of other groups. "
             f"Load of the machine before: {load_before}."
         ),
         columns=["superseded rows", "processor time", "slowest", "written for each byte", "files", *plain.queries_s],
@@ -281,13 +286,15 @@ def _measure_many(documents: int, on_read: bool) -> Row:
         bench = MergeBench(folder, documents, on_read=on_read)
         changed_bytes = MERGES[on_read] * UPDATES * bench.row_bytes
         merges = [_updated(bench) for _ in range(MERGES[on_read])]
-        queries = _queries(folder, bench.table, f"doc::{documents // 3}")
+        queries = _queries(folder, bench.table, documents // 3)
         queries_s = dict(zip(queries, in_turns(*queries.values(), rounds=QUERY_ROUNDS), strict=True))
         files = len(DeltaTable(bench.table).file_uris())
     return Row(merges=merges, changed_bytes=changed_bytes, files=files, queries_s=queries_s)
 
 
-def _queries(lake: Path, table: Path, key: str) -> Mapping[str, Callable[[], object]]:
+def _queries(lake: Path, table: Path, number: int) -> Mapping[str, Callable[[], object]]:
+    key, vbucket = f"doc::{number}", int(_vbuckets_of(np.array([number]))[0])
+
     def headwater(keys: Sequence[str] | None) -> object:
         read, rows, total = documents(str(lake), NAME, columns=("n", "document"), keys=keys), 0, 0
         for batch in read:
@@ -309,4 +316,6 @@ def _queries(lake: Path, table: Path, key: str) -> Mapping[str, Callable[[], obj
         "scan, Polars": lambda: polars(pl.col("document").is_not_null()),
         "lookup, deltalake": lambda: deltalake(f"key = '{key}'"),
         "lookup, Polars": lambda: polars(pl.col("key") == key),
+        "lookup with vbucket, deltalake": lambda: deltalake(f"vbucket = {vbucket} AND key = '{key}'"),
+        "lookup with vbucket, Polars": lambda: polars((pl.col("vbucket") == vbucket) & (pl.col("key") == key)),
     }
