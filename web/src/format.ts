@@ -43,7 +43,7 @@ export const dated = (timeMs: number): string => `${DATE.format(timeMs)} ${clock
 export const BEHIND_SEQNOS = 1000;
 const FAR_BEHIND_SEQNOS = 100_000;
 
-/** How a lag is coloured, of copies and consumers alike. */
+/** How a lag is coloured, of copies and consumers alike: orange where deploy/alerts.yml alerts on that of copies. */
 export const lagTone = (seqnos: number): "" | "warn" | "bad" =>
   seqnos > FAR_BEHIND_SEQNOS ? "bad" : seqnos > BEHIND_SEQNOS ? "warn" : "";
 

@@ -61,9 +61,11 @@ const known = (value: number | undefined): string => (value === undefined ? "unk
 
 const seconds = (value: number | undefined): string => (value === undefined ? "unknown" : `${value.toFixed(1)} s`);
 
-/** As the line of health judges a landing. */
+/** The thresholds of the alerts in deploy/alerts.yml. */
 const LATE_S = 300;
-const lateTone = (behind_s: number | undefined): "warn" | undefined => (behind_s !== undefined && behind_s > LATE_S ? "warn" : undefined);
+const DOCUMENTS_LATE_S = 900;
+const lateTone = (behind_s: number | undefined, late_s: number): "warn" | undefined =>
+  behind_s !== undefined && behind_s > late_s ? "warn" : undefined;
 
 function One(props: { landing: LandingNumbers; lags: { time_ms: number[]; lag: number[] } | undefined }) {
   const { url, error, is_ended, heard_ms, numbers, page } = props.landing;
@@ -97,11 +99,11 @@ function One(props: { landing: LandingNumbers; lags: { time_ms: number[]; lag: n
         </p>
       )}
       <dl class="tiles">
-        <Tile label="Lag" value={lag === undefined ? "unknown" : short(lag)} note={`seqnos; ${seconds(numbers.lag_seconds)}`} tone={lateTone(numbers.lag_seconds)} />
+        <Tile label="Lag" value={lag === undefined ? "unknown" : short(lag)} note={`seqnos; ${seconds(numbers.lag_seconds)}`} tone={lateTone(numbers.lag_seconds, LATE_S)} />
         <Tile
           label="Documents are behind"
           value={seconds(numbers.documents_age_seconds)}
-          tone={lateTone(numbers.documents_age_seconds)}
+          tone={lateTone(numbers.documents_age_seconds, DOCUMENTS_LATE_S)}
           note={numbers.pending_changes === undefined ? undefined : `${many(numbers.pending_changes, "change")} to merge`}
         />
         <Tile label="Documents" value={known(numbers.documents)} note={numbers.tables === undefined ? "in an unknown number of tables" : `in ${many(numbers.tables, "table")}`} />
