@@ -284,6 +284,11 @@ class ClientSettings:
         )
 
     @property
+    def bucket_label(self) -> str:
+        """The bucket and the first host that was named, for messages."""
+        return f"{self.bucket} at {self.addresses[0]}"
+
+    @property
     def addresses(self) -> tuple[Address, ...]:
         """The hosts of the connection string, in its order. `where.bootstrap_by` says how each is asked.
 

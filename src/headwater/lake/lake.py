@@ -123,6 +123,10 @@ class LakeSettings:
         return self.cluster_by.get(name, self.cluster_by.get(EVERY_COLLECTION))
 
 
+def _named(name: str | None, uuid: str) -> str:
+    return f"with the uuid {uuid!r}" if name is None else f"{name} (uuid {uuid!r})"
+
+
 class Lake:
     """The tables of one bucket, open for one writer or any number of readers."""
 
@@ -158,6 +162,7 @@ class Lake:
         location: Location | str,
         *,
         bucket_uuid: str | None = None,
+        bucket_name: str | None = None,
         settings: LakeSettings | None = None,
         step: Callable[[str], None] = lambda name: None,
         writer: str | None = None,
@@ -180,8 +185,8 @@ class Lake:
         facts = replace(facts, groups=changes.transaction(GROUPS_TRANSACTION) or facts.groups)
         if bucket_uuid is not None and facts.bucket_uuid != bucket_uuid:
             raise LakeOfOtherBucket(
-                f"the tables in {location.uri} hold the bucket with uuid {facts.bucket_uuid!r}, and this one has "
-                f"{bucket_uuid!r}",
+                f"the tables in {location.uri} hold the bucket {_named(facts.bucket_name, facts.bucket_uuid)}, and not "
+                f"{_named(bucket_name, bucket_uuid)}",
                 hint="Give another directory, or the bucket that was landed here; a bucket that was deleted and "
                 "created again is a different one",
             )
@@ -199,6 +204,7 @@ class Lake:
         location: Location | str,
         *,
         bucket_uuid: str,
+        bucket_name: str | None = None,
         vbuckets: int,
         groups: int = GROUPS_MIN,
         xattrs: bool = False,
@@ -212,6 +218,7 @@ class Lake:
         form = DocumentForm((settings and settings.document) or DocumentForm.STRING)
         facts = LakeFacts(
             bucket_uuid=bucket_uuid,
+            bucket_name=bucket_name,
             vbuckets=vbuckets,
             groups=min(groups, vbuckets),
             xattrs=xattrs,
@@ -233,7 +240,14 @@ class Lake:
                 tidied_s=time.time(),
             ),
         )
-        lake = cls.open(location, bucket_uuid=bucket_uuid, settings=settings, step=step, aside=AsideTables())
+        lake = cls.open(
+            location,
+            bucket_uuid=bucket_uuid,
+            bucket_name=bucket_name,
+            settings=settings,
+            step=step,
+            aside=AsideTables(),
+        )
         assert lake is not None, "it has just been made"
         if lake.facts.vbuckets != vbuckets:
             raise LakeDamaged(

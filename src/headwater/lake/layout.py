@@ -89,6 +89,8 @@ class LakeFacts:
     """Of all tables but `changes`."""
     transform: str | None = None
     """The name of the function that all changes went through (`transform`)."""
+    bucket_name: str | None = None
+    """How the bucket was called, and where it was, for messages: the UUID decides. None in older lakes."""
 
     def __post_init__(self) -> None:
         assert 0 < self.groups <= self.vbuckets, "a group has at least one vbucket"
@@ -129,6 +131,8 @@ class LakeFacts:
         }
         if self.document is not DocumentForm.STRING:
             properties[DOCUMENT_PROPERTY] = self.document.value
+        if self.bucket_name is not None:
+            properties[f"{_PROPERTY}bucket_name"] = self.bucket_name
         return properties if self.transform is None else {**properties, f"{_PROPERTY}transform": self.transform}
 
     @classmethod
@@ -147,6 +151,7 @@ class LakeFacts:
                 xattrs=properties[f"{_PROPERTY}xattrs"] == "true",
                 document=DocumentForm(properties.get(DOCUMENT_PROPERTY) or DocumentForm.STRING),
                 transform=properties.get(f"{_PROPERTY}transform"),
+                bucket_name=properties.get(f"{_PROPERTY}bucket_name"),
             )
         except (KeyError, ValueError) as error:
             raise LakeDamaged(

@@ -233,7 +233,7 @@ def compare(
     location = Location.of(into)
     with Surveyor(settings) as surveyor:
         try:
-            lake = Lake.open(location, bucket_uuid=surveyor.cluster_map.uuid)
+            lake = Lake.open(location, bucket_uuid=surveyor.cluster_map.uuid, bucket_name=settings.bucket_label)
         except UNREADABLE_LOG:
             findings = damaged_logs(location)
             if not findings.counts:

@@ -120,7 +120,8 @@ class Landing:
         if self.catalog is not None and not self.catalog.needs_session:
             self.catalog.open_service(region=self.storage_options.get("aws_region"))
         location.check()
-        lake = Lake.open(location, bucket_uuid=bucket.uuid, settings=self.lake, aside=AsideTables())
+        named = options.settings.bucket_label
+        lake = Lake.open(location, bucket_uuid=bucket.uuid, bucket_name=named, settings=self.lake, aside=AsideTables())
         if lake is not None:
             _check_same_options(lake, options, self.groups)
             lake.check_transform(transform)
@@ -134,6 +135,7 @@ class Landing:
         return Lake.create(
             location,
             bucket_uuid=bucket.uuid,
+            bucket_name=named,
             vbuckets=bucket.vbuckets,
             groups=self.groups or groups_for(_documents(options)),
             xattrs=options.read.xattrs,

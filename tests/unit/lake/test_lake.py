@@ -105,6 +105,9 @@ def test_a_lake_of_something_else_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=says):
             Lake.create(str(tmp_path), **facts)  # type: ignore[arg-type]
+    Lake.create(str(tmp_path / "named"), bucket_uuid="one", bucket_name="shop at one:1", vbuckets=4)
+    with pytest.raises(LakeOfOtherBucket, match=r"the bucket shop at one:1 \(uuid 'one'\), and not cart at two:2"):
+        Lake.open(str(tmp_path / "named"), bucket_uuid="two", bucket_name="cart at two:2")
 
 
 def test_two_that_land_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
