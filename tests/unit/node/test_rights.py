@@ -81,7 +81,7 @@ ROUTES = {
     "read": f"GET {OWN}/dcp",
     "read stream": f"""GET {PAGE}/live GET {PAGE}/health GET {PAGE}/changes GET {PAGE}/documents GET {PAGE}/document
         GET {PAGE}/versions GET {PAGE}/vbuckets/{{vbucket}} GET {PAGE}/branches GET {PAGE}/events/{{number}}
-        GET {PAGE}/streams""",
+        GET {PAGE}/streams GET {PAGE}/collections""",
     "manage": f"""POST {BUCKET} PUT {BUCKET} POST {BUCKET}/controller/doFlush POST {BUCKET}/scopes
         DELETE {BUCKET}/scopes/{{scope}} POST {BUCKET}/scopes/{{scope}}/collections
         PATCH {BUCKET}/scopes/{{scope}}/collections/{{collection}}
