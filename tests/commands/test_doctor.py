@@ -97,7 +97,7 @@ def test_a_lake(start_node: StartNode, tmp_path: Path) -> None:
     assert doctor(url, str(place))["lake"]["found"].endswith("0 tables with 0 documents, of this bucket")
     assert doctor(url, str(place), password="wrong")["lake"]["state"] == "unknown"
     Lake.create(str(tmp_path / "other"), bucket_uuid="0" * 32, vbuckets=4)
-    assert "hold the bucket with uuid" in doctor(url, str(tmp_path / "other"))["lake"]["found"]
+    assert "hold the bucket with the uuid" in doctor(url, str(tmp_path / "other"))["lake"]["found"]
     for entry in (place / "changes" / "_delta_log").iterdir():
         entry.write_bytes(b"damaged")
     assert doctor(url, str(place))["lake"]["state"] == "failed"

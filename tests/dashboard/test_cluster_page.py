@@ -101,7 +101,8 @@ def test_with_a_dead_node_nothing_contradicts(page: Browser, nodes: list[NodePro
     assert page.console() == []
 
 
-@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_all_pages_fit_and_have_no_serious_faults(
     page: Browser, tmp_path: Path, size: tuple[int, int], scheme: str
 ) -> None:

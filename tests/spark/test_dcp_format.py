@@ -218,7 +218,7 @@ def loaded_after(program: str) -> set[str]:
 def test_a_planner_loads_nothing_that_only_reading_needs() -> None:
     """Its process is new for every query."""
     assert not HEAVY & loaded_after("import headwater.spark.source")
-    assert loaded_after("import headwater.landing.tasks") >= HEAVY - {"deltalake", "pandas"}
+    assert loaded_after("import headwater.landing.tasks") >= HEAVY - {"deltalake", "llvmlite", "pandas"}
 
 
 def test_planner_and_tasks_find_the_hosts_that_dns_lists(spark: SparkSession, bucket: SourceBucket) -> None:

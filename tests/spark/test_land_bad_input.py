@@ -87,7 +87,7 @@ def test_an_unknown_collection(landed: SimulatedLanding) -> None:
 
 def test_the_tables_of_another_bucket(landed: SimulatedLanding, other_bucket: SourceBucket) -> None:
     told = refused(landed, other_bucket.url, "--into", str(landed.folder))
-    assert told.startswith(f"the tables in {landed.folder} hold the bucket with uuid")
+    assert told.startswith(f"the tables in {landed.folder} hold the bucket {landed.bucket.name} at ")
     assert "Give another directory, or the bucket that was landed here" in told
 
 
