@@ -40,7 +40,7 @@ def test_a_right_consumer_is_equal(nursery: Nursery, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mistake", "seed"), [("ignores-rollbacks", 3), ("newest-vbuuid", 4), ("snapshot-end", 1)])
 def test_a_wrong_consumer_differs(nursery: Nursery, tmp_path: Path, mistake: str, seed: int) -> None:
-    verdict = judged(nursery, tmp_path, str(EXAMPLES / "wrong.py"), mistake, seed=seed, patience_s=1.0)
+    verdict = judged(nursery, tmp_path, str(EXAMPLES / "wrong.py"), mistake, seed=seed, patience_s=4.0)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.DIFFERS, 1), verdict.lines()
     assert verdict.first is not None
     assert f"in vbucket {verdict.first.vbucket}: the bucket has " in verdict.lines()[1]
