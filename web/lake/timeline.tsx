@@ -79,7 +79,7 @@ function sentence(event: Exclude<LakeEvent, RollbackEvent>): string {
     case "merge":
       return `Documents merged up to batch ${event.batch}: ${names(event.tables)}, ${many(event.files, "file")}, ${bytes(event.written_bytes)} written`;
     case "upkeep":
-      return `${event.table}: ${many(event.removed, "file")} joined or divided into ${event.added}, with the same rows`;
+      return `${event.table}: ${many(event.removed, "file")} rewritten as ${event.added}, with the same rows`;
   }
 }
 
