@@ -83,7 +83,7 @@ class LogEvent(StrEnum):
     TABLE_NOT_REGISTERED = "table_not_registered"
     """A catalog did not register a table; the landing retries it later."""
     TABLE_REGISTERED = "table_registered"
-    """A catalog has registered a table that it had not before."""
+    """A catalog has registered a table that was missing there."""
     TABLE_RETURNED = "table_returned"
     """A table of documents that was set aside works again."""
     TABLE_SET_ASIDE = "table_set_aside"

@@ -118,7 +118,7 @@ def test_a_read_says_what_it_reads_and_how_far_it_is(client: headwater.blocking.
 def test_a_path_is_a_checkpoint(client: headwater.blocking.Client, tmp_path: Path) -> None:
     assert mutations(client.changes(end="now", checkpoint=tmp_path / "place.json"))
     assert not mutations(client.changes(end="now", checkpoint=str(tmp_path / "place.json")))
-    with pytest.raises(InvalidInput, match="3 is no checkpoint"):
+    with pytest.raises(InvalidInput, match="3 is not a checkpoint"):
         client.changes(checkpoint=3)
 
 

@@ -35,10 +35,10 @@ def note(*, ago_s: float = 0.0, **others: Any) -> LandingNote:
 
 ASIDE = {"set_aside": [{"name": "shop.orders", "reason": "broken", "hint": "Bring it back"}], "tables_set_aside": 3}
 CASES: list[tuple[dict[str, Any], int, str]] = [
-    ({}, 0, "ok: Healthy: the landing runs, "),
+    ({}, 0, "ok: Healthy: the landing is running, "),
     ({"status": {"lag_s": 400.0}}, 3, "warning: The landing is 40"),
-    ({"status": {"failures": 2, "failure": "no"}}, 3, "warning: The landing failed 2 times in a row, and tries"),
-    ({"status": ASIDE}, 4, "shop.orders is set aside, and misses changes that the others have: broken\n  Bring"),
+    ({"status": {"failures": 2, "failure": "no"}}, 3, "warning: The landing failed 2 times in a row, and retries"),
+    ({"status": ASIDE}, 4, "shop.orders is set aside, and lacks changes that the others have: broken\n  Bring"),
     ({"status": ASIDE}, 4, "critical: 2 more tables set aside"),
     ({"status": {"catalog_failure": "it fails"}}, 3, "warning: It fails"),
     ({"is_running": False}, 4, "critical: The landing was stopped at"),
@@ -58,7 +58,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_lake_says_how_its_landing_is(lake: Path) -> None:
     unknown = health(str(lake))
-    assert (unknown.exit_code, "it has left no note" in unknown.stdout) == (3, True), unknown.output
+    assert (unknown.exit_code, "there is no status file" in unknown.stdout) == (3, True), unknown.output
     for said, code, words in CASES:
         keep_landing(Location.of(str(lake)), note(**said))
         result = health(str(lake))

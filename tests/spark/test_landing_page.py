@@ -60,7 +60,7 @@ def test_a_landing_and_its_page(bucket: SourceBucket, tmp_path: Path) -> None:
     shown = shown_when(state, lambda it: it["lake"]["rollbacks"] == 1)
     [rollback] = [event for event in shown["lake"]["events"] if event["kind"] == "rollback"]
     assert (rollback["vbuckets"], rollback["undone"]) == (1, 2)
-    assert rollback["why"].startswith("A failover, a crash or a restore: 1 vbucket went on from an earlier seqno")
+    assert rollback["why"].startswith("A failover, a crash or a restore: 1 vbucket continued from an earlier seqno")
     assert {row[4] for row in state.undone(rollback["batch"]).rows} == {key.decode() for key in keys[:2]}
 
     # The node is one of ours, and is found without a password over HTTP.

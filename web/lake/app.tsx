@@ -77,7 +77,7 @@ function TokenForm(props: { onGiven: () => void }) {
         <h1>
           <Mark /> Headwater
         </h1>
-        <p class="muted">Give the token that the page was started with (HEADWATER_UI_TOKEN).</p>
+        <p class="muted">Enter the token that this page was started with (HEADWATER_UI_TOKEN).</p>
         <div class="field">
           <label for="token">Token</label>
           <input id="token" ref={token} name="token" type="password" autocomplete="current-password" required />
@@ -103,7 +103,7 @@ const LANDING_STATUS: Record<Landing["state"], (time: string) => Status> = {
   stopped: (time) => ({ tone: "connecting", text: `stopped at ${time}` }),
   failed: (time) => ({ tone: "lost", text: `failed at ${time}` }),
   silent: (time) => ({ tone: "lost", text: `no news since ${time}` }),
-  unknown: () => ({ tone: "connecting", text: "no news of a landing" }),
+  unknown: () => ({ tone: "connecting", text: "no status file" }),
 };
 
 function statusOf(heard: Heard, landing: Landing | undefined): Status {
@@ -115,7 +115,7 @@ function statusOf(heard: Heard, landing: Landing | undefined): Status {
 function statusOfAll(heard: Heard, rows: PipelineRow[] | null): Status {
   if (heard.is !== "live" || rows === null) return statusOf(heard, undefined);
   const well = rows.filter(isWell).length;
-  return well === rows.length ? { tone: "live", text: "live" } : { tone: "connecting", text: `${well} of ${rows.length} run` };
+  return well === rows.length ? { tone: "live", text: "live" } : { tone: "connecting", text: `${well} of ${rows.length} healthy` };
 }
 
 function Frame(props: { session: Session; onLoggedOut: () => void }) {
@@ -241,7 +241,7 @@ function Current(props: { page: Page; state: State; heard: Heard }) {
       <Health state={state} heard={heard} />
       {lake === null ? (
         <Empty title="The tables can’t be read">
-          <p>{state.problem ?? "They were not looked at yet."}</p>
+          <p>{state.problem ?? "They have not been read yet."}</p>
         </Empty>
       ) : page === "timeline" ? (
         <Timeline lake={lake} />

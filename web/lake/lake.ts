@@ -217,7 +217,7 @@ export const at = (time_ms: number | null | undefined): string =>
 
 /** What is said where the page's server is silent: it may be the landing's own process. */
 export const serverLost = (heard: Heard): string =>
-  `The page’s server has not answered since ${at(heard.at_ms)}, and a landing that serves this page itself has ended with it. What is shown is what it said last.`;
+  `The server of this page has not answered since ${at(heard.at_ms)}. If it was a landing, the landing has ended. The page shows its last answer.`;
 
 /** A time that has passed, short ones to the tenth of a second. */
 export function span(seconds: number | null | undefined): string {

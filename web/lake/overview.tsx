@@ -21,11 +21,11 @@ function health(state: State, heard: Heard): [Tone, string][] {
   const failures = landing.state === "running" ? (landing.status?.failures ?? 0) : 0;
   if (failures > 0) {
     const why = landing.status?.failure ?? "its log says why";
-    lines.push(["warn", `${many(failures, "failure")} in a row, and the landing tries again: ${why}`]);
+    lines.push(["warn", `${many(failures, "failure")} in a row, and the landing retries: ${why}`]);
   }
   const aside = landing.status?.set_aside ?? [];
   for (const { name, reason, hint } of aside) {
-    lines.push(["bad", `The table of ${name} is set aside, and misses changes that the others have: ${reason}. ${hint}.`]);
+    lines.push(["bad", `The table of ${name} is set aside, and lacks changes that the others have: ${reason}. ${hint}.`]);
   }
   const more = (landing.status?.tables_set_aside ?? 0) - aside.length;
   if (more > 0) lines.push(["bad", `${many(more, "more table")} ${more === 1 ? "is" : "are"} set aside: the log names them.`]);
@@ -40,24 +40,24 @@ function health(state: State, heard: Heard): [Tone, string][] {
 }
 
 const LANDINGS: Record<Landing["state"], (landing: Landing) => [Tone, string]> = {
-  starting: () => ["warn", "The landing is being started: Spark takes some seconds."],
+  starting: () => ["warn", "The landing is starting: Spark takes some seconds."],
   running: (landing) =>
     landing.lag_s === null
-      ? ["warn", "The landing runs. How far it is behind is unknown until it has landed everything once."]
+      ? ["warn", "The landing is running. Its lag is unknown until it has landed everything once."]
       : [
           "ok",
-          `The landing runs: what was written more than ${span(landing.lag_s)} ago is in changes, and what is older than ${span(landing.documents_age_s)} in documents.`,
+          `The landing is running: changes has everything that was written more than ${span(landing.lag_s)} ago, documents everything older than ${span(landing.documents_age_s)}.`,
         ],
   stopped: (landing) => [
     "warn",
-    `The landing was stopped at ${noted(landing)}. The same command goes on from there.`,
+    `The landing was stopped at ${noted(landing)}. The same command resumes it.`,
   ],
   failed: (landing) => ["bad", `The landing failed at ${noted(landing)}: ${landing.failure ?? "unknown"}`],
   silent: (landing) => [
     "bad",
-    `No sign of the landing since ${noted(landing)}: it was killed, or ${landing.host ?? "its machine"} can’t write here. The same command goes on from where the tables end.`,
+    `No sign of the landing since ${noted(landing)}: it was killed, or ${landing.host ?? "its machine"} can’t write here. The same command resumes it where the tables end.`,
   ],
-  unknown: () => ["warn", "Whether a landing runs is unknown: it has left no note beside the tables."],
+  unknown: () => ["warn", "It is unknown whether a landing is running: there is no status file beside the tables."],
 };
 
 export function Health(props: { state: State; heard: Heard }) {
@@ -83,7 +83,7 @@ function waiting(state: State, lake: Lake): string {
   const merging = pending === null ? "pending unknown" : `${many(pending, "change")} pending`;
   if (unlanded) return pending === 0 ? `${many(unlanded, "seqno")} to land` : `${merging}, ${many(unlanded, "seqno")} to land`;
   if (pending !== 0) return merging;
-  return unlanded === 0 ? "nothing pending" : "all that has landed is merged";
+  return unlanded === 0 ? "nothing pending" : "everything landed is merged";
 }
 
 export function Overview(props: { state: State; lake: Lake; heard: Heard }) {
@@ -95,7 +95,7 @@ export function Overview(props: { state: State; lake: Lake; heard: Heard }) {
   const batches = lake.events.filter((event): event is BatchEvent => event.kind === "batch").reverse();
   const counted = batches.filter((batch) => batch.rows !== null);
   const last = batches.at(-1);
-  const bound = "at most: the bucket is not asked";
+  const bound = "at most; the bucket was not asked";
   const seqnos = landing.status?.lag_seqnos ?? null;
   const lagNote = landing.is_bound ? bound : seqnos === null ? "seqnos unknown" : many(seqnos, "seqno");
   return (
@@ -135,7 +135,7 @@ export function Overview(props: { state: State; lake: Lake; heard: Heard }) {
         </div>
       </Section>
       <Verified lake={lake} />
-      <Section id="newest-title" title="What happened last" aside={<a href={link("timeline")}>All events</a>}>
+      <Section id="newest-title" title="Latest events" aside={<a href={link("timeline")}>All events</a>}>
         <EventList events={newestEvents(lake)} />
       </Section>
     </>
@@ -180,8 +180,8 @@ function Verified(props: { lake: Lake }) {
   return (
     <Section id="verify-title" title="Last verify">
       {verdict === null ? (
-        <Empty title="Never, as far as is known">
-          <p>Compare the tables with the bucket; the verdict is shown here:</p>
+        <Empty title="No verify is known">
+          <p>Compare the tables with the bucket. The verdict appears here:</p>
           <pre class="value">headwater verify URL DIR</pre>
         </Empty>
       ) : (
@@ -191,7 +191,7 @@ function Verified(props: { lake: Lake }) {
             {verdict.sentence}
           </p>
           <p class="muted">
-            {moment(verdict.time_s * 1000)}, of {verdict.compared}. What was landed since was not looked at.
+            {moment(verdict.time_s * 1000)}, of {verdict.compared}. Later changes were not checked.
           </p>
           {verdict.findings.length > 0 && (
             <ul class="findings">
@@ -210,5 +210,5 @@ function Verified(props: { lake: Lake }) {
 export function rejectsNote(lake: Lake, rejects: number): string {
   if (rejects > 0) return "values that don’t fit their column";
   if (!lake.tables.some((table) => table.kind === "documents" && table.typed !== "no typed columns")) return "there are no typed columns";
-  return lake.tables_more > 0 ? "none in the tables that are listed" : "every value fits its column";
+  return lake.tables_more > 0 ? "none in the listed tables" : "every value fits its column";
 }

@@ -13,7 +13,7 @@ function tone(row: PipelineRow): string {
 
 function note(row: PipelineRow): string {
   if (row.failure) return row.failure;
-  return row.failures ? `${many(row.failures, "failure")} in a row, and it tries again` : "";
+  return row.failures ? `${many(row.failures, "failure")} in a row, retrying` : "";
 }
 
 export function Pipelines(props: { rows: PipelineRow[]; heard: Heard }) {

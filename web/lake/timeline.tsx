@@ -34,9 +34,9 @@ export function Timeline(props: { lake: Lake }) {
       }
     >
       <p class="muted timeline-note">
-        As the newest entries of the tables’ logs have it.{" "}
+        From the newest entries of the tables’ logs.{" "}
         {props.lake.rollbacks === null
-          ? "How many rollbacks there were before is unknown."
+          ? "The number of earlier rollbacks is unknown."
           : `${many(props.lake.rollbacks, "rollback of a vbucket", "rollbacks of vbuckets")} since the beginning; ${many(known, "event")} here.`}
       </p>
       <EventList events={events.slice(0, shown)} />
@@ -52,8 +52,8 @@ export function Timeline(props: { lake: Lake }) {
 export function EventList(props: { events: LakeEvent[] }) {
   if (props.events.length === 0) {
     return (
-      <Empty title="Nothing of the kind">
-        <p>Batches, merges and rollbacks are listed here as they are committed.</p>
+      <Empty title="No such events">
+        <p>Batches, merges and rollbacks appear here when they are committed.</p>
       </Empty>
     );
   }
@@ -79,7 +79,7 @@ function sentence(event: Exclude<LakeEvent, RollbackEvent>): string {
     case "merge":
       return `Documents merged up to batch ${event.batch}: ${names(event.tables)}, ${many(event.files, "file")}, ${bytes(event.written_bytes)} written`;
     case "upkeep":
-      return `${event.table}: ${many(event.removed, "file")} written as ${event.added}, with the same rows`;
+      return `${event.table}: ${many(event.removed, "file")} rewritten as ${event.added}, with the same rows`;
   }
 }
 
@@ -107,7 +107,7 @@ function Rollback(props: { event: RollbackEvent }) {
             ))}
             {more > 0 && <li class="muted">and {many(more, "vbucket")} more</li>}
           </ul>
-          <SampleOf path={`undone?batch=${event.batch}`} label={`Documents that batch ${event.batch} took changes back of`} />
+          <SampleOf path={`undone?batch=${event.batch}`} label={`Documents whose changes batch ${event.batch} undid`} />
         </div>
       )}
     </>

@@ -118,8 +118,8 @@ function Frame(props: { session: Session; onLoggedOut: () => void }) {
       <main id="main" tabIndex={-1}>
         <h1 class="sr">{PAGES[where.page]}</h1>
         {bucket === "" ? (
-          <Empty title="There is no bucket that you may see">
-            <p>You are logged in as {session.user}. Ask for the right to read a bucket.</p>
+          <Empty title="You may not see any bucket">
+            <p>You are logged in as {session.user}. Ask an admin for a role that reads a bucket.</p>
           </Empty>
         ) : (
           <Current page={where.page} bucket={bucket} query={where.query} />
@@ -156,7 +156,7 @@ function HealthLine() {
   if (live.status === "lost") {
     return (
       <section class="health" data-level="bad" aria-label="Health">
-        <p><b>This node has not answered since {live.heard_ms ? moment(live.heard_ms) : "this page was opened"}.</b> What is below is what it said last. Is it running?</p>
+        <p><b>This node has not answered since {live.heard_ms ? moment(live.heard_ms) : "this page was opened"}.</b> The page shows its last answer. Is it running?</p>
       </section>
     );
   }

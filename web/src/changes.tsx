@@ -155,7 +155,7 @@ function NoChange(props: { isAsked: boolean; extent: Extent }) {
   if (!props.isAsked) {
     return (
       <Empty title="The bucket has no changes yet">
-        <p>Write a document, and it shows up here within a second.</p>
+        <p>Write a document, and it appears here within a second.</p>
       </Empty>
     );
   }
@@ -163,8 +163,8 @@ function NoChange(props: { isAsked: boolean; extent: Extent }) {
     <Empty title="No change matches">
       <p>
         {props.extent.is_complete
-          ? "Everything that is stored here was searched. In a cluster, other nodes have the rest."
-          : "Older changes were not searched: the search has its bounds."}
+          ? "All stored changes of this node were searched. In a cluster, other nodes have the rest."
+          : "Older changes were not searched, because a search is limited in size and time."}
       </p>
     </Empty>
   );

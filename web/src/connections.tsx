@@ -74,7 +74,7 @@ function Streams(props: { bucket: string; connection: string }) {
   const { answer, error } = useAnswer<{ streams: StreamRow[]; count: number }>(path, turn);
   if (error) return <Problem error={error} />;
   if (answer === null) return <p class="muted">Asking…</p>;
-  if (answer.streams.length === 0) return <p class="muted">It has no stream open now.</p>;
+  if (answer.streams.length === 0) return <p class="muted">It has no open streams.</p>;
   const shown = answer.streams.slice(0, STREAMS_SHOWN_MAX);
   return (
     <table class="streams">

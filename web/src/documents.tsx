@@ -68,7 +68,7 @@ export function Documents(props: { bucket: string; query: URLSearchParams }) {
       >
         <SearchFields
           name="document"
-          keyLabel="Key, or a part of it"
+          keyLabel="Key, or part of it"
           collection={collection}
           keyPart={key}
           onCollection={setCollection}
@@ -127,11 +127,11 @@ function DocumentList(props: { documents: ChangeRow[]; opened: string | null; is
   if (props.documents.length === 0) {
     return props.isAsked ? (
       <Empty title="No document matches">
-        <p>The list has the documents that were changed last. A document by its whole key is always found.</p>
+        <p>The list has the most recently changed documents. To find any document, enter its whole key.</p>
       </Empty>
     ) : (
-      <Empty title="There are no documents here yet">
-        <p>Write one, and it shows up here within seconds.</p>
+      <Empty title="There are no documents yet">
+        <p>Write one, and it appears here within seconds.</p>
       </Empty>
     );
   }
@@ -161,7 +161,7 @@ function Opened(props: { bucket: string; collection: string; documentKey: string
   if (documentKey === null) {
     return (
       <Empty title="No document is open">
-        <p>Choose one from the list, or write its key and press Enter.</p>
+        <p>Choose one from the list, or enter its key and press Enter.</p>
       </Empty>
     );
   }
@@ -207,7 +207,7 @@ function Versions(props: { bucket: string; document: ShownDocument }) {
       {answer && answer.versions.length > 0 && (
         <Table class="changes versions" columns={VERSION_COLUMNS} rows={answer.versions} keyOf={(one) => one.seqno} />
       )}
-      {answer && <p class="muted">{many(answer.versions.length, "version")} stored; older ones go when the history window ends.</p>}
+      {answer && <p class="muted">{many(answer.versions.length, "version")} stored. Older versions are removed when the history window ends.</p>}
     </>
   );
 }
@@ -218,7 +218,7 @@ function Document(props: { document: ShownDocument }) {
   return (
     <>
       <h3 class="document-title">{document.key}</h3>
-      {document.is_deleted && <p class="problem">This document was deleted. What is left of it is shown.</p>}
+      {document.is_deleted && <p class="problem">This document was deleted. The page shows what is still stored.</p>}
       <dl class="facts wide">
         <dt>collection</dt>
         <dd>{document.collection}</dd>

@@ -126,7 +126,7 @@ function TakenBack() {
       A vbucket leads to its changes as they are now. This node no longer has those that were lost
       {pages.length === 0 && ": a landing lists the documents whose changes it took back, in the timeline of its page"}.
       {pages.map((page) => (
-        <> <a key={page} href={`${page}#/timeline`}>The documents that the landing took changes back of</a>.</>
+        <> <a key={page} href={`${page}#/timeline`}>The documents whose changes the landing undid</a>.</>
       ))}
     </p>
   );

@@ -22,7 +22,7 @@ export function Landing(props: { bucket: string }) {
       <Section
         id="pipeline-title"
         title="Its DCP connections"
-        aside={<span class="muted">those with “spark” or “land” in their name</span>}
+        aside={<span class="muted">those with “spark” or “land” in their names</span>}
       >
         {connections.length === 0 ? (
           <Empty title="None is open now">
@@ -44,14 +44,14 @@ function NoneWatched(props: { bucket: string }) {
   return (
     <Empty title={landings_watched === 0 ? "No landing is being watched" : `No landing of ${props.bucket} is being watched`}>
       {landings_watched > 0 && (
-        <p>The node watches {many(landings_watched, "address of landings", "addresses of landings")}, and they land other buckets.</p>
+        <p>The node watches {many(landings_watched, "landing")}, of other buckets.</p>
       )}
-      <p>Let a landing of this bucket have a page of its own, and give the node the address of its metrics{landings_watched > 0 && ", beside those that it has"}:</p>
+      <p>Start a landing of this bucket with a page, and pass the address of its metrics to the node{landings_watched > 0 && ", in addition to the others"}:</p>
       <pre class="value">
         {`headwater land couchbase://${here}/${props.bucket} --into DIR --ui ${port}\nheadwater serve … --landing-metrics http://127.0.0.1:${port}/metrics`}
       </pre>
       <p>
-        A lake at rest is shown by <code>headwater ui DIR</code>.
+        <code>headwater ui DIR</code> shows a lake that no landing writes to.
       </p>
     </Empty>
   );
@@ -73,7 +73,7 @@ function One(props: { landing: LandingNumbers; lags: { time_ms: number[]; lag: n
     return (
       <Empty title="A landing has not answered yet">
         <p>
-          <code>{url}</code>: {error ?? "it was not asked yet"}. It says which bucket it lands once it answers.
+          <code>{url}</code>: {error ?? "not asked yet"}. Its bucket is known once it answers.
         </p>
       </Empty>
     );
@@ -88,14 +88,14 @@ function One(props: { landing: LandingNumbers; lags: { time_ms: number[]; lag: n
       {error && (
         <p class="problem below" data-test="landing-gone">
           {is_ended
-            ? `The landing was stopped at ${since}: nothing listens at its address. If nobody stopped it, its log says why it has ended.`
-            : `The landing can’t be reached since ${since}: ${error}.`}{" "}
-          What is shown is what it said last; <code>headwater ui DIR</code> shows its tables.
+            ? `The landing was stopped at ${since}: nothing listens at its address. If you did not stop it, its log says why it ended.`
+            : `The landing has been unreachable since ${since}: ${error}.`}{" "}
+          The page shows its last answer; <code>headwater ui DIR</code> shows its tables.
         </p>
       )}
       {!error && numbers.active === 0 && (
         <p class="problem below" data-test="landing-gone">
-          The landing does not run: {page ? "its own page" : "its log"} says why.
+          The landing is not running: {page ? "its own page" : "its log"} says why.
         </p>
       )}
       <dl class="tiles">

@@ -33,7 +33,7 @@ export function Login(props: { onLoggedIn: () => void }) {
         <h1>
           <Mark /> Headwater
         </h1>
-        <p class="muted">Log in as a user of this node. The first one was shown when the node was started.</p>
+        <p class="muted">Log in as a user of this node. The node printed its first user when it was first started.</p>
         <div class="field">
           <label for="user">User</label>
           <input id="user" ref={name} name="user" autocomplete="username" required spellcheck={false} autocapitalize="none" />

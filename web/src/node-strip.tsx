@@ -13,7 +13,7 @@ export function NodeStrips(props: { maps: NodeMap[] }) {
           <Strip map={map} />
         </div>
       ))}
-      <ul class="legend-states" aria-label={maps.length > 1 ? "Vbuckets of all nodes, by how they stand" : "Vbuckets, by state"}>
+      <ul class="legend-states" aria-label={maps.length > 1 ? "Vbuckets of all nodes, by condition" : "Vbuckets, by state"}>
         {standings(maps).map(([one, count]) => (
           <li key={one} data-standing={one} data-count={count}>
             <i class="segment" data-standing={one} /> {STANDINGS[one]} <b>{whole(count)}</b>

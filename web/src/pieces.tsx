@@ -85,7 +85,7 @@ export function Events(props: { events: NodeEvent[]; max: number; below?: (event
   if (props.events.length === 0) {
     return (
       <Empty title="Nothing has happened yet">
-        <p>Failovers, rollbacks, takeovers and nodes that come and go are listed here, and kept over restarts.</p>
+        <p>Failovers, rollbacks, takeovers, and nodes that join or leave appear here. They survive restarts.</p>
       </Empty>
     );
   }

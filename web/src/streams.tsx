@@ -60,7 +60,7 @@ const CLUSTER_COLUMNS: Column<ClusterConsumer>[] = [
   { title: "Behind", isNumber: true, show: (one) => <Lag seqnos={one.backlog} /> },
   { title: "Messages", isNumber: true, show: (one) => `${short(one.messages)}/s` },
   {
-    title: "Behind, by node",
+    title: "Lag, by node",
     show: (one) => (
       <ul class="by-node">
         {[...one.nodes].map(([node, backlog]) => (
@@ -82,10 +82,10 @@ function OfCluster() {
     <Section
       id="consumers-title"
       title="Consumers and groups, all nodes"
-      aside={<span class="muted">clients of one name together, those furthest behind first</span>}
+      aside={<span class="muted">clients of one name in one row, the furthest behind first</span>}
     >
       {consumers.length === 0 ? (
-        <Empty title="No client gets changes of this bucket now" />
+        <Empty title="No client is reading this bucket" />
       ) : (
         <Table columns={CLUSTER_COLUMNS} rows={consumers} keyOf={(one) => one.name} marks={(one) => ({ "data-consumer-name": one.name })} />
       )}
@@ -106,12 +106,12 @@ function Sent(props: { bucket: string }) {
     <Section
       id="connections-title"
       title={`DCP connections${onThisNode(live)}`}
-      aside={<span class="muted">{whole(live.connection_count)} open, those furthest behind first</span>}
+      aside={<span class="muted">{whole(live.connection_count)} open, the furthest behind first</span>}
     >
       {live.connections.length === 0 ? (
-        <Empty title="No client gets changes of this bucket now">
+        <Empty title="No client is reading this bucket">
           <p>
-            Start a consumer and it shows up here within a second, for example <code>headwater tail</code> or{" "}
+            Start a consumer, and it appears here within a second, for example <code>headwater tail</code> or{" "}
             <code>headwater land</code>.
           </p>
         </Empty>
@@ -154,11 +154,11 @@ function Received() {
       aside={<span class="muted">{many(copies, "copy", "copies")} on this node, of vbuckets that are active elsewhere</span>}
     >
       {live.consumers.length === 0 ? (
-        <Empty title={copies > 0 ? "The copies here come from no node now" : "This node keeps no copies"}>
+        <Empty title={copies > 0 ? "No node is sending to the copies here" : "This node keeps no copies"}>
           <p>
             {copies > 0
-              ? "The nodes that have them active do not answer. They are asked again and again."
-              : "A rebalance gives it some where the cluster has replicas."}
+              ? "The nodes with the active copies do not answer. This node keeps retrying."
+              : "A rebalance creates some, if the cluster has replicas."}
           </p>
         </Empty>
       ) : (

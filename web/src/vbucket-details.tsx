@@ -23,7 +23,7 @@ export function VBucketDetails(props: Props) {
       {shown === null || here === undefined ? (
         <>
           <h3>Vbucket</h3>
-          <p class="muted">Point at one for its numbers. Select one, by a click or with the keyboard, for its failover log.</p>
+          <p class="muted">Point at a vbucket to see its numbers. Click it, or select it with the keyboard, to see its failover log.</p>
         </>
       ) : (
         <>
@@ -72,7 +72,7 @@ function Copies(props: { maps: NodeMap[]; vbucket: number }) {
     .filter((copy): copy is { map: NodeMap; row: VBucketRow } => copy.row !== undefined && copy.row.state !== 0)
     .sort((one, other) => one.row.state - other.row.state);
   const documents = copies.find((copy) => copy.map.knowsNumbers)?.row.documents;
-  if (copies.length === 0) return <p class="muted">No node has it.</p>;
+  if (copies.length === 0) return <p class="muted">No node has this vbucket.</p>;
   return (
     <>
       <dl class="facts">

@@ -303,8 +303,8 @@ def restart_node(data: Path, nodes: tuple[str, ...], as_json: bool) -> None:
     """Start nodes of `headwater serve --nodes` that have ended, on this machine.
 
     DIRECTORY is the data folder that `serve` has printed, and NODE the host:port of a node's key-value port. The
-    command returns when the node is ready. A node that was not failed over continues with what it has. One that was
-    comes back with `cluster add`. Start nodes on other machines as you started them first.
+    command returns when the node is ready. A node that was not failed over continues with its data; a failed-over one
+    needs `cluster add`. On other machines, start nodes as you did the first time.
 
     \b
     Example:

@@ -91,7 +91,7 @@ def _max_ttl_option(help_text: str) -> Callable[[Callable[..., None]], Callable[
 def create_collection(node: ManagedNode, name: _Name, max_ttl: int | None, history: bool) -> None:
     """Create a scope, or a collection in an existing scope.
 
-    When the command returns, the change is in effect on every node.
+    When the command returns, the change is in effect on every reachable node.
 
     \b
     Examples:
@@ -115,7 +115,7 @@ def create_collection(node: ManagedNode, name: _Name, max_ttl: int | None, histo
 def update_collection(node: ManagedNode, name: _Name, max_ttl: int | None, history: bool | None) -> None:
     """Change a collection. Settings that are not given stay the same.
 
-    When the command returns, the change is in effect on every node.
+    When the command returns, the change is in effect on every reachable node.
 
     \b
     Example:
@@ -138,7 +138,7 @@ def update_collection(node: ManagedNode, name: _Name, max_ttl: int | None, histo
 def drop_collection(node: ManagedNode, name: _Name) -> None:
     """Drop a scope or a collection, with all documents in it.
 
-    This can't be undone. When the command returns, the change is in effect on every node.
+    This can't be undone. When the command returns, the change is in effect on every reachable node.
 
     \b
     Examples:

@@ -90,7 +90,7 @@ def release_replicas(node: ManagedNode) -> None:
 @drill.command("cut-connections")
 @managed(needs_bucket=True)
 def cut_connections(node: ManagedNode) -> None:
-    """Break all key-value and DCP connections of a bucket to a node, as a network that fails does.
+    """Break all key-value and DCP connections of a bucket to a node, like a network failure.
 
     What the node has not sent yet is lost, in the middle of a snapshot as well. Clients and other nodes may connect
     again immediately. The user must be an admin of the bucket.

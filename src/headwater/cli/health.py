@@ -81,15 +81,15 @@ class Report:
 def health(
     target: str, login: LoginOptions, http_port: int | None, storage_options: dict[str, str], as_json: bool
 ) -> None:
-    """Say whether a node, a cluster or a landing is healthy, and what to do if not.
+    """Report whether a node, a cluster or a landing is healthy, and what to do if not.
 
-    TARGET is the URL of a node or of any node of a cluster, couchbase://host[:port][/bucket] or http://host:port, the
-    address of a landing's page, or the directory or object store of a landing. All nodes of a cluster are asked, about
-    the bucket or about all buckets that the user may use. A user with the role ro_admin may ask. A page that needs a
-    token takes it from HEADWATER_UI_TOKEN.
+    TARGET is the URL of a node (couchbase://host[:port][/bucket] or http://host:port), the address of a landing's page,
+    or the directory or object store of a landing. The command asks all nodes of the node's cluster, about the bucket or
+    about all buckets that the user may use. The role ro_admin is enough. HEADWATER_UI_TOKEN has the token for a page
+    that needs one.
 
-    The exit code is 0 if all is well, 3 for warnings, 4 if something does not work or data can be lost now, and 1 if
-    that can't be found out: nothing answers, or the user may not ask. 2 is for an invalid command line.
+    The exit code is 0 if all is well, 3 for warnings, 4 if something does not work or data may be lost, and 1 if the
+    health can't be determined: nothing answers, or the user may not ask. 2 is for an invalid command line.
 
     \b
     Examples:
@@ -152,7 +152,7 @@ def _ask_node(node: Management, bucket: str) -> dict[str, Any] | HeadwaterError:
             else node.ask("GET", "headwater", "health")
         )
         if answer.status == HTTPStatus.NOT_FOUND and not bucket:
-            raise HeadwaterError("it is no node of Headwater", hint="The health of other servers can't be asked for")
+            raise HeadwaterError("it is not a Headwater node", hint="Only Headwater nodes report their health")
         content = answer.accepted()
         verdicts: dict[str, Any] = {bucket: content} if bucket else content["buckets"]
         for verdict in verdicts.values():

@@ -42,7 +42,7 @@ class JudgeFailed(click.ClickException):
 )
 @click.option("--nodes", type=int, default=_SHAPE.nodes, show_default=True, help="Nodes of the cluster.")
 @click.option("--vbuckets", type=int, default=_SHAPE.vbuckets, show_default=True, help="Vbuckets of the bucket.")
-@click.option("--documents", type=int, default=_SHAPE.documents, show_default=True, help="Documents to write to.")
+@click.option("--documents", type=int, default=_SHAPE.documents, show_default=True, help="Documents to write.")
 @click.option("--steps", type=int, default=_SHAPE.steps, show_default=True, help="Steps: writes, most with a fault.")
 @click.option("--restarts", is_flag=True, help="Also kill the consumer, and start it again with its {state}.")
 @click.option(
@@ -54,14 +54,14 @@ class JudgeFailed(click.ClickException):
     callback=parse_time,
     help="How long the consumer may write nothing at the end before it counts as stuck.",
 )
-@click.option("--plan", "only_plan", is_flag=True, help="Print what would be done, and do nothing.")
+@click.option("--plan", "only_plan", is_flag=True, help="Print the steps, and run nothing.")
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIRECTORY",
-    help="Keep what the consumer printed and the logs of the nodes here, for each seed that is not equal.",
+    help="Keep the output of the consumer and the logs of the nodes here, for each seed that is not equal.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Print each step as it is done, on standard error.")
+@click.option("--verbose", "-v", is_flag=True, help="Print each step to standard error when it begins.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def judge(
@@ -81,17 +81,17 @@ def judge(
 ) -> None:
     """Run a consumer against a failing cluster, and check what it has.
 
-    COMMAND is any program that follows a bucket from its beginning and writes a line of JSON to its standard output for
-    each change: {"op": "set", "key": …, "seqno": …, "value": …}, {"op": "delete", "key": …, "seqno": …}, or {"op":
-    "rollback", "vbucket": …, "seqno": …} where all that is above this seqno is undone. The program finds the cluster in
-    HEADWATER_CONNECTION, HEADWATER_BUCKET, HEADWATER_USER and HEADWATER_PASSWORD, and in its arguments by the
-    placeholders {connection}, {bucket}, {url}, {user} and {password}; {state} is a directory for its checkpoints.
+    COMMAND is any program that follows a bucket from the beginning and prints a line of JSON for each change: {"op":
+    "set", "key": …, "seqno": …, "value": …}, {"op": "delete", "key": …, "seqno": …}, or {"op": "rollback", "vbucket":
+    …, "seqno": …}, which undoes everything above this seqno. The program gets the address of the cluster in the
+    variables HEADWATER_CONNECTION, HEADWATER_BUCKET, HEADWATER_USER and HEADWATER_PASSWORD, and in its arguments for
+    the placeholders {connection}, {bucket}, {url}, {user} and {password}. {state} is a directory for its checkpoints.
 
-    The nodes are real and listen on loopback. A seed decides the writes, failovers with lost writes, rollbacks, moves
-    of vbuckets, cut connections, and killed and silent nodes. At the end the consumer must have exactly the documents
-    of the bucket. The exit code is 0 if it has, 1 if it differs, 2 for an invalid command line, and 3 if the consumer
-    has ended, writes what can't be read, or is stuck; with several seeds, a difference counts most. It is 4 if the
-    judge itself fails, because a node can't be started, for example.
+    The nodes are real and listen on loopback. A seed determines the writes, failovers with lost writes, rollbacks,
+    moves of vbuckets, cut connections, and killed and silent nodes. At the end, the consumer must have exactly the
+    documents of the bucket. The exit code is 0 if it has, 1 if it differs, 2 for an invalid command line, 3 if it
+    exits, prints an invalid line or gets stuck, and 4 if the judge itself fails, for example because a node can't be
+    started. With several seeds, a difference takes precedence.
 
     \b
     Examples:

@@ -261,13 +261,13 @@ def _check_places(pipelines: Sequence[Pipeline]) -> None:
             if other != one.name:
                 raise InvalidInput(
                     f"the pipelines {other} and {one.name} register their tables in the same schema, {schema}",
-                    hint="Give each pipeline an own schema in headwater.toml",
+                    hint="Give each pipeline its own schema in headwater.toml",
                 )
         other = places.setdefault(one.location.uri.rstrip("/"), one.name)
         if other != one.name:
             raise InvalidInput(
                 f"the pipelines {other} and {one.name} land into the same place, {one.location.uri}",
-                hint="Give each pipeline an own directory",
+                hint="Give each pipeline its own directory",
             )
 
 

@@ -530,7 +530,7 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
     },
     vbuckets={"callback": _parse_vbuckets},
     name={"default": "headwater-tail"},
-    give_up_after_s={"help": "Seconds that a vbucket may be out of reach before the command fails."},
+    give_up_after_s={"help": "Seconds that a vbucket may be unreachable before the command fails."},
 )
 @click.option(
     "--format",

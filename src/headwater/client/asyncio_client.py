@@ -383,7 +383,7 @@ def _store(checkpoint: Checkpoint | None) -> CheckpointStore | None:
         return FileCheckpoint(checkpoint)
     if checkpoint is not None and not all(hasattr(checkpoint, name) for name in ("load", "save", "close")):
         raise InvalidInput(
-            f"{checkpoint!r} is no checkpoint", hint="Give the path of a file, or a FileCheckpoint, SqliteCheckpoint, …"
+            f"{checkpoint!r} is not a checkpoint", hint="Give a path, or a FileCheckpoint, a SqliteCheckpoint, …"
         )
     return checkpoint
 

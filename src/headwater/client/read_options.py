@@ -327,7 +327,7 @@ READ_OPTIONS = options_of(ReadOptions)
 def _read_choice(kind: type[StrEnum], value: Any, others: str = "") -> Any:
     if value not in tuple(kind):
         choices = ", ".join(repr(str(choice)) for choice in kind)
-        raise InvalidInput(f"{value!r} is none of the choices", hint=f"Use {choices}{f', {others}' if others else ''}")
+        raise InvalidInput(f"{value!r} is not a valid choice", hint=f"Use {choices}{f', {others}' if others else ''}")
     return kind(value)
 
 

@@ -70,7 +70,7 @@ class Coordinator:
         `settings` are the bucket's, for all nodes.
         """
         if not 0 <= replicas <= REPLICAS_MAX:
-            raise InvalidInput(f"{replicas} replicas", hint=f"Take a number from 0 to {REPLICAS_MAX}")
+            raise InvalidInput(f"{replicas} replicas", hint=f"Give a number from 0 to {REPLICAS_MAX}")
         ports = [self._port(str(address), address) for address in self._seeds]
         facts = [await port.facts() for port in ports]
         known = await ports[0].config()

@@ -78,7 +78,7 @@ def plan(before: VBucketMap, nodes: Sequence[str], *, replicas: int) -> VBucketM
     if not nodes:
         raise InvalidInput("a cluster has at least one node", hint="Name a node that stays")
     if not 0 <= replicas <= REPLICAS_MAX:
-        raise InvalidInput(f"{replicas} replicas", hint=f"Take a number from 0 to {REPLICAS_MAX}")
+        raise InvalidInput(f"{replicas} replicas", hint=f"Give a number from 0 to {REPLICAS_MAX}")
     actives = _plan_actives(before, nodes)
     copies = min(replicas, len(nodes) - 1)
     chosen = _Replicas(before, nodes, actives, copies).plan()

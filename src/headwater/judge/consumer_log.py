@@ -83,7 +83,7 @@ class ConsumerLog:
         """Take in a line. Raises `InvalidInput` if it has an "op" and is malformed, or is beyond a limit."""
         self.lines += 1
         if self.lines > LINES_MAX:
-            raise InvalidInput(f"the consumer has written more than {LINES_MAX:,} lines", hint="Does it repeat itself?")
+            raise InvalidInput(f"the consumer has written more than {LINES_MAX:,} lines", hint="Check what it repeats")
         if len(line) > LINE_BYTES_MAX:
             raise InvalidInput(f"line {self.lines} has more than {LINE_BYTES_MAX:,} bytes", hint="End each line")
         members = _members(line)

@@ -48,7 +48,7 @@ class CatalogSettings:
         if not {*"@?#;"}.isdisjoint(self.catalog):
             # It may be a password, or a token.
             raise InvalidInput(
-                "a catalog's URL has neither a user nor parameters in it", hint=f"Put a token into {TOKEN_VARIABLE}"
+                "a catalog's URL can't contain a user or parameters", hint=f"Put a token into {TOKEN_VARIABLE}"
             )
         unity = _UNITY.fullmatch(self.catalog)
         if not (unity or _GLUE.fullmatch(self.catalog) or _SPARK.fullmatch(self.catalog)):
@@ -60,7 +60,7 @@ class CatalogSettings:
             )
         token = os.environ.get(TOKEN_VARIABLE, "") if unity else ""
         if not (token.isascii() and token.isprintable() and " " not in token):
-            raise InvalidInput(f"{TOKEN_VARIABLE} does not hold a token", hint="Set it without spaces and line ends")
+            raise InvalidInput(f"{TOKEN_VARIABLE} is not a token", hint="Set it without spaces and line breaks")
         if token and unity and not unity["tls"] and unity["host"] not in _LOOPBACK:
             raise InvalidInput(
                 "the token of the catalog would cross the network unencrypted",
@@ -161,7 +161,7 @@ class UnityCatalog:
             self._make_schema(schema)
             if self._ask("POST", "tables", members=table) is None:
                 raise CatalogError(
-                    f"Unity Catalog does not find the schema {self.name}.{schema} that it has made",
+                    f"Unity Catalog does not find the schema {self.name}.{schema} that it has just created",
                     hint="Check that the user may use it",
                 )
 

@@ -160,7 +160,7 @@ class TableEntry:
             raise CatalogError(
                 f"the catalog has {full_name} already, and it is at {printable(uri) or 'an unknown place'}, not at "
                 f"{self.uri}",
-                hint="Drop it there if nobody needs it, or give another --schema",
+                hint="Drop it there if it is no longer needed, or give another --schema",
             )
         return MADE_BY not in properties or properties.get(FINGERPRINT) == self.fingerprint
 
@@ -360,7 +360,7 @@ class CatalogKeeper:
             # A fault of a catalog's library, or of ours, is no reason for the thread to end.
             reason = printable(" ".join(str(error).split()))[:_REASON_CHARS_MAX]
             return CatalogError(
-                f"{type(error).__name__}: {reason}", hint="Report it if it stays so: this is a fault of Headwater"
+                f"{type(error).__name__}: {reason}", hint="If this persists, report it: this is a fault of Headwater"
             )
         return None
 

@@ -54,7 +54,7 @@ class ColumnRules:
     def __post_init__(self) -> None:
         if self.on_mismatch is not None and self.on_mismatch not in {*OnMismatch}:
             raise InvalidColumns(
-                f"{self.on_mismatch!r} says nothing of values of another type", hint=f"Use {' or '.join(OnMismatch)}"
+                f"{self.on_mismatch!r} is not a rule for values of another type", hint=f"Use {' or '.join(OnMismatch)}"
             )
         for patterns in (self.include, self.exclude, [old for old, _ in self.rename or ()]):
             if len(patterns or ()) > PATTERNS_MAX:
@@ -64,7 +64,7 @@ class ColumnRules:
             for pattern in patterns or ():
                 if not pattern or len(pattern.encode()) > NAME_BYTES_MAX:
                     raise InvalidColumns(
-                        f"{pattern!r} is no pattern of fields",
+                        f"{pattern!r} is not a pattern of field names",
                         hint=f"Name fields, with * for any text, in up to {NAME_BYTES_MAX} bytes: total, addr_*",
                     )
         self._check_renames()
@@ -87,7 +87,7 @@ class ColumnRules:
                 )
             if old == new or (not is_pattern and not self._is_chosen(old)):
                 why = "has that name already" if old == new else "gets no column"
-                raise InvalidColumns(f"{old!r} AS {new!r} renames nothing: it {why}", hint="Leave this rename out")
+                raise InvalidColumns(f"{old!r} AS {new!r} renames nothing: it {why}", hint="Omit this rename")
             if (before := seen.get(new.lower())) is not None or (is_pattern and "*" not in new):
                 both = f"{old!r} and {before!r}" if before is not None else f"all fields like {old!r}"
                 raise InvalidColumns(f"two columns would have the name {new!r}: {both}", hint="Choose another name")
@@ -160,5 +160,5 @@ def _choose(name: str, text: str) -> Any:
         return parts
     renames = [re.split(r"\s+as\s+", part, flags=re.IGNORECASE) for part in parts]
     if wrong := next((part for part, names in zip(parts, renames, strict=True) if len(names) != 2), None):
-        raise InvalidColumns(f"{wrong!r} renames no field", hint="Write old AS new, such as custId AS customer_id")
+        raise InvalidColumns(f"{wrong!r} is not a rename", hint="Write old AS new, such as custId AS customer_id")
     return renames

@@ -139,7 +139,7 @@ class _Parser:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise InvalidColumns(f"the column {twice!r} is there twice", hint="Column names are case-insensitive")
         if len(found) > COLUMNS_MAX:
-            raise InvalidColumns(f"there are more than {COLUMNS_MAX} columns", hint="Choose those that you query")
+            raise InvalidColumns(f"there are more than {COLUMNS_MAX} columns", hint="Name those that you query")
         return found
 
     def _column(self) -> ColumnDef:

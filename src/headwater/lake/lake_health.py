@@ -47,16 +47,16 @@ def health_of_landing(
         do = "Run `headwater verify` again, and `headwater repair` if they are still there"
         found.append(Finding(check="verified", level=Level.BAD, text=text, do=do))
     behind = "" if lag_s is None else f", {lag_s:,.0f} s behind the bucket"
-    well = f"Healthy: the landing runs{behind}" if state == "running" else "Healthy: the landing has landed everything"
-    return Verdict.of(found, well=well)
+    runs = f"the landing is running{behind}" if state == "running" else "the landing has landed everything"
+    return Verdict.of(found, well=f"Healthy: {runs}")
 
 
 def _ended(state: str, note: LandingNote | None) -> Iterator[Finding]:
     """Why no landing is running, as far as that is known."""
     if note is None:
-        text, do = "Whether a landing runs is unknown: it has left no note beside the tables", _SEE_LOG
+        text, do = "It is unknown whether a landing is running: there is no status file beside the tables", _SEE_LOG
         if state == "starting":
-            text, do = "The landing is being started", "Wait some seconds"
+            text, do = "The landing is starting", "Wait a few seconds"
         yield Finding(check="running", level=Level.WARN, text=text, do=do)
     elif state == "failed":
         text = f"The landing failed at {_moment(note.time_s)}: {note.failure}"
@@ -73,7 +73,7 @@ def _ended(state: str, note: LandingNote | None) -> Iterator[Finding]:
 def _running(status: Mapping[str, Any], lag_s: float | None) -> Iterator[Finding]:
     if failures := int(status.get("failures") or 0):
         why = status.get("failure") or "its log says why"
-        text = f"The landing failed {counted(failures, 'time')} in a row, and tries again: {why}"
+        text = f"The landing failed {counted(failures, 'time')} in a row, and retries: {why}"
         yield Finding(check="failures", level=Level.WARN, text=text, do=_SEE_LOG)
     if lag_s is not None and lag_s > LAG_S_MAX:
         text, do = f"The landing is {lag_s:,.0f} s behind the bucket", "Give it more cores, or larger batches"
@@ -83,7 +83,7 @@ def _running(status: Mapping[str, Any], lag_s: float | None) -> Iterator[Finding
 def _tables(status: Mapping[str, Any]) -> Iterator[Finding]:
     aside = status.get("set_aside") or ()
     for one in aside:
-        text = f"The table of {one['name']} is set aside, and misses changes that the others have: {one['reason']}"
+        text = f"The table of {one['name']} is set aside, and lacks changes that the others have: {one['reason']}"
         yield Finding(check="set-aside", level=Level.BAD, text=text, do=one["hint"])
     if more := int(status.get("tables_set_aside") or 0) - len(aside):
         text = f"{counted(more, 'more table')} set aside"

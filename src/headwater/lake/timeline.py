@@ -199,7 +199,7 @@ def _reasons(parts: Sequence[VBucketRollback]) -> Iterator[str]:
     branches = sum(part.is_new_branch for part in parts)
     again = sum(part.reached_seqno is None for part in parts)
     if branches:
-        went = "went on from an earlier seqno, on a new branch of history"
+        went = "continued from an earlier seqno, on a new branch of history"
         yield f"A failover, a crash or a restore: {counted(branches, 'vbucket')} {went}."
     if again:
         yield f"{counted(again, 'vbucket')} went back further than the tables reach: read again from 0."

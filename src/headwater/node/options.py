@@ -271,7 +271,7 @@ def check_bucket_name(name: str) -> None:
     if not _BUCKET_NAME.fullmatch(name):
         raise LocalProtocolError(
             f"{name!r} is not the name of a bucket",
-            hint=f"Take up to {BUCKET_NAME_CHARS_MAX} letters, digits and _.-%, but no dot at the start",
+            hint=f"Use up to {BUCKET_NAME_CHARS_MAX} letters, digits and _.-%, but no dot at the start",
         )
 
 

@@ -123,7 +123,7 @@ def test_tables_for_what_has_names() -> None:
 
 
 def test_the_example_of_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = Path(__file__).parents[3] / "docs" / "guides" / "landing.md"
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "pipelines.md"
     write(guide.read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0])
     monkeypatch.setenv("SHOP_PASSWORD", "p")
     monkeypatch.setenv("SHOP_AWS_SECRET", "s")

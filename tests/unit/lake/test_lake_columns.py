@@ -294,8 +294,8 @@ def test_columns_are_left_out_and_renamed_by_patterns_and_others_when_the_rules_
         ({"rename": "a AS Cas"}, "has a column of its own"),
         ({"rename": "a AS b c"}, "can't be renamed to 'b c'"),
         ({"rename": "a AS b*"}, "Where new has a *"),
-        ({"rename": "a=b"}, "'a=b' renames no field"),
-        ({"exclude": "a,,b"}, "'' is no pattern of fields"),
+        ({"rename": "a=b"}, "'a=b' is not a rename"),
+        ({"exclude": "a,,b"}, "'' is not a pattern of field names"),
         ({"include": ",".join(map(str, range(257)))}, "more than 256 patterns"),
     ],
 )

@@ -187,7 +187,7 @@ def test_a_rollback_says_what_it_undid(small: SmallLake) -> None:
     assert part.is_new_branch
     assert (
         rollback.why
-        == "A failover, a crash or a restore: 1 vbucket went on from an earlier seqno, on a new branch of history."
+        == "A failover, a crash or a restore: 1 vbucket continued from an earlier seqno, on a new branch of history."
     )
 
 

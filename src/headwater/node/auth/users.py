@@ -217,7 +217,7 @@ class Users:
         if not SCRAM_ITERATIONS_MIN <= self.iterations <= SCRAM_ITERATIONS_MAX:
             raise LocalProtocolError(
                 f"passwords are hashed with {SCRAM_ITERATIONS_MIN} to {SCRAM_ITERATIONS_MAX} iterations",
-                hint="Clients reject fewer because they protect too little, and more because they take too long",
+                hint="Use a number in this range: clients reject fewer as too weak, and more as too slow",
             )
         if len(self.by_name) > USERS_MAX:
             raise LocalProtocolError(f"a node has at most {USERS_MAX} users", hint="Remove one first")

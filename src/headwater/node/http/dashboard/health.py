@@ -115,14 +115,14 @@ def _left_out(examined: Examined) -> Iterator[Finding]:
         yield Finding(
             check="waiting",
             level=Level.BAD,
-            text="This node serves nothing yet: it was away, and asks the others whether it was replaced",
-            do="Start the other nodes, or look at the log of this one",
+            text="This node serves nothing yet: it was away, and is asking the other nodes whether it was failed over",
+            do="Start the other nodes, or check the log of this one",
         )
     elif examined.config is not None and examined.this_node is None:
         yield Finding(
             check="left-out",
             level=Level.BAD,
-            text="This node is not in the cluster any more, and serves nothing",
+            text="This node is no longer in the cluster, and serves nothing",
             do=f"Add it again with `headwater cluster add`, a node of the cluster and {_address(examined)}",
         )
 
@@ -137,7 +137,7 @@ def _damage(examined: Examined) -> Iterator[Finding]:
         yield Finding(
             check="damage",
             level=Level.BAD,
-            text=f"{counted(damaged, 'vbucket')} stopped: what is stored is not what was written",
+            text=f"{counted(damaged, 'vbucket')} stopped: stored data is damaged",
             do="Run `headwater check` on the data folder, and restore it or fail this node over",
         )
 
@@ -193,7 +193,7 @@ def _copies(examined: Examined) -> Iterator[Finding]:
             check="orphans",
             level=Level.BAD,
             text=f"No node has {counted(copies.active_missing, 'vbucket')}: their documents can't be read or written",
-            do=f"Start the node that has them, or begin them again, empty, with {rebalance}",
+            do=f"Start the node that has them, or create them again, empty, with {rebalance}",
         )
     if copies.replicas_unknown:
         wanted = counted(copies.replicas_wanted, "replica")
@@ -216,7 +216,7 @@ def _copies(examined: Examined) -> Iterator[Finding]:
         yield Finding(
             check="settled",
             level=Level.WARN,
-            text="Vbuckets are on their way to other nodes",
+            text="Vbuckets are moving to other nodes",
             do=f"Wait for the rebalance; if none runs, finish it with {rebalance}",
         )
 
@@ -229,7 +229,7 @@ def _held(examined: Examined) -> Iterator[Finding]:
         yield Finding(
             check="held",
             level=Level.WARN,
-            text=f"A drill holds the copies back on {', '.join(held[:_NAMES_MAX])}: a failover now loses changes",
+            text=f"A drill holds the copies back on {', '.join(held[:_NAMES_MAX])}: a failover would lose changes now",
             do=f"End it with `headwater drill release-replicas couchbase://{held[0]}/{sampler.name}`",
         )
 
@@ -267,8 +267,8 @@ def _landings(examined: Examined) -> Iterator[Finding]:
     for landing in examined.landings:
         url, numbers = landing["url"], landing.get("numbers") or {}
         if landing.get("is_ended") and numbers:
-            text, level = f"The landing at {url} was stopped, or has failed: nothing listens there any more", Level.BAD
-            do = "Start `headwater land` again: it resumes where it stopped. If nobody stopped it, its log says why"
+            text, level = f"The landing at {url} was stopped or has failed: nothing listens there", Level.BAD
+            do = "Start `headwater land` again: it resumes where it stopped. If you did not stop it, its log says why"
         elif "error" in landing:
             # Which bucket it lands is known only once it has answered.
             since = "can't be reached" if numbers else "has not answered yet"
@@ -313,7 +313,7 @@ def _losses(examined: Examined) -> Iterator[Finding]:
                 check="losses",
                 level=Level.WARN,
                 text=event.sentence()[:1].upper() + event.sentence()[1:],
-                do="Consumers roll back by themselves; write again what the application still has",
+                do="Consumers roll back by themselves; repeat the lost writes if the application still has them",
                 page="history",
             )
             return
