@@ -221,7 +221,7 @@ def system_calls(pid: int) -> int:
     return int(found["syscr"]) + int(found["syscw"])
 
 
-CLIENT_CALLS_MAX = {"batches": 150_000, "changes": 7_000_000, "landing": 250_000}
+CLIENT_CALLS_MAX = {"batches": 150_000, "changes": 5_000_000, "landing": 250_000}
 """For a million changes. Typed changes are objects, and each has to be made."""
 SYSTEM_CALLS_MAX = 5_000
 

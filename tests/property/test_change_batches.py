@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import cycle
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater import client
 from headwater.client.batches import build_batch, raw_schema
 from headwater.client.changes import DocumentChange, Rollback, changes_of
 from headwater.client.collection_names import CollectionFilter, CollectionNames
@@ -257,13 +260,25 @@ def test_a_filter_keeps_what_it_lets_through_and_all_rollbacks(read, collection_
     assert rows_of(batch) == [row for row, event in zip(expected, owners, strict=True) if is_kept(row, event)]
 
 
-@given(reads, st.booleans())
-def test_typed_changes_are_the_rows_of_the_batch(read, xattrs):
+TOUCHES = {
+    "drop": lambda change: None,
+    "hold": lambda change: change,
+    "hold, and have read the key": lambda change: (getattr(change, "key", None), change)[1],
+    "keep": lambda change: change.keep(),
+}
+
+
+@given(reads, st.booleans(), st.integers(1, 5), st.lists(st.sampled_from([*TOUCHES]), min_size=1, max_size=5))
+def test_typed_changes_are_the_rows_of_the_batch(read, xattrs, rows_at_a_time, touches):
     collections, found = read
     batch = build_batch(found, CollectionNames(MANIFEST), collections=collections, xattrs=xattrs)
-    changes = list(changes_of(batch))
+    with patch.object(client.changes, "ROWS_AT_A_TIME", rows_at_a_time):
+        walk = zip(changes_of(batch), cycle(touches), strict=False)
+        changes = [TOUCHES[touch](change) for change, touch in walk]
     assert len(changes) == batch.num_rows
     for change, row in zip(changes, rows_of(batch), strict=True):
+        if change is None:
+            continue
         assert change.op == row["op"]
         if isinstance(change, Rollback):
             told = {"from_seqno": change.from_seqno, "old_vbuuid": change.old_vbuuid, "new_vbuuid": change.new_vbuuid}

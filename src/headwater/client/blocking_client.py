@@ -123,8 +123,9 @@ class Changes(reading.ChangeWalk[Batches]):
         return self
 
     def __next__(self) -> Change:
-        while (change := self._next_change()) is None:
-            self._enter(next(self._batches))
+        while (change := next(self._left, None)) is None:
+            if not self._has_next_chunk():
+                self._enter(next(self._batches))
         return change
 
     def close(self) -> None:

@@ -8,6 +8,10 @@ Keys are `str`: Couchbase keys are UTF-8, and that is how programs write them. S
 a byte that is not UTF-8 becomes a lone surrogate, as it does in Python's file names; `key_bytes` gives the key as it
 was sent. Arrow's text can't hold surrogates: batches show such a byte as `\\xff` (`split_keys`). Values are `bytes`:
 not every document is JSON, and not every program that reads a document looks into it.
+
+A change of a document is a row of its batch, and reads its fields from there: a field when it is first touched, for all
+changes of a chunk at once, which costs a fraction of one after the other. What is never touched is never made. Once the
+walk has gone on, a change that someone still holds gets the fields that it lacks, so none keeps a batch in memory.
 """
 
 from __future__ import annotations
@@ -15,11 +19,12 @@ from __future__ import annotations
 import base64
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
-from typing import Any, ClassVar, NoReturn
+from itertools import pairwise, repeat
+from sys import getrefcount
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +38,31 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # --- documents ----------------------------------------------------------------------------------------------------
 
 
+class _Row:
+    """A row of a chunk. Fields that have not been read from it are empty slots."""
+
+    __slots__ = ("_chunk",)
+
+    if not TYPE_CHECKING:  # A type checker would let any name pass.
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _FIELD_NAMES and (chunk := self._chunk) is not None:
+                chunk.read(name)
+            return object.__getattribute__(self, name)
+
+    def keep(self) -> Self:
+        """Read all fields now, for a change that is kept: it no longer needs its batch then. Returns the change.
+
+        One that is held without this gets its fields a little later, when the walk has gone on.
+        """
+        for name in _FIELD_NAMES:
+            getattr(self, name)
+        _CHUNK.__set__(self, None)
+        return self
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class DocumentChange:
+class DocumentChange(_Row):
     """A change of a document: a mutation, a deletion or an expiration."""
 
     op: ClassVar[str]
@@ -184,6 +212,10 @@ class _Members:
     def changed_at(self) -> None:
         """None: a server sends no time with these."""
 
+    def keep(self) -> Self:
+        """The change: all that it has is its own."""
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """The change as members of a JSON object."""
         names = (member.name for member in fields(self))  # type: ignore[arg-type]
@@ -269,7 +301,7 @@ Change = Mutation | Deletion | Expiration | CollectionOrScopeEvent | Rollback
 # --- out of batches -----------------------------------------------------------------------------------------------
 
 ROWS_AT_A_TIME = 1024
-"""So many changes are made before the first of them is yielded."""
+"""The rows of a chunk. So many changes are made before the first of them is yielded."""
 
 _DOCUMENTS: dict[str, type[Mutation | Deletion | Expiration]] = {
     cls.op: cls for cls in (Mutation, Deletion, Expiration)
@@ -279,32 +311,86 @@ _EVENTS: dict[str, type[CollectionOrScopeEvent]] = {
 }
 _RARE_COLUMNS = ("op", "value", *(member.name for member in fields(CollectionEvent)))
 _DATATYPES = [Datatype.RAW, Datatype.JSON]
+_FIELD_NAMES = frozenset(member.name for member in fields(DocumentChange))
+_CHUNK = _Row.__dict__["_chunk"]
+_UNHELD_REFERENCES = next(map(getrefcount, [object()]))
+"""What is counted for an object that only a list holds."""
 
 
 def changes_of(batch: pa.RecordBatch) -> Iterator[Change]:
     """The rows of a batch, in order. Works on batches with the column of extended attributes and without."""
-    for start in range(0, batch.num_rows, ROWS_AT_A_TIME):
-        yield from _typed(batch.slice(start, ROWS_AT_A_TIME))
+    for chunk in chunks_of(batch):
+        yield from chunk
 
 
-def _typed(batch: pa.RecordBatch) -> Sequence[Change]:
-    ops = _decoded(batch.column("op"))
-    if _DOCUMENTS.keys() >= set(ops):
-        return _documents(batch, ops)
-    is_document = np.array([op in _DOCUMENTS for op in ops])
-    documents = iter(_documents(batch.filter(pa.array(is_document)), [op for op in ops if op in _DOCUMENTS]))
-    others = iter(_events_and_rollbacks(batch.filter(pa.array(~is_document))))
-    return [next(documents) if is_one else next(others) for is_one in is_document]
+def chunks_of(batch: pa.RecordBatch) -> Iterator[Sequence[Change]]:
+    """The same, so many at a time. A chunk is empty once the next but one is asked for, or nothing more."""
+    # The caller may hold the last change of a chunk until it has the first of the next one: that alone is no reason to
+    # read all fields of it.
+    open_chunks: deque[_Chunk] = deque()
+    try:
+        for start in range(0, batch.num_rows, ROWS_AT_A_TIME):
+            open_chunks.append(_Chunk(batch.slice(start, ROWS_AT_A_TIME)))
+            yield open_chunks[-1].changes
+            if len(open_chunks) > 1:
+                open_chunks.popleft().leave()
+    finally:
+        for chunk in open_chunks:
+            chunk.leave()
 
 
-def _documents(batch: pa.RecordBatch, ops: Sequence[str]) -> list[Mutation | Deletion | Expiration]:
-    # The objects are made empty, and their slots are filled one column at a time: that takes no bytecode per field,
-    # and less than half the time of the constructor of a frozen class.
-    changes = [object.__new__(_DOCUMENTS[op]) for op in ops]
-    for member in fields(DocumentChange):
-        slot = getattr(DocumentChange, member.name)
-        deque(map(slot.__set__, changes, _values(batch, member.name)), maxlen=0)
-    return changes
+class _Chunk:
+    """Some rows of a batch, as changes."""
+
+    __slots__ = ("_documents", "_rows", "_unread", "changes")
+
+    def __init__(self, rows: pa.RecordBatch) -> None:
+        ops = rows.column("op")
+        classes = [_DOCUMENTS.get(op) for op in ops.dictionary.to_pylist()]
+        codes = ops.indices.to_numpy()
+        is_document = np.array([cls is not None for cls in classes])[codes]
+        are_documents = bool(is_document.all())
+        self._rows = rows if are_documents else rows.filter(pa.array(is_document))
+        self._unread = set(_FIELD_NAMES)
+        # The objects are made empty, and slots are filled one column at a time: that takes no bytecode per field, and
+        # less than half the time of the constructor of a frozen class.
+        self._documents: list[Change] = list(
+            map(object.__new__, map(classes.__getitem__, codes[is_document].tolist()))  # type: ignore[arg-type]
+        )
+        _set_slots(_CHUNK, self._documents, repeat(self))
+        self.changes = self._documents
+        if not are_documents:
+            documents, others = iter(self._documents), _events_and_rollbacks(rows.filter(pa.array(~is_document)))
+            self.changes = [next(documents) if is_one else next(others) for is_one in is_document]
+
+    def read(self, name: str) -> None:
+        """Give all documents this field."""
+        _set_slots(getattr(DocumentChange, name), self._documents, _values(self._rows, name))
+        # Now, and not before: another thread may be leaving the chunk.
+        self._unread.discard(name)
+
+    def leave(self) -> None:
+        """Give the documents that are held elsewhere the fields that they lack, and forget all of them.
+
+        A change and its chunk know each other: without this, only the garbage collector would free them.
+        """
+        if self.changes is not self._documents:
+            self.changes.clear()
+        references = map(getrefcount, self._documents)
+        held = [row for row, count in enumerate(references) if count > _UNHELD_REFERENCES]
+        if held:
+            first, last = held[0], held[-1]
+            rows = self._rows.slice(first, last + 1 - first)
+            documents = [self._documents[row] for row in held]
+            for name in tuple(self._unread):
+                values = _values(rows, name)
+                _set_slots(getattr(DocumentChange, name), documents, (values[row - first] for row in held))
+            _set_slots(_CHUNK, documents, repeat(None))
+        self._documents.clear()
+
+
+def _set_slots(slot: Any, changes: Sequence[Change], values: Iterable[Any]) -> None:
+    deque(map(slot.__set__, changes, values), maxlen=0)
 
 
 def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html import escape
+from operator import length_hint
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from headwater import telemetry
 from headwater.client.asyncio_edge import AsyncioEdge
 from headwater.client.batches import build_batch, change_schema, raw_schema, with_text_keys
 from headwater.client.bootstrap import BucketView
-from headwater.client.changes import Change, Rollback, changes_of
+from headwater.client.changes import Change, chunks_of
 from headwater.client.checkpoints import CheckpointStore
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.metrics import ReaderMetrics, describe_ops
@@ -311,18 +312,21 @@ class ChangeWalk(Generic[B]):
 
     def __init__(self, batches: B) -> None:
         self._batches = batches
+        self._chunks: Iterator[Sequence[Change]] = iter(())
+        """What is left of the batch."""
         self._left: Iterator[Change] = iter(())
-        self._before: Offsets | None = None
-        """Before the batch; None between batches."""
-        self._last: dict[VBucketId, Change] = {}
-        """The last change of each vbucket that was gone past."""
+        """What is left of the chunk."""
+        self._begun_rows = 0
+        """Of the batch, up to the end of the chunk."""
+        self._inside: _BatchOffsets | None = None
+        """None between batches."""
 
     @property
     def offsets(self) -> Offsets:
         """Behind the last change that was returned."""
-        if self._before is None:
+        if self._inside is None:
             return self._batches.offsets
-        return self._before.updated({vbucket: _offset_after(change) for vbucket, change in self._last.items()})
+        return self._inside.behind(self._begun_rows - length_hint(self._left))
 
     @property
     def metrics(self) -> ReaderMetrics:
@@ -332,19 +336,43 @@ class ChangeWalk(Generic[B]):
     def __repr__(self) -> str:
         return f"<Changes of {self._batches.summary()}>"
 
-    def _next_change(self) -> Change | None:
-        """None where the batch is done."""
-        change = next(self._left, None)
-        if change is None:
-            self._before = None
-            self._last.clear()
-        else:
-            self._last[change.vbucket] = change
-        return change
+    def _has_next_chunk(self) -> bool:
+        """Whether the batch goes on."""
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            self._inside = None
+            return False
+        self._begun_rows += len(chunk)
+        self._left = iter(chunk)
+        return True
 
     def _enter(self, batch: pa.RecordBatch) -> None:
-        self._before = self._batches.finished
-        self._left = changes_of(batch)
+        self._inside = _BatchOffsets(self._batches.finished, batch)
+        self._begun_rows = 0
+        self._chunks = chunks_of(batch)
+
+
+class _BatchOffsets:
+    """The offsets inside of a batch, from the last row of each vbucket that was gone past."""
+
+    def __init__(self, before: Offsets, batch: pa.RecordBatch) -> None:
+        names = ("vbucket", "vbuuid", "seqno", "snapshot_start", "snapshot_end")
+        self._vbuckets, *self._columns = (batch.column(name).to_numpy() for name in names)
+        self._before = before
+        self._rows = 0
+        self._last: dict[int, int] = {}
+
+    def behind(self, rows: int) -> Offsets:
+        """Behind so many rows, which are never fewer than before."""
+        self._last.update(zip(self._vbuckets[self._rows : rows].tolist(), range(self._rows, rows), strict=True))
+        self._rows = rows
+        return self._before.updated({VBucketId(vbucket): self._behind_row(row) for vbucket, row in self._last.items()})
+
+    def _behind_row(self, row: int) -> StreamOffset:
+        vbuuid, seqno, start, end = (int(column[row]) for column in self._columns)
+        return StreamOffset(
+            vbuuid=Vbuuid(vbuuid), seqno=Seqno(seqno), snapshot_start=Seqno(start), snapshot_end=Seqno(end)
+        )
 
 
 class Changes(ChangeWalk[Batches]):
@@ -358,24 +386,14 @@ class Changes(ChangeWalk[Batches]):
         return self
 
     async def __anext__(self) -> Change:
-        while (change := self._next_change()) is None:
-            self._enter(await self._batches.__anext__())
+        while (change := next(self._left, None)) is None:
+            if not self._has_next_chunk():
+                self._enter(await self._batches.__anext__())
         return change
 
     async def aclose(self) -> None:
         """Save what is finished, and close everything."""
         await self._batches.aclose()
-
-
-def _offset_after(change: Change) -> StreamOffset:
-    if isinstance(change, Rollback):
-        return StreamOffset.whole(Vbuuid(change.new_vbuuid), Seqno(change.seqno))
-    return StreamOffset(
-        vbuuid=Vbuuid(change.vbuuid),
-        seqno=Seqno(change.seqno),
-        snapshot_start=Seqno(change.snapshot_start),
-        snapshot_end=Seqno(change.snapshot_end),
-    )
 
 
 # --- at a prompt and in a notebook ------------------------------------------------------------------------------------

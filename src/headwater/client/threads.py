@@ -99,14 +99,25 @@ class _Call(Generic[T]):
         self.ended = threading.Event()
         self._loop = loop
         self._work = work
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._outcome: Future[T] = Future()
 
     def start(self) -> None:
         self._task = self._loop.create_task(self._do())
-        self._task.add_done_callback(lambda _: self.ended.set())
+        self._task.add_done_callback(self._end_cancelled)
 
-    async def _do(self) -> T:
-        return await self._work()
+    async def _do(self) -> None:
+        try:
+            self._outcome.set_result(await self._work())
+        except BaseException as error:
+            self._outcome.set_exception(error)
+        # Now, and not when the loop calls back: it reads its sockets first, and the caller would wait for that.
+        self.ended.set()
+
+    def _end_cancelled(self, _: asyncio.Task[None]) -> None:
+        if not self._outcome.done():  # cancelled before its first step
+            self._outcome.set_exception(asyncio.CancelledError())
+            self.ended.set()
 
     def cancel(self) -> None:
         if self._task is not None:
@@ -115,8 +126,7 @@ class _Call(Generic[T]):
             self.ended.set()  # interrupted before the loop has started it
 
     def result(self) -> T:
-        assert self._task is not None, "started first"
-        return self._task.result()
+        return self._outcome.result()
 
 
 async def _cancel_others() -> None:

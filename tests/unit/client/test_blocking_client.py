@@ -103,6 +103,19 @@ def test_an_interrupted_call_is_cancelled_and_over_before_the_caller_goes_on() -
     thread.close()
 
 
+def test_the_caller_goes_on_before_the_loop_does_something_else() -> None:
+    thread = LoopThread("test")
+    has_returned, seen = threading.Event(), []
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(lambda: seen.append(has_returned.wait(10)))
+
+    thread.run(work)
+    has_returned.set()
+    thread.close()
+    assert seen == [True]
+
+
 def test_who_waits_in_another_thread_is_set_free_by_the_end() -> None:
     thread = LoopThread("test")
     begun, freed = threading.Event(), threading.Event()

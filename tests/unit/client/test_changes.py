@@ -5,12 +5,14 @@ That they are the rows of a batch is shown in `tests/property`.
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 from dataclasses import FrozenInstanceError, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headwater.client.batches import build_batch
@@ -45,8 +47,12 @@ APPLE = Mutation(
 )
 
 
-def read(*pieces: Piece, xattrs: bool = False) -> list[Change]:
-    return list(changes_of(build_batch(pieces, CollectionNames(GARDEN), collections=True, xattrs=xattrs)))
+def batch_of(*pieces: Piece) -> pa.RecordBatch:
+    return build_batch(pieces, CollectionNames(GARDEN), collections=True, xattrs=False)
+
+
+def read(*pieces: Piece) -> list[Change]:
+    return list(changes_of(batch_of(*pieces)))
 
 
 def run(*messages: dcp_changes.Mutation) -> ChangeRun:
@@ -79,6 +85,28 @@ def test_many_changes_keep_their_order() -> None:
     assert type(changes[-1].datatype) is Datatype
 
 
+def test_no_change_keeps_its_batch_in_memory() -> None:
+    before = pa.total_allocated_bytes()
+    count = 3 * ROWS_AT_A_TIME
+    batch = batch_of(run(*(sent(number=number) for number in range(count))))
+    walk = changes_of(batch)
+    changes = [next(walk).keep(), *(change for change in walk if change.seqno % 2)]
+    del batch
+    assert pa.total_allocated_bytes() == before
+    assert changes == [replace(APPLE, seqno=Seqno(number)) for number in (0, *range(1, count, 2))]
+
+
+def test_a_walk_that_is_given_up_leaves_nothing_to_the_garbage_collector() -> None:
+    before = pa.total_allocated_bytes()
+    gc.disable()
+    try:
+        change = next(changes_of(batch_of(run(sent(), sent(number=4)))))
+        assert pa.total_allocated_bytes() == before
+    finally:
+        gc.enable()
+    assert change == APPLE
+
+
 # --- as Python objects --------------------------------------------------------------------------------------------
 
 
@@ -87,6 +115,8 @@ def test_changes_can_not_be_changed_and_can_be_kept() -> None:
     with pytest.raises(FrozenInstanceError):
         change.seqno = Seqno(1)
     assert not hasattr(change, "__dict__")
+    assert not hasattr(APPLE, "colour")
+    assert APPLE.keep() is APPLE
     assert pickle.loads(pickle.dumps(change)) == change
     assert APPLE.key_bytes == "äpple".encode()
     assert len({change, APPLE, replace(APPLE, xattrs={"a": b"1"})}) == 2
