@@ -54,9 +54,6 @@ from headwater.store.prepares import decide_by_changes
 from headwater.store.runs import frame_end
 from headwater.store.vbuckets import is_flush, raise_to, stored_event
 
-RECEIVING_STATES = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
-"""The states in which a vbucket takes what others have written."""
-
 Change = Mutation | Deletion | Expiration
 
 _NO_SEQNO = Seqno(0)
