@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -68,6 +69,7 @@ _LOAD_NUMERATOR, _LOAD_DENOMINATOR = 4, 5
 _ARENA_BYTES = 64 * 2**30
 _ARENA_BYTES_MIN = 2**28
 _MAP_NORESERVE = 0x4000
+_MADV_POPULATE_WRITE = 23
 
 BASE, CAPACITY, COUNT = range(3)
 """Columns of `tables`: the first slot, the number of slots and those in use."""
@@ -205,6 +207,7 @@ class Index:
     def _resize(self, vbucket: int, capacity: int) -> None:
         old_base, old_capacity, count = self.tables[vbucket].tolist()
         base = self._allocate(capacity)
+        self._populate(base, capacity)
         _rehash(self.slots, old_base, old_capacity, base, capacity)
         self.tables[vbucket] = (base, capacity, count)
         self._release(old_base, old_capacity)
@@ -222,6 +225,13 @@ class Index:
             )
         self._next_slot += capacity
         return base
+
+    def _populate(self, base: int, capacity: int) -> None:
+        """Take the memory of slots at once: hashes reach all of it soon, and each page would be faulted in twice, when
+        it is first read and when it is first written."""
+        first, end = base * _SLOT_BYTES // mmap.PAGESIZE * mmap.PAGESIZE, (base + capacity) * _SLOT_BYTES
+        with suppress(OSError):  # of a system before Linux 5.14
+            self._arena.madvise(_MADV_POPULATE_WRITE, first, end - first)
 
     def _release(self, base: int, capacity: int) -> None:
         """Empty the slots and give their memory back: a table that has grown leaves as much behind as it has."""
