@@ -400,10 +400,13 @@ class Bucket:
         # A commit has the CAS of its prepare, and others may have been given since.
         raise_to(self.numbers.max_cas, vbucket, cas)
 
-    def index_changes(self, vbucket: int, run: Bytes, *, documents: int, commit: int) -> None:
-        """Enter a run of changes in the index, and in the numbers that go with it. At most so many are of documents."""
+    def index_changes(self, vbucket: int, run: Bytes, *, documents: int, commit: int, expected: int = 0) -> None:
+        """Enter a run of changes in the index, and in the numbers that go with it. At most so many are of documents.
+
+        `expected` is how many there may be with those that follow.
+        """
         index, numbers = self.index, self.numbers
-        index.make_room(vbucket, documents)
+        index.make_room(vbucket, documents, expected=expected)
         superseded, cas_max, deleted_rev = index_run(
             index.slots, index.tables, vbucket, index.secret, run, commit & COMMIT_LOW
         )

@@ -163,7 +163,9 @@ def receive_run(bucket: Bucket, vbucket: int, run: Bytes, *, end_seqno: Seqno) -
     if documents:
         taken = pending.frames[pending.used_bytes : used]
         pending.add_run(vbucket, int(used))
-        _enter(bucket, vbucket, taken, documents=int(documents))
+        # What is left of the snapshot is taken to be as dense, so that the index grows once for all of it.
+        expected = int(documents) * (end_seqno - int(after)) // int(high - after)
+        _enter(bucket, vbucket, taken, documents=int(documents), expected=expected)
         numbers.high_seqnos[vbucket] = high
     if stop == _RANGE:
         raise SnapshotViolation(
@@ -237,8 +239,8 @@ def _append(bucket: Bucket, vbucket: int, frame: bytes, seqno: Seqno) -> None:
     bucket.numbers.high_seqnos[vbucket] = seqno
 
 
-def _enter(bucket: Bucket, vbucket: int, run: Bytes, *, documents: int) -> None:
-    bucket.index_changes(vbucket, run, documents=documents, commit=bucket.pending.number)
+def _enter(bucket: Bucket, vbucket: int, run: Bytes, *, documents: int, expected: int = 0) -> None:
+    bucket.index_changes(vbucket, run, documents=documents, commit=bucket.pending.number, expected=expected)
     decide_by_changes(bucket.undecided, vbucket, run, bucket.index.secret)
 
 

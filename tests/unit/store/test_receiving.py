@@ -104,6 +104,16 @@ def test_the_index_grows_with_what_comes(bucket: Bucket) -> None:
     assert bucket.find(VBUCKET, CollectionId(0), b"4321") is not None
 
 
+@pytest.mark.parametrize(("end", "slots"), [(1000, 1280), (2**62, 1536)])
+def test_the_index_grows_once_for_a_snapshot_within_bounds(bucket: Bucket, end: int, slots: int) -> None:
+    """A snapshot may end far behind the last document that it still has."""
+    _receive(bucket, *(_set(seqno, b"%d" % seqno) for seqno in range(1, 301)), end=end)
+    assert bucket.index.capacities[VBUCKET] == slots
+    _receive(bucket, *(_set(seqno, b"%d" % seqno) for seqno in range(301, 801)), end=end)
+    assert bucket.index.capacities[VBUCKET] == slots
+    assert bucket.index.live_documents() == 800
+
+
 def test_a_received_bucket_opens_again(bucket: Bucket) -> None:
     _receive(bucket, *(_set(seqno, b"%d" % (seqno % 7)) for seqno in range(1, 50)))
     log = _log(bucket)
