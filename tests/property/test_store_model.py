@@ -24,7 +24,7 @@ from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutati
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import FAILOVER_LOG_ENTRIES_MAX, Seqno
 from headwater.protocol.values import Datatype
-from headwater.store import compaction, settling
+from headwater.store import commits, compaction, settling
 from headwater.store.commits import GroupCommit
 from headwater.store.compaction import expire_documents
 from headwater.store.data_format import Document, VBucketFacts
@@ -102,7 +102,8 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patches = ExitStack()
-        self.patches.enter_context(patch.multiple(settling, BLOCK_BYTES_TARGET=300, STEP_BYTES=200))
+        self.patches.enter_context(patch.multiple(settling, STEP_BYTES=200))
+        self.patches.enter_context(patch.multiple(commits, BLOCK_BYTES_TARGET=300))
         self.patches.enter_context(patch.multiple(compaction, STEP_BYTES=500))
         self.clock = Clock()
         self.sealed: GroupCommit | None = None

@@ -11,6 +11,7 @@ which is the group commit. If persisting fails, `settling.abandon` takes back ev
 writer that waits gets an error.
 
 Published commits stay in memory, and in the journal, until they are settled into the vbuckets' blocks (`settling`).
+Much of one vbucket that a replica receives becomes blocks at once.
 """
 
 from __future__ import annotations
@@ -51,7 +52,14 @@ from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table
 from headwater.store.index import Index, index_run
 from headwater.store.prepares import PendingPrepare, Prepares, UndecidedPrepares, commit_opaque, decode_prepare
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
-from headwater.store.vbuckets import VBucketNumbers, is_flush, manifest_of_runs, raise_to, stored_event
+from headwater.store.vbuckets import (
+    RECEIVING_STATES,
+    VBucketNumbers,
+    is_flush,
+    manifest_of_runs,
+    raise_to,
+    stored_event,
+)
 
 MakeValue = Callable[[Cas, Seqno], bytes]
 """A value that names its own write: it is made once the CAS and the seqno are known."""
@@ -208,7 +216,7 @@ class Bucket:
         """The vbuckets that have changes after a commit was durable. None if that is not known: after more than one
         commit, and after one that changed more than documents."""
         newest = self.young.get(self.durable_commit)
-        if newest is None or newest.number != commit + 1 or newest.extra or newest.advanced_seqnos:
+        if newest is None or newest.number != commit + 1 or newest.extra or newest.advanced_seqnos or newest.is_part:
             return None
         return list(newest.vbuckets())
 
@@ -392,10 +400,13 @@ class Bucket:
         # A commit has the CAS of its prepare, and others may have been given since.
         raise_to(self.numbers.max_cas, vbucket, cas)
 
-    def index_changes(self, vbucket: int, run: Bytes, *, documents: int, commit: int) -> None:
-        """Enter a run of changes in the index, and in the numbers that go with it. At most so many are of documents."""
+    def index_changes(self, vbucket: int, run: Bytes, *, documents: int, commit: int, expected: int = 0) -> None:
+        """Enter a run of changes in the index, and in the numbers that go with it. At most so many are of documents.
+
+        `expected` is how many there may be with those that follow.
+        """
         index, numbers = self.index, self.numbers
-        index.make_room(vbucket, documents)
+        index.make_room(vbucket, documents, expected=expected)
         superseded, cas_max, deleted_rev = index_run(
             index.slots, index.tables, vbucket, index.secret, run, commit & COMMIT_LOW
         )
@@ -641,10 +652,24 @@ class Bucket:
         """Close the pending commit and begin the next; None where there is nothing to commit or one is in flight."""
         if self.pending.is_empty or self.in_flight is not None:
             return None
-        self.begin_due_branches()
-        self.in_flight = self.pending.seal()
+        self.in_flight = self._sealed()
         self.pending.restart(self.in_flight.number + 1)
         return self.in_flight
+
+    def _sealed(self) -> GroupCommit:
+        """The pending commit, closed.
+
+        What it has of a vbucket that is received here becomes blocks at once if it is much, and all before it is in
+        blocks. What is written to an active one is streamed from memory, so it is young first.
+        """
+        self.begin_due_branches()
+        commit = self.pending.seal()
+        at_once = [
+            vbucket
+            for vbucket in commit.large_runs().tolist()
+            if self.numbers.state(vbucket) in RECEIVING_STATES and not self.young.has_any_of(vbucket)
+        ]
+        return commit.with_blocks(at_once) if at_once else commit
 
     def begin_due_branches(self) -> None:
         """Have the next commit begin the branches that the opening of the bucket could not store."""
@@ -656,9 +681,10 @@ class Bucket:
 
     def persist(self, commit: GroupCommit) -> None:
         """Write a commit. Touches the engine and the commit only, so that it may run beside everything else."""
-        changes: list[Change] = list(commit.extra)
-        if len(commit.data):
-            changes.append(PutRow(Table.JOURNAL, commit_key(commit.number), commit.row.data, has_room=True))
+        changes: list[Change] = [*commit.extra, *commit.block_rows()]
+        young = commit.young or commit
+        if len(young.data):
+            changes.append(PutRow(Table.JOURNAL, commit_key(commit.number), young.row.data, has_room=True))
         if self.is_as_found:
             changes.append(DeleteRow(Table.BUCKET, CLEAN_STOP))
         self.engine.write(changes)
@@ -670,8 +696,9 @@ class Bucket:
         self.in_flight = None
         self.durable_commit = commit.number
         self.written_bytes += len(commit.data)
-        if len(commit.data):
-            self.young[commit.number] = commit
+        young = commit.young or commit
+        if len(young.data):
+            self.young[commit.number] = young
         numbers = self.numbers
         last_seqnos(
             commit.data, commit.group_starts, numbers.durable_seqnos, numbers.visible_seqnos, numbers.completed_seqnos
@@ -686,8 +713,7 @@ class Bucket:
         """
         if self.pending.is_empty or self.in_flight is not None:
             return
-        self.begin_due_branches()
-        commit = self.pending.seal()
+        commit = self._sealed()
         self.persist(commit)
         self.in_flight = commit
         self.pending.restart(commit.number + 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,9 +35,18 @@ from headwater.store.checksums import (
     piece_start,
     row_seed,
 )
-from headwater.store.data_format import block_last_seqno, blocks_of
-from headwater.store.engine import Change, Table, View
-from headwater.store.runs import as_run, find_seqno, first_seqno, group_by_vbucket, join_runs
+from headwater.store.data_format import block_key, block_last_seqno, blocks_of
+from headwater.store.engine import Change, PutRow, Table, View
+from headwater.store.runs import (
+    EMPTY_RUN,
+    as_run,
+    find_seqno,
+    first_seqno,
+    group_by_vbucket,
+    join_runs,
+    last_seqno,
+    split_before,
+)
 
 _FIRST_BYTES = 1024 * 1024
 _FIRST_ITEMS = 4096
@@ -46,6 +55,10 @@ _KEPT_BYTES = 16 * 1024 * 1024
 _FIRST_PLACES = 4096
 JOINED_BYTES = 64 * 1024
 """Less than a reader takes at once, and less than the size from which memory is returned to the system."""
+BLOCK_BYTES_TARGET = 256 * 1024
+APPENDED_SHARE = 4
+"""Changes are appended to the last block of their vbucket up to one in so many parts of the target. To append means to
+write the block again, so that blocks filled up to the target would be written three times over in small rounds."""
 COMMIT_LOW = 0xFFFFFFFF
 """The part of a commit's number that the index keeps."""
 PLACE_NUMBER, PLACE_DATA, PLACE_STARTS = range(3)
@@ -65,6 +78,10 @@ class GroupCommit:
     """Facts that become durable with the changes: vbucket states, the manifest."""
     advanced_seqnos: Mapping[int, int] = field(default_factory=dict)
     """The seqnos that vbuckets reach with this commit without a change."""
+    young: GroupCommit | None = None
+    """What the journal and memory get of it, where the rest becomes blocks at once. None for all of it."""
+    is_part: bool = False
+    """The rest of the commit is in blocks."""
     place: tuple[int, int] = field(init=False)
     """For kernels: the addresses of the data and of the group starts."""
 
@@ -78,6 +95,45 @@ class GroupCommit:
     def vbuckets(self) -> Iterator[int]:
         """The vbuckets that have changes here."""
         return iter(np.flatnonzero(np.diff(self.group_starts)).tolist())
+
+    def large_runs(self) -> Column:
+        """The vbuckets of which it has enough for blocks that are left alone."""
+        return np.flatnonzero(np.diff(self.group_starts) >= full_block_bytes())
+
+    def with_blocks(self, vbuckets: Sequence[int]) -> GroupCommit:
+        """The same commit, of which the changes of these vbuckets, ascending, are to become blocks at once."""
+        kept, sizes = [], np.diff(self.group_starts)
+        begin = 0
+        for vbucket in vbuckets:
+            kept.append(self.data[begin : self.group_starts[vbucket]])
+            begin = self.group_starts[vbucket + 1]
+        sizes[list(vbuckets)] = 0
+        row = np.concatenate([*kept, self.data[begin:], np.zeros(CHECKSUM_BYTES, dtype=np.uint8)])
+        group_starts = np.zeros(len(self.group_starts), dtype=np.int64)
+        np.cumsum(sizes, out=group_starts[1:])
+        part = GroupCommit(
+            number=self.number, data=row[:-CHECKSUM_BYTES], row=row, group_starts=group_starts, is_part=True
+        )  # fmt: skip
+        return replace(self, row=EMPTY_RUN, young=part)
+
+    def block_rows(self) -> Iterator[PutRow]:
+        """The blocks that it becomes at once."""
+        if self.young is not None:
+            for vbucket in np.flatnonzero(np.diff(self.group_starts) != np.diff(self.young.group_starts)).tolist():
+                yield from blocks(vbucket, self.run(vbucket))
+
+
+def full_block_bytes() -> int:
+    """From which size on a block is left alone: nothing is appended to it."""
+    return BLOCK_BYTES_TARGET // APPENDED_SHARE
+
+
+def blocks(vbucket: int, run: Bytes) -> Iterator[PutRow]:
+    """A run cut into blocks of about the target size."""
+    while len(run):
+        cut = split_before(run, BLOCK_BYTES_TARGET)
+        yield PutRow(Table.BLOCKS, block_key(vbucket, last_seqno(run[:cut])), run[:cut].data)
+        run = run[cut:]
 
 
 class YoungCommits(dict[int, GroupCommit]):
@@ -111,6 +167,10 @@ class YoungCommits(dict[int, GroupCommit]):
         for vbucket in commit.vbuckets():
             oldest = self._by_vbucket[vbucket].popleft()
             assert oldest is commit, "commits are settled in their order"
+
+    def has_any_of(self, vbucket: int) -> bool:
+        """Whether a vbucket has changes that are not in blocks alone."""
+        return bool(self._by_vbucket.get(vbucket))
 
     def _enter_place(self, commit: GroupCommit) -> None:
         row = self.places[commit.number & (len(self.places) - 1)]

@@ -61,13 +61,13 @@ from headwater.protocol.numbers import Seqno
 from headwater.protocol.values import Datatype, keep_system_xattrs
 from headwater.store.bucket import Bucket, Written
 from headwater.store.checked_engine import CheckedView
+from headwater.store.commits import blocks
 from headwater.store.data_format import RISING_FACTS, Entry, VBucketFacts, block_last_seqno, blocks_of, vbucket_key
 from headwater.store.engine import Change, DeleteRow, PutRow, Table
 from headwater.store.index import BASE, CAPACITY, SEQNO, probe
 from headwater.store.opening import stored_manifest
 from headwater.store.prepares import NO_PREPARES, sync_frames
 from headwater.store.runs import EMPTY_RUN, as_run, first_seqno, split_after
-from headwater.store.settling import blocks
 from headwater.store.vbuckets import Retention
 
 STEP_BYTES = 4 * 1024 * 1024

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -65,9 +66,12 @@ HAS_XATTRS = 0x04
 
 TABLE_SLOTS_MIN = 64
 _LOAD_NUMERATOR, _LOAD_DENOMINATOR = 4, 5
+_FORESEEN_MAX = 4
+"""A table gets no more slots than for so many times the documents that are there, whatever is expected."""
 _ARENA_BYTES = 64 * 2**30
 _ARENA_BYTES_MIN = 2**28
 _MAP_NORESERVE = 0x4000
+_MADV_POPULATE_WRITE = 23
 
 BASE, CAPACITY, COUNT = range(3)
 """Columns of `tables`: the first slot, the number of slots and those in use."""
@@ -148,12 +152,17 @@ class Index:
         seqnos: Column = np.sort(self.slots[base : base + capacity, SEQNO])
         return seqnos[capacity - count :]
 
-    def make_room(self, vbucket: int, documents: int) -> None:
-        """Grow the table of a vbucket so that this many more documents fit."""
+    def make_room(self, vbucket: int, documents: int, *, expected: int = 0) -> None:
+        """Grow the table of a vbucket so that this many more documents fit.
+
+        One that has to grow does so for all that are expected, up to a few times what it will hold by then.
+        """
         _, capacity, count = self.tables[vbucket].tolist()
-        needed = (count + documents) * _LOAD_DENOMINATOR // _LOAD_NUMERATOR + 1
+        held = count + documents
+        needed = _slots_for(held)
         if needed > capacity:
-            grown = max(TABLE_SLOTS_MIN, needed, capacity * 3 // 2)
+            foreseen = _slots_for(min(count + expected, _FORESEEN_MAX * held))
+            grown = max(TABLE_SLOTS_MIN, needed, foreseen, capacity * 3 // 2)
             self._resize(vbucket, -(-grown // TABLE_SLOTS_MIN) * TABLE_SLOTS_MIN)
 
     def forget(self, vbucket: int, seqnos: Column) -> int:
@@ -205,6 +214,7 @@ class Index:
     def _resize(self, vbucket: int, capacity: int) -> None:
         old_base, old_capacity, count = self.tables[vbucket].tolist()
         base = self._allocate(capacity)
+        self._populate(base, capacity)
         _rehash(self.slots, old_base, old_capacity, base, capacity)
         self.tables[vbucket] = (base, capacity, count)
         self._release(old_base, old_capacity)
@@ -223,6 +233,13 @@ class Index:
         self._next_slot += capacity
         return base
 
+    def _populate(self, base: int, capacity: int) -> None:
+        """Take the memory of slots at once: hashes reach all of it soon, and each page would be faulted in twice, when
+        it is first read and when it is first written."""
+        first, end = base * _SLOT_BYTES // mmap.PAGESIZE * mmap.PAGESIZE, (base + capacity) * _SLOT_BYTES
+        with suppress(OSError):  # of a system before Linux 5.14
+            self._arena.madvise(_MADV_POPULATE_WRITE, first, end - first)
+
     def _release(self, base: int, capacity: int) -> None:
         """Empty the slots and give their memory back: a table that has grown leaves as much behind as it has."""
         if capacity == 0:
@@ -233,6 +250,10 @@ class Index:
         if whole_pages:
             self._arena.madvise(mmap.MADV_DONTNEED, whole_pages.start, len(whole_pages))
         self._free.setdefault(capacity, []).append(base)
+
+
+def _slots_for(documents: int) -> int:
+    return documents * _LOAD_DENOMINATOR // _LOAD_NUMERATOR + 1
 
 
 def _reserve_arena() -> mmap.mmap:

@@ -54,9 +54,6 @@ from headwater.store.prepares import decide_by_changes
 from headwater.store.runs import frame_end
 from headwater.store.vbuckets import is_flush, raise_to, stored_event
 
-RECEIVING_STATES = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
-"""The states in which a vbucket takes what others have written."""
-
 Change = Mutation | Deletion | Expiration
 
 _NO_SEQNO = Seqno(0)
@@ -166,7 +163,9 @@ def receive_run(bucket: Bucket, vbucket: int, run: Bytes, *, end_seqno: Seqno) -
     if documents:
         taken = pending.frames[pending.used_bytes : used]
         pending.add_run(vbucket, int(used))
-        _enter(bucket, vbucket, taken, documents=int(documents))
+        # What is left of the snapshot is taken to be as dense, so that the index grows once for all of it.
+        expected = int(documents) * (end_seqno - int(after)) // int(high - after)
+        _enter(bucket, vbucket, taken, documents=int(documents), expected=expected)
         numbers.high_seqnos[vbucket] = high
     if stop == _RANGE:
         raise SnapshotViolation(
@@ -240,8 +239,8 @@ def _append(bucket: Bucket, vbucket: int, frame: bytes, seqno: Seqno) -> None:
     bucket.numbers.high_seqnos[vbucket] = seqno
 
 
-def _enter(bucket: Bucket, vbucket: int, run: Bytes, *, documents: int) -> None:
-    bucket.index_changes(vbucket, run, documents=documents, commit=bucket.pending.number)
+def _enter(bucket: Bucket, vbucket: int, run: Bytes, *, documents: int, expected: int = 0) -> None:
+    bucket.index_changes(vbucket, run, documents=documents, commit=bucket.pending.number, expected=expected)
     decide_by_changes(bucket.undecided, vbucket, run, bucket.index.secret)
 
 

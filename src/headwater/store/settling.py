@@ -24,7 +24,7 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
 from headwater.store.checked_engine import CheckedView
-from headwater.store.commits import GroupCommit
+from headwater.store.commits import GroupCommit, blocks, full_block_bytes
 from headwater.store.data_format import (
     BUCKET_FACTS,
     BucketFacts,
@@ -37,12 +37,8 @@ from headwater.store.data_format import (
 )
 from headwater.store.engine import Change, DeleteRow, PutRow, Table
 from headwater.store.opening import load_vbucket, stored_manifest
-from headwater.store.runs import as_run, gather_runs, last_seqno, split_after, split_before
+from headwater.store.runs import as_run, gather_runs, last_seqno, split_after
 
-BLOCK_BYTES_TARGET = 256 * 1024
-APPENDED_SHARE = 4
-"""Changes are appended to the last block of their vbucket up to one in so many parts of the target. To append means to
-write the block again, so that blocks filled up to the target would be written three times over in small rounds."""
 YOUNG_BYTES_MAX = 64 * 1024 * 1024
 """When to settle: what is young is held in memory. In 1,024 vbuckets it makes blocks that nothing is appended to."""
 YOUNG_COMMITS_MAX = 2048
@@ -138,7 +134,7 @@ def settle_vbucket(view: CheckedView, vbucket: int, fresh: Bytes) -> list[Change
     changes: list[Change] = []
     # Small blocks up to twice the size of what comes behind them are taken along. So there are few of them, and a
     # change is written again only a few times before its block is full, however little is settled at a time.
-    appended_max = BLOCK_BYTES_TARGET // APPENDED_SHARE
+    appended_max = full_block_bytes()
     while last is not None and last[0] >= start and last[1] < appended_max and last[1] <= 2 * size:
         try:
             block = view.get(Table.BLOCKS, last[0])
@@ -150,14 +146,6 @@ def settle_vbucket(view: CheckedView, vbucket: int, fresh: Bytes) -> list[Change
         size += len(block)
         last = view.last_size_before(Table.BLOCKS, last[0])
     return [*changes, *blocks(vbucket, np.concatenate([*merged, fresh]) if merged else fresh)]
-
-
-def blocks(vbucket: int, run: Bytes) -> Iterator[PutRow]:
-    """A run cut into blocks of about the target size."""
-    while len(run):
-        cut = split_before(run, BLOCK_BYTES_TARGET)
-        yield PutRow(Table.BLOCKS, block_key(vbucket, last_seqno(run[:cut])), run[:cut].data)
-        run = run[cut:]
 
 
 # --- taking changes back ------------------------------------------------------------------------------------------

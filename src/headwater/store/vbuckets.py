@@ -36,6 +36,9 @@ from headwater.store.data_format import VBucketFacts, decode_stored
 ABSENT = 0
 """The state number of a vbucket that does not exist here."""
 
+RECEIVING_STATES = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
+"""The states in which a vbucket takes what others have written."""
+
 _NO_CAS = Cas(0)
 _LOGICAL_BITS = 0xFFFF
 """A CAS is a time in nanoseconds whose low 16 bits count writes within the same tick."""

@@ -13,7 +13,7 @@ from headwater.protocol.messages.dcp_changes import Expiration, Mutation
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, Seqno
 from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, encode_xattrs
-from headwater.store import compaction, settling
+from headwater.store import commits, compaction, settling
 from headwater.store.bucket import Bucket, GivenVersion
 from headwater.store.compaction import (
     compact_vbucket,
@@ -57,13 +57,13 @@ def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Whatever is said of one step holds for many: with this, one frame a block and one block a step."""
     monkeypatch.setattr(compaction, "STEP_BYTES", request.param)
     if request.param == 1:
-        monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", 1)
+        monkeypatch.setattr(commits, "BLOCK_BYTES_TARGET", 1)
 
 
 @pytest.fixture(params=[1, 2**18], ids=["small blocks", "one block"])
 def block_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where exactly the window begins does not depend on where blocks do."""
-    monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", request.param)
+    monkeypatch.setattr(commits, "BLOCK_BYTES_TARGET", request.param)
 
 
 def settle(bucket: Bucket) -> None:
@@ -290,7 +290,7 @@ def test_a_deletion_behind_its_cas_revives_no_document(bucket: Bucket, clock: Cl
 def test_time_between_steps_revives_no_document(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step keeps k, which is just inside the window; the deletion would be outside for the second."""
     monkeypatch.setattr(compaction, "STEP_BYTES", 1)
-    monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", 1)
+    monkeypatch.setattr(commits, "BLOCK_BYTES_TARGET", 1)
     write(bucket, "k")
     clock.advance(1)
     write(bucket, "-k")
@@ -356,7 +356,7 @@ def test_a_rollback_between_steps_revives_no_document(
     bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "STEP_BYTES", 1)
-    monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", 1)
+    monkeypatch.setattr(commits, "BLOCK_BYTES_TARGET", 1)
     write(bucket, "k", "-k")
     clock.advance(100)
     put(bucket, 0, b"k", b"pending")

@@ -218,7 +218,7 @@ def test_a_commit_in_flight_is_no_clean_stop() -> None:
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.store.settling.BLOCK_BYTES_TARGET", 200)
+    monkeypatch.setattr("headwater.store.commits.BLOCK_BYTES_TARGET", 200)
     monkeypatch.setattr("headwater.store.settling.STEP_BYTES", 1)
     monkeypatch.setattr("headwater.store.compaction.STEP_BYTES", 300)
 

@@ -25,11 +25,11 @@ from headwater.protocol.numbers import (
 )
 from headwater.protocol.system_events import CollectionCreated, encode_event
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
-from headwater.store import receiving
+from headwater.store import commits, receiving
 from headwater.store.bucket import Bucket
 from headwater.store.runs import as_run
-from headwater.store.settling import abandon, roll_back
-from support.store_harness import facts_of, new_bucket, reopened
+from headwater.store.settling import abandon, roll_back, settle_now
+from support.store_harness import facts_of, new_bucket, put, reopened
 
 VBUCKET = 1
 END = Seqno(100)
@@ -104,6 +104,16 @@ def test_the_index_grows_with_what_comes(bucket: Bucket) -> None:
     assert bucket.find(VBUCKET, CollectionId(0), b"4321") is not None
 
 
+@pytest.mark.parametrize(("end", "slots"), [(1000, 1280), (2**62, 1536)])
+def test_the_index_grows_once_for_a_snapshot_within_bounds(bucket: Bucket, end: int, slots: int) -> None:
+    """A snapshot may end far behind the last document that it still has."""
+    _receive(bucket, *(_set(seqno, b"%d" % seqno) for seqno in range(1, 301)), end=end)
+    assert bucket.index.capacities[VBUCKET] == slots
+    _receive(bucket, *(_set(seqno, b"%d" % seqno) for seqno in range(301, 801)), end=end)
+    assert bucket.index.capacities[VBUCKET] == slots
+    assert bucket.index.live_documents() == 800
+
+
 def test_a_received_bucket_opens_again(bucket: Bucket) -> None:
     _receive(bucket, *(_set(seqno, b"%d" % (seqno % 7)) for seqno in range(1, 50)))
     log = _log(bucket)
@@ -111,6 +121,27 @@ def test_a_received_bucket_opens_again(bucket: Bucket) -> None:
     assert b"".join(run.tobytes() for run in again.runs(VBUCKET)) == log
     assert again.vbuckets.superseded[VBUCKET] == bucket.vbuckets.superseded[VBUCKET]
     assert facts_of(again, VBUCKET) == facts_of(bucket, VBUCKET)
+
+
+def test_much_of_a_vbucket_becomes_blocks_at_once(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not behind what is young: of a vbucket that is always the newest."""
+    monkeypatch.setattr(commits, "BLOCK_BYTES_TARGET", 4096)
+    for first, last, is_young in ((1, 40, False), (41, 41, True), (42, 80, True)):
+        _receive(bucket, *(_set(seqno, b"%d" % (seqno % 50)) for seqno in range(first, last + 1)))
+        put(bucket, 2, b"little", b"%d" % first)
+        before = bucket.durable_commit
+        bucket.commit_now()
+        assert list(bucket.young[before + 1].vbuckets()) == ([VBUCKET, 2] if is_young else [2])
+        assert bucket.changed_after(before) == ([VBUCKET, 2] if is_young else None), "or all streams have to look"
+        entry = bucket.find(VBUCKET, CollectionId(0), b"%d" % (last % 50))
+        assert entry is not None
+        assert bucket.read(VBUCKET, entry).seqno == last
+    log = _log(bucket)
+    again = reopened(bucket)
+    for _ in range(2):
+        assert b"".join(run.tobytes() for run in again.runs(VBUCKET)) == log
+        assert facts_of(again, VBUCKET) == facts_of(bucket, VBUCKET)
+        settle_now(again)
 
 
 @pytest.mark.parametrize("last", [3, 2, 101])

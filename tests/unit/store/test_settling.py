@@ -12,7 +12,7 @@ from headwater.errors import StoreFull
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
-from headwater.store import compaction, settling
+from headwater.store import commits, compaction, settling
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import block_last_seqno, blocks_of
 from headwater.store.engine import MemoryEngine, PutRow, Table
@@ -43,7 +43,7 @@ TARGET = 1000
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", TARGET)
+    monkeypatch.setattr(commits, "BLOCK_BYTES_TARGET", TARGET)
 
 
 def blocks(bucket: Bucket, vbucket: int) -> list[tuple[int, int]]:
@@ -93,7 +93,7 @@ def test_a_small_last_block_is_filled_up(bucket: Bucket) -> None:
         write(bucket, 0, 1)
         settle_now(bucket)
     sizes = [size for _, size in blocks(bucket, 0)]
-    assert min(sizes[:-1]) >= TARGET // settling.APPENDED_SHARE
+    assert min(sizes[:-1]) >= TARGET // commits.APPENDED_SHARE
     assert seqnos_of(bucket, 0) == list(range(1, 61))
 
 
@@ -252,7 +252,7 @@ def recorded(bucket: Bucket, clock: Clock, *, changes: int, seed: int = 1) -> li
 
 
 def test_a_rollback_inside_the_window_of_a_compacted_vbucket_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", 400)
+    monkeypatch.setattr(commits, "BLOCK_BYTES_TARGET", 400)
     for step_bytes in (1, 1000, 2**24):
         monkeypatch.setattr(compaction, "STEP_BYTES", step_bytes)
         for target in range(61, 101, 7):

@@ -29,8 +29,9 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.states import ConsumerStream
 from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.values import Datatype
-from headwater.store.receiving import RECEIVING_STATES, resume_offset
+from headwater.store.receiving import resume_offset
 from headwater.store.settling import roll_back
+from headwater.store.vbuckets import RECEIVING_STATES
 
 FIRST_STREAM_OPAQUE = 0x1000
 """As in the seed's example. Those of control messages are lower."""

@@ -41,6 +41,7 @@ from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.stream_requests import StreamRequestValue
 from headwater.store import receiving
 from headwater.store.bucket import Bucket
+from headwater.store.vbuckets import RECEIVING_STATES
 
 # --- durable writes -----------------------------------------------------------------------------------------------
 #
@@ -391,7 +392,7 @@ class ReplicaStream(ConsumedStream):
 
     def _check_receiving(self) -> None:
         numbers = self._bucket.vbuckets
-        if numbers.state(self.vbucket) not in receiving.RECEIVING_STATES:
+        if numbers.state(self.vbucket) not in RECEIVING_STATES:
             raise RequestRefused(Status.NOT_MY_VBUCKET, "the vbucket is not a copy any more")
         if numbers.high_seqno(self.vbucket) != self.tracker.offset.seqno:
             raise RequestRefused(Status.KEY_ENOENT, "the vbucket is not where the stream has brought it")
