@@ -357,7 +357,10 @@ class Stream:
 
     def _send_changes(self, output: Output, snapshot: Snapshot, until: int) -> None:
         needed = snapshot.listed if snapshot.listing is Listing.NEWEST else None
-        for run in self._bucket.runs(self.vbucket, after_seqno=self.passed_seqno, needed=needed):
+        # A scope may get another collection inside the snapshot.
+        is_fixed = self._filter.scope is None and not snapshot.keeps_dropped_collections
+        wanted = self._filter.wanted(self._bucket.manifest) if is_fixed else None
+        for run in self._bucket.runs(self.vbucket, after_seqno=self.passed_seqno, needed=needed, wanted=wanted):
             if not self._send_run(output, snapshot, run, until):
                 return
             if self.passed_seqno >= snapshot.end_seqno:
