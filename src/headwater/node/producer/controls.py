@@ -7,7 +7,7 @@ version takes is in its dialect (`protocol.dialects`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from functools import lru_cache
@@ -256,9 +256,9 @@ class StreamFilter:
         self.scope = scope
         self.knows_collections = knows_collections
         """A consumer that does not gets the default collection, and no system events."""
-        self._live = set(self.collections or ())
+        self._live = self.collections or frozenset[CollectionId]()
         if scope is not None:
-            self._live = {c.id for holder, c in manifest.collections() if holder.id == scope}
+            self._live = frozenset(c.id for holder, c in manifest.collections() if holder.id == scope)
         self._is_scope_dropped = False
         self._wanted: Column | None = None
         self._wanted_as_of: Manifest | None = None
@@ -281,7 +281,7 @@ class StreamFilter:
             self._wanted_as_of = manifest
         return self._wanted
 
-    def _wanted_ids(self, manifest: Manifest) -> set[CollectionId] | None:
+    def _wanted_ids(self, manifest: Manifest) -> Set[CollectionId] | None:
         if not self.knows_collections:
             return {DEFAULT_COLLECTION}
         if not self.lets_all_pass:
@@ -302,7 +302,7 @@ class StreamFilter:
             return False
         concerns = event.collection_id in self.collections
         if concerns and isinstance(event, system_events.CollectionDropped):
-            self._live.discard(event.collection_id)
+            self._live -= {event.collection_id}
             self._wanted_as_of = None
         return concerns
 
@@ -310,9 +310,9 @@ class StreamFilter:
         if event.scope_id != self.scope:
             return False
         if isinstance(event, system_events.CollectionCreated):
-            self._live.add(event.collection_id)
+            self._live |= {event.collection_id}
         elif isinstance(event, system_events.CollectionDropped):
-            self._live.discard(event.collection_id)
+            self._live -= {event.collection_id}
         self._is_scope_dropped |= isinstance(event, system_events.ScopeDropped)
         self._wanted_as_of = None
         return True
