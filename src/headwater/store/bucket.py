@@ -717,7 +717,7 @@ class Bucket:
                     wanted=wanted,
                     known=self.known_pieces,
                 ):
-                    yield run[split_after(run, after_seqno) :]
+                    yield run if reached > after_seqno else run[split_after(run, after_seqno) :]
                     reached = last
         for run in joined_runs(young, vbucket):
             start = split_after(run, reached)

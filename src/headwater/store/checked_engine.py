@@ -47,6 +47,7 @@ from headwater.store.data_format import (
 from headwater.store.engine import Change, Engine, PutRow, Table, View
 from headwater.store.runs import as_run, first_seqno, is_sound
 
+_BLOCKS = Table.BLOCKS.value
 FIRST, LAST = b"", b"\xff" * 16
 """Below and above all keys."""
 
@@ -196,7 +197,7 @@ class CheckedView:
                 first, last = np.searchsorted(needed, (u64(begin), u64(passed)), side="right").tolist()
                 if first == last and begin >= needed_upto:
                     continue
-            row, seed = read_only(as_run(value)), u32(row_seed(Table.BLOCKS.value, key))
+            row, seed = read_only(as_run(value)), u32(row_seed(_BLOCKS, key))
             bits = None if known is None or wanted is None else known.find(vbucket, key, row)
             if bits is None:
                 start, end = check_block(row, seed, u64(after_seqno))

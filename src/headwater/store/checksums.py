@@ -19,6 +19,7 @@ side by side in the time of one.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,10 @@ _ONES: Any = np.uint32(0xFFFFFFFF)
 """A checksum begins with all bits set, and is given out inverted."""
 
 
+_KEPT_SEEDS = 16 * 1024
+"""Streams come to the same blocks again and again."""
+
+
 # --- whole rows ---------------------------------------------------------------------------------------------------
 
 
@@ -120,6 +125,7 @@ def crc32c(data: AnyBytes, seed: UInt32) -> int:
     return int(_finish(data, i64(0), i64(len(data)), u32(seed) ^ _ONES) ^ _ONES)
 
 
+@lru_cache(_KEPT_SEEDS)
 def row_seed(table: bytes, key: bytes) -> int:
     """The checksum that a row's own goes on from."""
     return int(crc32c(np.frombuffer(table + b"\0" + key, dtype=np.uint8), u32(0)))

@@ -333,25 +333,26 @@ class KnownEvent:
     """What an event says, whatever its vbucket and its seqno."""
 
     def __init__(self, stored: EncodedEvent) -> None:
-        self.event: Event = system_events.decode_event(_message(stored, Seqno(0)))
-        self._encoded: dict[bool, EncodedEvent] = {}
+        message = SystemEvent(
+            seqno=Seqno(0), event=stored.event, version=stored.version, key=stored.key, value=stored.value
+        )
+        self.event: Event = system_events.decode_event(message)
+        self._encoded: dict[bool, tuple[bytes, bytes, bytes]] = {}
         if stored.version != system_events.FLATBUFFERS_VERSION:
-            self._encoded[False] = stored
+            self._encoded[False] = _parts(stored)
 
-    def message(self, seqno: Seqno, *, as_flatbuffers: bool) -> SystemEvent:
-        """The message for a consumer that has asked for this form."""
+    def parts(self, seqno: Seqno, *, as_flatbuffers: bool) -> tuple[bytes, bytes, bytes]:
+        """Extras, key and value of the message for a consumer that has asked for this form."""
         encoded = self._encoded.get(as_flatbuffers)
         if encoded is None:
-            encoded = self._encoded[as_flatbuffers] = system_events.encode_event(
-                self.event, as_flatbuffers=as_flatbuffers
-            )
-        return _message(encoded, seqno)
+            event = system_events.encode_event(self.event, as_flatbuffers=as_flatbuffers)
+            encoded = self._encoded[as_flatbuffers] = _parts(event)
+        kind, key, value = encoded
+        return seqno.to_bytes(8) + kind, key, value
 
 
-def _message(encoded: EncodedEvent, seqno: Seqno) -> SystemEvent:
-    return SystemEvent(
-        seqno=seqno, event=encoded.event, version=encoded.version, key=encoded.key, value=encoded.value
-    )  # fmt: skip
+def _parts(encoded: EncodedEvent) -> tuple[bytes, bytes, bytes]:
+    return encoded.event.to_bytes(4) + bytes([encoded.version]), encoded.key, encoded.value
 
 
 class EventInRun(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from headwater.errors import StoreError
 from headwater.kernels.memory import Bytes, i64, kernel, load_u32, store_u16, store_u32, u16, u32
@@ -18,10 +18,10 @@ from headwater.node.producer.outbound import FROM_DISK, Listing, OutboundStop, O
 from headwater.node.producer.snapshot import Snapshot, history_start, snapshot_marker, take_snapshot
 from headwater.protocol import states
 from headwater.protocol.features import Magic
-from headwater.protocol.frames import HEADER, stream_id
+from headwater.protocol.frames import HEADER, encode_frame_infos, stream_id
 from headwater.protocol.kernels.frame_runs import FLEXIBLE_REQUEST
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_changes import OsoFlags, OsoSnapshot, SeqnoAdvanced
+from headwater.protocol.messages.dcp_changes import OsoFlags, OsoSnapshot, SeqnoAdvanced, SystemEvent
 from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamEnd, StreamFlags, VBucketState
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 from headwater.protocol.states import ProducerStream
@@ -97,6 +97,7 @@ def set_stream(frames: Bytes, at: int, end: int, opaque: int, stream_id: int) ->
         at += _HEADER_BYTES + i64(load_u32(frames, at + 8))
 
 
+_END_EXTRAS = {cause: StreamEnd(reason=reason).encode_extras() for cause, reason in states.END_REASONS.items()}
 CHUNK_BYTES = 512 * 1024
 """What a stream sends before the next one has its turn."""
 
@@ -121,11 +122,15 @@ class StreamTerms:
     is_takeover: bool = field(init=False)
     is_disk_only: bool = field(init=False)
     ignores_purges: bool = field(init=False)
+    framing: bytes = field(init=False)
+    """The framing extras of all messages: the id of the stream, if it has one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_takeover", StreamFlags.TAKEOVER in self.flags)
         object.__setattr__(self, "is_disk_only", StreamFlags.DISK_ONLY in self.flags)
         object.__setattr__(self, "ignores_purges", StreamFlags.IGNORE_PURGED_TOMBSTONES in self.flags)
+        infos = () if self.stream_id is None else (stream_id(self.stream_id),)
+        object.__setattr__(self, "framing", encode_frame_infos(infos))
 
 
 class Stream:
@@ -171,6 +176,7 @@ class Stream:
         self.vbuuid_at_start = numbers.vbuuids[vbucket]
         self.opaque = opaque
         self.stream_id = terms.stream_id
+        self._framing = terms.framing
         self.start_seqno = start_seqno
         self.passed_seqno = start_seqno
         """Everything up to here has been sent, or is not for this stream."""
@@ -440,7 +446,8 @@ class Stream:
         if is_expressible and self._filter.concerns(event):
             snapshot.last_sent_seqno = found.seqno
             self.frames_sent += 1
-            output.append(self._encode(found.known.message(found.seqno, as_flatbuffers=as_flatbuffers)))
+            extras, key, value = found.known.parts(found.seqno, as_flatbuffers=as_flatbuffers)
+            output.append(self._frame(SystemEvent.opcode, extras, key, value))
         return found.end
 
     # --- takeover -------------------------------------------------------------------------------------------------
@@ -478,14 +485,14 @@ class Stream:
         if was_pending:
             self._dead_commit = self._bucket.set_vbucket_state(self.vbucket, VBucketState.DEAD)
             return b""
-        return self._encode(StreamEnd(reason=states.END_REASONS[states.EndReached]))
+        return self._end_message(states.EndReached)
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
     def close(self, *, sends_end: bool) -> bytes:
         """The consumer has closed the stream."""
         self._advance(states.CloseRequested)
-        return self._encode(StreamEnd(reason=states.END_REASONS[states.CloseRequested])) if sends_end else b""
+        return self._end_message(states.CloseRequested) if sends_end else b""
 
     def disconnect(self) -> None:
         if not self.is_ended:
@@ -495,7 +502,7 @@ class Stream:
         """End the stream for a cause that the table of states knows. Returns the message for it."""
         self._advance(cause)
         self._snapshot = None
-        return self._encode(StreamEnd(reason=states.END_REASONS[cause]))
+        return self._end_message(cause)
 
     def _advance(self, event: type) -> None:
         if event in (states.BackfillStarted, states.BackfillDone) and self.is_handing_over:
@@ -508,14 +515,17 @@ class Stream:
 
     # --- messages -------------------------------------------------------------------------------------------------
 
+    def _end_message(self, cause: type) -> bytes:
+        return self._frame(StreamEnd.opcode, _END_EXTRAS[cause])
+
     def _encode(self, message: Request) -> bytes:
+        return self._frame(message.opcode, message.encode_extras(), message.encode_key(), message.encode_value())
+
+    def _frame(self, opcode: int, extras: bytes, key: bytes = b"", value: bytes = b"") -> bytes:
         """A message of this stream: its parts behind a header that says which stream it is of."""
-        if self.stream_id is not None:
-            infos = (stream_id(self.stream_id),)
-            return replace(message, vbucket=self.vbucket, opaque=self.opaque, frame_infos=infos).encode()
-        extras, key, value = message.encode_extras(), message.encode_key(), message.encode_value()
-        body_bytes = len(extras) + len(key) + len(value)
-        header = HEADER.pack(
-            Magic.REQUEST, message.opcode, len(key), len(extras), 0, self.vbucket, body_bytes, self.opaque, 0
-        )
-        return header + extras + key + value
+        framing, lengths, magic = self._framing, len(key), Magic.REQUEST
+        if framing:
+            lengths, magic = len(framing) << 8 | len(key), Magic.FLEXIBLE_REQUEST
+        body_bytes = len(framing) + len(extras) + len(key) + len(value)
+        header = HEADER.pack(magic, opcode, lengths, len(extras), 0, self.vbucket, body_bytes, self.opaque, 0)
+        return header + framing + extras + key + value
