@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,13 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, ManifestUid, Seqno, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import FLATBUFFERS_VERSION, CollectionCreated, ScopeCreated, decode_event
+from headwater.store import checked_engine
+from headwater.store.checksums import check_wanted
 from headwater.store.receiving import begin_snapshot, receive_change, receive_event
 from headwater.store.scan import CollectionSeqnos
 from headwater.store.settling import remove_vbucket, roll_back
 from support.cases import case_apart
-from support.dcp_world import COLLECTIONS, Consumer, World, brief, changes, of_type, stream_request
+from support.dcp_world import COLLECTIONS, VBUCKET, Consumer, World, brief, changes, of_type, resume, stream_request
 
 FRUIT, SHOP, ORDERS = 8, 9, 10
 """Collection, scope, collection of that scope."""
@@ -97,6 +100,43 @@ def test_a_collection_with_a_max_ttl_is_told_in_version_1(world: World) -> None:
 def test_a_filter_brings_only_its_documents_and_events(shop: World, value: bytes, expected: list[str]) -> None:
     """A seqno-advanced says where the snapshot ends if the filter hides its last change."""
     assert _consumer(shop).stream(value=value, end_seqno=7) == ["marker 0..7", *expected, "end OK"]
+
+
+def test_a_collection_is_streamed_again_without_reading_what_is_not_of_it(
+    shop: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stream finds out what the pieces of blocks hold, and so do those after a rollback to other changes."""
+    checked = 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal checked
+        start, end, piece = check_wanted(*arguments)
+        checked += end - start
+        return start, end, piece
+
+    monkeypatch.setattr(checked_engine, "check_wanted", counted)
+    large = b'"%s"' % (b"x" * 5000)
+    others = [f"other {number}" for number in range(40)]
+    shop.write(*others, value=large)
+    shop.write("kiwi", collection=FRUIT)
+    shop.write(*others, value=large, collection=ORDERS)
+    shop.set_manifest(shop.bucket.manifest.with_collection("_default", "new"))
+    shop.settle()
+    value = b'{"collections":["8"]}'
+    expected = ["set 8:apple@5", "set 8:pear@7", "set 8:kiwi@48"]
+    assert changes(_consumer(shop).stream(value=value)) == expected
+    assert checked == 0
+    assert changes(_consumer(shop).stream(value=value)) == expected
+    assert 0 < checked < 20 * len(large)
+    assert len(changes(_consumer(shop).stream(value=b'{"collections":["8","a"]}'))) == 44
+    assert changes(_consumer(shop).stream(value=value, **resume(shop, 7))) == expected[2:]
+    roll_back(shop.bucket, VBUCKET, Seqno(47), branch=True)
+    shop.write("lime", "plum", collection=FRUIT)
+    shop.write(*others[2:], value=large)
+    shop.settle()
+    expected[2:] = ["set 8:lime@48", "set 8:plum@49"]
+    for _ in range(2):
+        assert changes(_consumer(shop).stream(value=value)) == expected
 
 
 def test_a_scope_filter_follows_collections_that_come_later(shop: World) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from headwater.node.producer.connection import OpenedStreams, ProducerConnection
 from headwater.node.producer.outbound import Output
-from headwater.protocol.frames import decode_frames
+from headwater.protocol.frames import Frame, decode_frames
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags
+from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags, VBucketState
 from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import StreamRequestValue
 from support.cases import case_apart
-from support.dcp_world import COLLECTIONS, OPAQUE, World, changes, of_type, resume, stream_request
+from support.dcp_world import COLLECTIONS, OPAQUE, PURGE_ALL, World, changes, of_type, resume, stream_request
 
 # --- what is answered ---------------------------------------------------------------------------------------------
 
@@ -20,6 +23,63 @@ def test_stream_open_is_answered_with_the_failover_log(world: World) -> None:
     answer = world.consumer().open()
     assert answer.opaque == OPAQUE
     assert [(entry.vbuuid, entry.seqno) for entry in answer.failover_log] == [(world.vbuuid(), 0)]
+
+
+def test_requests_that_come_together_are_judged_like_single_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection opens streams that are asked for alike without a closer look, and looks closer where it must."""
+    world.set_manifest(world.bucket.manifest.with_collection("_default", "new"))
+    for vbucket in range(8):
+        for number in range(3):
+            world.put(f"key {number}", vbucket=vbucket, collection=8 * (number % 2))
+    world.commit()
+    first = world.vbuuid(2)
+    for vbucket, state in ((1, VBucketState.REPLICA), (2, VBucketState.REPLICA), (2, VBucketState.ACTIVE)):
+        world.bucket.set_vbucket_state(vbucket, state)
+    world.remove("key 0")
+    world.put("key 1")
+    world.compact(PURGE_ALL)
+    latest, takeover, all_of = StreamFlags.LATEST, StreamFlags.TAKEOVER, StreamRequestValue(collections=(0, 8)).encode()
+    points: list[tuple[int, dict[str, Any]]] = [
+        *((vbucket, {}) for vbucket in (0, 4, 5, 5, 6, 900)),
+        (1, {}),
+        (7, {"snapshot_end_seqno": 9}),
+        (7, {"start_seqno": 2, "end_seqno": 1, "vbuuid": world.vbuuid(7)}),
+        (7, {"start_seqno": 2, "snapshot_start_seqno": 3, "vbuuid": world.vbuuid(7)}),
+        (7, {"start_seqno": 9, "vbuuid": world.vbuuid(7)}),
+        (7, {"start_seqno": 2, "vbuuid": 1}),
+        (7, {"start_seqno": 2, "vbuuid": world.vbuuid(7)}),
+        (0, {"start_seqno": 4, "vbuuid": world.vbuuid(0)}),
+        (2, {"start_seqno": 2, "vbuuid": first}),
+        (2, {"start_seqno": 9, "vbuuid": first}),
+        (3, {"start_seqno": 1, "snapshot_start_seqno": 0, "snapshot_end_seqno": 7, "vbuuid": world.vbuuid(3)}),
+        (3, {"start_seqno": 1, "snapshot_start_seqno": 0, "snapshot_end_seqno": 3, "vbuuid": world.vbuuid(3)}),
+    ]
+    kinds: list[dict[str, Any]] = [{}, {"flags": latest}, {"flags": takeover}, {"flags": latest, "value": all_of}]
+    opened = 0
+    open_alike = ProducerConnection.open_alike
+
+    def counted(*arguments: Any) -> OpenedStreams:
+        nonlocal opened
+        found = open_alike(*arguments)
+        opened += found.count
+        return found
+
+    def received(kind: dict[str, Any], order: int) -> list[Frame]:
+        requests = [
+            stream_request(vbucket=vbucket, opaque=number, **point, **kind)
+            for number, (vbucket, point) in enumerate(points[::order])
+        ]
+        consumer = world.consumer(features=COLLECTIONS)
+        consumer.send(*requests)
+        return consumer.frames()
+
+    for kind in kinds:
+        for order in (1, -1):
+            monkeypatch.setattr(ProducerConnection, "open_alike", counted)
+            together = received(kind, order)
+            monkeypatch.setattr(ProducerConnection, "open_alike", lambda *arguments: OpenedStreams())
+            assert together == received(kind, order)
+    assert opened >= 3 * 2 * 4
 
 
 def test_every_message_of_a_stream_has_the_opaque_of_its_request(world: World) -> None:

@@ -34,7 +34,7 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.system_events import Event
 from headwater.protocol.values import Datatype
-from headwater.store.checked_engine import CheckedEngine, CheckedView, Scrub
+from headwater.store.checked_engine import CheckedEngine, CheckedView, KnownPieces, Scrub
 from headwater.store.commits import COMMIT_LOW, GroupCommit, PendingCommit, YoungCommits, joined_runs
 from headwater.store.data_format import (
     BUCKET_FACTS,
@@ -116,6 +116,7 @@ class Bucket:
         self.engine = CheckedEngine.over(engine, facts.name)
         self.facts = facts
         self.index = Index(facts.vbuckets, secret=secret)
+        self.known_pieces = KnownPieces()
         self.manifest = manifest
         self.environment = environment
         self.numbers = VBucketNumbers.empty(facts.vbuckets)
@@ -503,6 +504,7 @@ class Bucket:
         self.numbers.reset_numbers(vbucket)
         self.index.clear(vbucket)
         self.undecided.clear(vbucket)
+        self.known_pieces.forget(vbucket)
 
     # --- the states of vbuckets -----------------------------------------------------------------------------------
 
@@ -721,18 +723,27 @@ class Bucket:
 
     # --- changes in order -----------------------------------------------------------------------------------------
 
-    def runs(self, vbucket: int, *, after_seqno: int = 0, needed: Column | None = None) -> Iterator[Bytes]:
+    def runs(
+        self, vbucket: int, *, after_seqno: int = 0, needed: Column | None = None, wanted: Column | None = None
+    ) -> Iterator[Bytes]:
         """The durable changes of a vbucket after a seqno, oldest first, as runs that are valid until the next one.
 
-        `needed` are seqnos, ascending: blocks that hold none of them, and no system event, may be left out.
+        `needed` are seqnos, ascending: blocks that hold none of them, and no system event, may be left out. `wanted`
+        are ids of collections: changes of others may be left out.
         """
         reached = after_seqno
         young = self.young.of(vbucket, after_seqno=after_seqno)
         if not young or first_seqno(young[0].run(vbucket)) > after_seqno + 1:
             with self.reading(vbucket) as view:
-                events_upto = int(self.numbers.event_seqnos[vbucket])
-                for last, run in view.changes(vbucket, after_seqno=after_seqno, needed=needed, needed_upto=events_upto):
-                    yield run[split_after(run, reached) :]
+                for last, run in view.changes(
+                    vbucket,
+                    after_seqno=after_seqno,
+                    needed=needed,
+                    needed_upto=int(self.numbers.event_seqnos[vbucket]),
+                    wanted=wanted,
+                    known=self.known_pieces,
+                ):
+                    yield run if reached > after_seqno else run[split_after(run, after_seqno) :]
                     reached = last
         for run in joined_runs(young, vbucket):
             start = split_after(run, reached)

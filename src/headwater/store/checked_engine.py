@@ -22,11 +22,14 @@ from headwater.store.checksums import (
     ABSENT,
     CHECKSUM_BYTES,
     DAMAGED,
+    bits_of,
     check_block,
     check_front,
+    check_wanted,
     close_row,
     find_frame,
     open_row,
+    piece_bits,
     row_seed,
     seal_block,
     seal_row,
@@ -44,6 +47,7 @@ from headwater.store.data_format import (
 from headwater.store.engine import Change, Engine, PutRow, Table, View
 from headwater.store.runs import as_run, first_seqno, is_sound
 
+_BLOCKS = Table.BLOCKS.value
 FIRST, LAST = b"", b"\xff" * 16
 """Below and above all keys."""
 
@@ -93,6 +97,37 @@ def sealed(row: PutRow) -> PutRow:
     return replace(row, value=seal_row(row.value, seed).data)
 
 
+KNOWN_BLOCKS_MAX = 32 * 1024
+"""Blocks of which it is known what their pieces hold: at most some 20 MB. Beyond that all are forgotten, and found
+again as they are read."""
+
+
+class KnownPieces:
+    """What the pieces of blocks hold (`checksums.piece_bits`), of those blocks that streams of some collections have
+    read. So the next stream of a collection reads only pieces that have changes of it.
+
+    A block is known by its key and the checksum of its directory. A vbucket that gets another history is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, dict[bytes, tuple[bytes, Column]]] = {}
+        self._blocks = 0
+
+    def find(self, vbucket: int, key: bytes, row: Bytes) -> Column | None:
+        found = self._found.get(vbucket, {}).get(key)
+        return found[1] if found is not None and found[0] == row[-CHECKSUM_BYTES:].tobytes() else None
+
+    def enter(self, vbucket: int, key: bytes, row: Bytes, directory: int) -> None:
+        """Look at a block that has been checked."""
+        if self._blocks >= KNOWN_BLOCKS_MAX:
+            self._found, self._blocks = {}, 0
+        self._found.setdefault(vbucket, {})[key] = row[-CHECKSUM_BYTES:].tobytes(), piece_bits(row, directory)
+        self._blocks += 1
+
+    def forget(self, vbucket: int) -> None:
+        self._blocks -= len(self._found.pop(vbucket, ()))
+
+
 class CheckedView:
     """A `View` that checks every row, with calls that need not read a whole row."""
 
@@ -138,26 +173,47 @@ class CheckedView:
         return None
 
     def changes(
-        self, vbucket: int, *, after_seqno: int, needed: Column | None = None, needed_upto: int = 0
+        self,
+        vbucket: int,
+        *,
+        after_seqno: int,
+        needed: Column | None = None,
+        needed_upto: int = 0,
+        wanted: Column | None = None,
+        known: KnownPieces | None = None,
     ) -> Iterator[tuple[int, Bytes]]:
         """The blocks of a vbucket that have changes behind a seqno: the last seqno of each, and its frames, which may
         begin with some up to that seqno. What lies before those is not checked again: a stream comes here often.
 
         With `needed`, seqnos in their order, blocks that hold none of them are passed over, except those that begin
-        before `needed_upto`.
+        before `needed_upto`. With `wanted`, ids of collections, pieces are passed over that are known to hold neither
+        of these nor system events, so that a block may come in several parts, or not at all.
         """
         passed = after_seqno
+        bits_wanted = 0 if wanted is None else bits_of(wanted)
         for key, value in self._view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=after_seqno + 1)):
             if needed is not None:
                 begin, passed = passed, block_last_seqno(key)
                 first, last = np.searchsorted(needed, (u64(begin), u64(passed)), side="right").tolist()
                 if first == last and begin >= needed_upto:
                     continue
-            row = read_only(as_run(value))
-            start, end = check_block(row, u32(row_seed(Table.BLOCKS.value, key)), u64(after_seqno))
-            if start < 0:
-                raise self._damage(Table.BLOCKS, key)
-            yield block_last_seqno(key), row[start:end]
+            row, seed = read_only(as_run(value)), u32(row_seed(_BLOCKS, key))
+            bits = None if known is None or wanted is None else known.find(vbucket, key, row)
+            if bits is None:
+                start, end = check_block(row, seed, u64(after_seqno))
+                if start < 0:
+                    raise self._damage(Table.BLOCKS, key)
+                if start == 0 and known is not None and wanted is not None:
+                    known.enter(vbucket, key, row, end)
+                yield block_last_seqno(key), row[start:end]
+                continue
+            piece = 0
+            while piece < len(bits):
+                start, end, piece = check_wanted(row, seed, u64(after_seqno), piece, bits, bits_wanted)
+                if start < 0:
+                    raise self._damage(Table.BLOCKS, key)
+                if start < end:
+                    yield block_last_seqno(key), row[start:end]
 
     def fronts(self, vbucket: int) -> Iterator[tuple[bytes, Bytes, int]]:
         """For each block of a vbucket: its key, its first changes, which are checked, and the length of all."""

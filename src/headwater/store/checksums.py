@@ -19,6 +19,7 @@ side by side in the time of one.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from headwater.kernels.memory import (
     Bytes,
     Column,
     UInt32,
+    UInt32s,
     UInt64,
     copy_bytes,
     i64,
@@ -43,12 +45,16 @@ from headwater.kernels.memory import (
     u32,
     u64,
 )
+from headwater.protocol.kernels.frame_runs import SYSTEM_EVENT, collection_id
 
 PIECE_BYTES = 4096
 CHECKSUM_BYTES = 4
 ENTRY_BYTES = 16
 """Length of a piece's entry in the directory of a block."""
 BLOCK_END_BYTES = 8
+_EVENT_BIT = 31
+"""Of the word that says what a piece holds. The bits below are for collections, by their ids modulo this number."""
+_GAP_PIECES = 3
 ABSENT, DAMAGED = -1, -2
 """What `find_frame` returns in place of a position."""
 
@@ -106,6 +112,10 @@ _ONES: Any = np.uint32(0xFFFFFFFF)
 """A checksum begins with all bits set, and is given out inverted."""
 
 
+_KEPT_SEEDS = 16 * 1024
+"""Streams come to the same blocks again and again."""
+
+
 # --- whole rows ---------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +125,7 @@ def crc32c(data: AnyBytes, seed: UInt32) -> int:
     return int(_finish(data, i64(0), i64(len(data)), u32(seed) ^ _ONES) ^ _ONES)
 
 
+@lru_cache(_KEPT_SEEDS)
 def row_seed(table: bytes, key: bytes) -> int:
     """The checksum that a row's own goes on from."""
     return int(crc32c(np.frombuffer(table + b"\0" + key, dtype=np.uint8), u32(0)))
@@ -220,7 +231,14 @@ def check_block(row: AnyBytes, seed: UInt32, after_seqno: UInt64) -> tuple[int, 
         return i64(-1), i64(-1)
     pieces = (i64(len(row)) - BLOCK_END_BYTES - directory) // ENTRY_BYTES
     piece = first_piece(row, directory, pieces, after_seqno + u64(1))
-    start = piece_start(row, directory, piece)
+    if not _are_sound(row, directory, piece, pieces):
+        return i64(-1), i64(-1)
+    return i64(piece_start(row, directory, piece)), i64(directory)
+
+
+@kernel_part
+def _are_sound(row: Bytes, directory: int, piece: int, pieces: int) -> bool:
+    """Whether the pieces from one up to another are as they were written."""
     while piece + 3 <= pieces:
         entry = directory + piece * ENTRY_BYTES
         first = piece_start(row, directory, piece)
@@ -238,13 +256,75 @@ def check_block(row: AnyBytes, seed: UInt32, after_seqno: UInt64) -> tuple[int, 
             or _finish(row, second + together, third, two) ^ _ONES != load_u32(row, entry + ENTRY_BYTES + 12)
             or _finish(row, third + together, end, three) ^ _ONES != load_u32(row, entry + 2 * ENTRY_BYTES + 12)
         ):
-            return i64(-1), i64(-1)
+            return False
         piece += 3
     while piece < pieces:
         if not is_piece_sound(row, directory, piece):
-            return i64(-1), i64(-1)
+            return False
         piece += 1
-    return i64(start), i64(directory)
+    return True
+
+
+# --- which pieces have changes of a collection ----------------------------------------------------------------------
+#
+# A stream of one collection needs few pieces of a block, if the collection is small. What a piece holds is one word:
+# a bit for each collection, which several may share, and one for system events, which all streams have to see.
+
+
+def bits_of(collections: Column) -> int:
+    """The bits of the pieces that a stream of these collections has to read."""
+    bits = 1 << _EVENT_BIT
+    for number in collections.tolist():
+        bits |= 1 << number % _EVENT_BIT
+    return bits
+
+
+def piece_bits(row: Bytes, directory: int) -> Column:
+    """What each piece of a block holds, all of which have been checked."""
+    bits = np.zeros((len(row) - BLOCK_END_BYTES - directory) // ENTRY_BYTES, dtype=np.uint32)
+    _find_bits(row, directory, bits)
+    return bits
+
+
+@kernel
+def _find_bits(row: AnyBytes, directory: int, bits: UInt32s) -> None:
+    at = i64(0)
+    for piece in range(len(bits)):
+        found = u64(0)
+        end = i64(load_u32(row, directory + piece * ENTRY_BYTES + 8))
+        while at < end:
+            bit = u64(_EVENT_BIT)
+            if row[at + 1] != SYSTEM_EVENT:
+                bit = collection_id(row, at + 24 + i64(row[at + 4])) % u64(_EVENT_BIT)
+            found |= u64(1) << bit
+            at += 24 + i64(load_u32(row, at + 8))
+        bits[piece] = u32(found)
+
+
+@kernel
+def check_wanted(
+    row: AnyBytes, seed: UInt32, after_seqno: UInt64, piece: int, bits: UInt32s, wanted: int
+) -> tuple[int, int, int]:
+    """The next frames of a block, from a piece on, that hold what is wanted: where they start and end, and the piece
+    behind them. -1 where any of these, or the directory, is not as it was written; the same twice where none is left.
+
+    Short gaps are read: to begin again takes as long.
+    """
+    directory = _directory(row, seed)
+    if directory < 0:
+        return i64(-1), i64(-1), i64(-1)
+    pieces = i64(len(bits))
+    piece = max(i64(piece), first_piece(row, directory, pieces, after_seqno + u64(1)))
+    while piece < pieces and not i64(bits[piece]) & wanted:
+        piece += 1
+    last = behind = piece
+    while behind < pieces and behind - last <= _GAP_PIECES:
+        if i64(bits[behind]) & wanted:
+            last = behind + 1
+        behind += 1
+    if not _are_sound(row, directory, piece, last):
+        return i64(-1), i64(-1), i64(-1)
+    return i64(piece_start(row, directory, piece)), i64(piece_start(row, directory, last)), last
 
 
 @kernel_part

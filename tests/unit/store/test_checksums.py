@@ -12,9 +12,12 @@ from headwater.store.checksums import (
     ABSENT,
     DAMAGED,
     PIECE_BYTES,
+    bits_of,
     check_block,
+    check_wanted,
     crc32c,
     find_frame,
+    piece_bits,
     row_seed,
     seal_block,
     step_by_tables,
@@ -110,3 +113,38 @@ def test_a_row_in_the_wrong_place_is_damage() -> None:
 def test_what_is_too_short_for_a_block_is_damage() -> None:
     for length in (0, 4, 7, 8, 30):
         assert check_block(np.zeros(length, dtype=np.uint8), u32(SEED), u64(0)) == (-1, -1)
+
+
+# --- pieces of collections ----------------------------------------------------------------------------------------
+
+
+def test_only_pieces_of_the_collections_that_are_wanted_are_checked() -> None:
+    frames = [
+        Mutation(
+            vbucket=VBucketId(3), cas=Cas(7), seqno=Seqno(number), rev_seqno=1, key=b"key", value=bytes(PIECE_BYTES),
+            collection_id=CollectionId(300 if number in (3, 5, 20, 40) else 8),
+        ).encode()
+        for number in range(1, 41)
+    ]  # fmt: skip
+    run = as_run(b"".join(frames))
+    row = seal_block(run, SEED)
+    bits = piece_bits(row, len(run))
+    starts = np.cumsum([0, *map(len, frames)]).tolist()
+
+    def parts(row: Bytes, *, wanted: int, after_seqno: int = 0) -> list[tuple[int, int]]:
+        found, piece = [], 0
+        while piece < len(bits):
+            start, end, piece = check_wanted(row, u32(SEED), u64(after_seqno), piece, bits, bits_of(np.array([wanted])))
+            if start < 0:
+                return [(-1, -1)]
+            if start < end:
+                found.append((starts.index(start), starts.index(end)))
+        return found
+
+    assert parts(row, wanted=300) == [(2, 5), (19, 20), (39, 40)]
+    assert parts(row, wanted=300, after_seqno=4) == [(4, 5), (19, 20), (39, 40)]
+    assert parts(row, wanted=8) == [(0, 39)]
+    assert parts(row, wanted=9) == []
+    row[starts[30] + 100] ^= 1
+    assert parts(row, wanted=300) == [(2, 5), (19, 20), (39, 40)], "it is not read"
+    assert parts(row, wanted=8) == [(-1, -1)]

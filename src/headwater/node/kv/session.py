@@ -73,6 +73,8 @@ SMALL_WRITER_BYTES = 64 * 1024
 """A connection with no more than this in the pending commit never waits for the commit to become smaller."""
 STRANGER_BYTES_MAX = 16 * 1024
 """How much of one request a peer may send before it has logged in. Real servers allow as much."""
+STREAM_WORK = TURN_WORK // 256
+"""What it takes to open one of many streams that are asked for alike."""
 _LONG_ANSWER_BYTES = 256 * 1024
 _LONG_READ_BYTES = 64 * 1024
 """After a read of this size there is probably more to read."""
@@ -376,7 +378,7 @@ class KvSession(SessionState):
         self.waits_for = Waits.FOR_TURN if consumer.is_held_back else Waits.FOR_NOTHING
 
     def _handle_run(self) -> bool:
-        """Hand a run of plain sets or of reads to its kernel. False where there is none."""
+        """Handle a run of plain sets, of reads or of stream requests at once. False where there is none."""
         if self.bucket is None or self.bucket.is_waiting or self._held is not None:
             return False
         if self._frames.buffered_bytes < HEADER_BYTES:
@@ -389,6 +391,8 @@ class KvSession(SessionState):
                 return self._apply_sets(self.bucket, np.frombuffer(view, dtype=np.uint8))
             if view[1] in _READS:
                 return self._answer_reads(self.bucket, np.frombuffer(view, dtype=np.uint8))
+            if view[1] == Opcode.DCP_STREAM_REQUEST and self.dcp is not None:
+                return self._open_streams(self.dcp, view)
         return False
 
     def _apply_sets(self, bucket: BucketService, data: Bytes) -> bool:
@@ -421,6 +425,17 @@ class KvSession(SessionState):
         self._add_answers(run.responses, commit=run.commit if bucket.ack_when_durable else 0)
         self.work_done += run.consumed_bytes + len(run.responses) + run.walked_bytes
         return run.reads > 0
+
+    def _open_streams(self, dcp: ProducerConnection, data: memoryview) -> bool:
+        # Answers that wait may be those to durable writes, and a request without a key waits for these.
+        if not self.may(Action.STREAM) or self.outgoing:
+            return False
+        opened = dcp.open_alike(data, TURN_WORK // STREAM_WORK)
+        self._frames.skip(opened.request_bytes)
+        self.requests += opened.count
+        self._add_answers(opened.answers, commit=0)
+        self.work_done += opened.count * STREAM_WORK
+        return opened.count > 0
 
     def _handle(self, frame: Frame) -> None:
         """Handle one request, and count what it takes."""

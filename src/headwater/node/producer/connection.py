@@ -9,19 +9,28 @@ What is the same for all streams of a connection is made once: there may be a th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from struct import Struct
 
 import numpy as np
 
 from headwater.errors import UnexpectedMessage
 from headwater.node.producer.controls import BadControl, Controls, Shape, StreamFilter, Values, with_control
 from headwater.node.producer.outbound import Output
-from headwater.node.producer.stream import CHUNK_BYTES, NO_KIND, LiveFrames, Stream
+from headwater.node.producer.stream import CHUNK_BYTES, NO_KIND, LiveFrames, Stream, StreamTerms
 from headwater.protocol.dialects import NEWEST, Dialect
+from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES, SendWindow
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_streams import DcpNoop, OpenFlags, StreamFlags, StreamRequest
+from headwater.protocol.messages.dcp_streams import (
+    DcpNoop,
+    OpenFlags,
+    StreamFlags,
+    StreamRequest,
+    VBucketState,
+    encode_failover_log,
+)
 from headwater.protocol.numbers import CollectionId, ScopeId, VBucketId
 from headwater.protocol.states import PrivilegesLost
 from headwater.protocol.status import Status
@@ -109,6 +118,76 @@ class KnownCollections:
         )
 
 
+# --- streams that are asked for together --------------------------------------------------------------------------
+#
+# A consumer opens a thousand streams at once, by requests that differ in the vbucket, the opaque and the seqnos alone.
+# Once one of them has been accepted, what it asks for need not be judged again, only where it starts.
+
+
+_ALIKE = (
+    StreamFlags.LATEST | StreamFlags.NO_VALUE | StreamFlags.ACTIVE_ONLY | StreamFlags.IGNORE_PURGED_TOMBSTONES
+)  # fmt: skip
+"""Flags that do not change what is judged of an active vbucket."""
+_ANSWER = Struct(">BB6xII8x")
+"""The header of a success: its magic, its opcode, the length of the body and the opaque."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPattern:
+    """A stream request that was accepted, as the pattern of others."""
+
+    flags: StreamFlags
+    value: bytes
+    terms: StreamTerms
+    manifest: Manifest
+    """Under which the filter was accepted."""
+    ends_now: bool
+    layout: Struct
+    """A whole request: what is the same in all of them as bytes, the rest as numbers."""
+    same: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, request: StreamRequest, accepted: Accepted, terms: StreamTerms) -> StreamPattern | None:
+        """None where the requests that are like this one have to be judged one by one."""
+        is_filtered = accepted.collections is not None
+        is_odd = accepted.stream_id is not None or accepted.scope is not None or terms.shape.sync_writes
+        if is_odd or int(request.flags) & ~int(_ALIKE) or bool(request.value) != is_filtered:
+            return None
+        layout = Struct(f">6sH4sI8x4s4xQQQQQ{len(request.value)}s")
+        head, _, body_bytes, _, flags, *_, value = layout.unpack(replace(request, frame_infos=()).encode())
+        return cls(
+            flags=request.flags,
+            value=request.value,
+            terms=terms,
+            manifest=terms.bucket.manifest,
+            ends_now=StreamFlags.LATEST in request.flags,
+            layout=layout,
+            same=(head, body_bytes, flags, value),
+        )
+
+    def is_of(self, request: StreamRequest) -> bool:
+        is_current = self.manifest is self.terms.bucket.manifest
+        return is_current and (self.flags, self.value) == (request.flags, request.value)
+
+    def alike(self, data: memoryview, count_max: int) -> Iterator[tuple[int, ...]]:
+        """Of the requests at the front of some data: vbucket, opaque, first and last seqno, vbuuid, and snapshot."""
+        count = min(count_max, len(data) // self.layout.size)
+        with data[: count * self.layout.size] as requests:
+            for head, vbucket, body, opaque, flags, *numbers, value in self.layout.iter_unpack(requests):
+                if (head, body, flags, value) != self.same:
+                    return
+                yield vbucket, opaque, *numbers
+
+
+@dataclass(slots=True)
+class OpenedStreams:
+    """What `open_alike` has done."""
+
+    count: int = 0
+    request_bytes: int = 0
+    answers: bytes = b""
+
+
 @dataclass(slots=True, kw_only=True)
 class ProducerConnection:
     """See the module."""
@@ -144,6 +223,7 @@ class ProducerConnection:
     _passes_all: StreamFilter = field(init=False)
     """The filter of all streams that have none."""
     _known_collections: KnownCollections = field(init=False)
+    _pattern: StreamPattern | None = None
 
     def __post_init__(self) -> None:
         self.noop = NoopState(self.opened_s, self.opened_s)
@@ -171,6 +251,7 @@ class ProducerConnection:
         self.window = self.window.resized(self.controls.buffer_bytes)
         self._shapes.clear()
         self._kinds.clear()
+        self._pattern = None
 
     def on_buffer_ack(self, acked_bytes: int) -> None:
         self.acked_bytes += acked_bytes
@@ -191,24 +272,75 @@ class ProducerConnection:
 
     def open_stream(self, request: StreamRequest, accepted: Accepted) -> Stream:
         shape = self._shape(drops_values=StreamFlags.NO_VALUE in request.flags)
-        stream = Stream(
-            self.bucket,
-            request,
-            accepted,
+        # MB-26074. A seqno-advanced says where the snapshot ends, so the consumer has to know of that.
+        skips_removals = OpenFlags.SKIP_DELETES_IN_INITIAL_BACKFILL in self.flags and self.knows_collections
+        terms = StreamTerms(
+            bucket=self.bucket,
+            flags=request.flags,
+            stream_id=accepted.stream_id,
             shape=shape,
+            first_shape=replace(shape, skip_removals=True) if skips_removals else shape,
             stream_filter=self._filter(accepted),
             controls=self.controls,
             hides_completed_prepares=self.dialect.hides_completed_prepares,
-            # MB-26074. A seqno-advanced says where the snapshot ends, so the consumer has to know of that.
-            skips_removals_at_first=OpenFlags.SKIP_DELETES_IN_INITIAL_BACKFILL in self.flags and self.knows_collections,
             live=self.live,
             kind=self._kind(shape, accepted),
         )
-        key = (request.vbucket, accepted.stream_id)
-        self.streams[key] = stream
-        self._open_ids.setdefault(request.vbucket, set()).add(accepted.stream_id)
-        self._ready.append(key)
+        is_inside_snapshot = accepted.snapshot_start_seqno < accepted.start_seqno < request.snapshot_end_seqno
+        stream = Stream(
+            terms,
+            vbucket=request.vbucket,
+            opaque=request.opaque,
+            start_seqno=accepted.start_seqno,
+            snapshot_start_seqno=accepted.snapshot_start_seqno,
+            end_seqno=accepted.end_seqno,
+            from_disk_until=request.snapshot_end_seqno if is_inside_snapshot and shape.sync_writes else 0,
+        )
+        self._enter(stream)
+        if self._pattern is None or not self._pattern.is_of(request):
+            self._pattern = StreamPattern.of(request, accepted, terms)
         return stream
+
+    def open_alike(self, data: memoryview, count_max: int) -> OpenedStreams:
+        """Open the streams whose requests, at the front of `data`, ask for the same as one that was accepted before.
+
+        It stops in front of the first request that is anything else, or that needs a closer look, and leaves it to
+        `admit` and `open_stream`, which must always give the same result.
+        """
+        opened, pattern, numbers = OpenedStreams(), self._pattern, self.bucket.vbuckets
+        if pattern is None or pattern.manifest is not self.bucket.manifest:
+            return opened
+        states, seqnos, vbuuids = numbers.states.tolist(), numbers.durable_seqnos.tolist(), numbers.vbuuids.tolist()
+        for number, opaque, start, end, vbuuid, snapshot_start, snapshot_end in pattern.alike(data, count_max):
+            vbucket = VBucketId(number)
+            if vbucket >= len(states) or states[vbucket] != VBucketState.ACTIVE or self._open_ids.get(vbucket):
+                break
+            facts, high = numbers.facts[vbucket], seqnos[vbucket]
+            assert facts is not None, "an active vbucket is here"
+            # It may lack nothing that was purged, and have nothing that is not on the newest branch.
+            goes_on = vbuuid == vbuuids[vbucket] and snapshot_end <= high and start >= facts.purge_seqno
+            if not snapshot_start <= start <= min(snapshot_end, end) or (start and not goes_on):
+                break
+            stream = Stream(
+                pattern.terms,
+                vbucket=vbucket,
+                opaque=opaque,
+                start_seqno=start,
+                snapshot_start_seqno=snapshot_start,
+                end_seqno=max(start, high) if pattern.ends_now else end,
+            )
+            self._enter(stream)
+            opened.count += 1
+            log = encode_failover_log(facts.failover_log.entries)
+            opened.answers += _ANSWER.pack(Magic.RESPONSE, Opcode.DCP_STREAM_REQUEST, len(log), opaque) + log
+        opened.request_bytes = opened.count * pattern.layout.size
+        return opened
+
+    def _enter(self, stream: Stream) -> None:
+        key = (stream.vbucket, stream.stream_id)
+        self.streams[key] = stream
+        self._open_ids.setdefault(stream.vbucket, set()).add(stream.stream_id)
+        self._ready.append(key)
 
     def close_stream(self, vbucket: VBucketId, stream_id: int | None) -> bytes | None:
         """End a stream the consumer closes: what is sent for it, or None where there is no such stream."""

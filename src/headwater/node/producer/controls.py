@@ -7,7 +7,7 @@ version takes is in its dialect (`protocol.dialects`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from functools import lru_cache
@@ -256,9 +256,9 @@ class StreamFilter:
         self.scope = scope
         self.knows_collections = knows_collections
         """A consumer that does not gets the default collection, and no system events."""
-        self._live = set(self.collections or ())
+        self._live = self.collections or frozenset[CollectionId]()
         if scope is not None:
-            self._live = {c.id for holder, c in manifest.collections() if holder.id == scope}
+            self._live = frozenset(c.id for holder, c in manifest.collections() if holder.id == scope)
         self._is_scope_dropped = False
         self._wanted: Column | None = None
         self._wanted_as_of: Manifest | None = None
@@ -281,7 +281,7 @@ class StreamFilter:
             self._wanted_as_of = manifest
         return self._wanted
 
-    def _wanted_ids(self, manifest: Manifest) -> set[CollectionId] | None:
+    def _wanted_ids(self, manifest: Manifest) -> Set[CollectionId] | None:
         if not self.knows_collections:
             return {DEFAULT_COLLECTION}
         if not self.lets_all_pass:
@@ -302,7 +302,7 @@ class StreamFilter:
             return False
         concerns = event.collection_id in self.collections
         if concerns and isinstance(event, system_events.CollectionDropped):
-            self._live.discard(event.collection_id)
+            self._live -= {event.collection_id}
             self._wanted_as_of = None
         return concerns
 
@@ -310,9 +310,9 @@ class StreamFilter:
         if event.scope_id != self.scope:
             return False
         if isinstance(event, system_events.CollectionCreated):
-            self._live.add(event.collection_id)
+            self._live |= {event.collection_id}
         elif isinstance(event, system_events.CollectionDropped):
-            self._live.discard(event.collection_id)
+            self._live -= {event.collection_id}
         self._is_scope_dropped |= isinstance(event, system_events.ScopeDropped)
         self._wanted_as_of = None
         return True
@@ -333,25 +333,26 @@ class KnownEvent:
     """What an event says, whatever its vbucket and its seqno."""
 
     def __init__(self, stored: EncodedEvent) -> None:
-        self.event: Event = system_events.decode_event(_message(stored, Seqno(0)))
-        self._encoded: dict[bool, EncodedEvent] = {}
+        message = SystemEvent(
+            seqno=Seqno(0), event=stored.event, version=stored.version, key=stored.key, value=stored.value
+        )
+        self.event: Event = system_events.decode_event(message)
+        self._encoded: dict[bool, tuple[bytes, bytes, bytes]] = {}
         if stored.version != system_events.FLATBUFFERS_VERSION:
-            self._encoded[False] = stored
+            self._encoded[False] = _parts(stored)
 
-    def message(self, seqno: Seqno, *, as_flatbuffers: bool) -> SystemEvent:
-        """The message for a consumer that has asked for this form."""
+    def parts(self, seqno: Seqno, *, as_flatbuffers: bool) -> tuple[bytes, bytes, bytes]:
+        """Extras, key and value of the message for a consumer that has asked for this form."""
         encoded = self._encoded.get(as_flatbuffers)
         if encoded is None:
-            encoded = self._encoded[as_flatbuffers] = system_events.encode_event(
-                self.event, as_flatbuffers=as_flatbuffers
-            )
-        return _message(encoded, seqno)
+            event = system_events.encode_event(self.event, as_flatbuffers=as_flatbuffers)
+            encoded = self._encoded[as_flatbuffers] = _parts(event)
+        kind, key, value = encoded
+        return seqno.to_bytes(8) + kind, key, value
 
 
-def _message(encoded: EncodedEvent, seqno: Seqno) -> SystemEvent:
-    return SystemEvent(
-        seqno=seqno, event=encoded.event, version=encoded.version, key=encoded.key, value=encoded.value
-    )  # fmt: skip
+def _parts(encoded: EncodedEvent) -> tuple[bytes, bytes, bytes]:
+    return encoded.event.to_bytes(4) + bytes([encoded.version]), encoded.key, encoded.value
 
 
 class EventInRun(NamedTuple):

@@ -8,7 +8,8 @@ between backfill and live: both are "what is durable after the last seqno that w
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field
 
 from headwater.errors import StoreError
 from headwater.kernels.memory import Bytes, i64, kernel, load_u32, store_u16, store_u32, u16, u32
@@ -17,14 +18,13 @@ from headwater.node.producer.outbound import FROM_DISK, Listing, OutboundStop, O
 from headwater.node.producer.snapshot import Snapshot, history_start, snapshot_marker, take_snapshot
 from headwater.protocol import states
 from headwater.protocol.features import Magic
-from headwater.protocol.frames import HEADER, stream_id
+from headwater.protocol.frames import HEADER, encode_frame_infos, stream_id
 from headwater.protocol.kernels.frame_runs import FLEXIBLE_REQUEST
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_changes import OsoFlags, OsoSnapshot, SeqnoAdvanced
-from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamEnd, StreamFlags, StreamRequest, VBucketState
-from headwater.protocol.numbers import SEQNO_MAX, Seqno
+from headwater.protocol.messages.dcp_changes import OsoFlags, OsoSnapshot, SeqnoAdvanced, SystemEvent
+from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamEnd, StreamFlags, VBucketState
+from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 from headwater.protocol.states import ProducerStream
-from headwater.protocol.stream_requests import Accepted
 from headwater.protocol.system_events import CollectionDropped, CollectionModified
 from headwater.store.bucket import Bucket
 
@@ -97,8 +97,40 @@ def set_stream(frames: Bytes, at: int, end: int, opaque: int, stream_id: int) ->
         at += _HEADER_BYTES + i64(load_u32(frames, at + 8))
 
 
+_END_EXTRAS = {cause: StreamEnd(reason=reason).encode_extras() for cause, reason in states.END_REASONS.items()}
 CHUNK_BYTES = 512 * 1024
 """What a stream sends before the next one has its turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTerms:
+    """What streams of one connection have in common that were asked for alike."""
+
+    bucket: Bucket
+    flags: StreamFlags
+    stream_id: int | None
+    shape: Shape
+    first_shape: Shape
+    """For what the vbucket held when the stream began, where it began with nothing."""
+    stream_filter: StreamFilter
+    """Shared. A stream that comes to an event which changes it goes on with a filter of its own."""
+    controls: Controls
+    hides_completed_prepares: bool
+    live: LiveFrames
+    kind: int
+    """Of the streams that share live changes."""
+    is_takeover: bool = field(init=False)
+    is_disk_only: bool = field(init=False)
+    ignores_purges: bool = field(init=False)
+    framing: bytes = field(init=False)
+    """The framing extras of all messages: the id of the stream, if it has one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_takeover", StreamFlags.TAKEOVER in self.flags)
+        object.__setattr__(self, "is_disk_only", StreamFlags.DISK_ONLY in self.flags)
+        object.__setattr__(self, "ignores_purges", StreamFlags.IGNORE_PURGED_TOMBSTONES in self.flags)
+        infos = () if self.stream_id is None else (stream_id(self.stream_id),)
+        object.__setattr__(self, "framing", encode_frame_infos(infos))
 
 
 class Stream:
@@ -106,52 +138,50 @@ class Stream:
 
     def __init__(
         self,
-        bucket: Bucket,
-        request: StreamRequest,
-        accepted: Accepted,
+        terms: StreamTerms,
         *,
-        shape: Shape,
-        stream_filter: StreamFilter,
-        controls: Controls,
-        hides_completed_prepares: bool,
-        skips_removals_at_first: bool,
-        live: LiveFrames,
-        kind: int,
+        vbucket: VBucketId,
+        opaque: int,
+        start_seqno: int,
+        snapshot_start_seqno: int,
+        end_seqno: int,
+        from_disk_until: int = 0,
     ) -> None:
-        self._bucket = bucket
-        self._controls = controls
-        self._shape = shape
-        self._first_shape = replace(shape, skip_removals=True) if skips_removals_at_first else shape
-        """For what the vbucket held when the stream began, where it began with nothing."""
-        self._filter = stream_filter
-        self._first_marker_start: int | None = accepted.snapshot_start_seqno
-        self._hides_completed_prepares = hides_completed_prepares
-        is_inside_snapshot = accepted.snapshot_start_seqno < accepted.start_seqno < request.snapshot_end_seqno
-        self._from_disk_until = request.snapshot_end_seqno if is_inside_snapshot and shape.sync_writes else Seqno(0)
-        """A consumer that resumes inside a snapshot may have got its first part from disk, without the prepares that
-        the rest completes. Until the end of that snapshot, commits come as whole changes, as from disk."""
-        self.is_takeover = StreamFlags.TAKEOVER in request.flags
-        self._is_disk_only = StreamFlags.DISK_ONLY in request.flags
+        """Until `from_disk_until`, commits come as whole changes, as from disk.
+
+        A consumer that resumes inside a snapshot may have got its first part from disk, without the prepares that the
+        rest completes.
+        """
+        self._bucket = bucket = terms.bucket
+        self._controls = terms.controls
+        self._shape = terms.shape
+        self._first_shape = terms.first_shape
+        self._filter = terms.stream_filter
+        self._first_marker_start: int | None = snapshot_start_seqno
+        self._hides_completed_prepares = terms.hides_completed_prepares
+        self._from_disk_until = from_disk_until
+        self.is_takeover = terms.is_takeover
+        self._is_disk_only = terms.is_disk_only
         self._dead_commit: int | None = None
         """The commit that makes the vbucket dead here. Once it is durable, the consumer's may become active."""
         self._snapshot: Snapshot | None = None
-        self._live = live
-        self._kind = kind
-        """Of the streams with which it shares live changes."""
-        self.vbucket = vbucket = request.vbucket
-        self.state_at_start = bucket.vbuckets.states[vbucket]
-        ignores_purges = StreamFlags.IGNORE_PURGED_TOMBSTONES in request.flags
-        facts = bucket.vbuckets.facts[vbucket]
-        self._purge_seqno_known = SEQNO_MAX if ignores_purges or facts is None else facts.purge_seqno
+        self._live = terms.live
+        self._kind = terms.kind
+        self.vbucket = vbucket
+        numbers = bucket.vbuckets
+        facts = numbers.facts[vbucket]
+        self.state_at_start = numbers.states[vbucket]
+        self._purge_seqno_known = SEQNO_MAX if terms.ignores_purges or facts is None else facts.purge_seqno
         """The consumer was accepted with this one. Deletions that are purged later and were not sent, it would miss."""
-        self.vbuuid_at_start = bucket.vbuckets.vbuuids[vbucket]
-        self.opaque = request.opaque
-        self.stream_id = accepted.stream_id
-        self.start_seqno = accepted.start_seqno
-        self.passed_seqno: int = accepted.start_seqno
+        self.vbuuid_at_start = numbers.vbuuids[vbucket]
+        self.opaque = opaque
+        self.stream_id = terms.stream_id
+        self._framing = terms.framing
+        self.start_seqno = start_seqno
+        self.passed_seqno = start_seqno
         """Everything up to here has been sent, or is not for this stream."""
-        self.end_seqno = accepted.end_seqno
-        self._high_seqno_at_start = bucket.vbuckets.durable_seqno(vbucket)
+        self.end_seqno = end_seqno
+        self._high_seqno_at_start = int(numbers.durable_seqnos[vbucket])
         self.state = ProducerStream.ACCEPTED
         self.was_rolled_back = False
         """The vbucket was taken back, so that this stream is over, wherever it had come."""
@@ -357,7 +387,10 @@ class Stream:
 
     def _send_changes(self, output: Output, snapshot: Snapshot, until: int) -> None:
         needed = snapshot.listed if snapshot.listing is Listing.NEWEST else None
-        for run in self._bucket.runs(self.vbucket, after_seqno=self.passed_seqno, needed=needed):
+        # A scope may get another collection inside the snapshot.
+        is_fixed = self._filter.scope is None and not snapshot.keeps_dropped_collections
+        wanted = self._filter.wanted(self._bucket.manifest) if is_fixed else None
+        for run in self._bucket.runs(self.vbucket, after_seqno=self.passed_seqno, needed=needed, wanted=wanted):
             if not self._send_run(output, snapshot, run, until):
                 return
             if self.passed_seqno >= snapshot.end_seqno:
@@ -407,12 +440,14 @@ class Stream:
         self.passed_seqno = found.seqno
         event, as_flatbuffers = found.known.event, self._controls.flatbuffers_events
         if isinstance(event, CollectionDropped) and not self._filter.lets_all_pass:
-            self._kind = NO_KIND  # The filter follows, and lets less pass than those of others may still do.
+            # The filter follows, and lets less pass than those of others may still do.
+            self._kind, self._filter = NO_KIND, copy(self._filter)
         is_expressible = as_flatbuffers or not isinstance(event, CollectionModified)
         if is_expressible and self._filter.concerns(event):
             snapshot.last_sent_seqno = found.seqno
             self.frames_sent += 1
-            output.append(self._encode(found.known.message(found.seqno, as_flatbuffers=as_flatbuffers)))
+            extras, key, value = found.known.parts(found.seqno, as_flatbuffers=as_flatbuffers)
+            output.append(self._frame(SystemEvent.opcode, extras, key, value))
         return found.end
 
     # --- takeover -------------------------------------------------------------------------------------------------
@@ -450,14 +485,14 @@ class Stream:
         if was_pending:
             self._dead_commit = self._bucket.set_vbucket_state(self.vbucket, VBucketState.DEAD)
             return b""
-        return self._encode(StreamEnd(reason=states.END_REASONS[states.EndReached]))
+        return self._end_message(states.EndReached)
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
     def close(self, *, sends_end: bool) -> bytes:
         """The consumer has closed the stream."""
         self._advance(states.CloseRequested)
-        return self._encode(StreamEnd(reason=states.END_REASONS[states.CloseRequested])) if sends_end else b""
+        return self._end_message(states.CloseRequested) if sends_end else b""
 
     def disconnect(self) -> None:
         if not self.is_ended:
@@ -467,7 +502,7 @@ class Stream:
         """End the stream for a cause that the table of states knows. Returns the message for it."""
         self._advance(cause)
         self._snapshot = None
-        return self._encode(StreamEnd(reason=states.END_REASONS[cause]))
+        return self._end_message(cause)
 
     def _advance(self, event: type) -> None:
         if event in (states.BackfillStarted, states.BackfillDone) and self.is_handing_over:
@@ -480,14 +515,17 @@ class Stream:
 
     # --- messages -------------------------------------------------------------------------------------------------
 
+    def _end_message(self, cause: type) -> bytes:
+        return self._frame(StreamEnd.opcode, _END_EXTRAS[cause])
+
     def _encode(self, message: Request) -> bytes:
+        return self._frame(message.opcode, message.encode_extras(), message.encode_key(), message.encode_value())
+
+    def _frame(self, opcode: int, extras: bytes, key: bytes = b"", value: bytes = b"") -> bytes:
         """A message of this stream: its parts behind a header that says which stream it is of."""
-        if self.stream_id is not None:
-            infos = (stream_id(self.stream_id),)
-            return replace(message, vbucket=self.vbucket, opaque=self.opaque, frame_infos=infos).encode()
-        extras, key, value = message.encode_extras(), message.encode_key(), message.encode_value()
-        body_bytes = len(extras) + len(key) + len(value)
-        header = HEADER.pack(
-            Magic.REQUEST, message.opcode, len(key), len(extras), 0, self.vbucket, body_bytes, self.opaque, 0
-        )
-        return header + extras + key + value
+        framing, lengths, magic = self._framing, len(key), Magic.REQUEST
+        if framing:
+            lengths, magic = len(framing) << 8 | len(key), Magic.FLEXIBLE_REQUEST
+        body_bytes = len(framing) + len(extras) + len(key) + len(value)
+        header = HEADER.pack(magic, opcode, lengths, len(extras), 0, self.vbucket, body_bytes, self.opaque, 0)
+        return header + framing + extras + key + value
