@@ -24,8 +24,14 @@ from headwater.protocol.messages import subdocument, vbuckets
 from headwater.protocol.messages.base import LayoutField
 from headwater.protocol.messages.dcp_changes import CacheItem, CacheTransfer, SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import GetFailoverLogResponse, StreamRequestResponse, VBucketState
-from headwater.protocol.messages.documents import CounterResponse, GetResponse, SetWithMeta
-from headwater.protocol.messages.range_scan import RangeScanContinueResponse, RangeScanCreateResponse, ScannedDocument
+from headwater.protocol.messages.documents import (
+    CounterResponse,
+    GetResponse,
+    RangeScanContinueResponse,
+    RangeScanCreateResponse,
+    ScannedDocument,
+    SetWithMeta,
+)
 from headwater.protocol.messages.session import GetErrorMap, Hello, HelloResponse
 from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import SUCCESSFUL, Status

@@ -29,8 +29,7 @@ from headwater.cli.options import (
     errors_reported,
     json_option,
 )
-from headwater.cli.output import output_console
-from headwater.cli.rich_help import click
+from headwater.cli.output import click, output_console
 from headwater.client import connection_string
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator

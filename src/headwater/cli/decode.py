@@ -22,7 +22,7 @@ from headwater.cli.frame_view import (
     view_dcp_frame,
     view_upr_frame,
 )
-from headwater.cli.rich_help import click
+from headwater.cli.output import click
 from headwater.errors import BadMagic, CaptureError, LengthMismatch
 from headwater.phrases import printable
 from headwater.protocol.capture import CapturedFrame, CaptureFault, CaptureFormat, read_capture, read_frames

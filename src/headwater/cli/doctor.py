@@ -34,9 +34,8 @@ from rich.text import Text
 
 from headwater._version import __version__
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_reported, storage_option
-from headwater.cli.output import output_console
+from headwater.cli.output import click, output_console
 from headwater.cli.pipelines import CommandWithPipelines, config_option
-from headwater.cli.rich_help import click
 from headwater.client.kv_connection import Timeouts
 from headwater.client.settings import ClientSettings
 from headwater.errors import AccessDenied, HeadwaterError

@@ -6,7 +6,7 @@ import http
 from typing import Any
 
 from headwater.cli.management import Answer, ManagedNode, managed
-from headwater.cli.rich_help import click
+from headwater.cli.output import click
 from headwater.errors import HeadwaterError
 from headwater.phrases import counted
 

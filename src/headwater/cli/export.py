@@ -18,8 +18,7 @@ from rich.text import Text
 
 from headwater import __version__
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_reported, read_options
-from headwater.cli.output import documents_in, exit_code_after
-from headwater.cli.rich_help import click
+from headwater.cli.output import click, documents_in, exit_code_after
 from headwater.client.blocking_client import Client
 from headwater.client.read_options import ReadOptions
 from headwater.errors import InvalidInput

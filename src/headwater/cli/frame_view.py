@@ -29,12 +29,12 @@ from headwater.protocol.frames import (
     decode_stream_id,
     encode_frame_infos,
 )
+from headwater.protocol.manifest import PACKED_VALUES, decode_event
 from headwater.protocol.messages import REQUESTS, RESPONSES, SERVER_REQUESTS, Message, dcp_streams, decode_message
 from headwater.protocol.messages.base import NO_FIELDS, Layout
 from headwater.protocol.messages.dcp_changes import MARKER_V2_VALUES, SnapshotMarker, SystemEvent
 from headwater.protocol.numbers import RELATIVE_EXPIRY_S_MAX, SEQNO_MAX
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import PACKED_VALUES, decode_event
 from headwater.protocol.values import Datatype, decode_xattrs, decompress
 
 # --- numbers ------------------------------------------------------------------------------------------------------

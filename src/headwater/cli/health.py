@@ -31,10 +31,10 @@ from headwater.cli.options import (
     json_option,
     storage_option,
 )
-from headwater.cli.rich_help import click
+from headwater.cli.output import click
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.findings import Finding, Level, Verdict, worst_first
-from headwater.http.asking import TOKEN_VARIABLE
+from headwater.http import TOKEN_VARIABLE
 from headwater.phrases import install_command, missing_library, printable
 
 ANSWER_S = 10.0

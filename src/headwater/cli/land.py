@@ -33,15 +33,13 @@ from headwater.cli.options import (
     task_runner,
     transform_option,
 )
-from headwater.cli.output import FORMATS, exit_code_after, set_up_logging
+from headwater.cli.output import FORMATS, click, exit_code_after, set_up_logging
 from headwater.cli.pipelines import CommandWithPipelines, all_option, config_option, pipeline_name
-from headwater.cli.rich_help import click
 from headwater.cli.ui import token_option
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
-from headwater.lake.catalog_services import TOKEN_VARIABLE, CatalogSettings
+from headwater.lake.catalogs import TOKEN_VARIABLE, CatalogSettings
 from headwater.lake.column_rules import choose_rules
-from headwater.lake.dead_files import DEAD_BYTES_DEFAULT, VACUUM_HOURS_DEFAULT
 from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg import TABLE_DEFAULT, IcebergSettings
@@ -49,9 +47,10 @@ from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.lake_look import LakeWatch, LandingNote
 from headwater.lake.layout import EVERY_COLLECTION, GROUP_DOCUMENTS, GROUPS_MIN, DocumentForm
 from headwater.lake.typed_columns import choose_cluster_columns, choose_columns
+from headwater.lake.upkeep import DEAD_BYTES_DEFAULT, VACUUM_HOURS_DEFAULT
 from headwater.lake_page.app import LakeState, PageAddress, serving_page
-from headwater.landing.freshness import MERGE_SHARE, WAIT_S_MAX, Freshness
 from headwater.landing.loop import LandedBatch, LandingStatus, Upkeep
+from headwater.landing.planning import MERGE_SHARE, WAIT_S_MAX, Freshness
 from headwater.landing.query import Landing, LandingQuery
 from headwater.landing.source_options import SOURCE_OPTIONS, source_texts
 from headwater.landing.tasks import JobRunner

@@ -38,8 +38,7 @@ from headwater.cli.land import (
 )
 from headwater.cli.management import find_node_page
 from headwater.cli.options import CONNECTION_OPTIONS, LoginOptions, errors_reported, task_runners
-from headwater.cli.output import exit_code_after, set_up_logging
-from headwater.cli.rich_help import click
+from headwater.cli.output import click, exit_code_after, set_up_logging
 from headwater.client.settings import ClientSettings
 from headwater.errors import (
     HeadwaterError,

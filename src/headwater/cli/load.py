@@ -18,8 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from headwater import __version__
 from headwater.cli.management import BucketScopes, ManagedNode, ManagementUrl
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options
-from headwater.cli.output import documents_in, exit_code_after
-from headwater.cli.rich_help import click
+from headwater.cli.output import click, documents_in, exit_code_after
 from headwater.client.blocking_bucket import KvCluster
 from headwater.errors import HeadwaterError, InvalidInput, UnknownCollection, UnknownScope
 from headwater.phrases import counted, printable

@@ -19,11 +19,11 @@ from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from headwater.cli.options import LoginOptions, connection_options, errors_reported, json_option
-from headwater.cli.rich_help import click
+from headwater.cli.output import click
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts, parse_address
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, MalformedJson, TlsFailed
-from headwater.http.asking import ANSWER_S, ask
+from headwater.http import ANSWER_S, ask
 from headwater.phrases import printable
 from headwater.protocol.cluster_config import PORT_MAX, ClusterConfig, ConfigNode, malformed_config
 from headwater.protocol.sasl import Credentials

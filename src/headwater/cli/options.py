@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, c
 
 from click.core import ParameterSource
 
-from headwater.cli.rich_help import click
+from headwater.cli.output import click
 from headwater.client.connection_string import ConnectionString
 from headwater.client.read_options import READ_OPTIONS
 from headwater.client.settings import (
@@ -35,7 +35,7 @@ from headwater.phrases import install_command, missing_library, printable
 from headwater.protocol.sasl import Credentials
 
 if TYPE_CHECKING:
-    from headwater.lake.transform import Transform, TransformFunction
+    from headwater.lake.chosen_rows import Transform, TransformFunction
     from headwater.landing.tasks import JobRunner
 
 EXIT_FAILED = 1
@@ -297,7 +297,7 @@ transform_option = click.option(
 def sent_to_tasks(function: TransformFunction, master: str | None) -> Transform:
     """A transform for tasks on the executors of a Spark master, or of this process."""
     if master is None:
-        from headwater.lake.transform import Transform
+        from headwater.lake.chosen_rows import Transform
 
         return Transform.of(function)
     from headwater.spark.executors import shippable

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from headwater.cli.options import LoginOptions, connection_options, errors_reported
-from headwater.cli.rich_help import click
+from headwater.cli.output import click
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, ConnectionString
 from headwater.client.kv_asyncio import AsyncKvConnection

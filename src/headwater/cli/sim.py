@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from headwater.cli.rich_help import click
+from headwater.cli.output import click
 from headwater.phrases import counted
 from headwater.sim.consumers import LandingMutant, Mutant
 from headwater.sim.run import SeedReport, run_seed

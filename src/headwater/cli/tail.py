@@ -37,8 +37,7 @@ from rich.text import Text
 
 from headwater import __version__
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, fail, read_options, repeated_words
-from headwater.cli.output import Ended, Interruptions, abandon_output, exit_code_after
-from headwater.cli.rich_help import click
+from headwater.cli.output import Ended, Interruptions, abandon_output, click, exit_code_after
 from headwater.cli.tail_formats import Encoder, EventsOnce, Format, KeyPattern, WantedRows, encoder
 from headwater.client.blocking_client import Batches, Client
 from headwater.client.checkpoints import FileCheckpoint

@@ -9,8 +9,7 @@ from typing import Any
 
 from headwater.cli.management import Answer, ManagedNode, managed, no_list, nodes_of_cluster
 from headwater.cli.options import fail, is_terminal
-from headwater.cli.output import print_table
-from headwater.cli.rich_help import click
+from headwater.cli.output import click, print_table
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.phrases import printable
 

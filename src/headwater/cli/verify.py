@@ -9,13 +9,12 @@ from typing import Any
 from rich.table import Table
 
 from headwater.cli import options
-from headwater.cli.output import output_console
+from headwater.cli.output import click, output_console
 from headwater.cli.pipelines import CommandWithPipelines, all_option, config_option, pipeline_name
-from headwater.cli.rich_help import click
+from headwater.lake.chosen_rows import TransformFunction
 from headwater.lake.lake_look import keep_verdict
 from headwater.lake.location import Location
 from headwater.lake.table_state import Selection
-from headwater.lake.transform import TransformFunction
 from headwater.lake.verify import AGENT, Limits, Verification, compare
 from headwater.phrases import printable
 

@@ -19,10 +19,16 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import UnknownCollection, UnknownScope
-from headwater.protocol.manifest import Manifest
+from headwater.protocol.manifest import (
+    CollectionCreated,
+    CollectionDropped,
+    Event,
+    Manifest,
+    ScopeCreated,
+    ScopeDropped,
+)
 from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import CollectionCreated, CollectionDropped, Event, ScopeCreated, ScopeDropped
 
 if TYPE_CHECKING:
     # Planners know names, too, and need no kernels: loading their compiler takes longer than a plan.

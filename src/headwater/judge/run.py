@@ -17,8 +17,7 @@ from headwater.client.kv_connection import KvConnection, Login
 from headwater.client.settings import ClientSettings
 from headwater.client.threads import LoopThread
 from headwater.errors import KeyNotFound, StatusError
-from headwater.judge.consumer import Consumer
-from headwater.judge.consumer_log import ConsumerLog, Difference, Held, differences
+from headwater.judge.consumer import Consumer, ConsumerLog, Difference, Held, differences
 from headwater.judge.plan import CLOSING, PROBE, Plan, Step, Write
 from headwater.phrases import counted
 from headwater.protocol.features import VBucketState

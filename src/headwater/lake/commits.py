@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeError, LakeInUse, LakeOutOfStep
-from headwater.lake.change_feed import InsertsTask
 from headwater.lake.change_files import (
     ChangeReport,
     ChangeWriter,
@@ -36,6 +35,7 @@ from headwater.lake.column_values import to_ddl
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import TableCommit
 from headwater.lake.documents_merge import FirstDocuments, Merged, MergeTask
+from headwater.lake.history import InsertsTask
 from headwater.lake.lake import BATCH_TRANSACTION, Lake, Runner, run_here
 from headwater.lake.layout import (
     CHANGE_RANGES,

@@ -38,12 +38,12 @@ from headwater.errors import (
     LakeOfOtherBucket,
     LakeTaken,
 )
-from headwater.lake.change_feed import check_feed_columns
 from headwater.lake.change_files import Rollbacks, add_rollback
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.column_rules import ColumnRules, rules_of
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
+from headwater.lake.history import check_feed_columns
 from headwater.lake.layout import (
     CHANGE_RANGES,
     EVERY_COLLECTION,

@@ -35,9 +35,10 @@ from headwater._version import __version__
 from headwater.client.threads import LoopThread
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.findings import Level
-from headwater.http.asking import TOKEN_VARIABLE
-from headwater.http.requests import (
+from headwater.http import TOKEN_VARIABLE
+from headwater.http.serving import (
     LOGIN_BODY_BYTES_MAX,
+    AppServer,
     HeadLimit,
     HostCheck,
     Json,
@@ -50,9 +51,7 @@ from headwater.http.requests import (
     read_body,
     with_page_headers,
 )
-from headwater.http.serving import AppServer
-from headwater.lake.lake_health import health_of_landing
-from headwater.lake.lake_look import LakeLook, LakeWatch, LandingNote, Sample
+from headwater.lake.lake_look import LakeLook, LakeWatch, LandingNote, Sample, health_of_landing
 from headwater.lake.layout import TableKind
 from headwater.lake.location import Location
 from headwater.phrases import parse_number

@@ -3,7 +3,7 @@ landed.
 
 A batch begins where the tables end, is what its tasks read to the ends of their snapshots, and is one commit of
 `changes` that holds the offset that was reached in every vbucket. A turn of the loop asks the bucket how far it is,
-plans, runs one job over the shares, commits, merges the documents when `freshness` says so, and tidies up.
+plans, runs one job over the shares, commits, merges the documents when `MergeClock` says so, and tidies up.
 
 `LandingQuery` runs it in a thread of the driver; other threads read its status, ask for a merge, or stop it. It keeps
 nothing that the tables do not hold: after a failure it opens them again and goes on from there.
@@ -40,25 +40,30 @@ from headwater.errors import (
 from headwater.lake.catalogs import CatalogKeeper
 from headwater.lake.chosen_rows import ChosenRows
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, first_documents, merge
-from headwater.lake.dead_files import (
-    DEAD_BYTES_DEFAULT,
-    VACUUM_HOURS_DEFAULT,
-    DeadBytes,
-    DeadFiles,
-    check_retention,
-    clean_logs,
-    vacuum,
-)
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, TableCommit
 from headwater.lake.documents_merge import Merged
 from headwater.lake.iceberg import IcebergChanges, IcebergDocuments, IcebergSettings
 from headwater.lake.lake import Lake
 from headwater.lake.location import lake_error
 from headwater.lake.set_aside import SHOWN_MAX, SetAside, set_aside_error
-from headwater.lake.upkeep import grow_groups, join_changes, switch_modes, trim_changes
+from headwater.lake.upkeep import (
+    DEAD_BYTES_DEFAULT,
+    VACUUM_HOURS_DEFAULT,
+    DeadBytes,
+    DeadFiles,
+    check_retention,
+    clean_logs,
+    grow_groups,
+    join_changes,
+    switch_modes,
+    trim_changes,
+    vacuum,
+)
 from headwater.landing.bucket_watch import BucketWatch, Cut
-from headwater.landing.freshness import Freshness, LandingLag, MergeClock
 from headwater.landing.planning import (
+    Freshness,
+    LandingLag,
+    MergeClock,
     VBucketRange,
     given_offsets,
     high_offsets,

@@ -1,6 +1,6 @@
 """Users and their groups: who they are, how they prove it, what they may do on which bucket; Couchbase's role names.
 
-`Users` is a value that the whole node looks rights up in; `accounts` changes it and `user_file` keeps it. It has no
+`Users` is a value that the whole node looks rights up in; `accounts` changes and keeps it. It has no
 password: for each SCRAM mechanism a user has a salt and two keys that were made from the password, and PLAIN is checked
 against those of SCRAM-SHA512. Salts come in as arguments, because randomness is drawn at the edge.
 

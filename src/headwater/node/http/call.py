@@ -1,7 +1,7 @@
 """What a handler gets and gives: a `Call` with the node and the request, answers in JSON, refusals, streams of configs.
 
 Every handler of `pools`, `buckets`, `users` and the dashboard takes a `Call`, which `app` makes once it has checked who
-asks. Answers and refusals are those of `headwater.http.requests`, and can be imported from here. Where clients look for
+asks. Answers and refusals are those of `headwater.http.serving`, and can be imported from here. Where clients look for
 words in refusals ("Scope with name … is not found"), the words are Couchbase's.
 """
 
@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from headwater.accepting import Places
-from headwater.http.requests import (
+from headwater.http.serving import (
     LOGIN_BODY_BYTES_MAX,
     NO_CACHE,
     Json,
