@@ -68,7 +68,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a check has found, and what to do about it."""
+    """The result of a check, and what to do about it."""
 
     state: State
     says: str
@@ -81,7 +81,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the user wants to know about, beside the machine itself."""
+    """What to check, beside the machine itself."""
 
     settings: ClientSettings | None = None
     directory: str | None = None

@@ -1,4 +1,4 @@
-"""`headwater repair`: make again what `headwater verify` finds wrong."""
+"""`headwater repair`: rebuild what `headwater verify` finds wrong."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 NODES_MAX = 16
 GIVE_UP_S = 1.0
-"""How long a start that is to end gets for a clean end of its own."""
+"""How long a cancelled start may take to end cleanly."""
 
 
 def default_data_folder() -> Path:
@@ -266,7 +266,7 @@ class ClusterOptions:
     as_json: bool
     logs_json: bool
     arguments: tuple[str, ...]
-    """What was given on the command line and is the same for every node."""
+    """The options of the command line that are the same for every node."""
 
 
 def names_first_user_only(context: click.Context) -> bool:

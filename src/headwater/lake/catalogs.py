@@ -291,7 +291,9 @@ class CatalogKeeper:
             if first is None:
                 return CatalogStatus(len(missing), None)
             error = self._failures[first]
-            return CatalogStatus(len(missing), f"{first} is not up to date in the catalog: {_sentence(error)}")
+            return CatalogStatus(
+                len(missing), f"{first} is not up to date in the catalog: {str(error)[:_REASON_CHARS_MAX]}"
+            )
 
     def _wanting(self) -> list[TableEntry]:
         return [entry for table, entry in self._offered.items() if self._registered.get(table) != entry]
@@ -387,10 +389,6 @@ class CatalogKeeper:
 
 
 _BACKOFF = Backoff(delay_s_min=RETRY_S_MIN, delay_s_max=RETRY_S_MAX, random=lambda: 1.0)
-
-
-def _sentence(error: HeadwaterError) -> str:
-    return str(error)[:_REASON_CHARS_MAX]
 
 
 def _same_name(table: str, other: str) -> CatalogError:

@@ -334,7 +334,7 @@ class LakeWatch:
         self._is_settled = pending is not None and not pending
         selection, totals = landed_selection(lake), lake.state.totals
         self._timeline.look(lake)
-        tables = [_changes_look(lake)]
+        tables = [_table_look(TableKind.CHANGES, "", lake.changes, batch=lake.last_batch)]
         for name in sorted(lake.tables):
             waiting = None if pending is None else pending.get(name, 0)
             tables += _collection_looks(lake.tables[name], waiting, lake.last_batch)
@@ -459,10 +459,6 @@ def _documents_as_of_s(lake: Lake, pending: dict[str, int] | None) -> float | No
     ]
     known = [at for at in times if at is not None]
     return min(known) if len(known) == len(times) else None
-
-
-def _changes_look(lake: Lake) -> TableLook:
-    return _table_look(TableKind.CHANGES, "", lake.changes, batch=lake.last_batch)
 
 
 def _collection_looks(tables: CollectionTables, pending: int | None, last_batch: int) -> list[TableLook]:

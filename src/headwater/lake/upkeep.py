@@ -45,28 +45,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headwater.errors import InvalidInput
+from headwater.lake import change_rows, data_files
 from headwater.lake.change_files import row_groups, sort_rows
-from headwater.lake.change_rows import (
-    COLLECTION_CREATED,
-    COLLECTION_DROPPED,
-    MUTATION,
-    UNMATCHED,
-    Barriers,
-    ChangeRows,
-    WantedChanges,
-    read_changes,
-)
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
-from headwater.lake.data_files import (
-    FILE_BYTES_DEFAULT,
-    DataFile,
-    FileReader,
-    FileWriter,
-    RollingWriter,
-    filtered,
-    numbers,
-    read_files,
-)
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableCommit
 from headwater.lake.key_index import KeyIndex, Marks, key_spaces
 from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
@@ -94,13 +75,13 @@ class JoinChangesTask:
     """Write the rows of some files of `changes` to one, sorted by group."""
 
     location: Location
-    files: tuple[DataFile, ...]
+    files: tuple[data_files.DataFile, ...]
     facts: LakeFacts
 
-    def run(self) -> list[DataFile]:
+    def run(self) -> list[data_files.DataFile]:
         """What is sorted together are some groups of vbuckets at a time."""
         facts, schema = self.facts, changes_schema(xattrs=self.facts.xattrs)
-        writer = FileWriter(self.location, schema, ranges=CHANGE_RANGES, prefix="changes")
+        writer = data_files.FileWriter(self.location, schema, ranges=CHANGE_RANGES, prefix="changes")
         passes = math.ceil(_uncompressed_bytes(self.location, self.files) / JOIN_BYTES_A_TIME)
         edges = [number * facts.groups // passes for number in range(passes + 1)]
         for first, end in pairwise(edges):
@@ -120,7 +101,7 @@ class RewriteTask:
     of documents before it by what they are clustered by."""
 
     location: Location
-    files: tuple[DataFile, ...]
+    files: tuple[data_files.DataFile, ...]
     file_bytes: int
     ranges: tuple[str, ...]
     cluster_by: tuple[str, ...]
@@ -130,7 +111,9 @@ class RewriteTask:
     """With as many groups as there are now, where the rows are to be put into these."""
 
     @classmethod
-    def of(cls, tables: CollectionTables, table: MergedTable, files: Iterable[DataFile], **others: Any) -> Self:
+    def of(
+        cls, tables: CollectionTables, table: MergedTable, files: Iterable[data_files.DataFile], **others: Any
+    ) -> Self:
         return cls(
             location=table.log.location,
             files=tuple(files),
@@ -140,16 +123,16 @@ class RewriteTask:
             **others,
         )
 
-    def run(self) -> list[DataFile]:
+    def run(self) -> list[data_files.DataFile]:
         schema = _joined_schema(self.location, self.files)
         ranges = [name for name in self.ranges if name in schema.names]
-        writers: dict[int | None, RollingWriter] = {}
+        writers: dict[int | None, data_files.RollingWriter] = {}
         for rows in files_in_order(self.location, [(file, None) for file in self.files], schema, self.cluster_by):
             for group, part in self._groups(rows):
                 if group not in writers:
                     partition = dict(self.files[0].partition)
                     partition |= {} if group is None else {GROUP.name: str(group)}
-                    writers[group] = RollingWriter(
+                    writers[group] = data_files.RollingWriter(
                         self.location,
                         schema,
                         ranges=ranges,
@@ -165,47 +148,47 @@ class RewriteTask:
         if self.regrouped is None:
             yield None, rows
             return
-        groups = self.regrouped.group_of(numbers(rows, "vbucket").astype(np.int64))
+        groups = self.regrouped.group_of(data_files.numbers(rows, "vbucket").astype(np.int64))
         for group in np.unique(groups).tolist():
-            yield group, filtered(rows, groups == group)
+            yield group, data_files.filtered(rows, groups == group)
 
 
-def _joined_schema(location: Location, files: Iterable[DataFile]) -> pa.Schema:
+def _joined_schema(location: Location, files: Iterable[data_files.DataFile]) -> pa.Schema:
     """Files that were written after a column was added have it, and others do not."""
     fields: dict[str, pa.Field] = {}
     for file in files:
-        with FileReader(location, file) as reader:
+        with data_files.FileReader(location, file) as reader:
             fields |= {field.name: field for field in reader.schema}
     return pa.schema([*fields.values()])
 
 
-def _uncompressed_bytes(location: Location, files: Iterable[DataFile]) -> int:
+def _uncompressed_bytes(location: Location, files: Iterable[data_files.DataFile]) -> int:
     total = 1
     for file in files:
-        with FileReader(location, file) as reader:
+        with data_files.FileReader(location, file) as reader:
             total += sum(reader.uncompressed_bytes(row_group) for row_group in reader.row_groups)
     return total
 
 
 def _rows_of_vbuckets(
-    location: Location, files: Iterable[DataFile], vbuckets: range, columns: Sequence[str]
+    location: Location, files: Iterable[data_files.DataFile], vbuckets: range, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
     for file in files:
-        with FileReader(location, file) as reader:
+        with data_files.FileReader(location, file) as reader:
             for row_group in reader.row_groups:
                 low, high, _ = reader.range_of(row_group, "vbucket")
                 if low < vbuckets.stop and vbuckets.start <= high:
                     rows = reader.read(row_group, columns)
-                    here = numbers(rows, "vbucket")
-                    kept = filtered(rows, (here >= vbuckets.start) & (here < vbuckets.stop))
+                    here = data_files.numbers(rows, "vbucket")
+                    kept = data_files.filtered(rows, (here >= vbuckets.start) & (here < vbuckets.stop))
                     if kept.num_rows:
                         yield kept
 
 
-def files_to_join(files: Sequence[DataFile], *, file_bytes: int) -> list[tuple[DataFile, ...]]:
+def files_to_join(files: Sequence[data_files.DataFile], *, file_bytes: int) -> list[tuple[data_files.DataFile, ...]]:
     """Sets of files of one partition and one size class, each worth joining and small enough to join; and single
     files of which too many rows are dead."""
-    classes: dict[tuple[object, int], list[DataFile]] = {}
+    classes: dict[tuple[object, int], list[data_files.DataFile]] = {}
     for file in files:
         if (size_bytes := _live_bytes([file])) < file_bytes // 2:
             size_class = max(0, int(math.log(max(1, size_bytes / _LEAST_CLASS_BYTES), _CLASS_STEP)))
@@ -216,8 +199,8 @@ def files_to_join(files: Sequence[DataFile], *, file_bytes: int) -> list[tuple[D
     return [*joined, *worn]
 
 
-def _parts(files: Sequence[DataFile], file_bytes: int) -> Iterator[tuple[DataFile, ...]]:
-    part: list[DataFile] = []
+def _parts(files: Sequence[data_files.DataFile], file_bytes: int) -> Iterator[tuple[data_files.DataFile, ...]]:
+    part: list[data_files.DataFile] = []
     for file in files:
         part.append(file)
         if _live_bytes(part) >= file_bytes:
@@ -226,12 +209,12 @@ def _parts(files: Sequence[DataFile], file_bytes: int) -> Iterator[tuple[DataFil
     yield tuple(part)
 
 
-def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> int:
+def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> int:
     """Join small files of all tables. Returns how many files are gone."""
     return join_changes(lake, run, file_bytes=file_bytes) + join_documents(lake, run, file_bytes=file_bytes)
 
 
-def join_changes(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> int:
+def join_changes(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> int:
     """Join small files of `changes`. Returns how many files are gone."""
     sets = files_to_join(lake.changes.files(), file_bytes=file_bytes)
     if not sets:
@@ -244,7 +227,7 @@ def join_changes(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_B
 
 
 def join_documents(
-    lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT, bytes_max: float = math.inf
+    lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT, bytes_max: float = math.inf
 ) -> int:
     """Join small files of all other tables, the smallest first, until `bytes_max` bytes are written. Returns how many
     files are gone."""
@@ -271,7 +254,7 @@ def join_documents(
     return gone
 
 
-def _live_bytes(files: Iterable[DataFile]) -> int:
+def _live_bytes(files: Iterable[data_files.DataFile]) -> int:
     """What files would have without their dead rows."""
     return sum(file.size_bytes * file.live_rows // max(1, file.rows) for file in files)
 
@@ -296,7 +279,7 @@ def switch_modes(lake: Lake, run: Runner = run_here) -> None:
                 table.set_merged_on_read(wanted)
 
 
-def _results(tasks: Sequence[Any], run: Runner) -> list[DataFile]:
+def _results(tasks: Sequence[Any], run: Runner) -> list[data_files.DataFile]:
     """The files that all tasks have written."""
     return [file for files in (run(tasks) if tasks else []) for file in files]
 
@@ -315,7 +298,7 @@ def _results(tasks: Sequence[Any], run: Runner) -> list[DataFile]:
 # of groups that one of them has, and a merge first makes it the same for all of them.
 
 
-def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
+def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> None:
     """Cut large tables into as many groups as the documents of the lake need, or as was begun.
 
     It is not begun while a table is set aside. One that fails meanwhile is cut when it is merged again.
@@ -337,7 +320,7 @@ def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BY
     logger.info("the tables have %d groups now", groups, extra=fields(event=LogEvent.GROUPS_GROWN))
 
 
-def grow_small_tables(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
+def grow_small_tables(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> None:
     """Cut tables with fewer groups than the lake into as many as they need for what is pending, or as was begun."""
     for name in sorted(lake.pending.names):
         collection = lake.tables[name]
@@ -355,7 +338,7 @@ def _regroup(
     for table in collection.there:
         if not least <= table.groups < groups:
             continue
-        parts: dict[object, list[DataFile]] = {}
+        parts: dict[object, list[data_files.DataFile]] = {}
         for file in table.log.files():
             parts.setdefault(file.partition, []).append(file)
         tasks = [
@@ -388,35 +371,37 @@ class TrimTask:
     location: Location
     facts: LakeFacts
     group: int
-    files: tuple[DataFile, ...]
+    files: tuple[data_files.DataFile, ...]
     upto_batch: int
     """What came with a later batch stays as it is."""
     last_batch: int
 
-    def run(self) -> list[DataFile]:
+    def run(self) -> list[data_files.DataFile]:
         schema = changes_schema(xattrs=self.facts.xattrs)
         vbuckets = self.facts.vbuckets_of(self.group)
-        wanted = WantedChanges(vbuckets=tuple(vbuckets), after_batch=NOT_MERGED, upto_batch=self.last_batch, ids=None)
-        parts = read_changes(self.location, self.files, wanted, columns=schema.names)
+        wanted = change_rows.WantedChanges(
+            vbuckets=tuple(vbuckets), after_batch=NOT_MERGED, upto_batch=self.last_batch, ids=None
+        )
+        parts = change_rows.read_changes(self.location, self.files, wanted, columns=schema.names)
         if not parts:
             return []
-        writer = RollingWriter(self.location, schema, ranges=CHANGE_RANGES, partition=())
+        writer = data_files.RollingWriter(self.location, schema, ranges=CHANGE_RANGES, partition=())
         for rows, kept in zip(parts, self._kept(parts, vbuckets), strict=True):
             if kept.any():
                 writer.write(rows.wide(kept).select(schema.names))
         return writer.close()
 
-    def _kept(self, parts: Sequence[ChangeRows], vbuckets: range) -> Iterator[Marks]:
+    def _kept(self, parts: Sequence[change_rows.ChangeRows], vbuckets: range) -> Iterator[Marks]:
         old = [(rows.batches <= self.upto_batch) & ~rows.void for rows in parts]
         homes, ids, seqnos, ops = (_joined_changes(parts, old, name) for name in ("vbuckets", "ids", "seqnos", "ops"))
-        barriers = Barriers(np.unique(ids).tolist(), vbuckets)
-        is_end = (ops == COLLECTION_CREATED) | (ops == COLLECTION_DROPPED)
+        barriers = change_rows.Barriers(np.unique(ids).tolist(), vbuckets)
+        is_end = (ops == change_rows.COLLECTION_CREATED) | (ops == change_rows.COLLECTION_DROPPED)
         barriers.add(vbuckets=homes[is_end], ids=ids[is_end], seqnos=seqnos[is_end])
-        is_change = ops <= UNMATCHED
-        keys = [rows.keys(marks & (rows.ops <= UNMATCHED)) for rows, marks in zip(parts, old, strict=True)]
+        is_change = ops <= change_rows.UNMATCHED
+        keys = [rows.keys(marks & (rows.ops <= change_rows.UNMATCHED)) for rows, marks in zip(parts, old, strict=True)]
         index = KeyIndex(pa.concat_arrays(keys), seqnos[is_change], key_spaces(homes, ids)[is_change])
         kept = _highest(homes, seqnos)
-        is_document = index.newest & (ops[is_change] == MUTATION)
+        is_document = index.newest & (ops[is_change] == change_rows.MUTATION)
         kept[is_change] |= is_document & ~barriers.before(vbuckets=homes, ids=ids, seqnos=seqnos)[is_change]
         start = 0
         for rows, marks in zip(parts, old, strict=True):
@@ -425,7 +410,7 @@ class TrimTask:
             yield chosen
 
 
-def _joined_changes(parts: Sequence[ChangeRows], marks: Sequence[Marks], name: str) -> NDArray[np.int64]:
+def _joined_changes(parts: Sequence[change_rows.ChangeRows], marks: Sequence[Marks], name: str) -> NDArray[np.int64]:
     columns = [getattr(rows, name)[chosen] for rows, chosen in zip(parts, marks, strict=True)]
     return np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, dtype=np.int64)
 
@@ -471,7 +456,7 @@ def _last_batch_before(lake: Lake, before: datetime) -> int:
     """The last batch such that it, and every one before it, was landed before a time."""
     landed: dict[int, datetime] = {}
 
-    for rows in read_files(lake.changes.location, lake.changes.files(), ["batch", "landed_at"]):
+    for rows in data_files.read_files(lake.changes.location, lake.changes.files(), ["batch", "landed_at"]):
         for row in rows.group_by("batch", use_threads=False).aggregate([("landed_at", "max")]).to_pylist():
             batch, at = row["batch"], row["landed_at_max"]
             landed[batch] = max(at, landed.get(batch, at))

@@ -22,19 +22,9 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from headwater.errors import LocalProtocolError, MalformedJson
+from headwater.protocol import numbers
 from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, RollbackDemand, decide_rollback
 from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags, StreamRequest, VBucketState
-from headwater.protocol.numbers import (
-    CONNECTION_NAME_BYTES_MAX,
-    KEY_BYTES_MAX,
-    STREAM_ID_MAX,
-    STREAM_REQUEST_VALUE_BYTES_MAX,
-    STREAMS_PER_VBUCKET_MAX,
-    CollectionId,
-    ManifestUid,
-    ScopeId,
-    Seqno,
-)
 from headwater.protocol.status import Status
 
 _ALL_STREAM_FLAGS = StreamFlags(0xFFFFFFFF)
@@ -97,7 +87,7 @@ class Dialect:
 _7_0 = Dialect(
     server_version="7.0.5",
     open_flags=_ALL_OPEN_FLAGS,
-    name_bytes_max=CONNECTION_NAME_BYTES_MAX,
+    name_bytes_max=numbers.CONNECTION_NAME_BYTES_MAX,
     noop_interval_s=(0.0, 10800.0),
     lenient_controls=frozenset(),
     only_true_controls=frozenset({"enable_stream_id"}),
@@ -125,7 +115,7 @@ _8_0 = Dialect(
         | OpenFlags.INCLUDE_DELETED_USER_XATTRS
         | OpenFlags.SKIP_DELETES_IN_INITIAL_BACKFILL
     ),
-    name_bytes_max=KEY_BYTES_MAX,
+    name_bytes_max=numbers.KEY_BYTES_MAX,
     noop_interval_s=(0.1, 2.0**31),
     lenient_controls=frozenset({"enable_noop", "supports_cursor_dropping", "supports_cursor_dropping_vulcan"}),
     only_true_controls=frozenset(
@@ -183,11 +173,11 @@ class CacheTransferOptions:
 class StreamRequestValue:
     """What a stream request's value may say. A sid out of its range, and no collections, are left to admission."""
 
-    uid: ManifestUid | None = None
+    uid: numbers.ManifestUid | None = None
     sid: int | None = None
-    collections: tuple[CollectionId, ...] | None = None
-    scope: ScopeId | None = None
-    purge_seqno: Seqno | None = None
+    collections: tuple[numbers.CollectionId, ...] | None = None
+    scope: numbers.ScopeId | None = None
+    purge_seqno: numbers.Seqno | None = None
     cache_transfer: CacheTransferOptions | None = None
 
     @property
@@ -220,8 +210,8 @@ class StreamRequestValue:
         """Every fault is a `MalformedJson`, whose status is EINVAL. Without a dialect the specification decides."""
         if not value:
             return cls()
-        if len(value) > STREAM_REQUEST_VALUE_BYTES_MAX:
-            raise MalformedJson(f"a stream request value exceeds {STREAM_REQUEST_VALUE_BYTES_MAX} bytes")
+        if len(value) > numbers.STREAM_REQUEST_VALUE_BYTES_MAX:
+            raise MalformedJson(f"a stream request value exceeds {numbers.STREAM_REQUEST_VALUE_BYTES_MAX} bytes")
         try:
             members = json.loads(value)
         except (ValueError, RecursionError) as error:
@@ -248,32 +238,32 @@ def _take(members: dict[str, Any], name: str, convert: Callable[[object], T]) ->
     return convert(members[name]) if name in members else None
 
 
-def _uid(value: object) -> ManifestUid:
-    return ManifestUid(_hex(value, "uid", _U64_MAX))
+def _uid(value: object) -> numbers.ManifestUid:
+    return numbers.ManifestUid(_hex(value, "uid", _U64_MAX))
 
 
 def _sid(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise MalformedJson(f"sid must be an integer up to {STREAM_ID_MAX}")
+        raise MalformedJson(f"sid must be an integer up to {numbers.STREAM_ID_MAX}")
     return value
 
 
-def _collections(value: object) -> tuple[CollectionId, ...]:
+def _collections(value: object) -> tuple[numbers.CollectionId, ...]:
     if not isinstance(value, list):
         raise MalformedJson("collections must be an array of ids")
-    return tuple(CollectionId(_hex(member, "a collection id", _U32_MAX)) for member in value)
+    return tuple(numbers.CollectionId(_hex(member, "a collection id", _U32_MAX)) for member in value)
 
 
-def _scope(value: object) -> ScopeId:
-    return ScopeId(_hex(value, "scope", _U32_MAX))
+def _scope(value: object) -> numbers.ScopeId:
+    return numbers.ScopeId(_hex(value, "scope", _U32_MAX))
 
 
-def _purge_seqno(value: object) -> Seqno:
+def _purge_seqno(value: object) -> numbers.Seqno:
     if not isinstance(value, str) or not value.isascii() or not value.isdigit() or len(value) > 20:
         raise MalformedJson("purge_seqno must be a base-10 string")
     if int(value) > _U64_MAX:
         raise MalformedJson("purge_seqno exceeds 64 bits")
-    return Seqno(int(value))
+    return numbers.Seqno(int(value))
 
 
 def _cache_transfer(value: object) -> CacheTransferOptions:
@@ -322,25 +312,27 @@ class RequestedVBucket:
     """What the producer knows of the vbucket."""
 
     state: VBucketState
-    high_seqno: Seqno
-    purge_seqno: Seqno = Seqno(0)
+    high_seqno: numbers.Seqno
+    purge_seqno: numbers.Seqno = numbers.Seqno(0)
     failover_log: FailoverLog
-    manifest_uid: ManifestUid = ManifestUid(0)
-    collections: Mapping[CollectionId, ScopeId] = field(default_factory=lambda: {CollectionId(0): ScopeId(0)})
+    manifest_uid: numbers.ManifestUid = numbers.ManifestUid(0)
+    collections: Mapping[numbers.CollectionId, numbers.ScopeId] = field(
+        default_factory=lambda: {numbers.CollectionId(0): numbers.ScopeId(0)}
+    )
     """The collections that exist, with their scopes."""
-    scopes: frozenset[ScopeId] = frozenset({ScopeId(0)})
+    scopes: frozenset[numbers.ScopeId] = frozenset({numbers.ScopeId(0)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """The stream may be opened, with these bounds and filters."""
 
-    start_seqno: Seqno
-    end_seqno: Seqno
-    snapshot_start_seqno: Seqno
+    start_seqno: numbers.Seqno
+    end_seqno: numbers.Seqno
+    snapshot_start_seqno: numbers.Seqno
     stream_id: int | None
-    collections: tuple[CollectionId, ...] | None
-    scope: ScopeId | None
+    collections: tuple[numbers.CollectionId, ...] | None
+    scope: numbers.ScopeId | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,8 +428,8 @@ def _check_stream_id(case: _Case) -> StreamRefusal | None:
         return StreamRefusal(status=Status.DCP_STREAMID_INVALID, reason="enable_stream_id is on, but no sid was given")
     if sid == 0:
         return StreamRefusal(status=Status.DCP_STREAMID_INVALID, reason="sid 0 is reserved")
-    if sid is not None and not 0 <= sid <= STREAM_ID_MAX:
-        return StreamRefusal(status=Status.EINVAL, reason=f"a sid is a number up to {STREAM_ID_MAX}")
+    if sid is not None and not 0 <= sid <= numbers.STREAM_ID_MAX:
+        return StreamRefusal(status=Status.EINVAL, reason=f"a sid is a number up to {numbers.STREAM_ID_MAX}")
     return None
 
 
@@ -447,8 +439,10 @@ def _check_open_streams(case: _Case) -> StreamRefusal | None:
     open_ids = case.connection.open_stream_ids
     if case.value.sid in open_ids:
         return StreamRefusal(status=Status.KEY_EEXISTS, reason="the stream is already open on this connection")
-    if len(open_ids) >= STREAMS_PER_VBUCKET_MAX:
-        return StreamRefusal(status=Status.ENOMEM, reason=f"{STREAMS_PER_VBUCKET_MAX} streams are open on this vbucket")
+    if len(open_ids) >= numbers.STREAMS_PER_VBUCKET_MAX:
+        return StreamRefusal(
+            status=Status.ENOMEM, reason=f"{numbers.STREAMS_PER_VBUCKET_MAX} streams are open on this vbucket"
+        )
     return None
 
 
@@ -496,7 +490,7 @@ def _decide_start(case: _Case) -> Accepted | RollbackDemand:
         # DCP docs, Add Stream, flag 0x40: the consumer wants what comes from now on, whatever it may have had before.
         is_known = request.vbuuid == 0 or vbucket.failover_log.knows(request.vbuuid)
         if case.dialect.from_latest_checks_vbuuid and not is_known:
-            return RollbackDemand(to_seqno=Seqno(0), reason="the vbuuid is not in the failover log")
+            return RollbackDemand(to_seqno=numbers.Seqno(0), reason="the vbuuid is not in the failover log")
         return _accept(case, start=vbucket.high_seqno, snapshot_start=vbucket.high_seqno)
     rollback = decide_rollback(
         ConsumerPoint(
@@ -517,7 +511,7 @@ def _decide_start(case: _Case) -> Accepted | RollbackDemand:
     return _accept(case, start=request.start_seqno, snapshot_start=request.snapshot_start_seqno)
 
 
-def _accept(case: _Case, *, start: Seqno, snapshot_start: Seqno) -> Accepted:
+def _accept(case: _Case, *, start: numbers.Seqno, snapshot_start: numbers.Seqno) -> Accepted:
     request, high = case.request, case.vbucket.high_seqno
     # Add Stream, flags 0x02 and 0x04: "Disk Only" ends at the end seqno or the last item on disk when the stream is
     # created, "Latest" overwrites the end seqno with the high seqno.
@@ -530,7 +524,7 @@ def _accept(case: _Case, *, start: Seqno, snapshot_start: Seqno) -> Accepted:
         end = start
     return Accepted(
         start_seqno=start,
-        end_seqno=Seqno(max(end, start)),
+        end_seqno=numbers.Seqno(max(end, start)),
         snapshot_start_seqno=snapshot_start,
         stream_id=case.value.sid,
         # One of no collections sends nothing, and ends like one that has come to its end.

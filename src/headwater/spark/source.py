@@ -72,33 +72,15 @@ from headwater.client.connection_string import Address
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.errors import InvalidInput, InvalidOffsets
+from headwater.landing import planning
 from headwater.landing.bucket_watch import BucketWatch, PlannedBucket
-from headwater.landing.planning import (
-    NOWHERE,
-    StreamPlans,
-    Survey,
-    VBucketRange,
-    given_offsets,
-    high_offsets,
-    plan_read,
-    rows_of_bytes,
-)
 from headwater.landing.source_options import DOCUMENT_COLUMNS, Conditions, Mode, SourceOptions, ValueForm
 from headwater.log_fields import LogEvent, fields
 from headwater.phrases import did_you_mean
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
+from headwater.spark import versions
 from headwater.spark.query_errors import in_one_sentence
-from headwater.spark.versions import (
-    HAS_FILTERS,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-    VariantType,
-    to_arrow_schema,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -277,7 +259,7 @@ def _own_address(bucket: Address) -> str:
 _VALUE_TYPES: dict[ValueForm, DataType] = {
     ValueForm.BINARY: BinaryType(),
     ValueForm.STRING: StringType(),
-    ValueForm.VARIANT: VariantType(),
+    ValueForm.VARIANT: versions.VariantType(),
 }
 
 
@@ -322,7 +304,7 @@ class DcpPartition(InputPartition):
     """What one task reads, and all that it has to know of the bucket."""
 
     def __init__(
-        self, ranges: tuple[VBucketRange, ...], bucket: PlannedBucket, report_to: ReportTo | None = None
+        self, ranges: tuple[planning.VBucketRange, ...], bucket: PlannedBucket, report_to: ReportTo | None = None
     ) -> None:
         super().__init__((ranges, bucket, report_to))
         self.ranges = ranges
@@ -418,12 +400,12 @@ class _DcpReader:
     def _beginning(self) -> Offsets:
         """Where `startingOffsets` says, if that is not "now". Vbuckets that it does not name start at 0."""
         vbuckets = map(VBucketId, range(self._watch.vbuckets))
-        offsets = Offsets(self._watch.bucket_uuid, dict.fromkeys(vbuckets, NOWHERE))
+        offsets = Offsets(self._watch.bucket_uuid, dict.fromkeys(vbuckets, planning.NOWHERE))
         if isinstance(self._options.start, datetime):
             return offsets.updated(self._watch.find_start().offsets)
         if isinstance(self._options.start, Offsets):
             self._check_offsets(self._options.start)
-            return offsets.updated(given_offsets(self._options.start).offsets)
+            return offsets.updated(planning.given_offsets(self._options.start).offsets)
         return offsets
 
     def _rows(self, partition: InputPartition, *, fails_on_rollback: bool) -> Iterator[pa.RecordBatch]:
@@ -439,7 +421,7 @@ class _DcpReader:
                 yield from DocumentRows(self._options, self._spark_schema).read(partition.ranges, partition.bucket)
                 keep_loaded("documents")
                 return
-            rows = SparkRows(self._options, to_arrow_schema(self._spark_schema))
+            rows = SparkRows(self._options, versions.to_arrow_schema(self._spark_schema))
             reading = ShareReading(
                 options=self._options,
                 bucket=partition.bucket,
@@ -462,7 +444,7 @@ class DcpBatchReader(_DcpReader, DataSourceReader):
         is_from_now = self._options.start is Start.NOW
         start = None if is_from_now else self._beginning()
         survey = self._watch.survey()
-        start = start or high_offsets(self._watch.bucket_uuid, survey)
+        start = start or planning.high_offsets(self._watch.bucket_uuid, survey)
         end = self._options.end
         if end is not None:
             self._check_offsets(end)
@@ -471,7 +453,7 @@ class DcpBatchReader(_DcpReader, DataSourceReader):
                 end = Offsets(
                     end.bucket_uuid, {it: at for it, at in end.offsets.items() if at.seqno >= start[it].seqno}
                 )
-        ranges = plan_read(start, end, survey) if self._watch.select_by(self._options.where) else []
+        ranges = planning.plan_read(start, end, survey) if self._watch.select_by(self._options.where) else []
         shares, bucket = self._watch.shares(ranges, start)
         return [DcpPartition(share, bucket) for share in shares or [()]]
 
@@ -505,7 +487,7 @@ _OPERATORS: dict[type[Filter], str] = (
         datasource.GreaterThan: ">",
         datasource.GreaterThanOrEqual: ">=",
     }
-    if HAS_FILTERS
+    if versions.HAS_FILTERS
     else {}
 )
 
@@ -518,15 +500,15 @@ def _condition(one: Any) -> Conditions | None:
     return Conditions.one(one.attribute[0], operator, one.value if operator == "IN" else [one.value])
 
 
-class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class DcpStreamReader(_DcpReader, DataSourceStreamReader, versions.SupportsTriggerAvailableNow):
     """Changes as they come, in batches."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._target: dict[VBucketId, Seqno] | None = None
-        self._survey: Survey | None = None
+        self._survey: planning.Survey | None = None
         self._reports: ReachedOffsets | None = None
-        self._plans = StreamPlans()
+        self._plans = planning.StreamPlans()
         self._bucket: PlannedBucket | None = None
         """As the tasks of the newest batch saw it."""
         self._began: Offsets | None = None
@@ -545,12 +527,14 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
         return _to_spark(self._began)
 
     @in_one_sentence()
-    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, Any] | None = None, limit: versions.ReadLimit | None = None
+    ) -> dict[str, Any]:
         began = self._began if start is None else _from_spark(start)
         if began is None:
             # A query that goes on after a restart, with PySpark before 4.2. The first batch ends now, and says of no
             # vbucket how it began: so it begins where the one before has ended, whatever that was.
-            ends = high_offsets(self._watch.bucket_uuid, self._watch.survey())
+            ends = planning.high_offsets(self._watch.bucket_uuid, self._watch.survey())
             return _to_spark(
                 ends.updated({it: replace(at, snapshot_start=Seqno(0)) for it, at in ends.offsets.items()})
             )
@@ -578,21 +562,21 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
 
     @in_one_sentence()
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return _to_spark(high_offsets(self._watch.bucket_uuid, self._survey or self._watch.survey()))
+        return _to_spark(planning.high_offsets(self._watch.bucket_uuid, self._survey or self._watch.survey()))
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> versions.ReadLimit:  # noqa: N802
         if self._options.rows_per_trigger_max is not None:
-            return ReadMaxRows(self._options.rows_per_trigger_max)
+            return versions.ReadMaxRows(self._options.rows_per_trigger_max)
         if self._options.bytes_per_trigger_max is not None:
-            return ReadMaxBytes(self._options.bytes_per_trigger_max)
-        return ReadAllAvailable()
+            return versions.ReadMaxBytes(self._options.bytes_per_trigger_max)
+        return versions.ReadAllAvailable()
 
-    def _rows_max(self, limit: ReadLimit | None) -> int | None:
+    def _rows_max(self, limit: versions.ReadLimit | None) -> int | None:
         if limit is None:  # PySpark before 4.2 has none
-            return self._options.rows_per_trigger_max or rows_of_bytes(self._options.bytes_per_trigger_max)
-        if isinstance(limit, ReadMaxRows):
+            return self._options.rows_per_trigger_max or planning.rows_of_bytes(self._options.bytes_per_trigger_max)
+        if isinstance(limit, versions.ReadMaxRows):
             return limit.max_rows
-        return rows_of_bytes(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else None
+        return planning.rows_of_bytes(limit.max_bytes) if isinstance(limit, versions.ReadMaxBytes) else None
 
     @in_one_sentence()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802

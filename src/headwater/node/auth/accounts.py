@@ -51,15 +51,8 @@ from headwater.node.auth.users import (
     Users,
     newest_removed,
 )
+from headwater.protocol import sasl
 from headwater.protocol.cluster_config import nodes_user
-from headwater.protocol.sasl import (
-    SCRAM_MECHANISMS,
-    SCRAM_SALT_BYTES,
-    Credentials,
-    Mechanism,
-    ScramCredentials,
-    digest_bytes,
-)
 
 VERSION = 3
 USER_FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -247,7 +240,7 @@ def _decode_user(members: object, iterations: int) -> User:
         password_changed_ms=_member(members, "password_changed", int),
         credentials={
             mechanism: _decode_credentials(mechanism, _member(all_credentials, mechanism, dict), iterations)
-            for mechanism in SCRAM_MECHANISMS
+            for mechanism in sasl.SCRAM_MECHANISMS
         },
     )
 
@@ -263,12 +256,14 @@ def _decode_grant(members: object) -> Grant:
     return Grant(Role(role), bucket, scope, collection)
 
 
-def _decode_credentials(mechanism: Mechanism, members: Mapping[str, object], iterations: int) -> ScramCredentials:
+def _decode_credentials(
+    mechanism: sasl.Mechanism, members: Mapping[str, object], iterations: int
+) -> sasl.ScramCredentials:
     salt = _bytes_member(members, "salt")
     stored_key, server_key = _bytes_member(members, "stored_key"), _bytes_member(members, "server_key")
-    if len(salt) != SCRAM_SALT_BYTES or {len(stored_key), len(server_key)} != {digest_bytes(mechanism)}:
+    if len(salt) != sasl.SCRAM_SALT_BYTES or {len(stored_key), len(server_key)} != {sasl.digest_bytes(mechanism)}:
         raise _Fault(f"credentials for {mechanism} have the wrong length")
-    return ScramCredentials(salt=salt, iterations=iterations, stored_key=stored_key, server_key=server_key)
+    return sasl.ScramCredentials(salt=salt, iterations=iterations, stored_key=stored_key, server_key=server_key)
 
 
 def _member(members: object, name: str, kind: type[T]) -> T:
@@ -436,7 +431,7 @@ class Accounts:
 
     # --- while it runs --------------------------------------------------------------------------------------------
 
-    def let_nodes_in(self, bucket: str, login: Credentials | None) -> None:
+    def let_nodes_in(self, bucket: str, login: sasl.Credentials | None) -> None:
         """The other nodes of a bucket's cluster log in with this from now on; with None, none of them does."""
         name = nodes_user(bucket)
         self._nodes.pop(name, None)

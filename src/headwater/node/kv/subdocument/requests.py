@@ -24,13 +24,7 @@ import numpy as np
 
 from headwater.errors import MalformedXattrs
 from headwater.kernels.memory import read_only, u32
-from headwater.node.kv.subdocument.json_text import (
-    FIELD_NOT_BINARY_VALUE,
-    PATH_BYTES_MAX,
-    XATTR_UNKNOWN_VATTR_MACRO,
-    Path,
-    parse_path,
-)
+from headwater.node.kv.subdocument import json_text
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.subdocument import SPECS_MAX, DocFlags, LookupSpec, MutationSpec, PathFlags
 from headwater.protocol.numbers import XATTR_NAME_BYTES_MAX, Cas, Seqno, Vbuuid
@@ -139,7 +133,7 @@ DOCUMENT_FIELDS: Mapping[str, Callable[[SubdocDocument], object]] = {
 }
 
 
-def virtual_xattr_text(document: SubdocDocument, path: Path) -> bytes:
+def virtual_xattr_text(document: SubdocDocument, path: json_text.Path) -> bytes:
     """The text that a path into a virtual attribute is looked up in."""
     name = path[0]
     if name == "$document":
@@ -197,7 +191,7 @@ class MacroExpansion:
         if not spec.flags & PathFlags.EXPAND_MACROS:
             return spec.value
         if spec.value not in self._expanded:
-            raise RequestRefused(XATTR_UNKNOWN_VATTR_MACRO)
+            raise RequestRefused(json_text.XATTR_UNKNOWN_VATTR_MACRO)
         return self._expanded[spec.value]
 
     def with_checksum(self, encoded: bytes, *, body: bytes) -> bytes:
@@ -322,11 +316,11 @@ def encode_binary(value: bytes) -> bytes:
 def decode_binary(json: bytes) -> bytes:
     """The binary value that stored JSON stands for."""
     if not json.startswith(b'"' + BINARY_PREFIX) or not json.endswith(b'"'):
-        raise RequestRefused(FIELD_NOT_BINARY_VALUE)
+        raise RequestRefused(json_text.FIELD_NOT_BINARY_VALUE)
     try:
         return b64decode(json[1 + len(BINARY_PREFIX) : -1], validate=True)
     except ValueError as error:
-        raise RequestRefused(FIELD_NOT_BINARY_VALUE) from error
+        raise RequestRefused(json_text.FIELD_NOT_BINARY_VALUE) from error
 
 
 # --- what is wrong with a request -----------------------------------------------------------------------------------
@@ -380,9 +374,9 @@ def xattr_name(path: bytes) -> str:
     return name
 
 
-def spec_path(spec: Spec) -> Path:
+def spec_path(spec: Spec) -> json_text.Path:
     """The parsed path of a spec."""
-    path = parse_path(spec.path)
+    path = json_text.parse_path(spec.path)
     # The name of an attribute is taken as it is written: neither escapes nor backticks can make another one of it.
     if spec.flags & PathFlags.XATTR and path[0] != xattr_name(spec.path):
         raise RequestRefused(Status.SUBDOC_PATH_EINVAL)
@@ -409,8 +403,8 @@ def _check_spec(spec: Spec, doc_flags: DocFlags, *, mutates: bool) -> None:
         kind = "a mutation" if mutates else "a lookup"
         raise RequestRefused(Status.SUBDOC_INVALID_COMBO, f"{spec.opcode.name} is not {kind}")
     _check_flags(spec, command, doc_flags)
-    if len(spec.path) > PATH_BYTES_MAX:
-        raise RequestRefused(Status.EINVAL, f"a path has at most {PATH_BYTES_MAX} bytes")
+    if len(spec.path) > json_text.PATH_BYTES_MAX:
+        raise RequestRefused(Status.EINVAL, f"a path has at most {json_text.PATH_BYTES_MAX} bytes")
     if command.scope is CommandScope.WHOLE_BODY and spec.path:
         raise RequestRefused(Status.EINVAL, f"{spec.opcode.name} is about the whole document and takes no path")
     _check_xattr(spec, command)
