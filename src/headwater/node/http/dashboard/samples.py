@@ -14,22 +14,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from http import HTTPStatus
+from http.client import HTTPException
 from shutil import disk_usage
-from typing import IO, TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.errors import HeadwaterError, InvalidInput, MalformedMessage
-from headwater.http import TOKEN_VARIABLE
+from headwater.http import TOKEN_VARIABLE, ask
 from headwater.node.history import BucketHistory
 from headwater.node.producer.statistics import ConnectionStatistics, connection_statistics, stream_backlogs
 from headwater.node.replication.peers import PeerStatistics
@@ -571,42 +571,35 @@ class Landings:
         return shown
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object, **__: object) -> None:
-        """The end point was named; it does not get to name another one."""
-
-
 def fetch_landing(url: str, before: LandingNumbers | None = None) -> LandingNumbers:
-    """Ask one end point. What goes wrong there is part of the result, beside what it said `before`, and not raised."""
-    opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
+    """Ask one end point. What goes wrong there is part of the result, beside what it said `before`, and not raised. It
+    can't redirect: the end point was named, and does not get to name another one."""
+    where = urlsplit(url)
+    tls = ssl.create_default_context() if where.scheme == "https" else None
     # A landing that is served beyond this machine wants the token of its page.
     token = os.environ.get(TOKEN_VARIABLE)
-    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    limits: Any = {"answer_s": LANDING_S_MAX, "bytes_max": LANDING_BYTES_MAX}
+    target = f"{where.path or '/'}{where.query and '?'}{where.query}"
+    is_ended = False
     try:
-        with opener.open(asked, timeout=LANDING_S_MAX) as answer:
-            return _parse(url, answer)
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        is_ended = isinstance(reason, ConnectionRefusedError)
-        return replace(before or LandingNumbers(url=url), error=_words(error, reason), is_ended=is_ended)
+        port = where.port or (80 if tls is None else 443)
+        status, text = ask(where.hostname or "", port, "GET", target, headers=headers, tls=tls, **limits)
+        if status == HTTPStatus.OK:
+            return _parse(url, str(text))
+        hint = f": start the node with its token in {TOKEN_VARIABLE}" if status == HTTPStatus.UNAUTHORIZED else ""
+        problem = f"it answers with {status}{hint}"
+    except (OSError, ValueError, HTTPException, HeadwaterError) as error:
+        is_ended = isinstance(error, ConnectionRefusedError)
+        said = (error.strerror if isinstance(error, OSError) else None) or str(error) or "no answer"
+        problem = f"{said[0].lower()}{said[1:]}"
+    return replace(before or LandingNumbers(url=url), error=problem, is_ended=is_ended)
 
 
-def _words(error: Exception, reason: object) -> str:
-    """What went wrong, without the numbers of the system."""
-    if isinstance(error, urllib.error.HTTPError):
-        hint = f": start the node with its token in {TOKEN_VARIABLE}" if error.code == HTTPStatus.UNAUTHORIZED else ""
-        return f"it answers with {error.code}{hint}"
-    said = (reason.strerror if isinstance(reason, OSError) else None) or str(reason) or "no answer"
-    return f"{said[0].lower()}{said[1:]}"
-
-
-def _parse(url: str, answer: IO[bytes]) -> LandingNumbers:
-    text = answer.read(LANDING_BYTES_MAX + 1)
-    if len(text) > LANDING_BYTES_MAX:
-        raise ValueError(f"the answer has more than {LANDING_BYTES_MAX} bytes")
+def _parse(url: str, text: str) -> LandingNumbers:
     landings: dict[tuple[str, str], dict[str, float]] = {}
     pages: dict[tuple[str, str], str] = {}
-    for family in text_string_to_metric_families(text.decode()):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             which = sample.labels.get("bucket", ""), sample.labels.get("pipeline", "")
             if sample.name == _PAGE and (page := sample.labels.get("url", "")).startswith(("http://", "https://")):
