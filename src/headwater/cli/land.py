@@ -167,10 +167,8 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a landing runs, and what it shows."""
+    """Where a landing runs, and what it shows."""
 
-    once: bool = option("Land what the bucket has now, and exit.", False)
-    every: float = option("How often to land a batch.", "5s", cli_type=parse_time, metavar="TIME")
     metrics_port: int | None = option("Serve metrics for Prometheus on this port.", least=1, most=65535, metavar="PORT")
     page_at: str | None = option(
         "Serve the page of the landing and its metrics. Without HOST, only on this machine.",
@@ -195,8 +193,10 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """What the tables are to be."""
+    """How often a landing lands, and what the tables are to be."""
 
+    once: bool = option("Land what the bucket has now, and exit.", False)
+    every: float = option("How often to land a batch.", "5s", cli_type=parse_time, metavar="TIME")
     columns: tuple[str, ...] = option(
         "Fixed typed columns, such as 'name STRING, age INT', for one table or for all. `infer` switches an existing "
         "table to the default: a column for each field of its documents. Repeat for more tables.",
@@ -329,7 +329,7 @@ class TableOptions:
 @cli_option(SOURCE_OPTIONS["min_partitions"], default=4)
 @transform_option
 @token_option
-@options_from(RunOptions, TableOptions)
+@options_from(TableOptions, RunOptions)
 @connection_options
 @errors_reported
 def land(
@@ -393,7 +393,7 @@ def land(
             click.echo(f"The landing is shown at {view.page}", err=True)
         view.find_node_page = lambda: find_node_page(url, settings.credentials, settings.tls_context())
         runner = stack.enter_context(task_runner(f"headwater land {into}", master=spark_master, memory=run.memory))
-        code = _run(landing, lake, runner, view, None if run.once else run.every)
+        code = _run(landing, lake, runner, view, None if tables.once else tables.every)
     sys.exit(code)
 
 
