@@ -515,7 +515,7 @@ def _run(landing: Landing, lake: Lake, runner: JobRunner, view: View, every_s: f
 class View:
     """What is shown while it runs: a line on a terminal, or an object a batch.
 
-    Views of several pipelines share a `console`, say the name of theirs, and leave the lines to whoever has them all.
+    Views of several pipelines share a `console`, print the name of theirs, and leave the lines to the caller.
     """
 
     def __init__(

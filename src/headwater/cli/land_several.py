@@ -79,7 +79,7 @@ class Pipeline:
         self._stopping = threading.Event()
         self._turn = threading.Lock()
         """A landing is not started once it was stopped."""
-        # Its name is that of the landing's own thread, which log messages are told apart by.
+        # It has the name of the landing's own thread, by which the log finds the pipeline of a message.
         self._thread = threading.Thread(target=self._run, name=f"headwater land {landing.into}", daemon=True)
         self._runners: Future[Runners] = Future()
 

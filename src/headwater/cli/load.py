@@ -95,7 +95,7 @@ SHOW_EVERY_S = 0.1
 def progress_bar(
     report: Report, done: Callable[[], int], *, total: int | None, shown: bool
 ) -> Iterator[Callable[[], None]]:
-    """Yields what is to be called as the load goes on: it moves the bar, if there is a terminal to show it on.
+    """Yields a function that the loader calls as it proceeds. It moves the bar, if there is a terminal.
 
     `done` returns how much of `total` is done: bytes of a file that were read, or generated documents written.
     """

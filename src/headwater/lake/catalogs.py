@@ -77,8 +77,8 @@ def plain_name(text: str) -> str:
 def entry_name(table: str) -> str:
     """What a table such as `documents/shop.orders` is called in a catalog: `documents_shop_orders`.
 
-    Catalogs do not tell upper case from lower case, and some take letters, digits and `_` only. A name that is too long
-    is cut, and gets its digest.
+    Catalogs do not distinguish upper case from lower case, and some take letters, digits and `_` only. A name that is
+    too long is cut, and gets its digest.
     """
     name = plain_name(table).lower()
     if len(name) <= _NAME_CHARS_MAX:
@@ -170,7 +170,7 @@ class TableEntry:
             raise CatalogError(
                 f"the catalog has {full_name} already, and it is at {printable(uri) or 'an unknown place'}, not at "
                 f"{self.uri}",
-                hint="Drop it there if nobody needs it, or give another --schema",
+                hint="Drop it there if it is not needed, or give another --schema",
             )
         return MADE_BY not in properties or properties.get(FINGERPRINT) == self.fingerprint
 

@@ -8,7 +8,7 @@ What can be made from what:
 * `changes`, from the bucket: of each vbucket with a fault all rows are taken out, and the vbucket is read from 0 again.
   The batch that brings it says that it was rolled back to 0, so the other tables follow as after any rollback.
 
-Each is an ordinary commit, so readers go on, and a crash leaves a lake that the next repair or landing goes on with.
+Each is an ordinary commit, so readers continue, and after a crash the next repair or landing continues.
 What the bucket no longer has, the superseded versions of such a vbucket, is lost; so are the versions that were trimmed
 from `changes`, and `history` is not built without them. After each step the lake is verified again: what to do next is
 decided by that alone.

@@ -568,7 +568,7 @@ class _TableFiles:
         self.dead = dict(sorted(found.items(), key=lambda item: item[1].since_s))
 
     def delete(self, bytes_max: int, now_s: float) -> int:
-        """Delete what died first until no more bytes are dead than may be. Returns how many files are gone."""
+        """Delete the oldest dead files until the rest is within the limit. Returns how many files were deleted."""
         excess_bytes = self.dead_bytes - bytes_max
         if excess_bytes <= 0:
             return 0

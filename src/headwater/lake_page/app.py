@@ -45,11 +45,11 @@ LOOK_EVERY_S = 2.0
 STORE_LOOK_EVERY_S = 10.0
 """In an object store every look is some requests."""
 LOOK_SHARE_MAX = 0.05
-"""Which part of the time may be spent on looks before they become fewer: with hundreds of tables one takes seconds."""
+"""The share of time for looks. Above it, looks become rarer: with hundreds of tables, one takes seconds."""
 PROBLEM_CHARS_MAX = 500
 POINTS_MAX = 600
 POINT_EVERY_S = 1.0
-"""What the chart of the lag can look back."""
+"""How far back the chart of the lag reaches."""
 
 GetLanding = Callable[[], LandingNote | None]
 """A landing of this process as it is now; None while it is being started."""
@@ -143,7 +143,7 @@ class LakeState:
         if note is None:
             return shown
         state = note.state_at(time.time())
-        # Of a landing that has ended it is not known how far it is behind.
+        # How far an ended landing is behind is unknown.
         times = ("lag_s", "documents_age_s") if state == "running" else ()
         numbers = {name: note.status.get(name) for name in (*times, "documents", "failures")}
         return {**shown, "state": state, "source": note.source, "failure": note.failure, **numbers}
@@ -178,13 +178,13 @@ class LakeState:
             status = members.pop("status")
             shown |= {**members, "status": status}
         if note is not None and state == "running":
-            # What the note says has become older since.
+            # The numbers in the note have aged since.
             passed_s = max(0.0, now_s - note.time_s)
             for name in ("lag_s", "documents_age_s"):
                 known = note.status.get(name)
                 shown[name] = None if known is None else known + passed_s
             if look is not None and look.is_merged and look.time_s >= note.time_s:
-                # A merge has ended since the note.
+                # A merge has finished since the note.
                 shown["documents_age_s"] = shown["lag_s"]
             self._points.add(now_s, shown)
         elif look is not None:
@@ -395,7 +395,7 @@ class _Sessions:
         return response
 
     async def _slow_down(self) -> None:
-        """Guessing a token of 16 characters is hopeless; this is so that it does not cost us anything either."""
+        """Guessing a token of 16 characters is hopeless; this keeps the attempts from costing anything."""
         if self._wrong >= LOGINS_MAX:
             raise serving.Refusal.message(429, "Too many wrong tokens: try again in a second", Retry_After="1")
         self._wrong += 1
@@ -491,7 +491,7 @@ def serving_page(shown: LakeState | Lakes, address: PageAddress, *, metrics: Get
     thread = LoopThread("headwater page")
     try:
         ticking = thread.run(start)
-        # All addresses of this machine are none that a browser could ask for.
+        # A browser can't ask for the address that stands for all addresses.
         host = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host
         yield f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/ui/"
         thread.run(stop)

@@ -6,7 +6,7 @@ A batch begins where the tables end, is what its tasks read to the ends of their
 plans, runs one job over the shares, commits, merges the documents when `MergeClock` says so, and tidies up.
 
 `LandingQuery` runs it in a thread of the driver; other threads read its status, ask for a merge, or stop it. It keeps
-nothing that the tables do not hold: after a failure it opens them again and goes on from there.
+nothing that the tables do not hold: after a failure it opens them again and resumes from there.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def _check_same_options(lake: Lake, options: SourceOptions, groups: int | None) 
         )
     before = before or Selection()
     if options.system and not before.system:
-        # What was landed with them goes on with them.
+        # A landing keeps the settings that it began with.
         raise InvalidInput(
             f"the tables in {where} were landed without the records of the system",
             hint="Omit system, or land into another directory",

@@ -57,12 +57,12 @@ _NAME_CHARS_SHOWN = 64
 
 
 class LongAnswer:
-    """One that is under way."""
+    """An answer in progress."""
 
     def __init__(self, user: str) -> None:
         self.user = user
         self.is_over = False
-        """It has to end: another user has its place."""
+        """It must end: another user has taken its place."""
 
 
 class LongAnswers:

@@ -282,8 +282,7 @@ def _node(member: ConfigNode | None, kv_address: str) -> dict[str, Any]:
 
 PREFIX = "headwater_node_"
 REPLICATION_NAME = "replication:"
-"""How the names of connections begin by which other nodes of the cluster keep their copies up to date. It goes on with
-`FROM->TO:BUCKET`."""
+"""The beginning of the names of replication connections. `FROM->TO:BUCKET` follows."""
 
 
 def _by_state(read: Callable[[BucketSampler, VBucketState], float]) -> Callable[[BucketSampler], MetricSamples]:
@@ -505,7 +504,7 @@ class Dashboard:
                     if self._feed.viewers or tick % PEERS_IDLE_TICKS == 0:
                         sampler.cluster.ask()
             except Exception:
-                # The node goes on without its dashboard, and the next tick may be better.
+                # The node continues without its dashboard; the next tick may succeed.
                 about = fields(event=LogEvent.DASHBOARD_FAILED)
                 logger.exception("the dashboard could not take the numbers of the node", extra=about)
             took_s = time.thread_time() - began_s
