@@ -33,8 +33,8 @@ from bench.processes import LOGIN, NodeProcess, data_folder, load, memory_bytes,
 from bench.report import Goal, Section
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
-from headwater.landing.freshness import Freshness
 from headwater.landing.loop import LandedBatch, LandingStatus
+from headwater.landing.planning import Freshness
 from headwater.landing.query import Landing
 from headwater.spark.executors import SparkRunner
 from headwater.spark.session import start_session

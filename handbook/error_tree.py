@@ -111,12 +111,12 @@ def _raised(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
     """Errors that are made with a reason and a hint that can be read from the source."""
     kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
     for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in kinds:
+        if not isinstance(call, ast.Call) or (kind := ast.unparse(call.func).removeprefix("errors.")) not in kinds:
             continue
         texts = [text for text in map(_text, call.args) if text]
         hint = next((_text(keyword.value) for keyword in call.keywords if keyword.arg == "hint"), None)
         if texts and hint:
-            yield call.func.id, texts[-1], hint
+            yield kind, texts[-1], hint
 
 
 def _text(node: ast.expr) -> str | None:

@@ -76,6 +76,8 @@ class Option:
     cli_also: tuple[str, ...] = ()
     """Further names there."""
     cli_note: str = ""
+    cli_type: Any = None
+    """The type of click that reads it, where that of the field is not enough."""
     metavar: str | None = None
     variable: str | None = None
     """The variable of the environment that commands read it from."""

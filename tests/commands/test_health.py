@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from headwater.cli import main
 from headwater.cli.health import _report
 from headwater.findings import Finding, Level
-from headwater.http.asking import TOKEN_VARIABLE
+from headwater.http import TOKEN_VARIABLE
 from headwater.lake.lake_look import LandingNote, keep_landing
 from headwater.lake.location import Location
 from headwater.lake_page.app import LakeState, PageAddress, serving_page

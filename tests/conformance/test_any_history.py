@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headwater.protocol.manifest import Manifest
+from headwater.protocol.manifest import CollectionDropped, Manifest, decode_event
 from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.dcp_changes import (
     Deletion,
@@ -20,7 +20,6 @@ from headwater.protocol.messages.dcp_changes import (
 from headwater.protocol.messages.dcp_streams import StreamEnd, StreamEndReason, StreamRequestResponse
 from headwater.protocol.numbers import CollectionId, Seqno
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import CollectionDropped, decode_event
 from headwater.store.settling import roll_back
 from support.dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, PURGE_ALL, VBUCKET, Consumer, World
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from headwater.protocol.manifest import Manifest
+from headwater.protocol.manifest import FLATBUFFERS_VERSION, CollectionCreated, Manifest, ScopeCreated, decode_event
 from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, ManifestUid, Seqno, VBucketId
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import FLATBUFFERS_VERSION, CollectionCreated, ScopeCreated, decode_event
 from headwater.store import checked_engine
 from headwater.store.checksums import check_wanted
 from headwater.store.receiving import begin_snapshot, receive_change, receive_event

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.node.replication.vbucket_states import roll_back_vbucket
+from headwater.node.membership import roll_back_vbucket
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import StoreError
-from headwater.node.replication.vbucket_states import roll_back_vbucket
+from headwater.node.membership import roll_back_vbucket
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.messages import dcp_streams
 from headwater.protocol.messages.base import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import StoreError
-from headwater.node.replication.vbucket_states import end_takeovers
+from headwater.node.membership import end_takeovers
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.base import Message

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.http import requests
+from headwater.http import serving as http_serving
 from headwater.node.auth.login_checks import FREE_FAILURES
-from headwater.node.http.dashboard import browser, live_feed
+from headwater.node.http.dashboard import browser, dashboard
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.values import Datatype, ValueParts, encode_xattrs
@@ -305,7 +305,7 @@ async def test_the_feed_ends_with_the_node(tmp_path: Path) -> None:
 
 
 async def test_feeds_of_one_user_leave_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_feed, "VIEWERS_MAX", 3)
+    monkeypatch.setattr(dashboard, "VIEWERS_MAX", 3)
     async with serving(tmp_path) as world:
         await world.log_in(READER)
         async with world.live() as oldest, world.live() as older, world.live() as newest:
@@ -322,7 +322,7 @@ async def test_feeds_of_one_user_leave_room_for_another(tmp_path: Path, monkeypa
 
 
 async def test_viewers_are_bounded_and_make_room_when_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_feed, "VIEWERS_MAX", 1)
+    monkeypatch.setattr(dashboard, "VIEWERS_MAX", 1)
     async with serving(tmp_path) as world:
         await world.log_in()
         async with world.live() as messages:
@@ -413,14 +413,14 @@ async def test_a_user_with_another_password_is_logged_out(tmp_path: Path) -> Non
 
 
 async def test_a_session_that_nobody_uses_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "SESSION_S", -1.0)
+    monkeypatch.setattr(http_serving, "SESSION_S", -1.0)
     async with serving(tmp_path) as world:
         await world.log_in()
         assert (await world.get("session")).json()["user"] is None
 
 
 async def test_sessions_of_one_user_end_none_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "SESSIONS_MAX", 2)
+    monkeypatch.setattr(http_serving, "SESSIONS_MAX", 2)
     async with serving(tmp_path) as world:
         await world.log_in()
         cookies = dict(world.client.cookies)
@@ -434,7 +434,7 @@ async def test_sessions_of_one_user_end_none_of_another(tmp_path: Path, monkeypa
 
 
 async def test_the_oldest_session_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "SESSIONS_MAX", 2)
+    monkeypatch.setattr(http_serving, "SESSIONS_MAX", 2)
     async with serving(tmp_path) as world:
         await world.log_in()
         first = dict(world.client.cookies)

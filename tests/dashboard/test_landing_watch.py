@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import InvalidInput
-from headwater.http.asking import TOKEN_VARIABLE
-from headwater.node.http.dashboard import landing
-from headwater.node.http.dashboard.landing import Landings, fetch_landing
+from headwater.http import TOKEN_VARIABLE
+from headwater.node.http.dashboard import samples
+from headwater.node.http.dashboard.samples import Landings, fetch_landing
 from support.dashboard_world import answering, metrics_text, serving
 from support.node_process import run_serve
 
@@ -83,7 +83,7 @@ def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fetch_landing(url).error
     with answering(200, metrics_text()) as target, answering(302, b"", Location=target) as url:
         assert fetch_landing(url).error
-    monkeypatch.setattr(landing, "LANDING_BYTES_MAX", 100)
+    monkeypatch.setattr(samples, "LANDING_BYTES_MAX", 100)
     with answering(200, metrics_text()) as url:
         assert "100 bytes" in str(fetch_landing(url).error)
 

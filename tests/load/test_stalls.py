@@ -18,8 +18,7 @@ from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import subdocument
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import Open, OpenFlags
-from headwater.protocol.messages.documents import Append, Get, GetRandomKey, Set, SetQuiet
-from headwater.protocol.messages.range_scan import RangeScanCreate
+from headwater.protocol.messages.documents import Append, Get, GetRandomKey, RangeScanCreate, Set, SetQuiet
 from headwater.protocol.messages.session import Hello, Noop, SaslAuth
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetCollectionId, SetCollectionsManifest
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId

@@ -17,7 +17,8 @@ from headwater.client.changes import DocumentChange, Rollback, changes_of
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.pieces import ChangeRun, EventPiece, RollbackPiece
 from headwater.errors import RemoteProtocolError
-from headwater.protocol import frames, system_events
+from headwater.protocol import frames
+from headwater.protocol import manifest as manifests
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.manifest import Manifest
@@ -81,21 +82,21 @@ def _utf8(text):
 
 def events():
     created = st.sampled_from([11, 12, 14]).map(
-        lambda number: system_events.CollectionCreated(
+        lambda number: manifests.CollectionCreated(
             manifest_uid=9, scope_id=NEW_NAMES[number][0], collection_id=number, name=NEW_NAMES[number][2]
         )
     )
     modified = st.just(
-        system_events.CollectionModified(manifest_uid=9, scope_id=8, collection_id=9, name="fruit", max_ttl_s=5)
+        manifests.CollectionModified(manifest_uid=9, scope_id=8, collection_id=9, name="fruit", max_ttl_s=5)
     )
     dropped = collection_ids.map(
-        lambda number: system_events.CollectionDropped(manifest_uid=9, scope_id=8, collection_id=number)
+        lambda number: manifests.CollectionDropped(manifest_uid=9, scope_id=8, collection_id=number)
     )
     scope = st.sampled_from(
         [
-            system_events.ScopeCreated(manifest_uid=9, scope_id=13, name="yard"),
-            system_events.ScopeDropped(manifest_uid=9, scope_id=8),
-            system_events.ScopeDropped(manifest_uid=9, scope_id=98),
+            manifests.ScopeCreated(manifest_uid=9, scope_id=13, name="yard"),
+            manifests.ScopeDropped(manifest_uid=9, scope_id=8),
+            manifests.ScopeDropped(manifest_uid=9, scope_id=98),
         ]
     )
     return st.one_of(created, modified, dropped, scope)
@@ -145,10 +146,10 @@ def known_names(found):
     """What is known of names after all events: by scope id, and by collection id."""
     learned = [piece.event for piece in found if isinstance(piece, EventPiece)]
     scopes = {0: "_default", 8: "garden"}
-    scopes |= {event.scope_id: event.name for event in learned if isinstance(event, system_events.ScopeCreated)}
+    scopes |= {event.scope_id: event.name for event in learned if isinstance(event, manifests.ScopeCreated)}
     names = dict(MANIFEST_NAMES)
     for event in learned:
-        if isinstance(event, system_events.CollectionCreated):
+        if isinstance(event, manifests.CollectionCreated):
             names[event.collection_id] = (scopes.get(event.scope_id), event.name)
     return scopes, names
 

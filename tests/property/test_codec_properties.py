@@ -14,7 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater import errors
-from headwater.protocol import system_events, values
+from headwater.protocol import manifest as manifests
+from headwater.protocol import values
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import (
     DurabilityLevel,
@@ -225,24 +226,22 @@ def test_junk_stream_request_values_raise_only_malformed_json(value: bytes) -> N
 texts = st.text("ab_\0é漢😀", max_size=20)
 collection = {"manifest_uid": u64, "scope_id": u32, "collection_id": u32}
 packed_events = st.one_of(
-    st.builds(system_events.ScopeCreated, manifest_uid=u64, scope_id=u32, name=texts),
-    st.builds(system_events.ScopeDropped, manifest_uid=u64, scope_id=u32),
-    st.builds(system_events.CollectionCreated, **collection, name=texts, max_ttl_s=st.none() | u32),
-    st.builds(system_events.CollectionDropped, **collection),
+    st.builds(manifests.ScopeCreated, manifest_uid=u64, scope_id=u32, name=texts),
+    st.builds(manifests.ScopeDropped, manifest_uid=u64, scope_id=u32),
+    st.builds(manifests.CollectionCreated, **collection, name=texts, max_ttl_s=st.none() | u32),
+    st.builds(manifests.CollectionDropped, **collection),
 )
 flatbuffers_only = {"history": st.booleans(), "metered": st.booleans(), "flush_uid": u64}
 flatbuffers_events = st.one_of(
     packed_events,
-    st.builds(system_events.CollectionCreated, **collection, name=texts, max_ttl_s=st.none() | u32, **flatbuffers_only),
-    st.builds(
-        system_events.CollectionModified, **collection, name=texts, max_ttl_s=st.none() | u32, **flatbuffers_only
-    ),
-    st.builds(system_events.CollectionDropped, **collection, is_system=st.booleans()),
-    st.builds(system_events.ScopeDropped, manifest_uid=u64, scope_id=u32, is_system=st.booleans()),
+    st.builds(manifests.CollectionCreated, **collection, name=texts, max_ttl_s=st.none() | u32, **flatbuffers_only),
+    st.builds(manifests.CollectionModified, **collection, name=texts, max_ttl_s=st.none() | u32, **flatbuffers_only),
+    st.builds(manifests.CollectionDropped, **collection, is_system=st.booleans()),
+    st.builds(manifests.ScopeDropped, manifest_uid=u64, scope_id=u32, is_system=st.booleans()),
 )
 
 
-def as_message(encoded: system_events.EncodedEvent, *, value: bytes | None = None) -> SystemEvent:
+def as_message(encoded: manifests.EncodedEvent, *, value: bytes | None = None) -> SystemEvent:
     return SystemEvent(
         seqno=1,
         event=encoded.event,
@@ -253,46 +252,44 @@ def as_message(encoded: system_events.EncodedEvent, *, value: bytes | None = Non
 
 
 @given(packed_events)
-def test_packed_event_round_trip(event: system_events.Event) -> None:
-    encoded = system_events.encode_event(event)
-    assert encoded.version < system_events.FLATBUFFERS_VERSION
-    assert system_events.decode_event(as_message(encoded)) == event
+def test_packed_event_round_trip(event: manifests.Event) -> None:
+    encoded = manifests.encode_event(event)
+    assert encoded.version < manifests.FLATBUFFERS_VERSION
+    assert manifests.decode_event(as_message(encoded)) == event
 
 
 @given(flatbuffers_events)
-def test_flatbuffers_event_round_trip(event: system_events.Event) -> None:
-    encoded = system_events.encode_event(event, as_flatbuffers=True)
-    assert encoded.version == system_events.FLATBUFFERS_VERSION
-    assert system_events.decode_event(as_message(encoded)) == event
+def test_flatbuffers_event_round_trip(event: manifests.Event) -> None:
+    encoded = manifests.encode_event(event, as_flatbuffers=True)
+    assert encoded.version == manifests.FLATBUFFERS_VERSION
+    assert manifests.decode_event(as_message(encoded)) == event
 
 
 @given(event=packed_events, data=st.data())
-def test_packed_event_of_another_length_is_refused(event: system_events.Event, data: st.DataObject) -> None:
-    encoded = system_events.encode_event(event)
+def test_packed_event_of_another_length_is_refused(event: manifests.Event, data: st.DataObject) -> None:
+    encoded = manifests.encode_event(event)
     length = data.draw(st.integers(0, 40).filter(lambda length: length != len(encoded.value)))
     with pytest.raises(errors.MalformedSystemEvent):
-        system_events.decode_event(as_message(encoded, value=encoded.value.ljust(length, b"\0")[:length]))
+        manifests.decode_event(as_message(encoded, value=encoded.value.ljust(length, b"\0")[:length]))
 
 
 def decode_or_refuse(message: SystemEvent) -> None:
     """The only error is the documented one, and no name is longer than the value it was read from."""
     with only(errors.MalformedSystemEvent, within_bytes=len(message.value)):
-        name: str = getattr(system_events.decode_event(message), "name", "")
+        name: str = getattr(manifests.decode_event(message), "name", "")
         assert len(name.encode()) <= max(len(message.key), len(message.value))
 
 
 @given(event=flatbuffers_events, data=st.data())
-def test_truncated_flatbuffers_raise_only_malformed_system_event(
-    event: system_events.Event, data: st.DataObject
-) -> None:
-    encoded = system_events.encode_event(event, as_flatbuffers=True)
+def test_truncated_flatbuffers_raise_only_malformed_system_event(event: manifests.Event, data: st.DataObject) -> None:
+    encoded = manifests.encode_event(event, as_flatbuffers=True)
     kept = data.draw(st.integers(0, len(encoded.value)))
     decode_or_refuse(as_message(encoded, value=encoded.value[:kept]))
 
 
 @given(event=flatbuffers_events, data=st.data())
-def test_mutated_flatbuffers_raise_only_malformed_system_event(event: system_events.Event, data: st.DataObject) -> None:
-    encoded = system_events.encode_event(event, as_flatbuffers=True)
+def test_mutated_flatbuffers_raise_only_malformed_system_event(event: manifests.Event, data: st.DataObject) -> None:
+    encoded = manifests.encode_event(event, as_flatbuffers=True)
     value = bytearray(encoded.value)
     for _ in range(data.draw(st.integers(1, 4))):
         value[data.draw(st.integers(0, len(value) - 1))] = data.draw(u8)
@@ -300,9 +297,9 @@ def test_mutated_flatbuffers_raise_only_malformed_system_event(event: system_eve
 
 
 @given(event=st.integers(0, 7).map(SystemEventId), version=st.integers(0, 3), value=st.binary(max_size=80))
-@example(SystemEventId.COLLECTION_CREATED, system_events.FLATBUFFERS_VERSION, b"")
-@example(SystemEventId.COLLECTION_CREATED, system_events.FLATBUFFERS_VERSION, b"\xff" * 64)
-@example(SystemEventId.COLLECTION_CREATED, system_events.FLATBUFFERS_VERSION, b"\0" * 64)
+@example(SystemEventId.COLLECTION_CREATED, manifests.FLATBUFFERS_VERSION, b"")
+@example(SystemEventId.COLLECTION_CREATED, manifests.FLATBUFFERS_VERSION, b"\xff" * 64)
+@example(SystemEventId.COLLECTION_CREATED, manifests.FLATBUFFERS_VERSION, b"\0" * 64)
 def test_junk_events_raise_only_malformed_system_event(event: SystemEventId, version: int, value: bytes) -> None:
     decode_or_refuse(SystemEvent(seqno=1, event=event, version=version, key=b"\xff", value=value))
 

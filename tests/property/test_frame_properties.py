@@ -28,12 +28,12 @@ from headwater.protocol.frames import (
     stream_id,
 )
 from headwater.protocol.kernels.frame_runs import cut_runs
+from headwater.protocol.manifest import decode_event
 from headwater.protocol.messages import REQUESTS, ErrorResponse, Message, PlainResponse, Request, decode_message
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SeqnoAdvanced, SystemEvent
 from headwater.protocol.messages.dcp_streams import DcpNoop, StreamRequest
 from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX, VALUE_BYTES_MAX, CollectionId, Seqno
 from headwater.protocol.stream_requests import StreamRequestValue
-from headwater.protocol.system_events import decode_event
 from headwater.protocol.values import Datatype, decode_xattrs, decompress
 from support.cases import case
 from support.message_strategies import any_message, frame_infos, only, u8, u16, u32, u64

@@ -23,7 +23,7 @@ from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message, documents
 from headwater.protocol.messages.base import Request, Response
 from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
-from headwater.protocol.messages.range_scan import RangeScanContinue, RangeScanCreate
+from headwater.protocol.messages.documents import RangeScanContinue, RangeScanCreate
 from headwater.protocol.messages.subdocument import DocFlags, SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId

@@ -25,14 +25,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from headwater.client.offsets import Offsets
-from headwater.lake import change_feed, change_files, change_rows, data_files, layout, upkeep
+from headwater.lake import change_files, change_rows, data_files, history, layout, upkeep
 from headwater.lake.column_rules import ColumnRules, OnMismatch
 from headwater.lake.commits import begin_batch, commit_batch, merge
-from headwater.lake.dead_files import DeadBytes, DeadFiles
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
-from headwater.lake.upkeep import grow_groups, join_files, trim_changes
+from headwater.lake.upkeep import DeadBytes, DeadFiles, grow_groups, join_files, trim_changes
 from headwater.protocol.numbers import VBucketId
 from support.lake_model import (
     BUCKET_UUID,
@@ -146,7 +145,7 @@ class LakeMachine(RuleBasedStateMachine):
         self.rules = rules
         for module, name, value in (
             (change_rows, "KEEP_BYTES", keep_bytes),
-            (change_feed, "FEED_HELD_BYTES", keep_bytes),
+            (history, "FEED_HELD_BYTES", keep_bytes),
             (change_files, "ROW_GROUP_ROWS", row_group_rows),
             (change_files, "_GROUP_ROWS_MIN", row_group_rows),
             (data_files, "ROW_GROUP_ROWS", row_group_rows),

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.node.kv.subdocument.execute import Mutated, PathFailed, lookup_in, mutate_in
 from headwater.node.kv.subdocument.json_text import Span, compact, is_json
-from headwater.node.kv.subdocument.requests import COMMANDS
-from headwater.node.kv.subdocument.virtual_xattrs import SubdocDocument
+from headwater.node.kv.subdocument.requests import COMMANDS, SubdocDocument
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.subdocument import DocFlags, LookupSpec, MutationSpec, PathFlags
 from headwater.protocol.status import RequestRefused, Status

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headwater.lake import dead_files
-from headwater.landing.freshness import WAIT_S_MAX, Freshness
+from headwater.lake import upkeep
+from headwater.landing.planning import WAIT_S_MAX, Freshness
 from support.document_writer import SET, DocumentWriter
 from support.driven_source import SimulatedLanding
 from support.landings import DEFAULT, SourceBucket, SparkNode
@@ -66,8 +66,8 @@ def live_bytes(table: Path) -> int:
 @pytest.mark.soak
 @pytest.mark.parametrize("updates_per_s", [20, 1000])
 def test_bytes_are_flat_after_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates_per_s: int) -> None:
-    monkeypatch.setattr(dead_files, "READERS_S_MIN", dead_files.READERS_S_MIN * SCALE)
-    monkeypatch.setattr(dead_files, "DEAD_BYTES_MIN", round(dead_files.DEAD_BYTES_MIN * SCALE))
+    monkeypatch.setattr(upkeep, "READERS_S_MIN", upkeep.READERS_S_MIN * SCALE)
+    monkeypatch.setattr(upkeep, "DEAD_BYTES_MIN", round(upkeep.DEAD_BYTES_MIN * SCALE))
     with SparkNode(tmp_path / "node", vbuckets=VBUCKETS) as node:
         bucket, writer = SourceBucket(node), SteadyWriter(node.process, updates_per_s)
         fresh = Freshness(wait_s_max=WAIT_S_MAX * SCALE)

@@ -16,7 +16,7 @@ import pytest
 
 from headwater.cli.land import batch_object, status_line
 from headwater.lake.documents_merge import MergeRules
-from headwater.landing.freshness import Freshness
+from headwater.landing.planning import Freshness
 from support.driven_source import RunHere, SimulatedLanding, read_batch
 from support.lake_model import table_rows
 from support.landings import DEFAULT, NEVER_FRESH, WAIT_S_MAX, SourceBucket, SparkNode, wait_until

@@ -24,8 +24,8 @@ from headwater.errors import InvalidInput, LakeInUse, QueryFailed, ReadRolledBac
 from headwater.lake import layout
 from headwater.lake.lake import Lake
 from headwater.landing import loop
-from headwater.landing.freshness import Freshness
 from headwater.landing.loop import FAILURES_MAX
+from headwater.landing.planning import Freshness
 from headwater.landing.query import LandingQuery
 from headwater.landing.tasks import LandShare
 from headwater.options import parse_interval_s

@@ -28,8 +28,7 @@ from pyspark.sql import SparkSession
 from headwater.cli import main
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeError, LakeInUse, LakeTaken
-from headwater.lake import dead_files, upkeep
-from headwater.lake.dead_files import DeadBytes, DeadFiles, clean_logs, vacuum
+from headwater.lake import upkeep
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
@@ -37,7 +36,7 @@ from headwater.lake.lake_look import LakeWatch
 from headwater.lake.layout import TableKind
 from headwater.lake.location import Location
 from headwater.lake.table_state import TableState
-from headwater.lake.upkeep import join_files, trim_changes
+from headwater.lake.upkeep import DeadBytes, DeadFiles, clean_logs, join_files, trim_changes, vacuum
 from headwater.lake_page.app import LakeState
 from headwater.landing import loop
 from headwater.landing.query import Landing, LandingQuery
@@ -175,7 +174,7 @@ def test_a_rollback_upkeep_and_verify(lake_anywhere: StoredLake, monkeypatch: py
     lake.check_equal()
     assert any(row["void"] for row in lake.rows("changes"))
 
-    monkeypatch.setattr(dead_files, "VACUUM_HOURS_MIN", 0)
+    monkeypatch.setattr(upkeep, "VACUUM_HOURS_MIN", 0)
     monkeypatch.setattr(upkeep, "TRIM_ROWS_PER_DOCUMENT", 0)
     tables = lake.landing.prepare()
     before = set(lake.data_files())

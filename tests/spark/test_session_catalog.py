@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 import headwater.spark
 from headwater.errors import CatalogError
 from headwater.lake.catalogs import TableEntry
-from headwater.spark import catalog as module
-from headwater.spark.catalog import SessionCatalog
+from headwater.spark import session as module
+from headwater.spark.session import SessionCatalog
 from support.landings import SourceBucket, check_tables
 from support.node_process import PASSWORD, USER
 

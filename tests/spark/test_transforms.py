@@ -15,7 +15,7 @@ import pytest
 
 from headwater.cli.land import land
 from headwater.errors import InvalidInput
-from headwater.lake.transform import Transform
+from headwater.lake.chosen_rows import Transform
 from headwater.lake.verify import compare
 from headwater.landing.query import Landing
 from headwater.spark.executors import shippable

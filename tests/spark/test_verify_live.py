@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from headwater import spark as headwater_spark
 from headwater.errors import HeadwaterError, UnknownCollection
-from headwater.lake import dead_files, layout
+from headwater.lake import layout, upkeep
 from headwater.lake import verify as verification
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, Runner, run_here
@@ -354,7 +354,7 @@ def test_dead_files_are_deleted_by_bytes_also_where_each_run_ends_soon(
     bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("READERS_S_MIN", "DEAD_BYTES_MIN"):
-        monkeypatch.setattr(dead_files, name, 0)
+        monkeypatch.setattr(upkeep, name, 0)
     landing = SimulatedLanding(bucket, tmp_path / "lake")
     for turn in range(12):
         bucket.put([b"key-%d" % number for number in range(8)], b'{"turn": %d}' % turn)

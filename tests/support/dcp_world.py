@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from headwater.node.kv.context import CloseSession
-from headwater.protocol.dialects import DIALECTS
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.features import Feature, Negotiated, Opcode
 from headwater.protocol.frames import Frame, decode_frames, stream_id
@@ -34,6 +33,7 @@ from headwater.protocol.messages.dcp_changes import (
 )
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
+from headwater.protocol.stream_requests import DIALECTS
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import compact_vbucket, finish_compaction

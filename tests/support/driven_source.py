@@ -15,8 +15,8 @@ from typing import Any
 
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
-from headwater.landing.freshness import Freshness
 from headwater.landing.loop import LandedBatch
+from headwater.landing.planning import Freshness
 from headwater.landing.query import Landing, LandingQuery
 from headwater.spark.versions import ReadAllAvailable, ReadLimit
 from support.lake_model import table_rows, with_columns

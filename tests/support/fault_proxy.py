@@ -28,7 +28,7 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.client.settings import TlsSettings
-from headwater.node.auth.user_file import store_users
+from headwater.node.auth.accounts import store_users
 from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import VBucketId

@@ -21,8 +21,7 @@ from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.frames import FrameInfo, RequestInfo, durability, encode_frame_infos, preserve_ttl, stream_id
 from headwater.protocol.messages import dcp_changes, dcp_streams, session, subdocument, vbuckets
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.documents import SetWithMeta
-from headwater.protocol.messages.range_scan import RangeScanCreate
+from headwater.protocol.messages.documents import RangeScanCreate, SetWithMeta
 from headwater.protocol.states import TO_A_CONSUMER
 from headwater.protocol.values import Datatype
 

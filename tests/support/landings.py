@@ -30,10 +30,10 @@ from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
 from headwater.lake.location import Location
 from headwater.lake.verify import Verification, compare
-from headwater.landing.freshness import Freshness
 from headwater.landing.loop import LandedBatch
+from headwater.landing.planning import Freshness
 from headwater.landing.query import Landing, LandingQuery
-from headwater.node.auth.user_file import store_users
+from headwater.node.auth.accounts import store_users
 from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
 from headwater.protocol.messages.base import Request, Response
 from headwater.protocol.messages.documents import Delete, Get, GetResponse, Set

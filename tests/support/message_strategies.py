@@ -20,12 +20,10 @@ from headwater.protocol import messages
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.frames import FrameInfo, encode_frame_infos, stream_id
-from headwater.protocol.messages import subdocument, vbuckets
+from headwater.protocol.messages import documents, subdocument, vbuckets
 from headwater.protocol.messages.base import LayoutField
 from headwater.protocol.messages.dcp_changes import CacheItem, CacheTransfer, SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import GetFailoverLogResponse, StreamRequestResponse, VBucketState
-from headwater.protocol.messages.documents import CounterResponse, GetResponse, SetWithMeta
-from headwater.protocol.messages.range_scan import RangeScanContinueResponse, RangeScanCreateResponse, ScannedDocument
 from headwater.protocol.messages.session import GetErrorMap, Hello, HelloResponse
 from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import SUCCESSFUL, Status
@@ -81,7 +79,7 @@ _place = {"vbucket": u16, "key": st.binary(max_size=KEY_BYTES_MAX)}
 observed_keys = st.builds(vbuckets.ObservedKey, **_place)
 observed_documents = st.builds(vbuckets.ObservedDocument, **_place, state=u8.map(vbuckets.KeyState), cas=u64)
 scanned_documents = st.builds(
-    ScannedDocument,
+    documents.ScannedDocument,
     flags=u32,
     expiry=u32,
     seqno=u64,
@@ -137,13 +135,13 @@ STRUCTURED: dict[type[messages.Message], Parts] = {
     ),
     vbuckets.Observe: st.fixed_dictionaries({"keys": _some(observed_keys, size_min=1)}),
     vbuckets.ObserveResponse: st.fixed_dictionaries({"documents": _some(observed_documents)}),
-    RangeScanCreateResponse: st.fixed_dictionaries({"scan_id": st.binary(min_size=16, max_size=16)}),
-    RangeScanContinueResponse: st.one_of(
+    documents.RangeScanCreateResponse: st.fixed_dictionaries({"scan_id": st.binary(min_size=16, max_size=16)}),
+    documents.RangeScanContinueResponse: st.one_of(
         st.fixed_dictionaries({"has_documents": st.just(0), "keys": _some(short_bytes)}),
         st.fixed_dictionaries({"has_documents": st.just(1), "documents": _some(scanned_documents)}),
     ),
-    SetWithMeta: st.fixed_dictionaries({"value": short_bytes, "extended_meta": st.none() | short_bytes}),
-    CounterResponse: st.fixed_dictionaries({"count": u64}),
+    documents.SetWithMeta: st.fixed_dictionaries({"value": short_bytes, "extended_meta": st.none() | short_bytes}),
+    documents.CounterResponse: st.fixed_dictionaries({"count": u64}),
     subdocument.SubdocGet: st.fixed_dictionaries({"path": short_bytes, "new_value": short_bytes}),
     subdocument.MultiLookup: st.fixed_dictionaries({"specs": _some(lookup_specs)}),
     subdocument.MultiMutation: st.fixed_dictionaries({"specs": _some(mutation_specs)}),
@@ -227,7 +225,7 @@ def _key(cls: type[messages.Message], *, collections: bool) -> Parts:
         {"key": st.binary(min_size=1, max_size=KEY_BYTES_MAX), "collection_id": u32 if collections else st.none()}
     )
     # A response to a plain get has neither key nor collection id.
-    return st.one_of(document_key, st.just({})) if issubclass(cls, GetResponse) else document_key
+    return st.one_of(document_key, st.just({})) if issubclass(cls, documents.GetResponse) else document_key
 
 
 def _value(cls: type[messages.Message]) -> Parts:

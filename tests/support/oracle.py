@@ -14,12 +14,12 @@ from typing import Any
 from headwater.client.kv_connection import KvConnection
 from headwater.errors import KeyNotFound
 from headwater.protocol.frames import FrameBuffer
+from headwater.protocol.manifest import CollectionDropped, decode_event
 from headwater.protocol.messages import dcp_changes, dcp_streams, decode_message
 from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.documents import Get, GetResponse
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import CollectionDropped, decode_event
 from support.fault_proxy import ProxiedBucket
 
 Row = Mapping[str, Any]

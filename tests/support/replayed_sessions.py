@@ -31,13 +31,13 @@ from typing import Any
 from headwater.client.connection_string import Address
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import Frame, FrameBuffer
+from headwater.protocol.manifest import decode_event
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_changes import SystemEvent
 from headwater.protocol.messages.session import SaslAuth, SelectBucket
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import decode_event
 from headwater.protocol.values import Datatype, decompress
 from support.recorded_sessions import RecordedFrame
 

@@ -18,7 +18,7 @@ import headwater.protocol.messages.dcp_changes as dcp_changes
 import headwater.protocol.messages.dcp_streams as dcp_streams
 import headwater.protocol.messages.documents as documents
 import headwater.protocol.messages.vbuckets as vbuckets
-from headwater.protocol import system_events
+from headwater.protocol import manifest as manifests
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frames, stream_id
@@ -170,15 +170,15 @@ def test_every_field_is_where_the_documents_have_it(table: Table) -> None:
 
 @pytest.mark.parametrize("table", EVENTS, ids=str)
 def test_every_field_of_an_event_is_where_the_documents_have_it(table: Table) -> None:
-    cls: type[Any] = getattr(system_events, table.of.removeprefix("event "))
+    cls: type[Any] = getattr(manifests, table.of.removeprefix("event "))
     has_name = "name" in cls.__dataclass_fields__
     event = cls(**table.numbers, **({"name": "c"} if has_name else {}))
-    encoded = system_events.encode_event(event)
+    encoded = manifests.encode_event(event)
     assert encoded.value == table.part("value")
     fixed = {one.name: one.number for one in table.fields if one.is_fixed}
     assert (int(encoded.event), encoded.version) == (fixed["event"], fixed["version"])
     message = SystemEvent(seqno=1, event=encoded.event, version=encoded.version, key=encoded.key, value=encoded.value)
-    assert system_events.decode_event(message) == event
+    assert manifests.decode_event(message) == event
 
 
 def test_every_field_of_the_header_is_where_the_documents_have_it() -> None:

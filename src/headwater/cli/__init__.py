@@ -19,8 +19,7 @@ from click import types
 from click.shell_completion import get_completion_class
 
 from headwater import __version__
-from headwater.cli.output import errors_in_one_sentence
-from headwater.cli.rich_help import RichCommand, RichGroup, click
+from headwater.cli.output import RichCommand, RichGroup, click, errors_in_one_sentence
 from headwater.phrases import COMPILING, did_you_mean, install_command, missing_library, report_first_compile
 
 NUMBER = "N"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from headwater.cli.management import Answer, ManagedNode, managed, no_list
-from headwater.cli.output import print_table
-from headwater.cli.rich_help import click
+from headwater.cli.options import GivenOptions, options_from
+from headwater.cli.output import click, print_table
+from headwater.options import option
 
 MAX_TTL_S_MAX = 2**31 - 1
 RAM_QUOTA_MB_DEFAULT = 100
@@ -42,36 +42,24 @@ def buckets() -> None:
 _name_argument = click.argument("name", metavar="NAME")
 
 
-def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the form of the settings that it was given."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketOptions:
+    """The settings of a bucket."""
 
-    @click.option("--ram-quota-mb", type=click.IntRange(100), metavar="MB", help="Memory quota of the bucket, in MB.")
-    @click.option("--replicas", type=click.IntRange(0, 3), metavar="N", help="Replicas of each vbucket.")
-    @click.option(
-        "--max-ttl",
-        type=click.IntRange(0, MAX_TTL_S_MAX),
-        metavar="S",
-        help="Maximum time to live of documents, in seconds; 0 for no limit.",
+    ram_quota_mb: int | None = option("Memory quota of the bucket, in MB.", cli_type=click.IntRange(100), metavar="MB")
+    replicas: int | None = option("Replicas of each vbucket.", least=0, most=3)
+    max_ttl: int | None = option(
+        "Maximum time to live of documents, in seconds; 0 for no limit.", least=0, most=MAX_TTL_S_MAX, metavar="S"
     )
-    @click.option("--flush-enabled/--flush-disabled", default=None, help="Whether the bucket can be flushed.")
-    @functools.wraps(command)
-    def wrapped(
-        *args: Any,
-        ram_quota_mb: int | None,
-        replicas: int | None,
-        max_ttl: int | None,
-        flush_enabled: bool | None,
-        **rest: Any,
-    ) -> None:
-        given = {
-            "ramQuotaMB": ram_quota_mb,
-            "replicaNumber": replicas,
-            "maxTTL": max_ttl,
-            "flushEnabled": None if flush_enabled is None else int(flush_enabled),
-        }
-        command(*args, form={name: str(value) for name, value in given.items() if value is not None}, **rest)
+    flush_enabled: bool | None = option(
+        "Whether the bucket can be flushed.", cli_name="--flush-enabled/--flush-disabled"
+    )
 
-    return wrapped
+    def form(self) -> dict[str, str]:
+        """Those that were given, by their names in Couchbase."""
+        names = {"ram_quota_mb": "ramQuotaMB", "replicas": "replicaNumber", "max_ttl": "maxTTL"}
+        form = {wire: str(value) for name, wire in names.items() if (value := getattr(self, name)) is not None}
+        return form if self.flush_enabled is None else form | {"flushEnabled": str(int(self.flush_enabled))}
 
 
 # --- commands -----------------------------------------------------------------------------------------------------
@@ -100,11 +88,11 @@ def list_buckets(node: ManagedNode) -> None:
 @buckets.command("create")
 @managed()
 @_name_argument
-@_settings_options
+@options_from(BucketOptions)
 @click.option("--vbuckets", type=click.IntRange(1, 1024), metavar="N", help="A power of two. [default: the node's]")
 @click.option("--this-node-only", is_flag=True, help="Create it on this node only, not in its cluster.")
 def create_bucket(
-    node: ManagedNode, name: str, form: dict[str, str], vbuckets: int | None, this_node_only: bool
+    node: ManagedNode, name: str, given: GivenOptions, vbuckets: int | None, this_node_only: bool
 ) -> None:
     """Create a bucket, on all nodes of the cluster. It is ready when the command returns.
 
@@ -113,7 +101,7 @@ def create_bucket(
       headwater buckets create couchbase://127.0.0.1 travel
       headwater buckets create couchbase://127.0.0.1 carts --max-ttl 86400
     """
-    form = {"name": name, "ramQuotaMB": str(RAM_QUOTA_MB_DEFAULT), **form}
+    form = {"name": name, "ramQuotaMB": str(RAM_QUOTA_MB_DEFAULT), **given.make(BucketOptions).form()}
     if vbuckets is not None:
         form["numVBuckets"] = str(vbuckets)
     path = ("headwater", "buckets") if this_node_only else _BUCKETS
@@ -123,8 +111,8 @@ def create_bucket(
 @buckets.command("update")
 @managed()
 @_name_argument
-@_settings_options
-def update_bucket(node: ManagedNode, name: str, form: dict[str, str]) -> None:
+@options_from(BucketOptions)
+def update_bucket(node: ManagedNode, name: str, given: GivenOptions) -> None:
     """Change the settings of a bucket. Settings that are not given stay the same.
 
     A new number of replicas takes effect with the next `headwater cluster rebalance`.
@@ -133,6 +121,7 @@ def update_bucket(node: ManagedNode, name: str, form: dict[str, str]) -> None:
     Example:
       headwater buckets update couchbase://127.0.0.1 travel --flush-enabled
     """
+    form = given.make(BucketOptions).form()
     if not form:
         raise click.UsageError("Give what is to change: --ram-quota-mb, --replicas, --max-ttl or --flush-enabled.")
     _report(node, "changed", name, node.ask("POST", *_BUCKETS, name, form=form))

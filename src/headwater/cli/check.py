@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headwater.cli.rich_help import click
+from headwater.cli.output import click
 from headwater.errors import DataDamaged, HeadwaterError, StoreError, VBucketDamaged
 from headwater.phrases import counted
 from headwater.store.checked_engine import Finding, Scrub

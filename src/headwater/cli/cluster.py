@@ -20,17 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from headwater.cli import supervising
-from headwater.cli.options import (
-    EXIT_CRITICAL,
-    EXIT_WARNING,
-    LoginOptions,
-    connection_options,
-    errors_reported,
-    json_option,
-)
-from headwater.cli.output import output_console
-from headwater.cli.rich_help import click
+from headwater.cli import options, supervising
+from headwater.cli.output import click, output_console
 from headwater.client import connection_string
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
@@ -44,7 +35,7 @@ from headwater.phrases import counted
 _REBALANCE = "run `headwater cluster rebalance`"
 
 RESTART_S_MAX = 150.0
-"""How long a node may take to be ready. Its supervisor gives up earlier, and says why."""
+"""How long a node may take to be ready. Its supervisor gives up earlier, and reports why."""
 
 T = TypeVar("T")
 Work = Callable[[Coordinator], Awaitable[T]]
@@ -98,13 +89,13 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the cluster of its URL, and all options that it takes to get there."""
 
     @click.argument("url", metavar="URL")
-    @connection_options
-    @json_option
-    @errors_reported
+    @options.connection_options
+    @options.json_option
+    @options.errors_reported
     @functools.wraps(command)
     def wrapped(
         url: str,
-        login: LoginOptions,
+        login: options.LoginOptions,
         as_json: bool,
         **rest: Any,
     ) -> None:
@@ -192,9 +183,9 @@ def status(on: _Cluster) -> None:
     else:
         _show(found)
     if found.copies.unserved:
-        sys.exit(EXIT_CRITICAL)
+        sys.exit(options.EXIT_CRITICAL)
     if not all(node.is_reachable for node in found.nodes):
-        sys.exit(EXIT_WARNING)
+        sys.exit(options.EXIT_WARNING)
 
 
 @cluster.command()
@@ -297,8 +288,8 @@ def renew_login(on: _Cluster) -> None:
 @cluster.command("restart-node")
 @click.argument("data", metavar="DIRECTORY", type=click.Path(path_type=Path))
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
-@json_option
-@errors_reported
+@options.json_option
+@options.errors_reported
 def restart_node(data: Path, nodes: tuple[str, ...], as_json: bool) -> None:
     """Start nodes of `headwater serve --nodes` that have ended, on this machine.
 
@@ -350,7 +341,7 @@ def _show(status: ClusterStatus) -> None:
 
 
 def _remarks(status: ClusterStatus) -> Iterator[str]:
-    """What is not as it shall be."""
+    """What is wrong with the cluster."""
     if status.copies.active_unreachable:
         vbuckets = counted(status.vbuckets, "vbucket")
         yield f"no node that can be reached has the active copy of {status.copies.active_unreachable:,} of {vbuckets}"

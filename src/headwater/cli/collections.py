@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.cli.management import BucketScopes, ManagedNode, managed, no_list
-from headwater.cli.output import print_table
-from headwater.cli.rich_help import click
+from headwater.cli.output import click, print_table
 
 MAX_TTL_S_MAX = 2**31 - 1
 _BUCKETS_OWN_TTL, _NO_TTL = 0, -1

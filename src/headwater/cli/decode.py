@@ -22,8 +22,10 @@ from headwater.cli.frame_view import (
     view_dcp_frame,
     view_upr_frame,
 )
-from headwater.cli.rich_help import click
+from headwater.cli.options import GivenOptions, options_from
+from headwater.cli.output import click
 from headwater.errors import BadMagic, CaptureError, LengthMismatch
+from headwater.options import option
 from headwater.phrases import printable
 from headwater.protocol.capture import CapturedFrame, CaptureFault, CaptureFormat, read_capture, read_frames
 from headwater.protocol.frames import HEADER_BYTES, Frame, encode_collection_id
@@ -39,45 +41,29 @@ _HINTS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOptions:
+    """The options of the command."""
+
+    as_json: bool = option("Print one JSON object per frame, one per line.", False, cli_name="--json")
+    input_format: str | None = option(
+        "The format of the input. By default, it is detected from the first bytes.",
+        cli_type=click.Choice([member.value for member in CaptureFormat]),
+    )
+    collections: bool | None = option(
+        "Whether keys start with a collection id. By default, the HELLO responses decide.",
+        cli_name="--collections/--no-collections",
+    )
+    upr: bool = option("Decode the UPR draft, the predecessor of DCP.", False)
+    grid: bool = option("Draw the bytes of every frame.", True, cli_name="--grid/--no-grid")
+    value_bytes: int = option("How many bytes of a value to show.", VALUE_BYTES_SHOWN, cli_type=click.IntRange(min=0))
+    limit_bytes: int = option("Maximum size of the input.", LIMIT_BYTES, cli_type=click.IntRange(min=1))
+
+
 @click.command()
 @click.argument("source", metavar="FILE", type=click.File("rb"))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per frame, one per line.")
-@click.option(
-    "--input-format",
-    type=click.Choice([member.value for member in CaptureFormat]),
-    help="The format of the input. By default, it is detected from the first bytes.",
-)
-@click.option(
-    "--collections/--no-collections",
-    default=None,
-    help="Whether keys start with a collection id. By default, the HELLO responses decide.",
-)
-@click.option("--upr", is_flag=True, help="Decode the UPR draft, the predecessor of DCP.")
-@click.option("--grid/--no-grid", default=True, show_default=True, help="Draw the bytes of every frame.")
-@click.option(
-    "--value-bytes",
-    type=click.IntRange(min=0),
-    default=VALUE_BYTES_SHOWN,
-    show_default=True,
-    help="How many bytes of a value to show.",
-)
-@click.option(
-    "--limit-bytes",
-    type=click.IntRange(min=1),
-    default=LIMIT_BYTES,
-    show_default=True,
-    help="Maximum size of the input.",
-)
-def decode(
-    source: BinaryIO,
-    as_json: bool,
-    input_format: str | None,
-    collections: bool | None,
-    upr: bool,
-    grid: bool,
-    value_bytes: int,
-    limit_bytes: int,
-) -> None:
+@options_from(DecodeOptions)
+def decode(source: BinaryIO, given: GivenOptions) -> None:
     """Print the frames of a capture, field by field.
 
     FILE is hex text (a paste, a hex dump, an annotated session), raw bytes, or a pcap or pcapng file; - reads standard
@@ -95,18 +81,20 @@ def decode(
       headwater decode --json dcp.pcap |
         jq -c 'select(.opcode == "DCP_MUTATION") | [.extras.seqno, .key]'
     """
-    report = _Report()
-    capture_format = CaptureFormat(input_format) if input_format else None
-    view_frame = view_upr_frame if upr else view_dcp_frame
+    asked, report = given.make(DecodeOptions), _Report()
+    capture_format = CaptureFormat(asked.input_format) if asked.input_format else None
+    view_frame = view_upr_frame if asked.upr else view_dcp_frame
+    value_bytes = asked.value_bytes
     try:
-        found = read_frames(read_capture(_read(source, limit_bytes), capture_format), collections=collections)
+        data = _read(source, asked.limit_bytes)
+        found = read_frames(read_capture(data, capture_format), collections=asked.collections)
         views = _views(found, lambda captured: view_frame(captured, value_bytes_max=value_bytes), report)
-        if as_json:
+        if asked.as_json:
             for view in views:
                 if isinstance(view, FrameView):
                     sys.stdout.write(json_line(view, value_bytes_max=value_bytes) + "\n")
         else:
-            _write_annotated(views, grid=grid, value_bytes=value_bytes)
+            _write_annotated(views, grid=asked.grid, value_bytes=value_bytes)
     except CaptureError as error:
         report.add(str(error))
     sys.stdout.flush()
@@ -128,7 +116,7 @@ def _read(source: BinaryIO, limit_bytes: int) -> bytes:
 
 @dataclass(slots=True)
 class _Report:
-    """The sentences for standard error. A damaged capture may have a fault a packet, so not all are kept."""
+    """The sentences for standard error. A damaged capture may have a fault in every packet, so only some are kept."""
 
     frames: int = 0
     problems: int = 0
@@ -301,7 +289,8 @@ def _table(view: FrameView, value_bytes_max: int) -> Iterator[str]:
     yield f"{_MARGIN}{'Field':<{name_chars}} (offset) (value)"
     for name, part in rows:
         meaning = f" ({part.meaning})" if part.meaning else ""
-        yield f"{_MARGIN}{name:<{name_chars}} {_offset(part):<{offset_chars}}: {_content(part)}{meaning}".rstrip()
+        content = part.text if part.number is None else f"0x{part.number:0{2 * part.width_bytes}x}"
+        yield f"{_MARGIN}{name:<{name_chars}} {_offset(part):<{offset_chars}}: {content}{meaning}".rstrip()
 
 
 def _offset(part: Part) -> str:
@@ -312,10 +301,6 @@ def _offset(part: Part) -> str:
     if part.width_bytes == 1:
         return f"({part.offset})"
     return f"({part.offset}{',' if part.width_bytes == 2 else '-'}{last})"
-
-
-def _content(part: Part) -> str:
-    return part.text if part.number is None else f"0x{part.number:0{2 * part.width_bytes}x}"
 
 
 def _key_rows(view: FrameView) -> list[tuple[str, Part]]:

@@ -34,9 +34,8 @@ from rich.text import Text
 
 from headwater._version import __version__
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_reported, storage_option
-from headwater.cli.output import output_console
+from headwater.cli.output import click, output_console
 from headwater.cli.pipelines import CommandWithPipelines, config_option
-from headwater.cli.rich_help import click
 from headwater.client.kv_connection import Timeouts
 from headwater.client.settings import ClientSettings
 from headwater.errors import AccessDenied, HeadwaterError
@@ -69,7 +68,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a check has found, and what to do about it."""
+    """The result of a check, and what to do about it."""
 
     state: State
     says: str
@@ -82,7 +81,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the user wants to know about, beside the machine itself."""
+    """What to check, beside the machine itself."""
 
     settings: ClientSettings | None = None
     directory: str | None = None

@@ -1,19 +1,17 @@
-"""`headwater drill`: what goes wrong in a cluster, on one node and when it is asked for."""
+"""`headwater drill`: the failures of a cluster, on one node and on demand."""
 
 from __future__ import annotations
 
 import http
 from typing import Any
 
-from headwater.cli.management import Answer, ManagedNode, managed
-from headwater.cli.rich_help import click
+from headwater.cli.management import ManagedNode, managed
+from headwater.cli.output import click
 from headwater.errors import HeadwaterError
 from headwater.phrases import counted
 
 _VBUCKET_MAX = 0xFFFF
 _ROLLBACK = ("vbucket", "rolled_back_to", "vbuuid", "high_seqno_before")
-_REPLICAS = ("replicas",)
-_CONNECTIONS = ("connections",)
 _NOT_OURS = "Check that it is a Headwater node: others have no drills"
 
 
@@ -50,8 +48,8 @@ def rollback(node: ManagedNode, vbucket: int, to_seqno: int) -> None:
     Example:
       headwater drill rollback couchbase://127.0.0.1/default --vbucket 12 --to 100
     """
-    answer = _ask(node, "vbuckets", str(vbucket), "rollback", form={"to": str(to_seqno)})
-    done = _accepted(answer, _ROLLBACK, of="a rollback")
+    path = ("vbuckets", str(vbucket), "rollback")
+    done = _ask(node, *path, form={"to": str(to_seqno)}, names=_ROLLBACK, of="a rollback")
     node.print(_sentence(done, to_seqno), done)
 
 
@@ -70,7 +68,7 @@ def hold_replicas(node: ManagedNode) -> None:
     Example:
       headwater drill hold-replicas couchbase://127.0.0.1:11211/default
     """
-    done = _accepted(_ask(node, "replicas", "hold"), _REPLICAS, of="replicas")
+    done = _ask(node, "replicas", "hold")
     node.print(f"{counted(done['replicas'], 'replica')} held back", done)
 
 
@@ -83,7 +81,7 @@ def release_replicas(node: ManagedNode) -> None:
     Example:
       headwater drill release-replicas couchbase://127.0.0.1:11211/default
     """
-    done = _accepted(_ask(node, "replicas", "release"), _REPLICAS, of="replicas")
+    done = _ask(node, "replicas", "release")
     node.print(f"{counted(done['replicas'], 'replica')} released", done)
 
 
@@ -99,17 +97,17 @@ def cut_connections(node: ManagedNode) -> None:
     Example:
       headwater drill cut-connections couchbase://127.0.0.1/default
     """
-    done = _accepted(_ask(node, "connections", "cut"), _CONNECTIONS, of="connections")
+    done = _ask(node, "connections", "cut")
     node.print(f"{counted(done['connections'], 'connection')} cut", done)
 
 
-def _ask(node: ManagedNode, *path: str, form: dict[str, str] | None = None) -> Answer:
-    """Have the node of a URL do a drill on its bucket."""
-    return node.ask("POST", "headwater", "buckets", node.where.bucket, *path, form=form)
-
-
-def _accepted(answer: Answer, names: tuple[str, ...], *, of: str) -> dict[str, Any]:
-    """The answer of the node, which has these numbers."""
+def _ask(
+    node: ManagedNode, *path: str, form: dict[str, str] | None = None, names: tuple[str, ...] = (), of: str = ""
+) -> dict[str, Any]:
+    """Have the node of a URL do a drill on its bucket. Its answer has numbers of these names; by default, how many of
+    what the path begins with."""
+    answer = node.ask("POST", "headwater", "buckets", node.where.bucket, *path, form=form)
+    names, of = names or path[:1], of or path[0]
     is_ours = isinstance(answer.content, dict)
     if answer.status == http.HTTPStatus.NOT_FOUND and not (is_ours and "errors" in answer.content):
         raise HeadwaterError("the node has no drills", hint=_NOT_OURS)

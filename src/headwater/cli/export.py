@@ -17,18 +17,34 @@ from rich.live import Live
 from rich.text import Text
 
 from headwater import __version__
-from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_reported, read_options
-from headwater.cli.output import documents_in, exit_code_after
-from headwater.cli.rich_help import click
+from headwater.cli import options
+from headwater.cli.options import EXIT_FAILED, GivenOptions, LoginOptions, connection_options, errors_reported
+from headwater.cli.output import click, documents_in, exit_code_after
 from headwater.client.blocking_client import Client
 from headwater.client.read_options import ReadOptions
 from headwater.errors import InvalidInput
+from headwater.options import option
 from headwater.phrases import counted, printable
 from headwater.transfer.export_files import DocumentSpool, JsonLinesFile, LeftOut, OutputFiles, TableFile, scan_columns
 from headwater.transfer.inputs import FileFormat
 from headwater.transfer.json_lines import KEY_MEMBER
 
 _NAMES_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """The options of the command, beside what is read."""
+
+    format_name: str | None = option(
+        "The file format. By default, the extension of FILE decides; in a directory it is jsonl.",
+        cli_name="--format",
+        cli_type=click.Choice([choice.value for choice in FileFormat]),
+    )
+    no_key: bool = option(f"Do not write the keys, which are otherwise in {KEY_MEMBER}.", False)
+    overwrite: bool = option("Replace existing files.", False)
+    as_json: bool = option("Print the result as one JSON object.", False, cli_name="--json")
+    quiet: bool = option("Do not show progress.", False, cli_also=("-q",))
 
 
 @click.command()
@@ -40,29 +56,16 @@ _NAMES_SHOWN = 10
     type=click.Path(path_type=Path),
     help="A file for one collection, or a directory with one file per collection.",
 )
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice([choice.value for choice in FileFormat]),
-    help="The file format. By default, the extension of FILE decides; in a directory it is jsonl.",
-)
-@read_options("export")
-@click.option("--no-key", is_flag=True, help=f"Do not write the keys, which are otherwise in {KEY_MEMBER}.")
-@click.option("--overwrite", is_flag=True, help="Replace existing files.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not show progress.")
+@options.read_options("export")
+@options.options_from(ExportOptions)
 @connection_options
 @errors_reported
 def export(
     url: str,
     into: Path,
-    format_name: str | None,
     collections: tuple[str, ...],
     scopes: tuple[str, ...],
-    no_key: bool,
-    overwrite: bool,
-    as_json: bool,
-    quiet: bool,
+    given: GivenOptions,
     login: LoginOptions,
 ) -> None:
     """Write the live documents of a bucket to files.
@@ -90,22 +93,24 @@ def export(
       headwater export couchbase://localhost/default --into backup/ --format csv
     """
     settings = login.settings(url, agent=f"headwater-export/{__version__}")
-    format_ = _format(into, format_name)
+    asked = given.make(ExportOptions)
+    format_ = _format(into, asked.format_name)
+    shown = not asked.quiet and not asked.as_json
     exported = _Exported()
     try:
-        with OutputFiles(into, overwrite=overwrite) as files, _progress(exported, shown=not quiet and not as_json):
+        with OutputFiles(into, overwrite=asked.overwrite) as files, _progress(exported, shown=shown):
             spool = DocumentSpool(files.work)
             wanted = ReadOptions.make(end="now", collections=collections, scopes=scopes, name="headwater-export")
             with Client(settings) as client:
                 for batch in client.read(wanted):
                     spool.add(batch)
                     exported.read = spool.rows
-            _write(spool, files, format_, exported, with_key=not no_key)
+            _write(spool, files, format_, exported, with_key=not asked.no_key)
             exported.files = files.publish()
     except KeyboardInterrupt as error:
         click.echo("Error: interrupted; nothing was written", err=True)
         sys.exit(exit_code_after(error))
-    exported.report(as_json=as_json)
+    exported.report(as_json=asked.as_json)
     sys.exit(EXIT_FAILED if exported.left_out.documents else 0)
 
 
@@ -142,7 +147,7 @@ def _write(
 def _sink(
     file: BinaryIO, documents: Iterator[pa.RecordBatch], format_: FileFormat, exported: _Exported, *, with_key: bool
 ) -> JsonLinesFile | TableFile:
-    """What documents are written with; a file with columns takes a look at all of them first."""
+    """The writer of a file. One with columns reads all documents first, to find the columns."""
     if format_ is FileFormat.JSONL:
         return JsonLinesFile(file, exported.left_out, with_key=with_key)
     found = scan_columns(documents)
@@ -159,7 +164,7 @@ def _sink(
 
 @dataclass(slots=True)
 class _Exported:
-    """What is said on the way, and in the end."""
+    """What the command reports while it runs, and at the end."""
 
     read: int = 0
     by_collection: dict[str, int] = field(default_factory=dict)

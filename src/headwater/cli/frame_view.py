@@ -14,27 +14,15 @@ from enum import IntFlag
 from typing import Any
 
 from headwater.errors import MalformedFrameInfo, RemoteProtocolError, UnknownOpcode
-from headwater.protocol import upr
+from headwater.protocol import frames, upr
 from headwater.protocol.capture import CapturedFrame
 from headwater.protocol.features import Magic, Opcode, OpenIntEnum, ServerOpcode
-from headwater.protocol.frames import (
-    HEADER_BYTES,
-    Frame,
-    FrameInfo,
-    RequestInfo,
-    ResponseInfo,
-    decode_durability,
-    decode_frame_infos,
-    decode_server_duration,
-    decode_stream_id,
-    encode_frame_infos,
-)
+from headwater.protocol.manifest import PACKED_VALUES, decode_event
 from headwater.protocol.messages import REQUESTS, RESPONSES, SERVER_REQUESTS, Message, dcp_streams, decode_message
 from headwater.protocol.messages.base import NO_FIELDS, Layout
 from headwater.protocol.messages.dcp_changes import MARKER_V2_VALUES, SnapshotMarker, SystemEvent
 from headwater.protocol.numbers import RELATIVE_EXPIRY_S_MAX, SEQNO_MAX
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import PACKED_VALUES, decode_event
 from headwater.protocol.values import Datatype, decode_xattrs, decompress
 
 # --- numbers ------------------------------------------------------------------------------------------------------
@@ -219,7 +207,7 @@ def layout_parts(layout: Layout, data: bytes, offset: int) -> Iterator[Part]:
 
 
 def header_parts(
-    frame: Frame, opcode: str, *, byte_5: tuple[str, str], bytes_6_7: tuple[str, str], opaque: tuple[str, str]
+    frame: frames.Frame, opcode: str, *, byte_5: tuple[str, str], bytes_6_7: tuple[str, str], opaque: tuple[str, str]
 ) -> tuple[Part, ...]:
     """The fields of the header. Some have a name and a meaning that differ by protocol."""
 
@@ -251,20 +239,20 @@ def _decimal(number: int) -> str:
 # --- frame infos --------------------------------------------------------------------------------------------------
 
 
-def frame_info_parts(frame: Frame) -> tuple[Part, ...]:
+def frame_info_parts(frame: frames.Frame) -> tuple[Part, ...]:
     """One part an info, or one for the whole section where it does not parse (the message's error says why)."""
     section = frame.framing_extras
     if not section:
         return ()
     try:
-        infos = decode_frame_infos(section)
+        infos = frames.decode_frame_infos(section)
     except MalformedFrameInfo:
-        return (_hex_part("frame infos", HEADER_BYTES, section),)
+        return (_hex_part("frame infos", frames.HEADER_BYTES, section),)
     parts = []
-    at = HEADER_BYTES
+    at = frames.HEADER_BYTES
     for info in infos:
-        encoded = encode_frame_infos((info,))
-        name = (RequestInfo if frame.magic.is_request else ResponseInfo)(info.id).name
+        encoded = frames.encode_frame_infos((info,))
+        name = (frames.RequestInfo if frame.magic.is_request else frames.ResponseInfo)(info.id).name
         parts.append(_hex_part(name, at, encoded, _info_meaning(info, is_request=frame.magic.is_request)))
         at += len(encoded)
     return tuple(parts)
@@ -274,15 +262,15 @@ def _hex_part(name: str, offset: int, data: bytes, meaning: str = "") -> Part:
     return Part(name=name, offset=offset, width_bytes=len(data), text=f"0x{data.hex()}", meaning=meaning)
 
 
-def _info_meaning(info: FrameInfo, *, is_request: bool) -> str:
+def _info_meaning(info: frames.FrameInfo, *, is_request: bool) -> str:
     try:
         if not is_request:
-            is_duration = info.id == ResponseInfo.SERVER_DURATION
-            duration_us = decode_server_duration((info,)) if is_duration else None
+            is_duration = info.id == frames.ResponseInfo.SERVER_DURATION
+            duration_us = frames.decode_server_duration((info,)) if is_duration else None
             return "" if duration_us is None else f"{duration_us:.0f} us"
-        if info.id == RequestInfo.STREAM_ID:
-            return f"sid {decode_stream_id((info,))}"
-        if info.id == RequestInfo.DURABILITY and (durability := decode_durability((info,))) is not None:
+        if info.id == frames.RequestInfo.STREAM_ID:
+            return f"sid {frames.decode_stream_id((info,))}"
+        if info.id == frames.RequestInfo.DURABILITY and (durability := frames.decode_durability((info,))) is not None:
             level, timeout_ms = durability
             return level.name if timeout_ms is None else f"{level.name} within {timeout_ms} ms"
     except MalformedFrameInfo as error:
@@ -298,11 +286,11 @@ _SHARED_FIELDS = frozenset(
 )
 
 
-def value_offset(frame: Frame) -> int:
-    return HEADER_BYTES + frame.body_bytes - len(frame.value)
+def value_offset(frame: frames.Frame) -> int:
+    return frames.HEADER_BYTES + frame.body_bytes - len(frame.value)
 
 
-def read_value(frame: Frame, message: Message | None, extras: Layout, *, bytes_max: int) -> ValueView:
+def read_value(frame: frames.Frame, message: Message | None, extras: Layout, *, bytes_max: int) -> ValueView:
     """The value as it can be shown. Raises where its compression, attributes or event are malformed."""
     if is_secret(frame):
         return ValueView(is_secret=True)
@@ -316,7 +304,7 @@ def read_value(frame: Frame, message: Message | None, extras: Layout, *, bytes_m
     return _structured(frame, _value_layout(message), _value_fields(message, extras), bytes_max)
 
 
-def is_secret(frame: Frame) -> bool:
+def is_secret(frame: frames.Frame) -> bool:
     """SASL PLAIN carries the password itself, which has no business in a bug report."""
     return frame.magic.is_request and frame.opcode == Opcode.SASL_AUTH and frame.key == b"PLAIN"
 
@@ -324,7 +312,7 @@ def is_secret(frame: Frame) -> bool:
 # --- documents ----------------------------------------------------------------------------------------------------
 
 
-def _document(frame: Frame) -> ValueView:
+def _document(frame: frames.Frame) -> ValueView:
     document = frame.value
     inflated_bytes = None
     if document and frame.datatype & Datatype.SNAPPY:
@@ -341,7 +329,7 @@ def _document(frame: Frame) -> ValueView:
 # --- structures ---------------------------------------------------------------------------------------------------
 
 
-def _structured(frame: Frame, layout: Layout, members: dict[str, Any], bytes_max: int) -> ValueView:
+def _structured(frame: frames.Frame, layout: Layout, members: dict[str, Any], bytes_max: int) -> ValueView:
     """Drawn by the layout that its message decodes it with; where there is none, by the fields."""
     if not frame.value:
         return ValueView()
@@ -434,14 +422,14 @@ def _decode(captured: CapturedFrame) -> tuple[Message | None, str]:
         return None, error.reason
 
 
-def _extras_layout(frame: Frame, message: Message | None) -> Layout:
+def _extras_layout(frame: frames.Frame, message: Message | None) -> Layout:
     """The layout of the extras: the message's, or where it is malformed the one that its opcode and length fit."""
     cls = type(message) if message is not None else _message_class(frame)
     layouts = () if cls is None else cls.layouts
     return next((layout for layout in layouts if layout.size_bytes == len(frame.extras)), NO_FIELDS)
 
 
-def _message_class(frame: Frame) -> type[Message] | None:
+def _message_class(frame: frames.Frame) -> type[Message] | None:
     if frame.magic is Magic.SERVER_REQUEST:
         return SERVER_REQUESTS.get(frame.opcode)
     if frame.magic is Magic.SERVER_RESPONSE:
@@ -452,8 +440,8 @@ def _message_class(frame: Frame) -> type[Message] | None:
     return response if response is not None and frame.specific in response.statuses else None
 
 
-def _extras_parts(frame: Frame, layout: Layout) -> tuple[Part, ...]:
-    offset = HEADER_BYTES + len(frame.framing_extras)
+def _extras_parts(frame: frames.Frame, layout: Layout) -> tuple[Part, ...]:
+    offset = frames.HEADER_BYTES + len(frame.framing_extras)
     if layout.size_bytes or not frame.extras:
         return tuple(layout_parts(layout, frame.extras, offset))
     return (_hex_part("extras", offset, frame.extras),)
@@ -495,7 +483,7 @@ def view_upr_frame(captured: CapturedFrame, *, value_bytes_max: int) -> FrameVie
     )
 
 
-def _upr_value(frame: Frame, packet: upr.UprPacket | None, bytes_max: int) -> ValueView:
+def _upr_value(frame: frames.Frame, packet: upr.UprPacket | None, bytes_max: int) -> ValueView:
     members: dict[str, Any]
     if isinstance(packet, upr.UprFailoverLogResponse):
         members = {"failover_log": packet.failover_log}

@@ -1,7 +1,7 @@
-"""`headwater health`: is this node, this cluster or this landing well? For people, and by its exit code for monitoring.
+"""`headwater health`: whether a node, a cluster or a landing is healthy, for people and for monitoring.
 
-It finds out what TARGET is, asks there for the verdict that the dashboard or the page of the landing shows, and prints
-it. In a cluster every node is asked: each of them knows its own disk and connections, and whom it can't reach.
+It finds out what TARGET is, and prints the verdict that the dashboard or the page of the landing shows. It asks every
+node of a cluster: each knows its own disk and connections, and which nodes it can't reach.
 """
 
 from __future__ import annotations
@@ -15,39 +15,24 @@ from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-from headwater.cli.management import (
-    Management,
-    ManagementUrl,
-    find_management,
-    http_port_option,
-    nodes_of_cluster,
-)
-from headwater.cli.options import (
-    EXIT_CRITICAL,
-    EXIT_WARNING,
-    LoginOptions,
-    connection_options,
-    errors_reported,
-    json_option,
-    storage_option,
-)
-from headwater.cli.rich_help import click
+from headwater.cli import management, options
+from headwater.cli.output import click
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.findings import Finding, Level, Verdict, worst_first
-from headwater.http.asking import TOKEN_VARIABLE
+from headwater.http import TOKEN_VARIABLE
 from headwater.phrases import install_command, missing_library, printable
 
 ANSWER_S = 10.0
-"""How long a node or a page may take. One that hangs is as good as dead to who watches it."""
+"""How long a node or a page may take to answer. For monitoring, one that hangs is down."""
 ASKED_AT_ONCE_MAX = 16
-EXITS = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.BAD: EXIT_CRITICAL}
+EXITS = {Level.OK: 0, Level.WARN: options.EXIT_WARNING, Level.BAD: options.EXIT_CRITICAL}
 _WORDS = {Level.BAD: "critical", Level.WARN: "warning", Level.OK: "ok"}
 _COUCHBASE, _HTTP = ("couchbase", "couchbases"), ("http", "https")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What is printed."""
+    """The result that the command prints."""
 
     verdict: Verdict
     where: Mapping[Finding, tuple[str, ...]]
@@ -73,13 +58,13 @@ class Report:
 
 @click.command()
 @click.argument("target", metavar="TARGET")
-@connection_options
-@http_port_option
-@storage_option
-@json_option
-@errors_reported
+@options.connection_options
+@management.http_port_option
+@options.storage_option
+@options.json_option
+@options.errors_reported
 def health(
-    target: str, login: LoginOptions, http_port: int | None, storage_options: dict[str, str], as_json: bool
+    target: str, login: options.LoginOptions, http_port: int | None, storage_options: dict[str, str], as_json: bool
 ) -> None:
     """Report whether a node, a cluster or a landing is healthy, and what to do if not.
 
@@ -100,10 +85,12 @@ def health(
     """
     scheme = target.partition("://")[0].lower() if "://" in target else ""
     if scheme in _COUCHBASE:
-        report = _of_nodes(ManagementUrl.parse(target, needs_bucket=False), login, http_port)
+        report = _of_nodes(management.ManagementUrl.parse(target, needs_bucket=False), login, http_port)
     elif scheme in _HTTP:
-        where = ManagementUrl.parse(target.rstrip("/").removesuffix("/ui"), needs_bucket=False)
-        root = Management(address=where.addresses[0], credentials=None, tls=login.tls_context(where), answer_s=ANSWER_S)
+        where = management.ManagementUrl.parse(target.rstrip("/").removesuffix("/ui"), needs_bucket=False)
+        root = management.Management(
+            address=where.addresses[0], credentials=None, tls=login.tls_context(where), answer_s=ANSWER_S
+        )
         content = root.ask("GET").content
         is_node = isinstance(content, dict) and content.get("name") == "headwater"
         report = _of_nodes(where, login, http_port) if is_node else _of_page(root)
@@ -117,11 +104,11 @@ def health(
 # --- nodes --------------------------------------------------------------------------------------------------------
 
 
-def _of_nodes(where: ManagementUrl, login: LoginOptions, http_port: int | None) -> Report:
+def _of_nodes(where: management.ManagementUrl, login: options.LoginOptions, http_port: int | None) -> Report:
     credentials, tls = login.needed_credentials(where), login.tls_context(where)
-    address = find_management(where, credentials=credentials, tls=tls, http_port=http_port)
-    first = Management(address=address, credentials=credentials, tls=tls, answer_s=ANSWER_S)
-    nodes = nodes_of_cluster(first, bucket=where.bucket)
+    address = management.find_management(where, credentials=credentials, tls=tls, http_port=http_port)
+    first = management.Management(address=address, credentials=credentials, tls=tls, answer_s=ANSWER_S)
+    nodes = management.nodes_of_cluster(first, bucket=where.bucket)
     with ThreadPoolExecutor(max_workers=ASKED_AT_ONCE_MAX) as threads:
         answers = list(threads.map(lambda node: _ask_node(node, where.bucket), nodes))
     parts: dict[str, Any] = {}
@@ -143,7 +130,7 @@ def _of_nodes(where: ManagementUrl, login: LoginOptions, http_port: int | None) 
     return _report(found, of=set(parts), well="; ".join(well) or "The user has no bucket", parts=parts)
 
 
-def _ask_node(node: Management, bucket: str) -> dict[str, Any] | HeadwaterError:
+def _ask_node(node: management.Management, bucket: str) -> dict[str, Any] | HeadwaterError:
     """The verdicts of a node by bucket, or why there are none."""
     try:
         answer = (
@@ -174,7 +161,7 @@ def _findings(verdict: Mapping[str, Any]) -> list[Finding]:
 
 
 def _report(found: Iterable[tuple[str, str, Finding]], *, of: set[str], well: str, parts: Mapping[str, Any]) -> Report:
-    """Say once what several say, and who says it where not all of them do."""
+    """Merge equal findings, and name the nodes and buckets that report one if not all do."""
     first: dict[tuple[str, Level, str], Finding] = {}
     by: dict[Finding, list[tuple[str, str]]] = {}
     for part, bucket, finding in found:
@@ -192,7 +179,7 @@ def _report(found: Iterable[tuple[str, str, Finding]], *, of: set[str], well: st
 # --- landings -----------------------------------------------------------------------------------------------------
 
 
-def _of_page(page: Management) -> Report:
+def _of_page(page: management.Management) -> Report:
     token = os.environ.get(TOKEN_VARIABLE)
     answer = replace(page, token=token).ask("GET", "ui", "api", "health")
     if answer.status == HTTPStatus.UNAUTHORIZED:

@@ -8,20 +8,42 @@ import shlex
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import rich_click as click
 
-from headwater.cli.options import parse_time
+from headwater.cli.options import GivenOptions, options_from, parse_time
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.judge.plan import Shape, make_plan
 from headwater.judge.run import judge_seed
+from headwater.options import option
 from headwater.phrases import counted
 from headwater.testing.nursery import NodeFailed, Nursery
 
-_SHAPE = Shape()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeOptions:
+    """The options of the command, beside the shape of a run."""
+
+    seed: int = option("The first seed.", 1, least=0)
+    seeds: int = option("How many seeds to run, starting at N.", 1, least=1, metavar="K")
+    patience_s: float = option(
+        "How long the consumer may write nothing at the end before it counts as stuck.",
+        "10s",
+        cli_name="--patience",
+        cli_type=parse_time,
+        metavar="TIME",
+    )
+    only_plan: bool = option("Print what would be done, and do nothing.", False, cli_name="--plan")
+    keep: Path | None = option(
+        "Keep what the consumer printed and the logs of the nodes here, for each seed that is not equal.",
+        metavar="DIRECTORY",
+        cli_type=click.Path(file_okay=False, path_type=Path),
+    )
+    verbose: bool = option("Print each step as it is done, on standard error.", False, cli_also=("-v",))
+    as_json: bool = option("Print a line of JSON for each seed.", False, cli_name="--json")
 
 
 class JudgeFailed(click.ClickException):
@@ -31,54 +53,9 @@ class JudgeFailed(click.ClickException):
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, metavar="N", help="The first seed.")
-@click.option(
-    "--seeds",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="K",
-    help="How many seeds to run, starting at N.",
-)
-@click.option("--nodes", type=int, default=_SHAPE.nodes, show_default=True, help="Nodes of the cluster.")
-@click.option("--vbuckets", type=int, default=_SHAPE.vbuckets, show_default=True, help="Vbuckets of the bucket.")
-@click.option("--documents", type=int, default=_SHAPE.documents, show_default=True, help="Documents to write.")
-@click.option("--steps", type=int, default=_SHAPE.steps, show_default=True, help="Steps: writes, most with a fault.")
-@click.option("--restarts", is_flag=True, help="Also kill the consumer, and start it again with its {state}.")
-@click.option(
-    "--patience",
-    "patience_s",
-    default="10s",
-    show_default=True,
-    metavar="TIME",
-    callback=parse_time,
-    help="How long the consumer may write nothing at the end before it counts as stuck.",
-)
-@click.option("--plan", "only_plan", is_flag=True, help="Print the steps, and run nothing.")
-@click.option(
-    "--keep",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIRECTORY",
-    help="Keep the output of the consumer and the logs of the nodes here, for each seed that is not equal.",
-)
-@click.option("--verbose", "-v", is_flag=True, help="Print each step to standard error when it begins.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
+@options_from(JudgeOptions, Shape)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def judge(
-    seed: int,
-    seeds: int,
-    nodes: int,
-    vbuckets: int,
-    documents: int,
-    steps: int,
-    restarts: bool,
-    patience_s: float,
-    only_plan: bool,
-    keep: Path | None,
-    verbose: bool,
-    as_json: bool,
-    command: tuple[str, ...],
-) -> None:
+def judge(given: GivenOptions, command: tuple[str, ...]) -> None:
     """Run a consumer against a failing cluster, and check what it has.
 
     COMMAND is any program that follows a bucket from the beginning and prints a line of JSON for each change: {"op":
@@ -99,46 +76,46 @@ def judge(
       headwater judge --seeds 100 --json -- python my_consumer.py
       headwater judge --seed 17 --verbose -- ./my-consumer --hosts '{connection}'
     """
-    numbers = range(seed, seed + seeds)
+    asked = given.make(JudgeOptions)
+    numbers = range(asked.seed, asked.seed + asked.seeds)
     try:
-        shape = Shape(nodes=nodes, vbuckets=vbuckets, documents=documents, steps=steps, restarts=restarts)
+        shape = given.make(Shape)
     except InvalidInput as error:
         raise click.UsageError(str(error)) from error
-    if only_plan:
+    if asked.only_plan:
         for number in numbers:
             for line in make_plan(number, shape).lines():
                 click.echo(f"seed {number}: {line}")
         return
-    _check(command, keep, numbers)
+    _check(command, asked.keep, numbers)
     # Coordinators report nodes that the judge has killed itself.
     logging.getLogger("headwater").addHandler(logging.NullHandler())
     bad = []
     try:
         with tempfile.TemporaryDirectory(prefix="headwater-judge-") as work, Nursery(Path(work)) as nursery:
             for number in numbers:
-                folder = (keep or Path(work)) / f"seed-{number}"
+                folder = (asked.keep or Path(work)) / f"seed-{number}"
                 folder.mkdir(parents=True)
                 plan = make_plan(number, shape)
-                report = partial(click.echo, err=True) if verbose else str
-                verdict = judge_seed(nursery, folder, plan, command, patience_s=patience_s, report=report)
+                report = partial(click.echo, err=True) if asked.verbose else str
+                verdict = judge_seed(nursery, folder, plan, command, patience_s=asked.patience_s, report=report)
                 if verdict.exit_code:
                     bad.append(verdict)
-                if keep is None or not verdict.exit_code:
+                if asked.keep is None or not verdict.exit_code:
                     shutil.rmtree(folder)
-                if as_json:
+                if asked.as_json:
                     click.echo(json.dumps(asdict(verdict)))
-                elif verdict.exit_code or seeds == 1:
+                elif verdict.exit_code or asked.seeds == 1:
                     click.echo("\n".join(verdict.lines()))
                 sys.stdout.flush()
     except (HeadwaterError, NodeFailed) as error:
         raise JudgeFailed(str(error)) from error
-    if bad and not as_json:
+    if bad and not asked.as_json:
         replayed = f"headwater judge --seed {bad[0].seed} {shape.options()}-- {shlex.join(command)}"
         click.echo(f"replay seed {bad[0].seed} with: {replayed}")
-    if seeds > 1 and not as_json:
-        click.echo(
-            f"{len(bad)} of {counted(seeds, 'seed')} failed" if bad else f"all {counted(seeds, 'seed')} are equal"
-        )
+    if asked.seeds > 1 and not asked.as_json:
+        every = counted(asked.seeds, "seed")
+        click.echo(f"{len(bad)} of {every} failed" if bad else f"all {every} are equal")
     sys.exit(min((verdict.exit_code for verdict in bad), default=0))
 
 

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 
-from headwater.cli.rich_help import click
+from headwater.cli.output import click
 from headwater.kernels.machine_code import KERNEL_MODULES, code_folder, compile_kernels
 from headwater.phrases import missing_library, report_first_compile
 

@@ -22,10 +22,12 @@ from rich.text import Text
 from headwater import telemetry
 from headwater.cli.management import find_node_page
 from headwater.cli.options import (
+    GivenOptions,
     LoginOptions,
     cli_option,
     connection_options,
     errors_reported,
+    options_from,
     parse_time,
     read_options,
     sent_to_tasks,
@@ -33,15 +35,13 @@ from headwater.cli.options import (
     task_runner,
     transform_option,
 )
-from headwater.cli.output import FORMATS, exit_code_after, set_up_logging
+from headwater.cli.output import FORMATS, click, exit_code_after, set_up_logging
 from headwater.cli.pipelines import CommandWithPipelines, all_option, config_option, pipeline_name
-from headwater.cli.rich_help import click
 from headwater.cli.ui import token_option
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
-from headwater.lake.catalog_services import TOKEN_VARIABLE, CatalogSettings
+from headwater.lake.catalogs import TOKEN_VARIABLE, CatalogSettings
 from headwater.lake.column_rules import choose_rules
-from headwater.lake.dead_files import DEAD_BYTES_DEFAULT, VACUUM_HOURS_DEFAULT
 from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg import TABLE_DEFAULT, IcebergSettings
@@ -49,14 +49,16 @@ from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.lake_look import LakeWatch, LandingNote
 from headwater.lake.layout import EVERY_COLLECTION, GROUP_DOCUMENTS, GROUPS_MIN, DocumentForm
 from headwater.lake.typed_columns import choose_cluster_columns, choose_columns
+from headwater.lake.upkeep import DEAD_BYTES_DEFAULT, VACUUM_HOURS_DEFAULT
 from headwater.lake_page.app import LakeState, PageAddress, serving_page
-from headwater.landing.freshness import MERGE_SHARE, WAIT_S_MAX, Freshness
 from headwater.landing.loop import LandedBatch, LandingStatus, Upkeep
+from headwater.landing.planning import MERGE_SHARE, WAIT_S_MAX, Freshness
 from headwater.landing.query import Landing, LandingQuery
 from headwater.landing.source_options import SOURCE_OPTIONS, source_texts
 from headwater.landing.tasks import JobRunner
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number
+from headwater.options import option
 from headwater.phrases import counted, counted_changes, printable
 
 METRICS_PREFIX = "headwater_land_"
@@ -163,6 +165,152 @@ logger = logging.getLogger(__name__)
 _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Where a landing runs, and what it shows."""
+
+    metrics_port: int | None = option("Serve metrics for Prometheus on this port.", least=1, most=65535, metavar="PORT")
+    page_at: str | None = option(
+        "Serve the page of the landing and its metrics. Without HOST, only on this machine.",
+        cli_name="--ui",
+        metavar="[HOST:]PORT",
+    )
+    runs_on: str = option(
+        "Run the tasks on Spark, which scales to many machines, or in threads of this process, which needs no Java.",
+        "spark",
+        cli_name="--runner",
+        cli_type=click.Choice(["spark", "local"]),
+    )
+    master: str = option("The Spark master, for --runner spark.", "local[*]")
+    memory: str = option("Memory for the Spark driver, for --runner spark.", "2g")
+    as_json: bool = option("Print one JSON object per batch.", False, cli_name="--json")
+    quiet: bool = option("Do not show progress.", False, cli_also=("-q",))
+    log_format: str | None = option(
+        "Log each batch to standard error, as text or JSON. By default, nothing is logged.",
+        cli_type=click.Choice(FORMATS),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """How often a landing lands, and what the tables are to be."""
+
+    once: bool = option("Land what the bucket has now, and exit.", False)
+    every: float = option("How often to land a batch.", "5s", cli_type=parse_time, metavar="TIME")
+    columns: tuple[str, ...] = option(
+        "Fixed typed columns, such as 'name STRING, age INT', for one table or for all. `infer` switches an existing "
+        "table to the default: a column for each field of its documents. Repeat for more tables.",
+        metavar="[S.C=]DDL",
+    )
+    no_columns: bool = option("Do not create typed columns, except for tables named by --columns.", False)
+    on_mismatch: tuple[str, ...] = option(
+        "What happens to a value of another type than its inferred column. `column`: it goes to a column of texts "
+        "beside it, such as `total__string`. `reject`: it is null, and `rejects` lists it. For one table or for all. "
+        "By default, existing tables keep their rule, and new ones reject. A change of the rule parses all documents "
+        "again.",
+        metavar="[S.C=]column|reject",
+    )
+    include_columns: tuple[str, ...] = option(
+        "Infer columns only for fields with these names, such as 'total,addr_*', in one table or in all. A table "
+        "remembers these rules; a change of them parses all of its documents again. '' removes the rule.",
+        metavar="[S.C=]PATTERNS",
+    )
+    exclude_columns: tuple[str, ...] = option(
+        "Infer no columns for fields with these names, such as 'internal_*'. They stay in `document`.",
+        metavar="[S.C=]PATTERNS",
+    )
+    rename_columns: tuple[str, ...] = option(
+        "Give inferred columns other names than their fields: 'custId AS customer_id, addr_* AS address_*'.",
+        metavar="[S.C=]RENAMES",
+    )
+    cluster_by: tuple[str, ...] = option(
+        "Sort `documents` by these columns and then by key, for one table or for all, so that queries on them read "
+        "less. Applies to files written from now on; `key` restores the order by key. Repeat for more tables.",
+        metavar="[S.C=]NAMES",
+    )
+    document: str | None = option(
+        "What the column `document` of new tables is: the text of the JSON, or a variant, which engines that know the "
+        "type query without parsing it. By default, existing tables keep their form, and new ones have `string`.",
+        cli_type=click.Choice([form.value for form in DocumentForm]),
+    )
+    on_read: bool | None = option(
+        "Mark superseded rows of `documents` and `history` in deletion vectors, so that a merge writes only what "
+        "changed; or rewrite the files that hold them, so that any engine can read the tables. By default, existing "
+        "tables keep their mode, and new ones have no vectors. Either option switches existing tables.",
+        cli_name="--merge-on-read/--copy-on-write",
+    )
+    history: bool = option("Also keep all versions of each document, with valid_from and valid_to.", False)
+    change_feed: bool | None = option(
+        "Whether `documents` records the row changes of each merge, as Delta's change data feed. By default, existing "
+        "tables keep their setting, and new ones have no feed.",
+        cli_name="--change-feed/--no-change-feed",
+    )
+    consistent: bool = option(
+        "Make every version of `documents` a state that the bucket had at one moment. The server must keep history.",
+        False,
+    )
+    wait_s_max: float = option(
+        "Merge a change into `documents` within this time, if the machine can keep up.",
+        f"{WAIT_S_MAX:.0f}s",
+        cli_name="--fresh",
+        cli_type=parse_time,
+        metavar="TIME",
+    )
+    merge_share: float = option(
+        "The share of time that merging into `documents` may take, as long as no change waits longer than --fresh.",
+        MERGE_SHARE,
+        cli_type=click.FloatRange(0, 1),
+    )
+    changes_days: int | None = option(
+        "Fold changes that are older than this.", least=1, cli_name="--keep-changes", metavar="DAYS"
+    )
+    files_s: float = option(
+        "Delete files once no table version of this period needs them: whole hours, such as 168h.",
+        f"{VACUUM_HOURS_DEFAULT}h",
+        cli_name="--keep-files",
+        cli_type=parse_time,
+        metavar="TIME",
+    )
+    dead_bytes: str = option(
+        "Delete such files earlier, oldest first, if a table has more of them than this: a multiple of the live table, "
+        "or a size such as 10GB. Files of the last two minutes are kept.",
+        DEAD_BYTES_DEFAULT,
+        metavar="Nx|SIZE",
+    )
+    log_days: int = option(
+        "Delete entries of the tables' logs that are older than this.",
+        LOG_RETENTION_DAYS,
+        least=1,
+        cli_name="--keep-log",
+        metavar="DAYS",
+    )
+    groups: int | None = option(
+        "Number of groups of new tables: each is a task of a merge, which holds the keys of its group in memory. By "
+        f"default {GROUPS_MIN}, or one for every {GROUP_DOCUMENTS:,} documents in the bucket, and more as the tables "
+        "grow.",
+        least=1,
+    )
+    iceberg_catalog: str | None = option(
+        "Also publish `changes` and `documents` as Iceberg tables: in a catalog of .pyiceberg.yaml, or at a URI.",
+        metavar="NAME|URI",
+    )
+    iceberg_table: str = option(
+        "The Iceberg name of `changes`. Documents are in the same namespace, as documents_SCOPE_COLLECTION.",
+        TABLE_DEFAULT,
+        metavar="NAMESPACE.TABLE",
+    )
+    catalog: str | None = option(
+        "Register all tables in a catalog, and keep them registered: unity://HOST:PORT/CATALOG, unitys://HOST/CATALOG "
+        f"with TLS, glue://, or spark for the catalog of the Spark session. {TOKEN_VARIABLE} has the token for Unity "
+        "Catalog.",
+        metavar="CATALOG",
+    )
+    schema: str | None = option(
+        "The schema of the catalog, or the database of Glue, that gets the tables. By default, the bucket's name.",
+        metavar="NAME",
+    )
+
+
 @click.command(cls=CommandWithPipelines)
 @click.argument("url", metavar="URL|NAME…")
 @config_option
@@ -174,215 +322,24 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
     help="Where to put the tables: a directory, which is created if needed, or s3://, gs://, abfss://.",
 )
 @storage_option
-@click.option("--once", is_flag=True, help="Land what the bucket has now, and exit.")
-@click.option(
-    "--every",
-    default="5s",
-    show_default=True,
-    metavar="TIME",
-    callback=parse_time,
-    help="How often to land a batch.",
-)
 @read_options("land")
-@click.option(
-    "--columns",
-    multiple=True,
-    metavar="[S.C=]DDL",
-    help="Fixed typed columns, such as 'name STRING, age INT', for one table or for all. `infer` switches an existing "
-    "table to the default: a column for each field of its documents. Repeat for more tables.",
-)
-@click.option("--no-columns", is_flag=True, help="Do not create typed columns, except for tables named by --columns.")
-@click.option(
-    "--on-mismatch",
-    multiple=True,
-    metavar="[S.C=]column|reject",
-    help="What happens to a value of another type than its inferred column. `column`: it goes to a column of texts "
-    "beside it, such as `total__string`. `reject`: it is null, and `rejects` lists it. For one table or for all. By "
-    "default, existing tables keep their rule, and new ones reject. A change of the rule parses all documents again.",
-)
-@click.option(
-    "--include-columns",
-    multiple=True,
-    metavar="[S.C=]PATTERNS",
-    help="Infer columns only for fields with these names, such as 'total,addr_*', in one table or in all. A table "
-    "remembers these rules; a change of them parses all of its documents again. '' removes the rule.",
-)
-@click.option(
-    "--exclude-columns",
-    multiple=True,
-    metavar="[S.C=]PATTERNS",
-    help="Infer no columns for fields with these names, such as 'internal_*'. They stay in `document`.",
-)
-@click.option(
-    "--rename-columns",
-    multiple=True,
-    metavar="[S.C=]RENAMES",
-    help="Give inferred columns other names than their fields: 'custId AS customer_id, addr_* AS address_*'.",
-)
-@click.option(
-    "--cluster-by",
-    multiple=True,
-    metavar="[S.C=]NAMES",
-    help="Sort `documents` by these columns and then by key, for one table or for all, so that queries on them read "
-    "less. Applies to files written from now on; `key` restores the order by key. Repeat for more tables.",
-)
-@click.option(
-    "--document",
-    type=click.Choice([form.value for form in DocumentForm]),
-    help="What the column `document` of new tables is: the text of the JSON, or a variant, which engines that know the "
-    "type query without parsing it. By default, existing tables keep their form, and new ones have `string`.",
-)
-@click.option(
-    "--merge-on-read/--copy-on-write",
-    "on_read",
-    default=None,
-    help="Mark superseded rows of `documents` and `history` in deletion vectors, so that a merge writes only what "
-    "changed; or rewrite the files that hold them, so that any engine can read the tables. By default, existing "
-    "tables keep their mode, and new ones have no vectors. Either option switches existing tables.",
-)
-@click.option("--history", is_flag=True, help="Also keep all versions of each document, with valid_from and valid_to.")
-@click.option(
-    "--change-feed/--no-change-feed",
-    default=None,
-    help="Whether `documents` records the row changes of each merge, as Delta's change data feed. By default, "
-    "existing tables keep their setting, and new ones have no feed.",
-)
-@click.option(
-    "--consistent",
-    is_flag=True,
-    help="Make every version of `documents` a state that the bucket had at one moment. The server must keep history.",
-)
-@transform_option
-@click.option(
-    "--fresh",
-    "wait_s_max",
-    default=f"{WAIT_S_MAX:.0f}s",
-    show_default=True,
-    metavar="TIME",
-    callback=parse_time,
-    help="Merge a change into `documents` within this time, if the machine can keep up.",
-)
-@click.option(
-    "--merge-share",
-    type=click.FloatRange(0, 1),
-    default=MERGE_SHARE,
-    show_default=True,
-    help="The share of time that merging into `documents` may take, as long as no change waits longer than --fresh.",
-)
 @cli_option(SOURCE_OPTIONS["where"], default=None, show_default=False)
 @cli_option(SOURCE_OPTIONS["system"])
 @cli_option(SOURCE_OPTIONS["max_rows_per_trigger"])
 @cli_option(SOURCE_OPTIONS["min_partitions"], default=4)
-@click.option(
-    "--keep-changes",
-    "changes_days",
-    type=click.IntRange(min=1),
-    metavar="DAYS",
-    help="Fold changes that are older than this.",
-)
-@click.option(
-    "--keep-files",
-    "files_s",
-    default=f"{VACUUM_HOURS_DEFAULT}h",
-    show_default=True,
-    metavar="TIME",
-    callback=parse_time,
-    help="Delete files once no table version of this period needs them: whole hours, such as 168h.",
-)
-@click.option(
-    "--dead-bytes",
-    default=DEAD_BYTES_DEFAULT,
-    show_default=True,
-    metavar="Nx|SIZE",
-    help="Delete such files earlier, oldest first, if a table has more of them than this: a multiple of the live "
-    "table, or a size such as 10GB. Files of the last two minutes are kept.",
-)
-@click.option(
-    "--keep-log",
-    "log_days",
-    type=click.IntRange(min=1),
-    default=LOG_RETENTION_DAYS,
-    show_default=True,
-    metavar="DAYS",
-    help="Delete entries of the tables' logs that are older than this.",
-)
-@click.option(
-    "--groups",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of groups of new tables: each is a task of a merge, which holds the keys of its group in memory. By "
-    f"default {GROUPS_MIN}, or one for every {GROUP_DOCUMENTS:,} documents in the bucket, and more as the tables grow.",
-)
-@click.option(
-    "--iceberg-catalog",
-    metavar="NAME|URI",
-    help="Also publish `changes` and `documents` as Iceberg tables: in a catalog of .pyiceberg.yaml, or at a URI.",
-)
-@click.option(
-    "--iceberg-table",
-    default=TABLE_DEFAULT,
-    show_default=True,
-    metavar="NAMESPACE.TABLE",
-    help="The Iceberg name of `changes`. Documents are in the same namespace, as documents_SCOPE_COLLECTION.",
-)
-@click.option(
-    "--catalog",
-    metavar="CATALOG",
-    help="Register all tables in a catalog, and keep them registered: unity://HOST:PORT/CATALOG, "
-    "unitys://HOST/CATALOG with TLS, glue://, or spark for the catalog of the Spark session. "
-    f"{TOKEN_VARIABLE} has the token for Unity Catalog.",
-)
-@click.option(
-    "--schema",
-    metavar="NAME",
-    help="The schema of the catalog, or the database of Glue, that gets the tables. By default, the bucket's name.",
-)
-@click.option(
-    "--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve metrics for Prometheus on this port."
-)
-@click.option(
-    "--ui",
-    "page_at",
-    metavar="[HOST:]PORT",
-    help="Serve the page of the landing and its metrics. Without HOST, only on this machine.",
-)
+@transform_option
 @token_option
-@click.option(
-    "--runner",
-    "runs_on",
-    type=click.Choice(["spark", "local"]),
-    default="spark",
-    show_default=True,
-    help="Run the tasks on Spark, which scales to many machines, or in threads of this process, which needs no Java.",
-)
-@click.option("--master", default="local[*]", show_default=True, help="The Spark master, for --runner spark.")
-@click.option("--memory", default="2g", show_default=True, help="Memory for the Spark driver, for --runner spark.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per batch.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not show progress.")
-@click.option(
-    "--log-format",
-    type=click.Choice(FORMATS),
-    help="Log each batch to standard error, as text or JSON. By default, nothing is logged.",
-)
+@options_from(TableOptions, RunOptions)
 @connection_options
 @errors_reported
 def land(
     url: str,
     into: str,
     storage_options: dict[str, str],
-    once: bool,
-    every: float,
-    metrics_port: int | None,
-    page_at: str | None,
     ui_token: str | None,
-    runs_on: str,
-    master: str,
-    memory: str,
-    as_json: bool,
-    quiet: bool,
-    log_format: str | None,
     login: LoginOptions,
-    **options: Any,
+    given: GivenOptions,
+    **source: Any,
 ) -> None:
     """Land a bucket in Delta tables, and keep them in sync with it.
 
@@ -414,18 +371,19 @@ def land(
       headwater land shop --once
       headwater land --all --ui 8080
     """
-    if log_format is not None:
-        set_up_logging(log_format)
+    run, tables = given.make(RunOptions), given.make(TableOptions)
+    if run.log_format is not None:
+        set_up_logging(run.log_format)
     settings = login.settings(url)
-    spark_master = master if runs_on == "spark" else None
-    landing = landing_of(url, settings, into, storage_options, spark_master, options)
-    address = None if page_at is None else PageAddress.make(page_at, ui_token or None)
+    spark_master = run.master if run.runs_on == "spark" else None
+    landing = landing_of(url, settings, into, storage_options, spark_master, tables, source)
+    address = None if run.page_at is None else PageAddress.make(run.page_at, ui_token or None)
     # Before Spark is started, which takes seconds.
     lake = landing.prepare()
-    view = View(as_json=as_json, quiet=quiet, logs=log_format is not None)
+    view = View(as_json=run.as_json, quiet=run.quiet, logs=run.log_format is not None)
     metrics = LandingMetrics(settings.bucket, view.status, pipeline=pipeline_name())
     collector = LandingCollector(metrics)
-    serve_metrics(collector, metrics_port)
+    serve_metrics(collector, run.metrics_port)
     with contextlib.ExitStack() as stack:
         if address is not None:
             state = LakeState(LakeWatch(lake.location), landing=view.note)
@@ -434,8 +392,8 @@ def land(
             )
             click.echo(f"The landing is shown at {view.page}", err=True)
         view.find_node_page = lambda: find_node_page(url, settings.credentials, settings.tls_context())
-        runner = stack.enter_context(task_runner(f"headwater land {into}", master=spark_master, memory=memory))
-        code = _run(landing, lake, runner, view, None if once else every)
+        runner = stack.enter_context(task_runner(f"headwater land {into}", master=spark_master, memory=run.memory))
+        code = _run(landing, lake, runner, view, None if tables.once else tables.every)
     sys.exit(code)
 
 
@@ -445,29 +403,30 @@ def landing_of(
     into: str,
     storage_options: dict[str, str],
     spark_master: str | None,
-    options: dict[str, Any],
+    tables: TableOptions,
+    source: dict[str, Any],
 ) -> Landing:
     """The landing that the options of the command ask for."""
-    catalog = CatalogSettings.of(options["catalog"], options["schema"])
+    catalog, iceberg = CatalogSettings.of(tables.catalog, tables.schema), tables.iceberg_catalog
     if catalog is not None:
         catalog.check_runner(has_session=spark_master is not None)
     return Landing(
-        source=_source_options(url, settings, options),
+        source=_source_options(url, settings, source),
         into=into,
         storage_options=storage_options,
-        lake=_lake_settings(options),
-        fresh=Freshness(wait_s_max=options["wait_s_max"], merge_share=options["merge_share"]),
+        lake=_lake_settings(tables),
+        fresh=Freshness(wait_s_max=tables.wait_s_max, merge_share=tables.merge_share),
         upkeep=Upkeep(
-            files_hours=int(options["files_s"] // 3600),
-            dead_bytes=options["dead_bytes"],
-            changes_days=options["changes_days"],
-            log_days=options["log_days"],
+            files_hours=int(tables.files_s // 3600),
+            dead_bytes=tables.dead_bytes,
+            changes_days=tables.changes_days,
+            log_days=tables.log_days,
         ),
-        groups=options["groups"],
-        iceberg=_iceberg_settings(options),
+        groups=tables.groups,
+        iceberg=None if iceberg is None else IcebergSettings(catalog=iceberg, table=tables.iceberg_table),
         catalog=catalog,
-        transform=None if options["transform"] is None else sent_to_tasks(options["transform"], spark_master),
-        consistent=options["consistent"],
+        transform=None if source["transform"] is None else sent_to_tasks(source["transform"], spark_master),
+        consistent=tables.consistent,
     )
 
 
@@ -508,24 +467,24 @@ def _source_options(url: str, settings: ClientSettings, options: dict[str, Any])
     return source_texts(url, keywords)
 
 
-def _lake_settings(options: dict[str, Any]) -> LakeSettings:
-    columns = {table: choose_columns(text) for table, text in _by_table(options["columns"])}
-    cluster_by = {table: choose_cluster_columns(text) for table, text in _by_table(options["cluster_by"])}
-    said = {"on_mismatch": dict(_by_table(options["on_mismatch"]))}
+def _lake_settings(tables: TableOptions) -> LakeSettings:
+    columns = {table: choose_columns(text) for table, text in _by_table(tables.columns)}
+    cluster_by = {table: choose_cluster_columns(text) for table, text in _by_table(tables.cluster_by)}
+    said = {"on_mismatch": dict(_by_table(tables.on_mismatch))}
     for name in ("include", "exclude", "rename"):
         texts = said[name] = {}
-        for table, text in _by_table(options[f"{name}_columns"]):
+        for table, text in _by_table(getattr(tables, f"{name}_columns")):
             texts[table] = f"{texts[table]}, {text}" if table in texts else text
-    if options["no_columns"] and EVERY_COLLECTION in columns:
+    if tables.no_columns and EVERY_COLLECTION in columns:
         raise InvalidInput("--no-columns and --columns for all tables contradict each other", hint="Give one of them")
-    merging = MergeRules(history=options["history"], on_read=options["on_read"], change_feed=options["change_feed"])
+    merging = MergeRules(history=tables.history, on_read=tables.on_read, change_feed=tables.change_feed)
     return LakeSettings(
         merging=merging,
         columns=columns,
         rules=choose_rules(**said),
-        infer=not options["no_columns"],
+        infer=not tables.no_columns,
         cluster_by=cluster_by,
-        document=options["document"],
+        document=tables.document,
     )
 
 
@@ -534,11 +493,6 @@ def _by_table(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     for text in texts:
         match = _OF_TABLE.fullmatch(text)
         yield (match["table"], match["text"]) if match else (EVERY_COLLECTION, text)
-
-
-def _iceberg_settings(options: dict[str, Any]) -> IcebergSettings | None:
-    catalog = options["iceberg_catalog"]
-    return None if catalog is None else IcebergSettings(catalog=catalog, table=options["iceberg_table"])
 
 
 def _run(landing: Landing, lake: Lake, runner: JobRunner, view: View, every_s: float | None) -> int:
@@ -561,7 +515,7 @@ def _run(landing: Landing, lake: Lake, runner: JobRunner, view: View, every_s: f
 class View:
     """What is shown while it runs: a line on a terminal, or an object a batch.
 
-    Views of several pipelines share a `console`, say the name of theirs, and leave the lines to whoever has them all.
+    Views of several pipelines share a `console`, print the name of theirs, and leave the lines to the caller.
     """
 
     def __init__(

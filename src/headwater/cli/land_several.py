@@ -1,9 +1,9 @@
 """`headwater land` with several pipelines: each lands as it would alone, and they share the process.
 
-Shared are the Spark session or the threads of the local runner, the page, the metrics and the terminal. A pipeline that
-fails stops alone: its reason is shown until the end, and the exit code is 1 then. While others run, one whose failure
-may pass, such as a server that is away, is started again after a minute: no supervisor could restart it alone. With
-`--once` it is not.
+They share the Spark session or the threads of the local runner, the page, the metrics and the terminal. A pipeline that
+fails stops alone: its reason is shown until the end, and the exit code is 1. While others run, a pipeline with a
+temporary failure, such as an unreachable server, is restarted after a minute, since no supervisor could restart it
+alone. With `--once` it is not restarted.
 """
 
 from __future__ import annotations
@@ -27,30 +27,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from headwater.cli.land import (
-    LandingCollector,
-    LandingMetrics,
-    View,
-    landing_of,
-    metrics_text,
-    serve_metrics,
-    status_line,
-)
+from headwater import errors
+from headwater.cli import land
 from headwater.cli.management import find_node_page
-from headwater.cli.options import CONNECTION_OPTIONS, LoginOptions, errors_reported, task_runners
-from headwater.cli.output import exit_code_after, set_up_logging
-from headwater.cli.rich_help import click
+from headwater.cli.options import CONNECTION_OPTIONS, GivenOptions, LoginOptions, errors_reported, task_runners
+from headwater.cli.output import click, exit_code_after, set_up_logging
 from headwater.client.settings import ClientSettings
-from headwater.errors import (
-    HeadwaterError,
-    InvalidInput,
-    LakeFull,
-    LakeInUse,
-    LakeTaken,
-    LakeUnreachable,
-    QueryFailed,
-    SparkEnded,
-)
 from headwater.lake.lake_look import LandingNote
 from headwater.lake.location import Location
 from headwater.lake_page.app import LakeState, PageAddress, serving_page
@@ -60,15 +42,15 @@ from headwater.phrases import printable
 
 POLL_S = 0.2
 AGAIN_S = 60.0
-"""When a pipeline is started again whose failure may pass."""
+"""How long to wait before a pipeline with a temporary failure is restarted."""
 STOP_S_MAX = 30.0
-"""How long the landings may take to stop. One that hangs in a store that does not answer is left to the next run, as
-after a kill."""
+"""How long the landings may take to stop. After that the process ends without them, as after a kill; the next run
+continues their work."""
 OF_PROCESS = ("runs_on", "master", "memory", "metrics_port", "page_at", "ui_token", "as_json", "quiet", "log_format")
-"""The parameters that a process has once."""
+"""The parameters that apply to the whole process."""
 
-_MAY_PASS = (LakeFull, LakeInUse, LakeUnreachable, QueryFailed)
-"""What ends a landing after it has tried for a while, and a supervisor would start again."""
+_MAY_PASS = (errors.LakeFull, errors.LakeInUse, errors.LakeUnreachable, errors.QueryFailed)
+"""Failures after retries, for which a supervisor would restart the landing."""
 
 Runners = Callable[[str], JobRunner]
 
@@ -77,13 +59,13 @@ class Pipeline:
     """One of the pipelines. It lands in a thread of its own."""
 
     def __init__(
-        self, name: str, url: str, landing: Landing, settings: ClientSettings, view: View, *, every_s: float | None
+        self, name: str, url: str, landing: Landing, settings: ClientSettings, view: land.View, *, every_s: float | None
     ) -> None:
         self.name = name
         self.landing = landing
         self.location = Location.of(landing.into, landing.storage_options)
         self.view = view
-        self.metrics = LandingMetrics(
+        self.metrics = land.LandingMetrics(
             settings.bucket, view.status, pipeline=name, has_failed=lambda: self.failure is not None
         )
         self._url = url
@@ -91,13 +73,13 @@ class Pipeline:
         self._every_s = every_s
         self.failure: BaseException | None = None
         self._failed_s = 0.0
-        """What it has failed with last."""
+        """When it last failed."""
         self._started_s = time.time()
         self._query: LandingQuery | None = None
         self._stopping = threading.Event()
         self._turn = threading.Lock()
         """A landing is not started once it was stopped."""
-        # Its name is that of the landing's own thread, which log messages are told apart by.
+        # It has the name of the landing's own thread, by which the log finds the pipeline of a message.
         self._thread = threading.Thread(target=self._run, name=f"headwater land {landing.into}", daemon=True)
         self._runners: Future[Runners] = Future()
 
@@ -118,11 +100,11 @@ class Pipeline:
                 return
             except Exception as error:
                 self._failed_s, self.failure = time.time(), error
-                is_ours = isinstance(error, HeadwaterError)
+                is_ours = isinstance(error, errors.HeadwaterError)
                 if not is_ours:
                     traceback.print_exception(error)
                 may_pass = is_ours and (error.retriable or isinstance(error, _MAY_PASS))  # type: ignore[attr-defined]
-                may_pass = may_pass and not isinstance(error, SparkEnded | LakeTaken)
+                may_pass = may_pass and not isinstance(error, errors.SparkEnded | errors.LakeTaken)
                 if self._every_s is None or not may_pass:
                     return
             self._stopping.wait(AGAIN_S)
@@ -173,7 +155,7 @@ class Pipeline:
             state = "stopped, starts again" if self.is_active else "stopped"
             return Text(printable(f"{self.name}  {state}: {self.failure}"))
         status = self.view.status()
-        return Text.assemble(f"{printable(self.name)}  ", "starting" if status is None else status_line(status))
+        return Text.assemble(f"{printable(self.name)}  ", "starting" if status is None else land.status_line(status))
 
 
 @errors_reported
@@ -186,7 +168,7 @@ def land_several(contexts: Mapping[str, click.Context]) -> None:
     console = Console(stderr=True, highlight=False)
     how = {"as_json": shared["as_json"], "quiet": shared["quiet"], "logs": shared["log_format"] is not None}
     pipelines = [
-        _pipeline(name, context, master, View(**how, pipeline=name, console=console))
+        _pipeline(name, context, master, land.View(**how, pipeline=name, console=console))
         for name, context in contexts.items()
     ]
     _check_places(pipelines)
@@ -194,14 +176,14 @@ def land_several(contexts: Mapping[str, click.Context]) -> None:
         for handler in logging.getLogger().handlers:
             handler.addFilter(_Named(pipelines))
     address = None if shared["page_at"] is None else PageAddress.make(shared["page_at"], shared["ui_token"] or None)
-    collector = LandingCollector(*(one.metrics for one in pipelines))
-    serve_metrics(collector, shared["metrics_port"])
+    collector = land.LandingCollector(*(one.metrics for one in pipelines))
+    land.serve_metrics(collector, shared["metrics_port"])
     runners: Future[Runners] = Future()
     try:
         with contextlib.ExitStack() as stack:
             if address is not None:
                 states = {one.name: LakeState(one.location, landing=one.note) for one in pipelines}
-                page = stack.enter_context(serving_page(states, address, metrics=lambda: metrics_text(collector)))
+                page = stack.enter_context(serving_page(states, address, metrics=lambda: land.metrics_text(collector)))
                 for one in pipelines:
                     one.metrics.page = f"{page}#/{quote(one.name, safe='')}/overview"
                 click.echo(f"The landings are shown at {page}", err=True)
@@ -231,7 +213,7 @@ def _options_of_process(contexts: Mapping[str, click.Context]) -> dict[str, Any]
             # Not the values themselves: one of these options is a secret.
             other = next(name for name, value in asked.items() if value != values[0])
             option = next(one for one in contexts[other].command.params if one.name == parameter)
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"the pipelines {next(iter(asked))} and {other} differ in {option.opts[0]}, which a process has once",
                 hint="Give it on the command line, or land them in processes of their own",
             )
@@ -239,15 +221,16 @@ def _options_of_process(contexts: Mapping[str, click.Context]) -> dict[str, Any]
     return shared
 
 
-def _pipeline(name: str, context: click.Context, master: str | None, view: View) -> Pipeline:
+def _pipeline(name: str, context: click.Context, master: str | None, view: land.View) -> Pipeline:
     with context.scope(cleanup=False):
         params = context.params
         login = LoginOptions(**{option: params[option] for option in CONNECTION_OPTIONS})
         try:
+            tables = GivenOptions(params).make(land.TableOptions)
             url, settings = params["url"], login.settings(params["url"])
-            landing = landing_of(url, settings, params["into"], params["storage_options"], master, params)
+            landing = land.landing_of(url, settings, params["into"], params["storage_options"], master, tables, params)
             return Pipeline(name, url, landing, settings, view, every_s=None if params["once"] else params["every"])
-        except HeadwaterError as error:
+        except errors.HeadwaterError as error:
             raise error.reworded(f"{name}: {error.reason}") from error
 
 
@@ -259,13 +242,13 @@ def _check_places(pipelines: Sequence[Pipeline]) -> None:
             schema = catalog.schema_for(one.metrics.bucket)
             other = schemas.setdefault((catalog.catalog, schema), one.name)
             if other != one.name:
-                raise InvalidInput(
+                raise errors.InvalidInput(
                     f"the pipelines {other} and {one.name} register their tables in the same schema, {schema}",
                     hint="Give each pipeline its own schema in headwater.toml",
                 )
         other = places.setdefault(one.location.uri.rstrip("/"), one.name)
         if other != one.name:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"the pipelines {other} and {one.name} land into the same place, {one.location.uri}",
                 hint="Give each pipeline its own directory",
             )

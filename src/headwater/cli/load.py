@@ -17,21 +17,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from headwater import __version__
 from headwater.cli.management import BucketScopes, ManagedNode, ManagementUrl
-from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options
-from headwater.cli.output import documents_in, exit_code_after
-from headwater.cli.rich_help import click
+from headwater.cli.options import EXIT_FAILED, GivenOptions, LoginOptions, connection_options, options_from
+from headwater.cli.output import click, documents_in, exit_code_after
 from headwater.client.blocking_bucket import KvCluster
 from headwater.errors import HeadwaterError, InvalidInput, UnknownCollection, UnknownScope
+from headwater.options import option
 from headwater.phrases import counted, printable
 from headwater.protocol.numbers import RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
-from headwater.transfer.inputs import (
-    KEY_TEMPLATE,
-    FileFormat,
-    LoadedFile,
-    files_in,
-    open_source,
-    opened,
-)
+from headwater.transfer import inputs
 from headwater.transfer.key_template import VALUE_BYTES, VALUE_BYTES_MIN, GeneratedDocuments, KeyTemplate
 from headwater.transfer.loader import CONNECTIONS, CONNECTIONS_MAX, KvLoader
 
@@ -71,7 +64,7 @@ class Report:
         click.echo(documents_in(self.documents, self.seconds, and_rate=megabytes))
 
     def fail(self, reason: str, *, exit_code: int = EXIT_FAILED) -> None:
-        """Say what happened and how far it came, and leave."""
+        """Print the reason and how many documents were written, and exit."""
         click.echo(f"Error: {printable(reason)}", err=True)
         verb = "was" if self.documents == 1 else "were"
         click.echo(f"{counted(self.documents, 'document')} {verb} written", err=True)
@@ -102,7 +95,7 @@ SHOW_EVERY_S = 0.1
 def progress_bar(
     report: Report, done: Callable[[], int], *, total: int | None, shown: bool
 ) -> Iterator[Callable[[], None]]:
-    """Yields what is to be called as the load goes on: it moves the bar, if there is a terminal to show it on.
+    """Yields a function that the loader calls as it proceeds. It moves the bar, if there is a terminal.
 
     `done` returns how much of `total` is done: bytes of a file that were read, or generated documents written.
     """
@@ -130,10 +123,11 @@ def progress_bar(
 EXPIRY_S_MAX = 50 * 365 * 24 * 60 * 60
 
 
-def _parse_delimiter(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def parse_delimiter(value: str) -> str:
+    """One sign between the cells of a CSV file."""
     if value == "\\t":
         return "\t"
-    if value is not None and (len(value) != 1 or not value.isascii() or value in '"\r\n'):
+    if len(value) != 1 or not value.isascii() or value in '"\r\n':
         raise click.BadParameter(f"{value!r} is no single sign, such as ; or \\t.")
     return value
 
@@ -152,86 +146,59 @@ class FileOrFolder(click.File):
         return super().convert(value, param, ctx)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """The options of the command."""
+
+    generate: int | None = option("Generate N documents instead of reading FILE.", least=1)
+    value_bytes: int = option(
+        "The size of a generated document.",
+        VALUE_BYTES,
+        cli_type=click.IntRange(min=VALUE_BYTES_MIN, max=VALUE_BYTES_MAX),
+    )
+    seed: int = option("Seed of the generated documents.", 0)
+    collections: tuple[str, ...] = option(
+        "The collection to write to. Repeat to distribute the documents over several collections.  "
+        "[default: _default._default]",
+        cli_name="--collection",
+        metavar="SCOPE.COLLECTION",
+    )
+    create_collections: bool = option("Create collections of DIR that do not exist. Requires an admin.", False)
+    template: str | None = option(
+        "Template for the keys: {id} is a field of the document, {#} the number of its line or row.  "
+        f"[default: {inputs.KEY_TEMPLATE}; in an export, what it has]",
+        cli_name="--key",
+        metavar="TEMPLATE",
+    )
+    format_name: str | None = option(
+        "The format of FILE. By default, its extension decides.",
+        cli_name="--format",
+        cli_type=click.Choice([choice.value for choice in inputs.FileFormat]),
+    )
+    delimiter: str | None = option(
+        "The delimiter of a CSV file.  [default: a comma; a tab in a .tsv file]",
+        metavar="SIGN",
+        cli_type=parse_delimiter,
+    )
+    texts: tuple[str, ...] = option(
+        "Read this column of a CSV file as text. Repeat for more.", cli_name="--text", metavar="COLUMN"
+    )
+    expiry_s: int | None = option(
+        "Time to live in seconds, 0 for no limit.  [default: no limit; in an export, what it has]",
+        least=0,
+        most=EXPIRY_S_MAX,
+        cli_name="--expiry",
+    )
+    connections: int = option("Connections to each node.", CONNECTIONS, least=1, most=CONNECTIONS_MAX)
+    as_json: bool = option("Print the result as one JSON object.", False, cli_name="--json")
+
+
 @click.command()
 @click.argument("url")
 @click.argument("file", metavar="[FILE|DIR]", required=False, type=FileOrFolder())
-@click.option(
-    "--generate", type=click.IntRange(min=1), metavar="N", help="Generate N documents instead of reading FILE."
-)
-@click.option(
-    "--value-bytes",
-    type=click.IntRange(min=VALUE_BYTES_MIN, max=VALUE_BYTES_MAX),
-    default=VALUE_BYTES,
-    show_default=True,
-    help="The size of a generated document.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the generated documents.")
-@click.option(
-    "--collection",
-    "collections",
-    multiple=True,
-    metavar="SCOPE.COLLECTION",
-    help="The collection to write to. Repeat to distribute the documents over several collections.  "
-    "[default: _default._default]",
-)
-@click.option(
-    "--create-collections", is_flag=True, help="Create collections of DIR that do not exist. Requires an admin."
-)
-@click.option(
-    "--key",
-    "template",
-    metavar="TEMPLATE",
-    help="Template for the keys: {id} is a field of the document, {#} the number of its line or row.  "
-    f"[default: {KEY_TEMPLATE}; in an export, what it has]",
-)
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice([choice.value for choice in FileFormat]),
-    help="The format of FILE. By default, its extension decides.",
-)
-@click.option(
-    "--delimiter",
-    metavar="SIGN",
-    callback=_parse_delimiter,
-    help="The delimiter of a CSV file.  [default: a comma; a tab in a .tsv file]",
-)
-@click.option(
-    "--text", "texts", multiple=True, metavar="COLUMN", help="Read this column of a CSV file as text. Repeat for more."
-)
-@click.option(
-    "--expiry",
-    "expiry_s",
-    type=click.IntRange(min=0, max=EXPIRY_S_MAX),
-    metavar="S",
-    help="Time to live in seconds, 0 for no limit.  [default: no limit; in an export, what it has]",
-)
-@click.option(
-    "--connections",
-    type=click.IntRange(min=1, max=CONNECTIONS_MAX),
-    default=CONNECTIONS,
-    show_default=True,
-    help="Connections to each node.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+@options_from(LoadOptions)
 @connection_options
-def load(
-    url: str,
-    file: io.BufferedReader | Path | None,
-    generate: int | None,
-    value_bytes: int,
-    seed: int,
-    collections: tuple[str, ...],
-    create_collections: bool,
-    template: str | None,
-    format_name: str | None,
-    delimiter: str | None,
-    texts: tuple[str, ...],
-    expiry_s: int | None,
-    connections: int,
-    as_json: bool,
-    login: LoginOptions,
-) -> None:
+def load(url: str, file: io.BufferedReader | Path | None, given: GivenOptions, login: LoginOptions) -> None:
     """Write documents to a bucket.
 
     URL is couchbase://host[:port]/bucket, or couchbases:// for TLS. FILE has one JSON document per line, or it is a CSV
@@ -255,32 +222,41 @@ def load(
       headwater load couchbase://localhost/default - --collection shop.orders
       headwater load couchbase://localhost/default backup/
     """
-    _check_usage(file, generate, collections, create_collections=create_collections)
-    report = Report(as_json=as_json)
+    asked = given.make(LoadOptions)
+    _check_usage(file, asked)
+    report, template, expiry_s = Report(as_json=asked.as_json), asked.template, asked.expiry_s
     try:
         keys = None if template is None else KeyTemplate.parse(template)
         settings = login.settings(url, agent=f"headwater-load/{__version__}")
-        loading = _Loading(KvCluster(settings), report, connections=connections, expiry=_expiry(expiry_s or 0))
+        loading = _Loading(KvCluster(settings), report, connections=asked.connections, expiry=_expiry(expiry_s or 0))
         if file is None:
-            made_of = keys or KeyTemplate.parse(KEY_TEMPLATE)
-            generated = GeneratedDocuments(generate or 0, made_of, value_bytes=value_bytes, seed=seed)
-            loading.load(generated, collections, done=lambda: report.documents, total=generate)
+            made_of = keys or KeyTemplate.parse(inputs.KEY_TEMPLATE)
+            count = asked.generate or 0
+            generated = GeneratedDocuments(count, made_of, value_bytes=asked.value_bytes, seed=asked.seed)
+            loading.load(generated, asked.collections, done=lambda: report.documents, total=count)
         else:
-            format_ = FileFormat(format_name) if format_name else None
-            files: Iterable[LoadedFile] = [LoadedFile(file, collections)] if not isinstance(file, Path) else ()
+            format_ = inputs.FileFormat(asked.format_name) if asked.format_name else None
+            files: Iterable[inputs.LoadedFile] = (
+                [inputs.LoadedFile(file, asked.collections)] if not isinstance(file, Path) else ()
+            )
             if isinstance(file, Path):
-                by_collection = files_in(file, format_)
-                if create_collections:
+                by_collection = inputs.files_in(file, format_)
+                if asked.create_collections:
                     BucketScopes(ManagedNode(where=ManagementUrl.parse(url), login=login)).create_missing(by_collection)
                 loading.check(tuple(by_collection))
-                files = opened(by_collection)
+                files = inputs.opened(by_collection)
             own_expiry = None if expiry_s is None else _expiry(expiry_s)
-            for given in files:
-                with given.named_in_errors():
-                    source = open_source(
-                        given.file, keys, format_=format_, delimiter=delimiter, texts=texts, expiry=own_expiry
+            for loaded in files:
+                with loaded.named_in_errors():
+                    source = inputs.open_source(
+                        loaded.file,
+                        keys,
+                        format_=format_,
+                        delimiter=asked.delimiter,
+                        texts=asked.texts,
+                        expiry=own_expiry,
                     )
-                    loading.load(source, given.collections, done=_bytes_read(source), total=given.size_bytes)
+                    loading.load(source, loaded.collections, done=_bytes_read(source), total=loaded.size_bytes)
     except KeyboardInterrupt as error:
         report.fail("interrupted", exit_code=exit_code_after(error))
     except HeadwaterError as error:
@@ -290,18 +266,12 @@ def load(
     report.print()
 
 
-def _check_usage(
-    file: io.BufferedReader | Path | None,
-    generate: int | None,
-    collections: tuple[str, ...],
-    *,
-    create_collections: bool,
-) -> None:
-    if (file is None) == (generate is None):
+def _check_usage(file: io.BufferedReader | Path | None, asked: LoadOptions) -> None:
+    if (file is None) == (asked.generate is None):
         raise click.UsageError("Give either FILE or --generate N.")
-    if isinstance(file, Path) and collections:
+    if isinstance(file, Path) and asked.collections:
         raise click.UsageError("The files of a folder go to the collections they are named after: no --collection.")
-    if create_collections and not isinstance(file, Path):
+    if asked.create_collections and not isinstance(file, Path):
         raise click.UsageError("--create-collections is for a folder, whose files name them.")
 
 
@@ -310,7 +280,7 @@ def _bytes_read(source: FileSource) -> Callable[[], int]:
 
 
 class _Loading:
-    """Writes what several sources give to one cluster."""
+    """Writes the documents of several sources to one cluster."""
 
     def __init__(self, cluster: KvCluster, report: Report, *, connections: int, expiry: int) -> None:
         self._cluster = cluster
@@ -344,5 +314,5 @@ class _Loading:
 
 
 def _expiry(expiry_s: int) -> int:
-    """As the protocol has it: seconds from now while that is unambiguous, else the date."""
+    """In the form of the protocol: seconds from now where that is unambiguous, otherwise the date."""
     return expiry_s if expiry_s <= RELATIVE_EXPIRY_S_MAX else int(time.time()) + expiry_s

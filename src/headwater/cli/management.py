@@ -6,7 +6,6 @@ into the header of a request and nowhere else.
 
 from __future__ import annotations
 
-import base64
 import functools
 import http
 import http.client
@@ -16,14 +15,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from headwater.cli.options import LoginOptions, connection_options, errors_reported, json_option
-from headwater.cli.rich_help import click
+from headwater.cli.output import click
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts, parse_address
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, MalformedJson, TlsFailed
-from headwater.http.asking import ANSWER_S, ask
+from headwater.http import ANSWER_S, AS_THEY_ARE, ask
 from headwater.phrases import printable
 from headwater.protocol.cluster_config import PORT_MAX, ClusterConfig, ConfigNode, malformed_config
 from headwater.protocol.sasl import Credentials
@@ -32,7 +31,6 @@ HTTP_PORT = 8091
 HTTP_TLS_PORT = 18091
 
 _MESSAGE_CHARS_MAX = 300
-_AS_THEY_ARE = "surrogateescape"
 _SCHEMES = {"http": False, "https": True}
 
 
@@ -185,23 +183,15 @@ class Management:
     """Of the page of a landing, which knows no users."""
 
     def ask(self, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
-        # Bytes of the command line that are not UTF-8 are sent as they are, for the node to refuse.
-        target = "/" + "/".join(quote(part, safe="@", errors=_AS_THEY_ARE) for part in path)
-        headers = {"Accept": "application/json"}
+        target = "/" + "/".join(quote(part, safe="@", errors=AS_THEY_ARE) for part in path)
+        headers, login = {"Accept": "application/json"}, None
         if self.credentials is not None:
-            login = f"{self.credentials.user}:{self.credentials.password}".encode(errors=_AS_THEY_ARE)
-            headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
+            login = self.credentials.user, self.credentials.password
         elif self.token:
             headers["Authorization"] = f"Bearer {self.token}"
-        body = None
-        if form is not None:
-            headers["Content-Type"] = "application/x-www-form-urlencoded"
-            body = urlencode(form, errors=_AS_THEY_ARE)
+        to: Any = {"headers": headers, "login": login, "form": form, "tls": self.tls, "answer_s": self.answer_s}
         try:
-            where = self.address.host, self.address.port
-            return Answer(
-                *ask(*where, method, target, headers=headers, body=body, tls=self.tls, answer_s=self.answer_s)
-            )
+            return Answer(*ask(self.address.host, self.address.port, method, target, **to))
         except http.client.HTTPException as error:
             raise HeadwaterError(
                 f"{self.address} does not speak HTTP", hint="Give the management port with --http-port"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, c
 
 from click.core import ParameterSource
 
-from headwater.cli.rich_help import click
+from headwater.cli.output import click
 from headwater.client.connection_string import ConnectionString
 from headwater.client.read_options import READ_OPTIONS
 from headwater.client.settings import (
@@ -35,7 +35,7 @@ from headwater.phrases import install_command, missing_library, printable
 from headwater.protocol.sasl import Credentials
 
 if TYPE_CHECKING:
-    from headwater.lake.transform import Transform, TransformFunction
+    from headwater.lake.chosen_rows import Transform, TransformFunction
     from headwater.landing.tasks import JobRunner
 
 EXIT_FAILED = 1
@@ -47,10 +47,10 @@ EXIT_BEHIND = 3
 _HINT = f"Give --user and --password, or set {USER_VARIABLE} and {PASSWORD_VARIABLE}"
 
 
-def parse_time(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """The callback of an option that takes a time; in seconds."""
+def parse_time(value: str) -> float:
+    """The type of an option that takes a time; in seconds."""
     try:
-        return None if value is None else parse_interval_s(value)
+        return parse_interval_s(value)
     except InvalidInput as error:
         raise click.BadParameter(f"{value!r} is no time: write 500ms, 5s, 1m or 1h.") from error
 
@@ -86,31 +86,35 @@ class _BytesType(_IntType):
 
 def cli_option(option: Option, **others: Any) -> Callable[[F], F]:
     """An option of a command; `others` are what click takes, where a command differs."""
-    bytes_note = "Units such as 64K and 16M work." if option.kind is Kind.BYTES else ""
+    kind = option.kind if option.cli_type is None or option.kind is Kind.NAMES else Kind.TEXT
+    bytes_note = "Units such as 64K and 16M work." if kind is Kind.BYTES else ""
     words = " ".join(filter(None, (option.help, bytes_note, option.cli_note))).replace("`", "")
     settings: dict[str, Any] = {"help": words, "metavar": option.metavar}
     # click would take a member of an enumeration by its name, and not by its value.
     default = str(option.default) if isinstance(option.default, StrEnum) else option.default
-    match option.kind:
+    match kind:
         case Kind.FLAG if option.choices is None:
-            settings["is_flag"] = True
+            settings |= {"is_flag": True} | ({"default": None} if default is None else {})
         case Kind.BYTES:
             settings |= {"type": _BytesType(), "metavar": "BYTES"}
             default = write_bytes(option.default)
         case Kind.WHOLE:
             least, most = (None if limit is None else int(limit) for limit in (option.least, option.most))
-            settings |= {"type": click.IntRange(least, most), "metavar": option.metavar or _number_name(option)}
+            limited = int if least is most is None else click.IntRange(least, most)
+            settings |= {"type": limited, "metavar": option.metavar or _number_name(option)}
         case Kind.NUMBER:
             settings |= {"type": click.FloatRange(min=option.least), "metavar": _number_name(option)}
         case Kind.FILE:
             settings |= {"type": click.Path(exists=True, dir_okay=False, path_type=Path), "metavar": "FILE"}
         case Kind.NAMES:
             settings["multiple"] = True
+    if option.cli_type is not None:
+        settings["type"] = option.cli_type
     if option.choices is not None:
         settings["type"] = click.Choice([str(choice) for choice in option.choices])
         if isinstance(option.choices, Mapping):
-            default = next(name for name, value in option.choices.items() if value == option.default)
-    if default not in (None, (), False):
+            default = next((name for name, value in option.choices.items() if value == option.default), None)
+    if default not in (None, ()) and default is not False:
         settings |= {"default": default, "show_default": True}
     elif option.default_words is not None and not option.spark:
         settings["show_default"] = option.default_words
@@ -145,22 +149,25 @@ class GivenOptions:
         """An object of one of the classes. `others` are its fields that are no options."""
         for name, option in options_of(cast(type, cls)).items():
             value = self._values[name]
-            others[name] = option.choices[value] if isinstance(option.choices, Mapping) else value
+            is_name = isinstance(option.choices, Mapping) and value is not None
+            others[name] = option.choices[value] if is_name else value  # type: ignore[index]
         return cls(**others)
 
 
 def options_from(*classes: type) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Give a command the options that are fields of these classes, as one argument `given`."""
-    options = {name: option for cls in classes for name, option in options_of(cls).items()}
+    options = [(cls, option) for cls in classes for option in options_of(cls).values()]
 
     def decorate(command: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(command)
         def wrapped(*arguments: Any, **values: Any) -> T:
-            given = GivenOptions({name: values.pop(name) for name in options})
+            given = GivenOptions({option.name: values.pop(option.name) for _, option in options})
             return command(*arguments, given=given, **values)
 
-        for option in reversed(options.values()):
-            wrapped = cli_option(option)(wrapped)
+        for cls, option in reversed(options):
+            # The words of an option that a command alone has are for the command line.
+            words = {"help": option.help} if cls.__module__.startswith("headwater.cli.") else {}
+            wrapped = cli_option(option, **words)(wrapped)
         return wrapped
 
     return decorate
@@ -297,7 +304,7 @@ transform_option = click.option(
 def sent_to_tasks(function: TransformFunction, master: str | None) -> Transform:
     """A transform for tasks on the executors of a Spark master, or of this process."""
     if master is None:
-        from headwater.lake.transform import Transform
+        from headwater.lake.chosen_rows import Transform
 
         return Transform.of(function)
     from headwater.spark.executors import shippable

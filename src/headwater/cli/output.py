@@ -1,5 +1,8 @@
 """What commands write, and what may end them: errors as one sentence, tables, the log, signals, a reader that is gone.
 
+`click`, as all commands use it, is rich-click where the extra `cli` is installed, with columns and colours in pages of
+help. A mere client has click alone, whose pages say the same.
+
 `headwater.cli` wraps every command in `errors_in_one_sentence`; commands that run for long call `set_up_logging`. An
 error is never drawn with a frame around it, as rich would: that breaks it where a log or a script reads it.
 
@@ -23,14 +26,33 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import click
 from rich.console import Console
 
 from headwater import phrases
 from headwater.log_fields import LogEvent, fields
 from headwater.phrases import COMPILING, counted, did_you_mean, report_first_compile
+
+if TYPE_CHECKING:
+    import rich_click
+    from rich_click import RichCommand as RichCommand
+    from rich_click import RichGroup as RichGroup
+
+    click = rich_click
+else:
+    try:
+        import rich_click as click
+    except ModuleNotFoundError:
+        import click
+    RichCommand = getattr(click, "RichCommand", click.Command)
+    RichGroup = getattr(click, "RichGroup", click.Group)
+
+if layout := getattr(click, "rich_click", None):
+    # An option and what it takes in one column, so that nothing is cut on a terminal of 60 columns.
+    layout.OPTIONS_TABLE_COLUMN_TYPES = ["opt_all_metavar", "help"]
+    layout.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
+    layout.OPTIONS_TABLE_HELP_SECTIONS = ["help", "range", "required", "default", "envvar", "deprecated"]
 
 _HelpShown: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """click 8.1 ends by itself when it has shown the help, and has no such error."""

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from headwater.cli import load_command
-from headwater.cli.rich_help import RichCommand, click
+from headwater.cli.output import RichCommand, click
 from headwater.client.connection_string import ConnectionString
 from headwater.errors import InvalidConnectionString
 from headwater.phrases import did_you_mean, printable

@@ -1,4 +1,4 @@
-"""`headwater repair`: make again what `headwater verify` finds wrong."""
+"""`headwater repair`: rebuild what `headwater verify` finds wrong."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import sys
 from typing import Any
 
 from headwater.cli import options
-from headwater.cli.output import output_console
+from headwater.cli.output import click, output_console
 from headwater.cli.pipelines import CommandWithPipelines, config_option
-from headwater.cli.rich_help import click
 from headwater.cli.verify import print_verification
+from headwater.lake.chosen_rows import Transform, TransformFunction
 from headwater.lake.lake_look import keep_verdict
 from headwater.lake.location import Location
 from headwater.lake.repair import AGENT, Repair, read_from_bucket
 from headwater.lake.repair import repair as repair_tables
 from headwater.lake.table_state import Selection
-from headwater.lake.transform import Transform, TransformFunction
 from headwater.lake.verify import compare
 from headwater.landing.tasks import LocalRunner
 from headwater.phrases import printable

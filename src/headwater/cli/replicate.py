@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from headwater.cli.options import LoginOptions, connection_options, errors_reported
-from headwater.cli.rich_help import click
+from headwater.cli.options import GivenOptions, LoginOptions, connection_options, errors_reported, options_from
+from headwater.cli.output import click
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, ConnectionString
 from headwater.client.kv_asyncio import AsyncKvConnection
@@ -18,6 +18,7 @@ from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError, InvalidInput, StatusError
 from headwater.node.membership import PEER_FEATURES
 from headwater.node.replication.proxy import Proxy
+from headwater.options import option
 from headwater.phrases import counted
 from headwater.protocol.messages.dcp_streams import StreamEndReason, StreamFlags
 from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
@@ -33,41 +34,40 @@ _STUCK_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicateOptions:
+    """The options of the command, beside the nodes."""
+
+    vbuckets: str | None = option(
+        "The vbuckets to copy, such as 0-15,20. By default, all that are active there.", metavar="LIST"
+    )
+    bucket: str | None = option("The bucket, if the URLs do not name it.", metavar="NAME")
+    takeover: bool = option("Hand the vbuckets over: they become active at --to.", False)
+    once: bool = option("Exit when the current contents have been copied.", False)
+    name: str = option("The name of the DCP connections.", "headwater-replicate")
+    as_json: bool = option("Print the result as one line of JSON.", False, cli_name="--json")
+
+    @property
+    def flags(self) -> StreamFlags:
+        return StreamFlags.TAKEOVER if self.takeover else StreamFlags.LATEST if self.once else StreamFlags(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     source: Address
     target: Address
     source_login: Login
     target_login: Login
     vbuckets: Sequence[VBucketId] | None
-    flags: StreamFlags
-    name: str
-    as_json: bool
+    asked: ReplicateOptions
 
 
 @click.command()
 @click.option("--from", "from_url", metavar="URL", required=True, help="The node on which the vbuckets are active.")
 @click.option("--to", "to_url", metavar="URL", required=True, help="The node on which they are replicas.")
-@click.option(
-    "--vbuckets", metavar="LIST", help="The vbuckets to copy, such as 0-15,20. By default, all that are active there."
-)
-@click.option("--bucket", metavar="NAME", help="The bucket, if the URLs do not name it.")
-@click.option("--takeover", is_flag=True, help="Hand the vbuckets over: they become active at --to.")
-@click.option("--once", is_flag=True, help="Exit when the current contents have been copied.")
-@click.option("--name", default="headwater-replicate", show_default=True, help="The name of the DCP connections.")
+@options_from(ReplicateOptions)
 @connection_options
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON.")
 @errors_reported
-def replicate(
-    from_url: str,
-    to_url: str,
-    vbuckets: str | None,
-    bucket: str | None,
-    takeover: bool,
-    once: bool,
-    name: str,
-    login: LoginOptions,
-    as_json: bool,
-) -> None:
+def replicate(from_url: str, to_url: str, given: GivenOptions, login: LoginOptions) -> None:
     """Copy vbuckets from one node to another, as Couchbase's replication proxy does.
 
     The proxy opens a DCP connection to each of the two nodes and lets the second one stream from the first. It runs
@@ -87,13 +87,14 @@ def replicate(
       headwater replicate --from couchbase://a/default \\
         --to couchbase://b/default --vbuckets 0-15 --takeover
     """
-    if takeover and once:
+    asked = given.make(ReplicateOptions)
+    if asked.takeover and asked.once:
         raise click.UsageError("--takeover ends by itself, so --once says nothing")
     logins: list[Login] = []
     addresses: list[Address] = []
     for url in (from_url, to_url):
         where = ConnectionString.parse(url)
-        chosen = where.bucket or bucket
+        chosen = where.bucket or asked.bucket
         if chosen is None:
             raise InvalidInput("the URL names no bucket", hint="Write couchbase://host/bucket, or give --bucket")
         tls = login.tls_context(where)
@@ -107,10 +108,8 @@ def replicate(
         target=addresses[1],
         source_login=logins[0],
         target_login=logins[1],
-        vbuckets=None if vbuckets is None else _parsed(vbuckets),
-        flags=StreamFlags.TAKEOVER if takeover else StreamFlags.LATEST if once else StreamFlags(0),
-        name=name,
-        as_json=as_json,
+        vbuckets=None if asked.vbuckets is None else _parsed(asked.vbuckets),
+        asked=asked,
     )
     asyncio.run(_run(job))
 
@@ -133,7 +132,7 @@ def _parsed(text: str) -> list[VBucketId]:
 async def _run(job: _Job) -> None:
     vbuckets = job.vbuckets if job.vbuckets is not None else await _active_vbuckets(job)
     proxy = await Proxy.open(
-        job.source, job.target, source_login=job.source_login, target_login=job.target_login, name=job.name
+        job.source, job.target, source_login=job.source_login, target_login=job.target_login, name=job.asked.name
     )
     shown = asyncio.create_task(_show(proxy, len(vbuckets)))
     try:
@@ -153,14 +152,14 @@ async def _run(job: _Job) -> None:
         shown.cancel()
         proxy.close()
     changes = sum(stream.changes for stream in proxy.streams.values())
-    verb = "handed over" if StreamFlags.TAKEOVER in job.flags else "copied"
+    verb = "handed over" if StreamFlags.TAKEOVER in job.asked.flags else "copied"
     members = {"vbuckets": len(vbuckets), "changes": changes, "bytes": proxy.passed_bytes}
     sentence = f"{counted(len(vbuckets), 'vbucket')} {verb}, {counted(changes, 'change')}"
-    click.echo(json.dumps(members) if job.as_json else sentence)
+    click.echo(json.dumps(members) if job.asked.as_json else sentence)
 
 
 async def _wait_until_persisted(job: _Job, proxy: Proxy) -> None:
-    """Until the target says of every vbucket that it has persisted all that was passed on to it."""
+    """Wait until the target has persisted everything that was passed on to it, for every vbucket."""
     connection = await AsyncKvConnection.open(job.target, job.target_login)
     behind, seqnos = list(proxy.streams.values()), dict.fromkeys(proxy.streams, 0)
     loop = asyncio.get_running_loop()
@@ -195,7 +194,7 @@ async def _wait_until_persisted(job: _Job, proxy: Proxy) -> None:
 
 async def _add_stream(proxy: Proxy, job: _Job, vbucket: VBucketId) -> None:
     try:
-        await proxy.add_stream(vbucket, job.flags)
+        await proxy.add_stream(vbucket, job.asked.flags)
     except StatusError as error:
         status = Status(error.status)
         reason, hint = _REFUSALS.get(status, (f"the answer is {status.name}", error.hint))
@@ -212,7 +211,7 @@ _REFUSALS = {
 
 
 async def _active_vbuckets(job: _Job) -> list[VBucketId]:
-    """Those that the source has, by the cluster map that it gives."""
+    """The vbuckets that are active on the source, by its cluster map."""
     connection = await AsyncKvConnection.open(job.source, job.source_login)
     connection.close()
     config = connection.outcome.cluster_config
@@ -224,7 +223,7 @@ async def _active_vbuckets(job: _Job) -> list[VBucketId]:
 
 
 async def _show(proxy: Proxy, total: int) -> None:
-    """On a terminal, how far it is, in one line that is written over."""
+    """On a terminal, show the progress in one line that is redrawn."""
     console = Console(stderr=True)
     if not console.is_terminal:
         return

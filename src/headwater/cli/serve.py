@@ -22,8 +22,7 @@ import uvloop
 from click.core import ParameterSource
 
 from headwater.cli.options import EXIT_FAILED, GivenOptions, options_from, repeated_words
-from headwater.cli.output import FORMATS, LEVELS, set_up_logging
-from headwater.cli.rich_help import click
+from headwater.cli.output import FORMATS, LEVELS, click, set_up_logging
 from headwater.cli.supervising import PORTS_FILE, StartRequests, supervising
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
@@ -32,8 +31,7 @@ from headwater.durable_files import replace_file
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.kernels.machine_code import are_compiled
 from headwater.log_fields import LogEvent, fields
-from headwater.node.auth.accounts import ADMIN
-from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, readable_password
+from headwater.node.auth.accounts import ADMIN, PASSWORD_RANDOM_BYTES, readable_password
 from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
 from headwater.node.membership import PEER_FEATURES
 from headwater.node.node import Node, Started
@@ -49,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 NODES_MAX = 16
 GIVE_UP_S = 1.0
-"""How long a start that is to end gets for a clean end of its own."""
+"""How long a cancelled start may take to end cleanly."""
 
 
 def default_data_folder() -> Path:
@@ -268,7 +266,7 @@ class ClusterOptions:
     as_json: bool
     logs_json: bool
     arguments: tuple[str, ...]
-    """What was given on the command line and is the same for every node."""
+    """The options of the command line that are the same for every node."""
 
 
 def names_first_user_only(context: click.Context) -> bool:

@@ -9,43 +9,43 @@ import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from headwater.cli.rich_help import click
+from headwater.cli.options import GivenOptions, options_from
+from headwater.cli.output import click
+from headwater.options import option
 from headwater.phrases import counted
 from headwater.sim.consumers import LandingMutant, Mutant
 from headwater.sim.run import SeedReport, run_seed
 
 _SHOWN_COMPLAINTS = 10
-
-
 _MUTANTS: dict[str, Mutant | LandingMutant] = {str(mutant): mutant for mutant in (*Mutant, *LandingMutant)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimOptions:
+    """The options of the command."""
+
+    seed: int = option("The first seed.", 0, least=0)
+    seeds: int = option("How many seeds to run, starting at N.", 1, least=1, metavar="K")
+    trace: bool = option("Print the events, line by line. For a single seed.", False)
+    mutant: Mutant | LandingMutant | None = option(
+        f"Make the consumers do one thing wrong, to check that it is detected: {', '.join(_MUTANTS)}.",
+        choices=_MUTANTS,
+        metavar="NAME",
+    )
+    jobs: int | None = option("Number of processes. The default is one per core.", least=1, metavar="J")
+    as_json: bool = option("Print a line of JSON for each seed.", False, cli_name="--json")
+
+
 @click.command()
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="The first seed.")
-@click.option(
-    "--seeds",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="K",
-    help="How many seeds to run, starting at N.",
-)
-@click.option("--trace", is_flag=True, help="Print the events, line by line. For a single seed.")
-@click.option(
-    "--mutant",
-    type=click.Choice([*_MUTANTS]),
-    metavar="NAME",
-    help=f"Make the consumers do one thing wrong, to check that it is detected: {', '.join(_MUTANTS)}.",
-)
-@click.option("--jobs", type=click.IntRange(1), metavar="J", help="Number of processes. The default is one per core.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
-def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None, as_json: bool) -> None:
+@options_from(SimOptions)
+def sim(given: GivenOptions) -> None:
     """Run simulated clusters, and check the results.
 
     Each seed is a separate run with crashing nodes, cut links, failovers, rebalances and drills, while writers write
@@ -59,13 +59,14 @@ def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None
       headwater sim --seed 0 --seeds 500   # look for one that fails
       headwater sim --seeds 100 --mutant drops-rollbacks
     """
-    if trace and seeds > 1:
+    asked = given.make(SimOptions)
+    seeds, is_shown = asked.seeds, asked.seeds > 1 and not asked.as_json
+    if asked.trace and seeds > 1:
         raise click.UsageError("--trace is for one seed: leave --seeds out")
-    chosen = None if mutant is None else _MUTANTS[mutant]
-    numbers = range(seed, seed + seeds)
+    reports = _reports(range(asked.seed, asked.seed + seeds), asked)
     failed: list[SeedReport] = []
-    for report in _shown(_reports(numbers, chosen, jobs, trace), total=seeds, is_shown=seeds > 1 and not as_json):
-        if as_json:
+    for report in _shown(reports, total=seeds, is_shown=is_shown):
+        if asked.as_json:
             click.echo(json.dumps(_members(report)))
         elif seeds == 1:
             _print(report)
@@ -73,23 +74,21 @@ def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None
             _print_failure(report)
         if not report.is_good:
             failed.append(report)
-    if seeds > 1 and not as_json:
+    if is_shown:
         _sum_up(failed, seeds)
     sys.exit(1 if failed else 0)
 
 
-def _reports(
-    numbers: range, mutant: Mutant | LandingMutant | None, jobs: int | None, trace: bool
-) -> Iterator[SeedReport]:
-    if len(numbers) == 1 or jobs == 1:
+def _reports(numbers: range, asked: SimOptions) -> Iterator[SeedReport]:
+    if len(numbers) == 1 or asked.jobs == 1:
         for number in numbers:
-            yield run_seed(number, mutant=mutant, keeps_trace=trace)
+            yield run_seed(number, mutant=asked.mutant, keeps_trace=asked.trace)
         return
     # Ctrl-C is for this process: the others would each print it, and a pool waits for the seeds that are under way.
     ignored = (signal.SIGINT, signal.SIG_IGN)
-    pool = ProcessPoolExecutor(jobs or os.cpu_count(), initializer=signal.signal, initargs=ignored)
+    pool = ProcessPoolExecutor(asked.jobs or os.cpu_count(), initializer=signal.signal, initargs=ignored)
     try:
-        yield from pool.map(partial(run_seed, mutant=mutant), numbers)
+        yield from pool.map(partial(run_seed, mutant=asked.mutant), numbers)
     except BaseException:
         for process in multiprocessing.active_children():
             process.terminate()

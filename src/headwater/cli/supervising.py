@@ -1,4 +1,4 @@
-"""Starting single nodes of `headwater serve --nodes` again: how `headwater cluster restart-node` asks the process that
+"""Restarting single nodes of `headwater serve --nodes`: `headwater cluster restart-node` asks the process that
 supervises them.
 
 That process holds a lock on `supervisor.pid` in the data folder, so the process number in it is the right one for as
@@ -32,14 +32,14 @@ REASON_BYTES_MAX = 4096
 
 
 class StartRequests:
-    """What commands have asked the supervisor of a data folder."""
+    """The requests of commands to the supervisor of a data folder."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
         self.asked = asyncio.Event()
 
     def take(self) -> list[int]:
-        """The numbers of the nodes that are to be started, each until it is answered."""
+        """The numbers of the nodes to start; each is repeated until it is answered."""
         self.asked.clear()
         return sorted(
             int(name)
@@ -48,7 +48,7 @@ class StartRequests:
         )
 
     def answer(self, number: int, *, problem: str = "") -> None:
-        """The node is ready, or why it is not."""
+        """Report that the node is ready, or why it is not."""
         path = self._data / f"{_START}{number}"
         if problem:
             path.write_text(problem[:REASON_BYTES_MAX])
@@ -58,7 +58,7 @@ class StartRequests:
 
 @contextmanager
 def supervising(data: Path) -> Iterator[StartRequests]:
-    """Be the supervisor of a data folder, and the only one. Called in its event loop."""
+    """Make this process the only supervisor of a data folder. Call it in the event loop."""
     requests, loop = StartRequests(data), asyncio.get_running_loop()
     # Before there is a lock that commands go by: without a handler the signal would end this process.
     loop.add_signal_handler(signal.SIGUSR1, requests.asked.set)
@@ -71,7 +71,7 @@ def supervising(data: Path) -> Iterator[StartRequests]:
             file.write(str(os.getpid()))
             file.flush()
             for path in data.glob(f"{_START}*"):
-                # Of a command that a former supervisor has not answered.
+                # A request that an earlier supervisor has not answered.
                 path.unlink(missing_ok=True)
             yield requests
     finally:
@@ -90,7 +90,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def restart_node(data: Path, address: Address, *, within_s: float) -> None:
-    """Have a node that has ended started again. Returns once it is ready.
+    """Restart a node that has ended. Returns once it is ready.
 
     Raises:
         InvalidInput: There is no such node, or no process that supervises it.

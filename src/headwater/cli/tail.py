@@ -36,9 +36,17 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from headwater import __version__
-from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, fail, read_options, repeated_words
-from headwater.cli.output import Ended, Interruptions, abandon_output, exit_code_after
-from headwater.cli.rich_help import click
+from headwater.cli.options import (
+    EXIT_FAILED,
+    GivenOptions,
+    LoginOptions,
+    connection_options,
+    fail,
+    options_from,
+    read_options,
+    repeated_words,
+)
+from headwater.cli.output import Ended, Interruptions, abandon_output, click, exit_code_after
 from headwater.cli.tail_formats import Encoder, EventsOnce, Format, KeyPattern, WantedRows, encoder
 from headwater.client.blocking_client import Batches, Client
 from headwater.client.checkpoints import FileCheckpoint
@@ -47,6 +55,7 @@ from headwater.client.offsets import TEXT_CHARS_MAX, VBUCKETS_MAX, Offsets
 from headwater.client.read_options import START_TIMES, End, ReadKeywords, ReadOptions, Start, parse_start_time
 from headwater.durable_files import replace_file
 from headwater.errors import BucketReplaced, CheckpointError, HeadwaterError, InvalidInput, InvalidOffsets
+from headwater.options import option
 from headwater.phrases import printable
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
@@ -512,6 +521,40 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
 # --- the command --------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailOptions:
+    """The options of the command, beside what is read."""
+
+    format_name: str = option(
+        "Text, one JSON object per line, or an Arrow IPC stream.",
+        Format.PRETTY.value,
+        cli_name="--format",
+        cli_type=click.Choice([choice.value for choice in Format]),
+    )
+    as_json: bool = option("The same as --format jsonl.", False, cli_name="--json")
+    keys: tuple[str, ...] = option(
+        "Print only keys that match: * matches any characters, ? matches one. Repeat for more. The server still sends "
+        "all changes.",
+        cli_name="--key",
+        metavar="PATTERN",
+    )
+    limit: int | None = option("Stop after N rows, system events included.", least=1)
+    checkpoint: Path | None = option(
+        "Resume where the last run with this file ended, and save the offsets in it. --from applies to the first run "
+        "only.",
+        cli_type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+    )
+    offsets_file: Path | None = option(
+        "Write the offsets to this file at the end, for --from.",
+        cli_type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+    )
+    quiet: bool = option(
+        "Do not show the lag. It is never shown if the output goes to a pipe.", False, cli_also=("-q",)
+    )
+
+
 @click.command()
 @click.argument("url")
 @read_options(
@@ -532,40 +575,7 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
     name={"default": "headwater-tail"},
     give_up_after_s={"help": "Seconds that a vbucket may be unreachable before the command fails."},
 )
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice([choice.value for choice in Format]),
-    default=Format.PRETTY.value,
-    show_default=True,
-    help="Text, one JSON object per line, or an Arrow IPC stream.",
-)
-@click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
-@click.option(
-    "--key",
-    "keys",
-    multiple=True,
-    metavar="PATTERN",
-    help="Print only keys that match: * matches any characters, ? matches one. Repeat for more. The server still "
-    "sends all changes.",
-)
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N rows, system events included.")
-@click.option(
-    "--checkpoint",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Resume where the last run with this file ended, and save the offsets in it. --from applies to the first run "
-    "only.",
-)
-@click.option(
-    "--offsets-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write the offsets to this file at the end, for --from.",
-)
-@click.option(
-    "-q", "--quiet", is_flag=True, help="Do not show the lag. It is never shown if the output goes to a pipe."
-)
+@options_from(TailOptions)
 @connection_options
 @click.pass_context
 def tail(
@@ -574,13 +584,7 @@ def tail(
     url: str,
     start: str,
     end: str,
-    format_name: str,
-    as_json: bool,
-    limit: int | None,
-    keys: tuple[str, ...],
-    checkpoint: Path | None,
-    offsets_file: Path | None,
-    quiet: bool,
+    given: GivenOptions,
     login: LoginOptions,
     **options: Any,
 ) -> None:
@@ -601,18 +605,19 @@ def tail(
       headwater tail couchbase://localhost/default --start-at -2h
       headwater tail couchbase://localhost/default --checkpoint tail.json --json
     """
-    format_ = _format(context, format_name, as_json=as_json)
+    asked = given.make(TailOptions)
+    format_ = _format(context, asked.format_name, as_json=asked.as_json)
     try:
         tailer = Tailer(
             client=Client(login.settings(url, agent=f"headwater-tail/{__version__}")),
             start=read_start(start),
             options=_read_options(end, **options),
             encoder=_encoder(format_, **options),
-            wanted=_wanted(format_, keys),
-            limit=limit,
-            checkpoint=checkpoint,
-            offsets_file=offsets_file,
-            quiet=quiet,
+            wanted=_wanted(format_, asked.keys),
+            limit=asked.limit,
+            checkpoint=asked.checkpoint,
+            offsets_file=asked.offsets_file,
+            quiet=asked.quiet,
         )
     except HeadwaterError as error:
         fail(str(error))

@@ -132,7 +132,9 @@ class PrettyLines:
             case DocumentChange():
                 return self._document_line(change, width)
             case Rollback():
-                return f"{self._styled(_rollback_words(change), _ROLLBACK_STYLE)}\n"
+                words = f"ROLLBACK of vbucket {change.vbucket} from seqno {change.from_seqno} to {change.seqno}: "
+                words += "what was shown of it above that has not happened"
+                return f"{self._styled(words, _ROLLBACK_STYLE)}\n"
             case _:
                 place = f"{change.vbucket}:{change.seqno}"
                 words = self._styled(change.op.replace("_", " ").ljust(_OP_CHARS), _EVENT_STYLE)
@@ -164,13 +166,6 @@ class PrettyLines:
             return text
         start, end = _codes(style)
         return f"{start}{text}{end}"
-
-
-def _rollback_words(change: Rollback) -> str:
-    return (
-        f"ROLLBACK of vbucket {change.vbucket} from seqno {change.from_seqno} to {change.seqno}: "
-        "what was shown of it above that has not happened"
-    )
 
 
 def _time(cas: int) -> str:

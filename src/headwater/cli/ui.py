@@ -6,8 +6,8 @@ import signal
 import threading
 
 from headwater.cli.options import errors_reported, storage_option
-from headwater.cli.rich_help import click
-from headwater.http.asking import TOKEN_VARIABLE
+from headwater.cli.output import click
+from headwater.http import TOKEN_VARIABLE
 from headwater.lake.lake_look import LakeWatch
 from headwater.lake.location import Location
 from headwater.lake_page.app import LakeState, PageAddress, serving_page

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import http
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from headwater.cli.management import Answer, ManagedNode, managed, no_list, nodes_of_cluster
 from headwater.cli.options import fail, is_terminal
-from headwater.cli.output import print_table
-from headwater.cli.rich_help import click
+from headwater.cli.output import click, print_table
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.phrases import printable
 
@@ -225,10 +224,7 @@ def remove_user(node: ManagedNode, name: str) -> None:
     Example:
       headwater users remove couchbase://127.0.0.1 lake
     """
-    answer = node.ask("DELETE", *_USERS, name)
-    if answer.status == http.HTTPStatus.NOT_FOUND:
-        raise _no_such("user", name)
-    _report(node, "removed", "user", name, _accepted(answer))
+    _remove(node, "user", name, _USERS)
 
 
 # --- groups -------------------------------------------------------------------------------------------------------
@@ -285,10 +281,7 @@ def remove_group(node: ManagedNode, name: str) -> None:
     Example:
       headwater users remove-group couchbase://127.0.0.1 readers
     """
-    answer = node.ask("DELETE", *_GROUPS, name)
-    if answer.status == http.HTTPStatus.NOT_FOUND:
-        raise _no_such("group", name)
-    _report(node, "removed", "group", name, _accepted(answer))
+    _remove(node, "group", name, _GROUPS)
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
@@ -315,12 +308,8 @@ class _User:
             raise no_list("users") from error
 
     def members(self) -> dict[str, Any]:
-        return {
-            "user": self.name,
-            "display_name": self.display_name,
-            "roles": list(self.roles),
-            "groups": list(self.groups),
-        }
+        members = asdict(self)
+        return {"user": members.pop("name"), **members}
 
 
 def _user_on(node: ManagedNode, name: str) -> _User | None:
@@ -354,6 +343,13 @@ def _report(node: ManagedNode, what: str, kind: str, name: str, answer: Any) -> 
     if missing:
         nodes = "; not on ".join(f"{address}: {reason}" for address, reason in missing.items())
         fail(f"not on {nodes}. A node gets the change when it can be reached again")
+
+
+def _remove(node: ManagedNode, kind: str, name: str, path: tuple[str, ...]) -> None:
+    answer = node.ask("DELETE", *path, name)
+    if answer.status == http.HTTPStatus.NOT_FOUND:
+        raise _no_such(kind, name)
+    _report(node, "removed", kind, name, _accepted(answer))
 
 
 def _accepted(answer: Answer) -> Any:

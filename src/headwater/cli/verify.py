@@ -1,4 +1,4 @@
-"""`headwater verify`: is the table the bucket?"""
+"""`headwater verify`: compare a bucket with the tables of its landing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 from rich.table import Table
 
 from headwater.cli import options
-from headwater.cli.output import output_console
+from headwater.cli.output import click, output_console
 from headwater.cli.pipelines import CommandWithPipelines, all_option, config_option, pipeline_name
-from headwater.cli.rich_help import click
+from headwater.lake.chosen_rows import TransformFunction
 from headwater.lake.lake_look import keep_verdict
 from headwater.lake.location import Location
 from headwater.lake.table_state import Selection
-from headwater.lake.transform import TransformFunction
 from headwater.lake.verify import AGENT, Limits, Verification, compare
 from headwater.phrases import printable
 
@@ -40,7 +39,7 @@ from headwater.phrases import printable
     "--max-age",
     "age_s_max",
     metavar="TIME",
-    callback=options.parse_time,
+    type=options.parse_time,
     help="Fail with exit code 3 if a change has been pending for longer than this, such as 60s or 5m.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -109,6 +108,9 @@ def verify(
     sys.exit(options.EXIT_FAILED if not found.is_equal else options.EXIT_BEHIND if found.is_behind else 0)
 
 
+_FINDING_MEMBERS = ("kind", "table", "what", "column", "vbucket", "seqno", "file", "sentence")
+
+
 def _as_object(found: Verification) -> dict[str, Any]:
     return {
         "equal": found.is_equal,
@@ -122,19 +124,7 @@ def _as_object(found: Verification) -> dict[str, Any]:
             for one in found.collections
         },
         "counts": [{"kind": kind, "table": table, "count": count} for (kind, table), count in found.counts.items()],
-        "findings": [
-            {
-                "kind": one.kind,
-                "table": one.table,
-                "what": one.what,
-                "column": one.column,
-                "vbucket": one.vbucket,
-                "seqno": one.seqno,
-                "file": one.file,
-                "sentence": one.sentence,
-            }
-            for one in found.findings
-        ],
+        "findings": [{name: getattr(one, name) for name in _FINDING_MEMBERS} for one in found.findings],
         "rolled_back": found.rolled_back,
         "sentence": found.sentence,
     }

@@ -53,7 +53,7 @@ from headwater.kernels.memory import (
 from headwater.protocol.kernels import decompress_values
 from headwater.protocol.kernels.decode import decode_runs
 from headwater.protocol.kernels.xattr_split import XATTRS_TYPE, split_xattrs
-from headwater.protocol.system_events import (
+from headwater.protocol.manifest import (
     CollectionCreated,
     CollectionDropped,
     CollectionModified,

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import UnknownCollection, UnknownScope
-from headwater.protocol.manifest import Manifest
+from headwater.protocol import manifest as manifests
+from headwater.protocol.manifest import Event, Manifest
 from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import CollectionCreated, CollectionDropped, Event, ScopeCreated, ScopeDropped
 
 if TYPE_CHECKING:
     # Planners know names, too, and need no kernels: loading their compiler takes longer than a plan.
@@ -104,17 +104,17 @@ class CollectionNames:
         # be sent any more, but our manifest has shown it. (All events of a manifest but the last carry the uid before.)
         is_past = event.manifest_uid < self._manifest_uid
         match event:
-            case CollectionCreated():
+            case manifests.CollectionCreated():
                 if is_past and event.collection_id not in self._collections:
                     self._dropped_collections.add(event.collection_id)
                 self._name_collection(event.collection_id, _Known(event.scope_id, event.name))
-            case ScopeCreated():
+            case manifests.ScopeCreated():
                 if is_past and event.scope_id not in self._scopes:
                     self._dropped_scopes.add(event.scope_id)
                 self._name_scope(event.scope_id, event.name)
-            case CollectionDropped():
+            case manifests.CollectionDropped():
                 self._dropped_collections.add(event.collection_id)
-            case ScopeDropped():
+            case manifests.ScopeDropped():
                 self._dropped_scopes.add(event.scope_id)
 
     def _name_scope(self, scope_id: ScopeId, name: str) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from headwater.errors import StoreFull
+from headwater.protocol.manifest import Event
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-from headwater.protocol.system_events import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,12 +41,12 @@ from headwater.client.retries import Backoff
 from headwater.protocol import states
 from headwater.protocol.consumer import StreamRun
 from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.manifest import decode_event
 from headwater.protocol.messages import ErrorResponse, Request, Response, dcp_changes, dcp_streams
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import ConsumedStream, StreamOffset
 from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import StreamRequestValue
-from headwater.protocol.system_events import decode_event
 
 if TYPE_CHECKING:
     from headwater.client.links import DcpLink, PooledLink

@@ -1,8 +1,8 @@
 """The coordinator: what is done to a cluster as a whole, from outside and over the key-value protocol only.
 
 It keeps nothing of its own. What is known is in the config that all nodes have, so an operation that was cut short is
-run again, by any user, and goes on from there. Two coordinators at one time can't both go on: `publisher` says why, and
-docs/internals/cluster.md has the whole argument.
+run again, by any user, and resumes from there. Of two coordinators at one time only one can succeed: `publisher` says
+why, and docs/internals/cluster.md has the whole argument.
 """
 
 from __future__ import annotations

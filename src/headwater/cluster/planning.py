@@ -1,4 +1,4 @@
-"""Where the copies of a bucket's vbuckets shall be. Pure: maps in, maps out, and no node is asked.
+"""Where the copies of a bucket's vbuckets are to be. Pure: maps in, maps out, and no node is asked.
 
 The coordinator, a rebalance and a failover plan with it.
 
@@ -51,7 +51,7 @@ class Move:
 
     @property
     def target(self) -> str | None:
-        """The node that shall be active."""
+        """The node that is to be active."""
         return self.after[0]
 
     @property

@@ -5,7 +5,7 @@ over; then the new rows are in force, and the old copies are kept up to date unt
 had at that moment. Until then a failover may choose an old copy, so that a write which only the old copies have
 acknowledged is not lost. In the end the config is settled, and nodes drop what is no longer theirs.
 
-All that is known is in the published config, so a rebalance that is run again goes on where the last one ended.
+All that is known is in the published config, so a rebalance that is run again resumes where the last one ended.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 from headwater.errors import InvalidInput
+from headwater.options import option
 from headwater.phrases import counted
 from headwater.protocol.numbers import vbucket_of
 
@@ -31,12 +32,11 @@ CLOSING, PROBE = f"{KEY_PREFIX}closing::", f"{KEY_PREFIX}probe::"
 class Shape:
     """The size of a run. With the seed it decides everything."""
 
-    nodes: int = 3
-    vbuckets: int = 16
-    documents: int = 200
-    steps: int = 10
-    restarts: bool = False
-    """Kill the consumer now and then, and start it again."""
+    nodes: int = option("Nodes of the cluster.", 3)
+    vbuckets: int = option("Vbuckets of the bucket.", 16)
+    documents: int = option("Documents to write to.", 200)
+    steps: int = option("Steps: writes, most with a fault.", 10)
+    restarts: bool = option("Also kill the consumer, and start it again with its {state}.", False)
 
     def __post_init__(self) -> None:
         for name, least, most in (

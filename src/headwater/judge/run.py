@@ -17,8 +17,7 @@ from headwater.client.kv_connection import KvConnection, Login
 from headwater.client.settings import ClientSettings
 from headwater.client.threads import LoopThread
 from headwater.errors import KeyNotFound, StatusError
-from headwater.judge.consumer import Consumer
-from headwater.judge.consumer_log import ConsumerLog, Difference, Held, differences
+from headwater.judge.consumer import Consumer, ConsumerLog, Difference, Held, differences
 from headwater.judge.plan import CLOSING, PROBE, Plan, Step, Write
 from headwater.phrases import counted
 from headwater.protocol.features import VBucketState
@@ -69,11 +68,11 @@ class Verdict:
         return {Outcome.EQUAL: 0, Outcome.DIFFERS: 1}.get(self.outcome, 3)
 
     def lines(self) -> list[str]:
-        told = [f"seed {self.seed}: {self.outcome}{f', {self.reason}' if self.reason else ''}"]
+        lines = [f"seed {self.seed}: {self.outcome}{f', {self.reason}' if self.reason else ''}"]
         if self.first is not None:
-            told.append(f"  first of {counted(self.differing, 'difference')}: {self.first}")
-            told.append(f"  the fault before: {self.before}")
-        return told
+            lines.append(f"  first of {counted(self.differing, 'difference')}: {self.first}")
+            lines.append(f"  the fault before: {self.before}")
+        return lines
 
 
 @dataclass(slots=True)

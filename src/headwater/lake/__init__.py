@@ -25,9 +25,9 @@ The modules
 into the tables of documents. `collection_tables` are the tables of one collection, `upkeep` joins, trims and deletes
 files. The work for executors is in `change_files` (a batch to files, and the marks of rollbacks), `documents_merge`
 with `change_rows`, `row_order` and `history` (merging) and `typed_columns` with `column_values`, `json_fields` and
-`json_text`. `chosen_rows` decides which changes get into a lake: `where` has the conditions, `transform` the function
-of a user's. `layout` says which tables there are and which columns they have, `location` where they lie and how files
-are read and written there, in a directory or an object store. `delta_log` is the only module that commits,
+`json_text`. `chosen_rows` decides which changes get into a lake: `where` has the conditions, and `Transform` the
+function of a user's. `layout` says which tables there are and which columns they have, `location` where they lie and
+how files are read and written there, in a directory or an object store. `delta_log` is the only module that commits,
 `table_state` what a commit says that the table holds, and `data_files` the only module that knows Parquet. `set_aside`
 keeps the fault of one table from all others. `iceberg` keeps Iceberg tables beside the Delta tables.
 

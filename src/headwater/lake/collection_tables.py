@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from headwater.client.offsets import Offsets
 from headwater.errors import ColumnsChanged, InvalidColumns, LakeDamaged
-from headwater.lake.change_feed import check_feed_columns, has_feed
 from headwater.lake.column_rules import ColumnRules
 from headwater.lake.column_values import ColumnDef, parse_columns, plain_type
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, TableCommit
+from headwater.lake.history import check_feed_columns, has_feed
 from headwater.lake.layout import (
     BESIDE_METADATA,
     DOCUMENT_RANGES,

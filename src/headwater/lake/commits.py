@@ -21,21 +21,14 @@ from datetime import UTC, datetime
 
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeError, LakeInUse, LakeOutOfStep
-from headwater.lake.change_feed import InsertsTask
-from headwater.lake.change_files import (
-    ChangeReport,
-    ChangeWriter,
-    Rollbacks,
-    add_rollback,
-    out_of_reach,
-    void_rows,
-)
+from headwater.lake import change_files
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
 from headwater.lake.column_rules import rules_of
 from headwater.lake.column_values import to_ddl
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import TableCommit
 from headwater.lake.documents_merge import FirstDocuments, Merged, MergeTask
+from headwater.lake.history import InsertsTask
 from headwater.lake.lake import BATCH_TRANSACTION, Lake, Runner, run_here
 from headwater.lake.layout import (
     CHANGE_RANGES,
@@ -58,7 +51,7 @@ class Batch:
 
     number: int
     """Of all batches that this lake has ever taken: what the rows have in `batch`."""
-    writer: ChangeWriter
+    writer: change_files.ChangeWriter
     """Picklable: executors write the rows with it."""
 
 
@@ -83,7 +76,7 @@ def begin_batch(lake: Lake, *, landed_at: datetime | None = None) -> Batch:
     lake.changes.keep_statistics(CHANGE_RANGES, lake.state)
     lake.changes.keep_description(TableKind.CHANGES, "", lake.state)
     number = lake.last_batch + 1
-    writer = ChangeWriter(
+    writer = change_files.ChangeWriter(
         location=lake.changes.location,
         facts=lake.facts,
         batch=number,
@@ -114,7 +107,7 @@ def first_documents(lake: Lake) -> FirstDocuments | None:
 def commit_batch(
     lake: Lake,
     batch: Batch,
-    reports: Sequence[ChangeReport],
+    reports: Sequence[change_files.ChangeReport],
     run: Runner = run_here,
     *,
     as_of_s: float | None = None,
@@ -127,18 +120,20 @@ def commit_batch(
     found nothing new have made no commit.
     """
     with lake.counting_pending() as pending:
-        rollbacks: Rollbacks = {}
+        rollbacks: change_files.Rollbacks = {}
         for report in reports:
             for vbucket, kept in report.rollbacks.items():
-                add_rollback(rollbacks, vbucket, kept)
+                change_files.add_rollback(rollbacks, vbucket, kept)
         added, removed, wiped = [file for report in reports for file in report.files], [], frozenset[int]()
         undone = 0
         if rollbacks:
             location, live = lake.changes.location, lake.changes.files()
             torn = set[int]().union(*(report.torn for report in reports))
             if lake.trimmed_batch != NOT_MERGED:
-                torn |= out_of_reach(location, live, rollbacks, trimmed_batch=lake.trimmed_batch)
-            voided = void_rows(location, lake.facts, live=live, added=added, rollbacks=rollbacks, wiped=torn, run=run)
+                torn |= change_files.out_of_reach(location, live, rollbacks, trimmed_batch=lake.trimmed_batch)
+            voided = change_files.void_rows(
+                location, lake.facts, live=live, added=added, rollbacks=rollbacks, wiped=torn, run=run
+            )
             added, removed, wiped, undone = voided.add, voided.remove, voided.wiped, voided.rows
         if wiped:
             added = [*added, batch.writer.write_rollbacks_to_zero(wiped)]
@@ -172,7 +167,7 @@ def commit_batch(
 def _state_after(
     lake: Lake,
     batch: Batch,
-    reports: Sequence[ChangeReport],
+    reports: Sequence[change_files.ChangeReport],
     rollbacks: Mapping[int, int],
     wiped: frozenset[int],
     as_of_s: float | None,

@@ -27,7 +27,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import HeadwaterError
-from headwater.lake.change_feed import FeedWriter, has_feed
 from headwater.lake.change_files import COLLECTION_GONE_OPS, ROLLBACK_OP, ChangeReport
 from headwater.lake.change_rows import KEEP_BYTES, ChangeRows, Fold, WantedChanges, read_changes, rolled_back
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
@@ -45,7 +44,7 @@ from headwater.lake.data_files import (
     numbers,
     read_files,
 )
-from headwater.lake.history import HistoryTarget, merge_history
+from headwater.lake.history import FeedWriter, HistoryTarget, has_feed, merge_history
 from headwater.lake.key_index import KeyIndex, KeyPlaces, Marks, key_spaces
 from headwater.lake.layout import (
     EVERY_COLLECTION,
@@ -679,7 +678,7 @@ def _counts(rows: pa.Table, facts: LakeFacts) -> Iterator[tuple[int, int, str, i
 # --- the tasks of a merge ---------------------------------------------------------------------------------------------
 #
 # One for each group of vbuckets that has something pending, for all tables together that have as many groups. When to
-# merge is decided by `headwater.landing.freshness`. A merge takes everything that is pending, so after it all vbuckets
+# merge is decided by `headwater.landing.planning`. A merge takes everything that is pending, so after it all vbuckets
 # of a table are at the same batch.
 
 

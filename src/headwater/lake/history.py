@@ -1,9 +1,10 @@
-"""The table of versions: every version of a document, with the time from which and up to which it was the document.
+"""What a merge writes beside `documents`: the table of versions, and the change feed.
 
-The table is partitioned by `is_current` as well as by group. Versions that have ended lie in files that are only ever
-added to; versions that are current lie in files of their own. So a merge, which ends some and begins others, writes no
-more than the documents' own merge does. As there, a file is written again by itself, apart from what is new, or it
-stays and the rows are marked.
+The table of versions has every version of a document, with the time from which and up to which it was the document. It
+is partitioned by `is_current` as well as by group. Versions that have ended lie in files that are only ever added to;
+versions that are current lie in files of their own. So a merge, which ends some and begins others, writes no more than
+the documents' own merge does. As there, a file is written again by itself, apart from what is new, or it stays and the
+rows are marked.
 
 A version ends with the next one of its document, with the document's removal, or with its collection. `valid_to_seqno`
 says which change that was. A rollback takes back every version above the seqno that is kept, and opens those again
@@ -14,54 +15,240 @@ document has: the documents get a column for it as well, so that both tables alw
 values that it was written with; those that were written before the history had a column have null there.
 
 `documents_merge.MergeTask` calls it, where a history is asked for. It writes files, and commits nothing.
+
+The change feed of `documents` says what each merge did, row by row, as Delta's change data feed has it. A table with
+`delta.enableChangeDataFeed` shows its readers which rows a commit inserted, updated and deleted. A reader takes them
+from the `cdc` files of the commit where it has any, and from these alone. Where it has none the reader derives them:
+every row of a file that was added is an insert, every row of one that was removed a delete, unless the commit says that
+no data has changed. So
+
+* a merge that only adds files writes no `cdc` file: a first load costs nothing more;
+* a merge that replaces or removes a row, or marks it in a deletion vector, writes `cdc` files with all rows that it
+  changed, and no others: rows that were only written again are not among them, nor is a row that comes back equal in
+  every column, as most rows of a vbucket do that was rolled back;
+* a merge that changes no row at all says so, as joins and cuts into groups do.
+
+`MergeTask` gives a `FeedWriter` the new rows, then those that leave. `commits` completes the feed of a commit: a group
+that only adds files does not know whether another one replaces rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import chain
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.lake.change_rows import (
-    COLLECTION_CREATED,
-    COLLECTION_DROPPED,
-    MUTATION,
-    UNMATCHED,
-    ChangeRows,
-    first_after,
-    rolled_back,
-)
-from headwater.lake.data_files import (
-    DataFile,
-    FileReader,
-    Leaving,
-    RollingWriter,
-    conformed,
-    filtered,
-    mark_rows,
-    numbers,
-    read_files,
-)
+from headwater.errors import InvalidInput
+from headwater.kernels.memory import Column
+from headwater.lake import change_rows, data_files, layout
 from headwater.lake.key_index import KeyIndex, Marks, key_spaces, raw_keys_of
-from headwater.lake.layout import (
-    GROUP,
-    IS_CURRENT,
-    TIME,
-    LakeFacts,
-    document_columns,
-    history_ranges,
-    history_schema,
-)
 from headwater.lake.location import Location
 from headwater.lake.row_order import SORT_BYTES
 from headwater.lake.typed_columns import ColumnGrowth, FieldTypes, TypedColumns, UnsettledColumns, joined_fields
 from headwater.lake.variants import document_texts
+
+FEED_HELD_BYTES = 64 * 1024 * 1024
+"""New rows that are held in memory to be compared; more of them lie in a temporary file."""
+_CHANGE_TYPE = pa.field(layout.FEED_COLUMNS[0], pa.string(), nullable=False)
+
+
+def has_feed(properties: Mapping[str, str | None]) -> bool:
+    """Whether a table with these properties has a change feed."""
+    return properties.get(layout.FEED_PROPERTY) == "true"
+
+
+def check_feed_columns(name: str, columns: Iterable[str]) -> None:
+    """Raise `InvalidInput` if a table has columns that are called as those of a change feed."""
+    if taken := sorted({*layout.FEED_COLUMNS} & {column.lower() for column in columns}):
+        raise InvalidInput(
+            f"{name} can't have a change feed: it has the column {', '.join(taken)}, which the feed has as well",
+            hint="Land without --change-feed, or omit that column with --columns",
+        )
+
+
+class FeedWriter:
+    """Writes the `cdc` files of one group of a table: give it all rows `after` the merge that are new, then all rows
+    `before` it that leave."""
+
+    def __init__(
+        self, location: Location, schema: pa.Schema, *, partition: Sequence[tuple[str, str]], file_bytes: int
+    ) -> None:
+        self._schema = schema
+        self._writer = _CdcWriter(location, schema, partition, file_bytes)
+        self._after = _HeldRows()
+        self._index: KeyIndex | None = None
+        self._replaced: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """By new row: how many rows it replaces…"""
+        self._equals: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """…and how many of them are equal to it in every column."""
+
+    def after(self, rows: pa.Table) -> pa.Table:
+        """Take new rows. Returns them."""
+        assert self._index is None, "new rows come before those that leave"
+        self._after.add(rows)
+        return rows
+
+    def before(self, rows: pa.Table) -> None:
+        """Take rows that leave, whether others take their places or not."""
+        rows = data_files.aligned(data_files.conformed(rows, self._schema), self._schema).combine_chunks()
+        found = self._indexed().find(raw_keys_of(rows), _spaces_of_rows(rows))
+        is_equal = np.zeros(rows.num_rows, dtype=np.bool_)
+        for start, others in self._after.parts():
+            here = np.flatnonzero((found >= start) & (found < start + others.num_rows))
+            if len(here):
+                is_equal[here] = _are_equal(rows, here, others, found[here] - start)
+        paired = found[found >= 0]
+        np.add.at(self._replaced, paired, 1)
+        np.add.at(self._equals, paired, is_equal[found >= 0])
+        self._writer.write(rows, ~is_equal, np.where(found >= 0, "update_preimage", "delete"))
+
+    def _indexed(self) -> KeyIndex:
+        if self._index is None:
+            self._index = self._after.index()
+            self._replaced, self._equals = (np.zeros(len(self._index), dtype=np.int64) for _ in range(2))
+        return self._index
+
+    def close(self, leaving: Iterable[pa.Table]) -> list[data_files.DataFile]:
+        """Take the last rows that leave, and complete the files."""
+        for rows in leaving:
+            self.before(rows)
+        self._indexed()
+        # Of a damaged table two rows may have one key: then the new row is named, though it is equal to one of them.
+        is_unchanged = (self._replaced == 1) & (self._equals == 1)
+        for start, rows in self._after.parts():
+            end = start + rows.num_rows
+            kinds = np.where(self._replaced[start:end] > 0, "update_postimage", "insert")
+            self._writer.write(rows, ~is_unchanged[start:end], kinds)
+        self._after.close()
+        return self._writer.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InsertsTask:
+    """Write the `cdc` files of a group that a merge has only added files to."""
+
+    location: Location
+    files: tuple[data_files.DataFile, ...]
+    file_bytes: int
+
+    def run(self) -> list[data_files.DataFile]:
+        with data_files.FileReader(self.location, self.files[0]) as reader:
+            writer = _CdcWriter(self.location, reader.schema, self.files[0].partition, self.file_bytes)
+        for rows in data_files.read_files(self.location, self.files):
+            writer.write(rows, np.ones(rows.num_rows, dtype=np.bool_), np.full(rows.num_rows, "insert"))
+        return writer.close()
+
+
+class _CdcWriter:
+    """Writes rows with what has happened to them."""
+
+    def __init__(
+        self, location: Location, schema: pa.Schema, partition: Sequence[tuple[str, str]], file_bytes: int
+    ) -> None:
+        self._writer = data_files.RollingWriter(
+            location.join(layout.FEED_FOLDER),
+            schema.append(_CHANGE_TYPE),
+            ranges=(),
+            partition=partition,
+            file_bytes=file_bytes,
+            prefix="cdc",
+        )
+
+    def write(self, rows: pa.Table, marks: Marks, kinds: Column) -> None:
+        """Write the marked rows."""
+        if marks.any():
+            self._writer.write(
+                data_files.filtered(rows.append_column(_CHANGE_TYPE, pa.array(kinds, pa.string())), marks)
+            )
+
+    def close(self) -> list[data_files.DataFile]:
+        return [replace(file, path=f"{layout.FEED_FOLDER}/{file.path}") for file in self._writer.close()]
+
+
+class _HeldRows:
+    """Rows that are numbered in the order in which they come: in memory, and beyond a bound in a temporary file."""
+
+    def __init__(self) -> None:
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
+        self._spilled: IO[bytes] | None = None
+        self._keys: list[pa.Array] = []
+        self._seqnos: list[Column] = []
+        self._beside: list[Column] = []
+
+    def add(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        rows = rows.combine_chunks()
+        self._keys.append(raw_keys_of(rows))
+        self._seqnos.append(data_files.numbers(rows, "seqno"))
+        self._beside.append(_spaces_of_rows(rows))
+        self._held_bytes += rows.nbytes
+        self._held.append(rows if self._held_bytes <= FEED_HELD_BYTES else self._spill(rows))
+
+    def _spill(self, rows: pa.Table) -> pa.Table:
+        """The same rows, mapped from a file."""
+        if self._spilled is None:
+            self._spilled = tempfile.NamedTemporaryFile(prefix="headwater-feed-")  # noqa: SIM115
+        start = self._spilled.seek(0, 2)
+        with pa.ipc.new_stream(pa.PythonFile(self._spilled, mode="w"), rows.schema) as stream:
+            stream.write_table(rows)
+        self._spilled.flush()
+        mapped = pa.memory_map(self._spilled.name)
+        mapped.seek(start)
+        return pa.ipc.open_stream(mapped).read_all()
+
+    def index(self) -> KeyIndex:
+        """All rows by their keys."""
+        if not self._held:
+            return KeyIndex(pa.array([], pa.binary()), np.zeros(0, dtype=np.int64))
+        keys, seqnos, beside = pa.concat_arrays(self._keys), np.concatenate(self._seqnos), np.concatenate(self._beside)
+        self._keys, self._seqnos, self._beside = [], [], []
+        return KeyIndex(keys, seqnos, beside)
+
+    def parts(self) -> Iterable[tuple[int, pa.Table]]:
+        """The rows, and the number of the first of each part."""
+        start = 0
+        for rows in self._held:
+            yield start, rows
+            start += rows.num_rows
+
+    def close(self) -> None:
+        self._held = []
+        if self._spilled is not None:
+            self._spilled.close()
+
+
+def _spaces_of_rows(rows: pa.Table) -> NDArray[np.int64]:
+    return key_spaces(data_files.numbers(rows, "vbucket"), data_files.numbers(rows, "collection_id"))
+
+
+def _are_equal(rows: pa.Table, here: Column, others: pa.Table, there: Column) -> Marks:
+    """Which of some rows of one table are equal to those of another in every column."""
+    # Two versions of a document have different seqnos or CAS values, so hardly any document is compared in vain.
+    is_equal: Marks = np.ones(len(here), dtype=np.bool_)
+    for name in ("seqno", "cas"):
+        is_equal &= data_files.numbers(rows, name)[here] == data_files.numbers(others, name)[there]
+    left, right = rows.take(here[is_equal]), others.take(there[is_equal])
+    for name in rows.schema.names:
+        if not left.num_rows:
+            break
+        same = ~data_files.differing(left.column(name), right.column(name))
+        is_equal[np.flatnonzero(is_equal)[~same]] = False
+        left, right = data_files.filtered(left, same), data_files.filtered(right, same)
+    return is_equal
+
+
+# --- the history ------------------------------------------------------------------------------------------------------
+
 
 _FOREVER = np.iinfo(np.int64).max
 _Numbers = NDArray[np.int64]
@@ -74,7 +261,7 @@ class HistoryTarget:
     name: str
     ids: frozenset[int]
     location: Location
-    files: tuple[DataFile, ...]
+    files: tuple[data_files.DataFile, ...]
     """The live files of the group, current and ended."""
     after_batch: int
     columns: TypedColumns | None = None
@@ -88,15 +275,20 @@ class HistoryTarget:
 class MergedVersions:
     """What a merge of a group came to. The members are those of `documents_merge.Merged`."""
 
-    add: list[DataFile]
-    remove: list[DataFile]
+    add: list[data_files.DataFile]
+    remove: list[data_files.DataFile]
     wanted: FieldTypes
     columns: TypedColumns | None
     is_written: bool = True
 
 
 def merge_history(
-    target: HistoryTarget, facts: LakeFacts, group: int, pending: Sequence[ChangeRows], *, file_bytes: int
+    target: HistoryTarget,
+    facts: layout.LakeFacts,
+    group: int,
+    pending: Sequence[change_rows.ChangeRows],
+    *,
+    file_bytes: int,
 ) -> MergedVersions:
     """Merge pending changes into a group."""
     merge = _Merge(target, facts, group, pending, file_bytes)
@@ -106,11 +298,7 @@ def merge_history(
         return MergedVersions([], [], merge.wanted(), None, is_written=False)
 
 
-def _is_current(file: DataFile) -> bool:
-    return dict(file.partition)[IS_CURRENT.name] == "true"
-
-
-def _may_change(file: DataFile, rolled: Mapping[int, int]) -> bool:
+def _may_change(file: data_files.DataFile, rolled: Mapping[int, int]) -> bool:
     """Whether a file of ended versions may hold one that a rollback takes back or opens again.
 
     A version ends later than it begins, so its end alone decides.
@@ -151,7 +339,7 @@ class _Ends:
         return cls(np.full(versions, _FOREVER), np.zeros(versions, dtype=np.int64))
 
     @classmethod
-    def made_by(cls, parts: Sequence[tuple[ChangeRows, Marks]]) -> _Ends:
+    def made_by(cls, parts: Sequence[tuple[change_rows.ChangeRows, Marks]]) -> _Ends:
         """Changes as what ends others."""
         times_us = _joined([rows.times_us()[marks] for rows, marks in parts])
         return cls(_joined([rows.seqnos[marks] for rows, marks in parts]), times_us)
@@ -163,40 +351,43 @@ class _Merge:
     def __init__(
         self,
         target: HistoryTarget,
-        facts: LakeFacts,
+        facts: layout.LakeFacts,
         group: int,
-        pending: Sequence[ChangeRows],
+        pending: Sequence[change_rows.ChangeRows],
         file_bytes: int,
     ) -> None:
         self._target, self._location, self._is_marked = target, target.location, target.is_marked
-        self._rolled = rolled = rolled_back(pending, after_batch=target.after_batch)
+        self._rolled = rolled = change_rows.rolled_back(pending, after_batch=target.after_batch)
         self._kept = np.full(facts.vbuckets, _FOREVER)
         """By vbucket: the last seqno that a rollback kept."""
         for vbucket, kept in rolled.items():
             self._kept[vbucket] = kept
         self._facts, self._group, self._file_bytes = facts, group, file_bytes
         self._growth = None if target.columns is None else ColumnGrowth(target.columns)
-        self._added: list[DataFile] = []
-        self._removed: list[DataFile] = []
+        self._added: list[data_files.DataFile] = []
+        self._removed: list[data_files.DataFile] = []
         ids = np.array(sorted(target.ids), dtype=np.int64)
         parts = [(rows, (rows.batches > target.after_batch) & ~rows.void & np.isin(rows.ids, ids)) for rows in pending]
         events = [
-            (rows, marks & ((rows.ops == COLLECTION_CREATED) | (rows.ops == COLLECTION_DROPPED)))
+            (
+                rows,
+                marks & ((rows.ops == change_rows.COLLECTION_CREATED) | (rows.ops == change_rows.COLLECTION_DROPPED)),
+            )
             for rows, marks in parts
         ]
         self._collection_ends, self._ended = _Ends.made_by(events), _spaces(events)
         """The events that end collections, and the collections in their vbuckets that they end."""
         self._is_any_touched = bool(rolled) or any(marks.any() for _, marks in events)
         """Versions may end whose keys have not changed."""
-        self._parts = [(rows, marks & (rows.ops <= UNMATCHED)) for rows, marks in parts]
+        self._parts = [(rows, marks & (rows.ops <= change_rows.UNMATCHED)) for rows, marks in parts]
         self._index_changes()
 
-    def _writer(self, is_current: bool) -> RollingWriter:
-        return RollingWriter(
+    def _writer(self, is_current: bool) -> data_files.RollingWriter:
+        return data_files.RollingWriter(
             self._location,
             self._schema,
-            ranges=history_ranges(self._schema),
-            partition=[(GROUP.name, str(self._group)), (IS_CURRENT.name, str(is_current).lower())],
+            ranges=layout.history_ranges(self._schema),
+            partition=[(layout.GROUP.name, str(self._group)), (layout.IS_CURRENT.name, str(is_current).lower())],
             file_bytes=self._file_bytes,
             is_keyed=True,
         )
@@ -222,7 +413,7 @@ class _Merge:
     def _ends_at(self, rows: _Numbers, spaces: _Numbers, seqnos: _Numbers) -> _Ends:
         """What ends versions first: the changes in some rows, where -1 stands for none, or the ends of their
         collections."""
-        of_collections = first_after(self._ended, self._collection_ends.seqnos, spaces, seqnos)
+        of_collections = change_rows.first_after(self._ended, self._collection_ends.seqnos, spaces, seqnos)
         return self._changes.at(rows).earlier(self._collection_ends.at(of_collections))
 
     def write(self) -> MergedVersions:
@@ -240,11 +431,11 @@ class _Merge:
         columns = None if self._growth is None else self._growth.columns
         there = {it.name: it for it in (*self._target.unused, *([] if columns is None else columns.schema))}
         typed = pa.schema([*there.values()])
-        self._schema = history_schema(xattrs=self._facts.xattrs, form=self._facts.document, typed=typed)
+        self._schema = layout.history_schema(xattrs=self._facts.xattrs, form=self._facts.document, typed=typed)
         self._writers = {is_current: self._writer(is_current) for is_current in (True, False)}
         try:
             for file in self._target.files:
-                if _is_current(file):
+                if dict(file.partition)[layout.IS_CURRENT.name] == "true":
                     self._current_file(file)
                 elif _may_change(file, self._rolled):
                     self._ended_file(file)
@@ -265,51 +456,51 @@ class _Merge:
 
     # --- versions that the table has ----------------------------------------------------------------------------------
 
-    def _current_file(self, file: DataFile) -> None:
-        with FileReader(self._location, file) as reader:
+    def _current_file(self, file: data_files.DataFile) -> None:
+        with data_files.FileReader(self._location, file) as reader:
             fates = [
                 self._fate(reader.row_group_rows(row_group), partial(reader.read, row_group))
                 for row_group in reader.row_groups
             ]
-            leaving = Leaving.of(reader, np.concatenate([stays for stays, _ in fates]))
+            leaving = data_files.Leaving.of(reader, np.concatenate([stays for stays, _ in fates]))
         if not len(leaving.positions):
             return
         self._removed.append(file)
         again = self._writer(True)
-        with FileReader(self._location, file) as reader:
+        with data_files.FileReader(self._location, file) as reader:
             for row_group, (stays, ends) in zip(reader.row_groups, fates, strict=True):
                 # Of a file that stays, the values of versions that have ended are needed, and no others.
                 if not self._is_marked or ends.is_ended.any():
-                    rows = conformed(reader.read(row_group), self._schema)
+                    rows = data_files.conformed(reader.read(row_group), self._schema)
                     if not self._is_marked:
-                        again.write(filtered(rows, stays))
-                    self._write(False, filtered(rows, ends.is_ended), ends.of(ends.is_ended))
+                        again.write(data_files.filtered(rows, stays))
+                    self._write(False, data_files.filtered(rows, ends.is_ended), ends.of(ends.is_ended))
         self._added += again.close()
         if self._is_marked:
-            self._added += mark_rows(self._location, [leaving])
+            self._added += data_files.mark_rows(self._location, [leaving])
 
-    def _ended_file(self, file: DataFile) -> None:
+    def _ended_file(self, file: data_files.DataFile) -> None:
         marks = []
-        for rows in read_files(self._location, [file], ["vbucket", "seqno", "valid_to_seqno"]):
-            kept = self._kept[numbers(rows, "vbucket")]
-            is_dead = numbers(rows, "seqno") > kept
-            marks.append((is_dead, ~is_dead & (numbers(rows, "valid_to_seqno") > kept)))
+        for rows in data_files.read_files(self._location, [file], ["vbucket", "seqno", "valid_to_seqno"]):
+            kept = self._kept[data_files.numbers(rows, "vbucket")]
+            is_dead = data_files.numbers(rows, "seqno") > kept
+            marks.append((is_dead, ~is_dead & (data_files.numbers(rows, "valid_to_seqno") > kept)))
         if not any(is_dead.any() or is_opened.any() for is_dead, is_opened in marks):
             return
         self._removed.append(file)
-        for read, (is_dead, is_opened) in zip(read_files(self._location, [file]), marks, strict=True):
-            rows = conformed(read, self._schema)
+        for read, (is_dead, is_opened) in zip(data_files.read_files(self._location, [file]), marks, strict=True):
+            rows = data_files.conformed(read, self._schema)
             if not self._is_marked:
-                self._writers[False].write(filtered(rows, ~is_dead & ~is_opened))
-            opened = filtered(rows, is_opened)
+                self._writers[False].write(data_files.filtered(rows, ~is_dead & ~is_opened))
+            opened = data_files.filtered(rows, is_opened)
             if opened.num_rows:
                 stays, ends = self._fate(opened.num_rows, opened.select)
-                self._write(True, filtered(opened, stays), _Ends.none(int(stays.sum())))
-                self._write(False, filtered(opened, ends.is_ended), ends.of(ends.is_ended))
+                self._write(True, data_files.filtered(opened, stays), _Ends.none(int(stays.sum())))
+                self._write(False, data_files.filtered(opened, ends.is_ended), ends.of(ends.is_ended))
         if self._is_marked:
             stays = np.concatenate([~is_dead & ~is_opened for is_dead, is_opened in marks])
-            with FileReader(self._location, file) as reader:
-                self._added += mark_rows(self._location, [Leaving.of(reader, stays)])
+            with data_files.FileReader(self._location, file) as reader:
+                self._added += data_files.mark_rows(self._location, [data_files.Leaving.of(reader, stays)])
 
     def _fate(self, rows: int, read: Callable[[Sequence[str]], pa.Table]) -> tuple[Marks, _Ends]:
         """Of so many versions that are current, or are again: which of them stay so, and what ends the others. Those
@@ -320,7 +511,7 @@ class _Merge:
         chosen = np.arange(rows) if self._is_any_touched else self._index.maybe(keys)
         if len(chosen):
             beside = read(("vbucket", "seqno", "collection_id"))
-            vbuckets, seqnos, ids = (numbers(beside, name)[chosen] for name in beside.column_names)
+            vbuckets, seqnos, ids = (data_files.numbers(beside, name)[chosen] for name in beside.column_names)
             spaces = key_spaces(vbuckets, ids)
             found = self._index.find(keys.take(pa.array(chosen)), spaces)
             first = np.full(len(found), -1, dtype=np.int64)
@@ -337,10 +528,10 @@ class _Merge:
             return
         is_open = ~ends.is_ended
         given = {
-            "valid_to": pa.array(ends.times_us, pa.int64(), mask=is_open).cast(TIME),
+            "valid_to": pa.array(ends.times_us, pa.int64(), mask=is_open).cast(layout.TIME),
             "valid_to_seqno": pa.array(ends.seqnos, pa.int64(), mask=is_open),
         }
-        rows = conformed(rows, self._schema)
+        rows = data_files.conformed(rows, self._schema)
         columns = [given[name] if name in given else rows.column(name) for name in self._schema.names]
         self._writers[is_current].write(pa.table(columns, schema=self._schema))
 
@@ -352,7 +543,7 @@ class _Merge:
         start = 0
         for rows, marks in self._parts:
             part_ends = ends.of(slice(start, start := start + int(marks.sum())))
-            is_version = rows.ops[marks] == MUTATION
+            is_version = rows.ops[marks] == change_rows.MUTATION
             for is_current in (True, False):
                 chosen = is_version & (part_ends.is_ended != is_current)
                 kept = marks.copy()
@@ -361,11 +552,11 @@ class _Merge:
                     yield is_current, self._to_versions(rows.wide(kept)), part_ends.of(chosen)
 
     def _to_versions(self, changes: pa.Table) -> pa.Table:
-        schema = history_schema(xattrs=self._facts.xattrs, form=self._facts.document)
-        columns = document_columns(changes, schema)
+        schema = layout.history_schema(xattrs=self._facts.xattrs, form=self._facts.document)
+        columns = layout.document_columns(changes, schema)
         columns["valid_from"] = pc.coalesce(changes.column("changed_at"), changes.column("landed_at"))
         nothing = pa.nulls(changes.num_rows, pa.int64())
-        columns["valid_to"], columns["valid_to_seqno"] = nothing.cast(TIME), nothing
+        columns["valid_to"], columns["valid_to_seqno"] = nothing.cast(layout.TIME), nothing
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def _typed(self, versions: pa.Table) -> pa.Table:
@@ -377,7 +568,7 @@ class _Merge:
         return versions
 
 
-def _spaces(parts: Sequence[tuple[ChangeRows, Marks]]) -> _Numbers:
+def _spaces(parts: Sequence[tuple[change_rows.ChangeRows, Marks]]) -> _Numbers:
     return _joined([key_spaces(rows.vbuckets[marks], rows.ids[marks]) for rows, marks in parts])
 
 

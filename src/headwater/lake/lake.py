@@ -28,22 +28,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from headwater import telemetry
+from headwater import errors, telemetry
 from headwater.client.offsets import Offsets
-from headwater.errors import (
-    ColumnsChanged,
-    HeadwaterError,
-    InvalidInput,
-    LakeDamaged,
-    LakeOfOtherBucket,
-    LakeTaken,
-)
-from headwater.lake.change_feed import check_feed_columns
 from headwater.lake.change_files import Rollbacks, add_rollback
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.column_rules import ColumnRules, rules_of
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
+from headwater.lake.history import check_feed_columns
 from headwater.lake.layout import (
     CHANGE_RANGES,
     EVERY_COLLECTION,
@@ -98,7 +90,7 @@ class LakeSettings:
 
     def __post_init__(self) -> None:
         if self.document is not None and self.document not in {*DocumentForm}:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"{self.document!r} is not a form of documents", hint=f"Use one of: {', '.join(DocumentForm)}"
             )
         for table in {*self.columns, *self.cluster_by}:
@@ -106,7 +98,7 @@ class LakeSettings:
         for table in self.rules:
             rules_of(table, self.rules)
             if self.columns_of(table) not in (None, ColumnMode.INFER):
-                raise InvalidInput(
+                raise errors.InvalidInput(
                     f"{'all tables have' if table == EVERY_COLLECTION else f'{table} has'} fixed columns or none, and "
                     "rules of columns are for those that are inferred",
                     hint="Leave out the columns, or --on-mismatch, --include-columns, --exclude-columns and "
@@ -184,7 +176,7 @@ class Lake:
         facts = LakeFacts.from_properties(changes.properties, where=changes.location.uri)
         facts = replace(facts, groups=changes.transaction(GROUPS_TRANSACTION) or facts.groups)
         if bucket_uuid is not None and facts.bucket_uuid != bucket_uuid:
-            raise LakeOfOtherBucket(
+            raise errors.LakeOfOtherBucket(
                 f"the tables in {location.uri} hold the bucket {_named(facts.bucket_name, facts.bucket_uuid)}, and not "
                 f"{_named(bucket_name, bucket_uuid)}",
                 hint="Give another directory, or the bucket that was landed here; a bucket that was deleted and "
@@ -192,7 +184,7 @@ class Lake:
             )
         settings = settings or LakeSettings()
         if settings.document not in (None, facts.document):
-            raise ColumnsChanged(
+            raise errors.ColumnsChanged(
                 f"the tables in {location.uri} have documents as {facts.document}, not as {settings.document}",
                 hint="Omit the form of documents, or land into another directory",
             )
@@ -250,12 +242,12 @@ class Lake:
         )
         assert lake is not None, "it has just been made"
         if lake.facts.vbuckets != vbuckets:
-            raise LakeDamaged(
+            raise errors.LakeDamaged(
                 f"the tables in {location.uri} were created for {lake.facts.vbuckets} vbuckets, not for {vbuckets}",
                 hint="Give another directory: a bucket never changes its number of vbuckets",
             )
         if lake.facts.xattrs != xattrs:
-            raise ColumnsChanged(
+            raise errors.ColumnsChanged(
                 f"the tables in {location.uri} were made {'with' if lake.facts.xattrs else 'without'} xattrs",
                 hint="Use the same setting, or land into another directory",
             )
@@ -266,7 +258,7 @@ class Lake:
         """Raise unless this is the transform that all changes went through; None for none."""
         if self.facts.transform != name:
             had = "no transform" if self.facts.transform is None else f"the transform {self.facts.transform}"
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"the tables in {self.location.uri} were landed with {had}, not with {name or 'none'}",
                 hint="Give the same, or land into another directory",
             )
@@ -312,7 +304,7 @@ class Lake:
             self.changes.check_there()
             self.set_aside(name, fault)
 
-    def set_aside(self, name: str, fault: HeadwaterError) -> None:
+    def set_aside(self, name: str, fault: errors.HeadwaterError) -> None:
         """Do nothing with a table for a while. What it misses stays in `changes`."""
         self.aside.put(name, fault)
         if self._pending is not None:
@@ -341,7 +333,7 @@ class Lake:
 
     def _check_stale(self, table: CollectionTables) -> None:
         if self._is_stale(table):
-            raise LakeDamaged(
+            raise errors.LakeDamaged(
                 f"the table of {table.name} lacks changes that have been trimmed from `{TableKind.CHANGES}` since",
                 hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
                 "rebuilds it",
@@ -368,7 +360,7 @@ class Lake:
     def check_writer(self, batch: int) -> None:
         """Raise `LakeTaken` if there are batches after this one and another landing has committed the last of them."""
         if self.last_batch != batch and self.state.writer != self.writer:
-            raise LakeTaken(
+            raise errors.LakeTaken(
                 f"another landing writes to the tables in {self.location.uri}",
                 hint="Let only one pipeline write to a directory: the other one continues, and nothing is lost",
             )
@@ -399,7 +391,7 @@ class Lake:
         asked = self.settings.cluster_by_of(table.name)
         is_fixed = table.documents is not None and not table.is_inferred and not self.is_switched(table)
         if is_fixed and table.name in self.settings.rules:
-            raise ColumnsChanged(
+            raise errors.ColumnsChanged(
                 f"the table of {table.name} has fixed columns or none, and rules of columns are for those that are "
                 "inferred",
                 hint=f"Leave the rules out, or give --columns {table.name}=infer as well",
@@ -560,12 +552,12 @@ class Lake:
 def _changes_as_of(changes: DeltaLog, batch: int) -> DeltaLog:
     """`changes` as it was when this batch was the last one. What rollbacks have made void since then is not void."""
     found = None
-    with contextlib.suppress(LakeDamaged):  # The entry is there, and not all of those before it.
+    with contextlib.suppress(errors.LakeDamaged):  # The entry is there, and not all of those before it.
         found = changes.as_of(batch)
     if found is None or found.transaction(BATCH_TRANSACTION) != batch or found.missing_files():
         known = [state.batch for state in changes.states() if state.batch != NOT_MERGED]
         logged = f"The log has batches {known[-1]} to {known[0]}" if known else "The log has no batch"
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"the tables can't be read as of batch {batch}",
             hint=f"{logged}; --keep-log and --keep-files determine how long one is readable",
         )
@@ -583,7 +575,7 @@ def landed_selection(lake: Lake) -> Selection | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"{path} in {lake.location.uri} can't be read: {error!r}", hint="Remove it if the options have not changed"
         ) from error
 
@@ -623,7 +615,7 @@ class TaskOutcome:
     """A result, or what the task has failed with."""
 
     result: Any = None
-    failure: HeadwaterError | None = None
+    failure: errors.HeadwaterError | None = None
     outputs: tuple[str, ...] = ()
     """The files that it has written on a disk."""
     unrecorded: telemetry.Unrecorded | None = None
@@ -649,7 +641,7 @@ def _run(task: Task) -> TaskOutcome:
     with noting_outputs() as outputs:
         try:
             return TaskOutcome(result=task.run(), outputs=tuple(outputs))
-        except HeadwaterError as error:
+        except errors.HeadwaterError as error:
             failure = error
         except Exception as error:
             # The sentence has the cause. Where it came from is for the log of the worker.

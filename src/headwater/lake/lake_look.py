@@ -3,6 +3,9 @@
 `LakeWatch` looks again and again, for the lake's page (`headwater.lake_page`); `look_at_lake` looks once, for
 notebooks. Both only read. Everything here comes from the tables and from the notes beside them, so it is true of a lake
 at rest, after a restart, and while another process lands.
+
+`health_of_landing` says whether a landing is well, and what to do if not: from its notes beside the tables, or from the
+landing itself if it runs in this process. The page of a landing shows the verdict, and `headwater health` prints it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater import findings
 from headwater.errors import InvalidInput, LakeError
+from headwater.findings import Finding, Level
 from headwater.lake.collection_tables import CollectionTables
 from headwater.lake.column_values import type_name
 from headwater.lake.data_files import DataFile, FileReader, filtered, numbers
@@ -329,7 +334,7 @@ class LakeWatch:
         self._is_settled = pending is not None and not pending
         selection, totals = landed_selection(lake), lake.state.totals
         self._timeline.look(lake)
-        tables = [_changes_look(lake)]
+        tables = [_table_look(TableKind.CHANGES, "", lake.changes, batch=lake.last_batch)]
         for name in sorted(lake.tables):
             waiting = None if pending is None else pending.get(name, 0)
             tables += _collection_looks(lake.tables[name], waiting, lake.last_batch)
@@ -456,10 +461,6 @@ def _documents_as_of_s(lake: Lake, pending: dict[str, int] | None) -> float | No
     return min(known) if len(known) == len(times) else None
 
 
-def _changes_look(lake: Lake) -> TableLook:
-    return _table_look(TableKind.CHANGES, "", lake.changes, batch=lake.last_batch)
-
-
 def _collection_looks(tables: CollectionTables, pending: int | None, last_batch: int) -> list[TableLook]:
     looks = []
     for table in tables.there:
@@ -565,3 +566,89 @@ def _text(value: Any) -> str | None:
     else:
         text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= CELL_CHARS_MAX else text[:CELL_CHARS_MAX] + "…"
+
+
+# --- whether the landing is well --------------------------------------------------------------------------------------
+
+
+LAG_S_MAX = 300.0
+"""A landing that is further behind than this does not keep up, or is stuck."""
+_AGAIN = "Start `headwater land` again: it resumes where the tables end"
+_SEE_LOG = "Check the log of the landing"
+
+
+def health_of_landing(
+    state: str, note: LandingNote | None, *, lag_s: float | None, problem: str | None, verified: Verdict | None
+) -> findings.Verdict:
+    """The verdict on a landing.
+
+    Args:
+        state: As `LandingNote.state_at` says, or `starting`, or `unknown` where there is no note.
+        note: What the landing said last.
+        lag_s: All that was written to the bucket longer ago than this is in `changes`; None where that is unknown.
+        problem: Why the tables can't be read; None where they can.
+        verified: What `headwater verify` found last.
+    """
+    status = {} if note is None else note.status
+    found = [*_ended(state, note)]
+    if state == "running":
+        found += _running(status, lag_s)
+    found += _tables(status)
+    # A landing that is being started has not made its tables yet.
+    if problem is not None and state != "starting":
+        do = "Check the location and the rights of this user on it"
+        found.append(Finding(check="tables", level=Level.BAD, text=f"The tables can't be read: {problem}", do=do))
+    if verified is not None and not verified.is_equal:
+        text = f"The last verify, at {_moment(verified.time_s)}, found differences: {verified.sentence}"
+        do = "Run `headwater verify` again, and `headwater repair` if they are still there"
+        found.append(Finding(check="verified", level=Level.BAD, text=text, do=do))
+    behind = "" if lag_s is None else f", {lag_s:,.0f} s behind the bucket"
+    runs = f"the landing is running{behind}" if state == "running" else "the landing has landed everything"
+    return findings.Verdict.of(found, well=f"Healthy: {runs}")
+
+
+def _ended(state: str, note: LandingNote | None) -> Iterator[Finding]:
+    """Why no landing is running, as far as that is known."""
+    if note is None:
+        text, do = "It is unknown whether a landing is running: there is no status file beside the tables", _SEE_LOG
+        if state == "starting":
+            text, do = "The landing is starting", "Wait a few seconds"
+        yield Finding(check="running", level=Level.WARN, text=text, do=do)
+    elif state == "failed":
+        text = f"The landing failed at {_moment(note.time_s)}: {note.failure}"
+        yield Finding(check="running", level=Level.BAD, text=text, do=f"Fix that. {_AGAIN}")
+    elif state == "silent":
+        text = f"No sign of the landing since {_moment(note.time_s)}: it was killed, or {note.host} can't write here"
+        yield Finding(check="running", level=Level.BAD, text=text, do=_AGAIN)
+    elif state == "stopped" and note.every_s is not None:
+        # One without an interval has ended because all was landed.
+        text = f"The landing was stopped at {_moment(note.time_s)}"
+        yield Finding(check="running", level=Level.BAD, text=text, do=_AGAIN)
+
+
+def _running(status: Mapping[str, Any], lag_s: float | None) -> Iterator[Finding]:
+    if failures := int(status.get("failures") or 0):
+        why = status.get("failure") or "its log says why"
+        text = f"The landing failed {counted(failures, 'time')} in a row, and retries: {why}"
+        yield Finding(check="failures", level=Level.WARN, text=text, do=_SEE_LOG)
+    if lag_s is not None and lag_s > LAG_S_MAX:
+        text, do = f"The landing is {lag_s:,.0f} s behind the bucket", "Give it more cores, or larger batches"
+        yield Finding(check="lag", level=Level.WARN, text=text, do=do)
+
+
+def _tables(status: Mapping[str, Any]) -> Iterator[Finding]:
+    aside = status.get("set_aside") or ()
+    for one in aside:
+        text = f"The table of {one['name']} is set aside, and lacks changes that the others have: {one['reason']}"
+        yield Finding(check="set-aside", level=Level.BAD, text=text, do=one["hint"])
+    if more := int(status.get("tables_set_aside") or 0) - len(aside):
+        text = f"{counted(more, 'more table')} set aside"
+        yield Finding(check="set-aside", level=Level.BAD, text=text, do="The log of the landing names them")
+    if said := status.get("catalog_failure"):
+        yield Finding(check="catalog", level=Level.WARN, text=_sentence(said), do="The landing registers them later")
+    if said := status.get("advice"):
+        yield Finding(check="merges", level=Level.WARN, text="Merges do not keep up", do=_sentence(said))
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]

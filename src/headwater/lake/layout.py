@@ -88,7 +88,7 @@ class LakeFacts:
     document: DocumentForm = DocumentForm.STRING
     """Of all tables but `changes`."""
     transform: str | None = None
-    """The name of the function that all changes went through (`transform`)."""
+    """The name of the function that all changes went through (`Transform`)."""
     bucket_name: str | None = None
     """How the bucket was called, and where it was, for messages: the UUID decides. None in older lakes."""
 

@@ -8,7 +8,7 @@ What can be made from what:
 * `changes`, from the bucket: of each vbucket with a fault all rows are taken out, and the vbucket is read from 0 again.
   The batch that brings it says that it was rolled back to 0, so the other tables follow as after any rollback.
 
-Each is an ordinary commit, so readers go on, and a crash leaves a lake that the next repair or landing goes on with.
+Each is an ordinary commit, so readers continue, and after a crash the next repair or landing continues.
 What the bucket no longer has, the superseded versions of such a vbucket, is lost; so are the versions that were trimmed
 from `changes`, and `history` is not built without them. After each step the lake is verified again: what to do next is
 decided by that alone.
@@ -29,7 +29,7 @@ from headwater.client.read_options import End, ReadOptions
 from headwater.client.settings import ClientSettings
 from headwater.errors import LakeOutOfStep, LakeTaken
 from headwater.lake.change_files import ChangeReport, ChangeWriter
-from headwater.lake.chosen_rows import ChosenRows
+from headwater.lake.chosen_rows import ChosenRows, Transform
 from headwater.lake.collection_tables import CollectionTables
 from headwater.lake.commits import begin_batch, commit_merges, merge
 from headwater.lake.data_files import DataFile, FileReader, FileWriter, filtered, numbers
@@ -40,7 +40,6 @@ from headwater.lake.lake_look import LANDING_SILENT_S, read_landing
 from headwater.lake.layout import CHANGE_RANGES, GROUP, TableKind, changes_schema, table_name
 from headwater.lake.location import Location
 from headwater.lake.table_state import LandedTotals, Selection
-from headwater.lake.transform import Transform
 from headwater.lake.verify import Verification, what_is_left
 from headwater.lake.verify_scan import UNREADABLE_FILE, UNREADABLE_LOG, FindingKind, table_label
 from headwater.phrases import counted

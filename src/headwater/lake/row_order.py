@@ -1,7 +1,7 @@
 """The order of rows in the files of documents: by key, or first by the columns that a table is clustered by.
 
 So a file holds a range of what it is sorted by, and a row group a small one: a query on it reads few of them. Nulls
-come last. Which rows a table holds never depends on the order: one that is not perfect costs time, and no more.
+come last. Which rows a table holds never depends on the order: one that is not perfect only costs time.
 
 A join has sorted row groups of several files, a merge has new rows in any order. `in_order` reads them in the order of
 their least places, and hands on what no later part can come before: of files that do not overlap it holds one row group

@@ -1,5 +1,5 @@
-"""Upkeep of the tables: join small files, cut tables into more groups, and trim `changes`. `dead_files` deletes what no
-table needs.
+"""Upkeep of the tables: join small files, cut tables into more groups, trim `changes`, and delete dead files and old
+entries of the logs.
 
 Every batch brings some small files, and so does every merge; a table of many small files is slow to read. Files of one
 partition are joined when there are several of about one size. So every row is written again once for each size that its
@@ -8,14 +8,34 @@ to a bound, and leaves the rest to the next: none takes long because much has co
 of which many rows are marked dead.
 
 The driver of a landing calls it between batches. It must never change what a reader sees of a table.
+
+A file is *dead* if the newest version of its table does not need it: a commit has removed it, no live file has its
+deletion vector in it, it is of the change data feed, or no commit has ever named it. Dead files are kept so
+that earlier versions can be read, for some hours (`vacuum`) and up to some bytes (`DeadFiles`), whichever ends first. A
+merge writes files again that hold a changed document, so a small table with many changes leaves many times its own size
+behind in an hour.
+
+What is never deleted: a live file; a file that was removed within `READERS_S_MIN`, for readers that have just opened
+the version before; and a file that no commit has named yet within `VACUUM_HOURS_MIN`: what an executor has written and
+the driver has not committed yet looks just like what never will be.
+
+Dead bytes are counted from the lists of live files, which the logs have in memory: what was live before and is not now
+has been removed. The store is listed once for each table, and again after `vacuum`: that finds what earlier runs and
+crashes have left.
+
+Cleaning a log takes the commit metadata of its old entries away. So it ends with an entry that says again what the
+table holds, and that one stays.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Self
@@ -24,35 +44,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headwater.errors import InvalidInput
+from headwater.lake import change_rows, data_files
 from headwater.lake.change_files import row_groups, sort_rows
-from headwater.lake.change_rows import (
-    COLLECTION_CREATED,
-    COLLECTION_DROPPED,
-    MUTATION,
-    UNMATCHED,
-    Barriers,
-    ChangeRows,
-    WantedChanges,
-    read_changes,
-)
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
-from headwater.lake.data_files import (
-    FILE_BYTES_DEFAULT,
-    DataFile,
-    FileReader,
-    FileWriter,
-    RollingWriter,
-    filtered,
-    numbers,
-    read_files,
-)
-from headwater.lake.delta_log import TableCommit
+from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableCommit
 from headwater.lake.key_index import KeyIndex, Marks, key_spaces
 from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
-from headwater.lake.layout import CHANGE_RANGES, GROUP, LakeFacts, changes_schema
+from headwater.lake.layout import CHANGE_RANGES, FEED_FOLDER, GROUP, STATE_FOLDER, LakeFacts, changes_schema
 from headwater.lake.location import Location
 from headwater.lake.row_order import files_in_order
+from headwater.lake.table_state import TableState
 from headwater.log_fields import LogEvent, fields
+from headwater.options import parse_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +75,13 @@ class JoinChangesTask:
     """Write the rows of some files of `changes` to one, sorted by group."""
 
     location: Location
-    files: tuple[DataFile, ...]
+    files: tuple[data_files.DataFile, ...]
     facts: LakeFacts
 
-    def run(self) -> list[DataFile]:
+    def run(self) -> list[data_files.DataFile]:
         """What is sorted together are some groups of vbuckets at a time."""
         facts, schema = self.facts, changes_schema(xattrs=self.facts.xattrs)
-        writer = FileWriter(self.location, schema, ranges=CHANGE_RANGES, prefix="changes")
+        writer = data_files.FileWriter(self.location, schema, ranges=CHANGE_RANGES, prefix="changes")
         passes = math.ceil(_uncompressed_bytes(self.location, self.files) / JOIN_BYTES_A_TIME)
         edges = [number * facts.groups // passes for number in range(passes + 1)]
         for first, end in pairwise(edges):
@@ -97,7 +101,7 @@ class RewriteTask:
     of documents before it by what they are clustered by."""
 
     location: Location
-    files: tuple[DataFile, ...]
+    files: tuple[data_files.DataFile, ...]
     file_bytes: int
     ranges: tuple[str, ...]
     cluster_by: tuple[str, ...]
@@ -107,7 +111,9 @@ class RewriteTask:
     """With as many groups as there are now, where the rows are to be put into these."""
 
     @classmethod
-    def of(cls, tables: CollectionTables, table: MergedTable, files: Iterable[DataFile], **others: Any) -> Self:
+    def of(
+        cls, tables: CollectionTables, table: MergedTable, files: Iterable[data_files.DataFile], **others: Any
+    ) -> Self:
         return cls(
             location=table.log.location,
             files=tuple(files),
@@ -117,16 +123,16 @@ class RewriteTask:
             **others,
         )
 
-    def run(self) -> list[DataFile]:
+    def run(self) -> list[data_files.DataFile]:
         schema = _joined_schema(self.location, self.files)
         ranges = [name for name in self.ranges if name in schema.names]
-        writers: dict[int | None, RollingWriter] = {}
+        writers: dict[int | None, data_files.RollingWriter] = {}
         for rows in files_in_order(self.location, [(file, None) for file in self.files], schema, self.cluster_by):
             for group, part in self._groups(rows):
                 if group not in writers:
                     partition = dict(self.files[0].partition)
                     partition |= {} if group is None else {GROUP.name: str(group)}
-                    writers[group] = RollingWriter(
+                    writers[group] = data_files.RollingWriter(
                         self.location,
                         schema,
                         ranges=ranges,
@@ -142,47 +148,47 @@ class RewriteTask:
         if self.regrouped is None:
             yield None, rows
             return
-        groups = self.regrouped.group_of(numbers(rows, "vbucket").astype(np.int64))
+        groups = self.regrouped.group_of(data_files.numbers(rows, "vbucket").astype(np.int64))
         for group in np.unique(groups).tolist():
-            yield group, filtered(rows, groups == group)
+            yield group, data_files.filtered(rows, groups == group)
 
 
-def _joined_schema(location: Location, files: Iterable[DataFile]) -> pa.Schema:
+def _joined_schema(location: Location, files: Iterable[data_files.DataFile]) -> pa.Schema:
     """Files that were written after a column was added have it, and others do not."""
     fields: dict[str, pa.Field] = {}
     for file in files:
-        with FileReader(location, file) as reader:
+        with data_files.FileReader(location, file) as reader:
             fields |= {field.name: field for field in reader.schema}
     return pa.schema([*fields.values()])
 
 
-def _uncompressed_bytes(location: Location, files: Iterable[DataFile]) -> int:
+def _uncompressed_bytes(location: Location, files: Iterable[data_files.DataFile]) -> int:
     total = 1
     for file in files:
-        with FileReader(location, file) as reader:
+        with data_files.FileReader(location, file) as reader:
             total += sum(reader.uncompressed_bytes(row_group) for row_group in reader.row_groups)
     return total
 
 
 def _rows_of_vbuckets(
-    location: Location, files: Iterable[DataFile], vbuckets: range, columns: Sequence[str]
+    location: Location, files: Iterable[data_files.DataFile], vbuckets: range, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
     for file in files:
-        with FileReader(location, file) as reader:
+        with data_files.FileReader(location, file) as reader:
             for row_group in reader.row_groups:
                 low, high, _ = reader.range_of(row_group, "vbucket")
                 if low < vbuckets.stop and vbuckets.start <= high:
                     rows = reader.read(row_group, columns)
-                    here = numbers(rows, "vbucket")
-                    kept = filtered(rows, (here >= vbuckets.start) & (here < vbuckets.stop))
+                    here = data_files.numbers(rows, "vbucket")
+                    kept = data_files.filtered(rows, (here >= vbuckets.start) & (here < vbuckets.stop))
                     if kept.num_rows:
                         yield kept
 
 
-def files_to_join(files: Sequence[DataFile], *, file_bytes: int) -> list[tuple[DataFile, ...]]:
+def files_to_join(files: Sequence[data_files.DataFile], *, file_bytes: int) -> list[tuple[data_files.DataFile, ...]]:
     """Sets of files of one partition and one size class, each worth joining and small enough to join; and single
     files of which too many rows are dead."""
-    classes: dict[tuple[object, int], list[DataFile]] = {}
+    classes: dict[tuple[object, int], list[data_files.DataFile]] = {}
     for file in files:
         if (size_bytes := _live_bytes([file])) < file_bytes // 2:
             size_class = max(0, int(math.log(max(1, size_bytes / _LEAST_CLASS_BYTES), _CLASS_STEP)))
@@ -193,8 +199,8 @@ def files_to_join(files: Sequence[DataFile], *, file_bytes: int) -> list[tuple[D
     return [*joined, *worn]
 
 
-def _parts(files: Sequence[DataFile], file_bytes: int) -> Iterator[tuple[DataFile, ...]]:
-    part: list[DataFile] = []
+def _parts(files: Sequence[data_files.DataFile], file_bytes: int) -> Iterator[tuple[data_files.DataFile, ...]]:
+    part: list[data_files.DataFile] = []
     for file in files:
         part.append(file)
         if _live_bytes(part) >= file_bytes:
@@ -203,12 +209,12 @@ def _parts(files: Sequence[DataFile], file_bytes: int) -> Iterator[tuple[DataFil
     yield tuple(part)
 
 
-def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> int:
+def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> int:
     """Join small files of all tables. Returns how many files are gone."""
     return join_changes(lake, run, file_bytes=file_bytes) + join_documents(lake, run, file_bytes=file_bytes)
 
 
-def join_changes(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> int:
+def join_changes(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> int:
     """Join small files of `changes`. Returns how many files are gone."""
     sets = files_to_join(lake.changes.files(), file_bytes=file_bytes)
     if not sets:
@@ -221,7 +227,7 @@ def join_changes(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_B
 
 
 def join_documents(
-    lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT, bytes_max: float = math.inf
+    lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT, bytes_max: float = math.inf
 ) -> int:
     """Join small files of all other tables, the smallest first, until `bytes_max` bytes are written. Returns how many
     files are gone."""
@@ -248,7 +254,7 @@ def join_documents(
     return gone
 
 
-def _live_bytes(files: Iterable[DataFile]) -> int:
+def _live_bytes(files: Iterable[data_files.DataFile]) -> int:
     """What files would have without their dead rows."""
     return sum(file.size_bytes * file.live_rows // max(1, file.rows) for file in files)
 
@@ -273,7 +279,7 @@ def switch_modes(lake: Lake, run: Runner = run_here) -> None:
                 table.set_merged_on_read(wanted)
 
 
-def _results(tasks: Sequence[Any], run: Runner) -> list[DataFile]:
+def _results(tasks: Sequence[Any], run: Runner) -> list[data_files.DataFile]:
     """The files that all tasks have written."""
     return [file for files in (run(tasks) if tasks else []) for file in files]
 
@@ -292,7 +298,7 @@ def _results(tasks: Sequence[Any], run: Runner) -> list[DataFile]:
 # of groups that one of them has, and a merge first makes it the same for all of them.
 
 
-def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
+def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> None:
     """Cut large tables into as many groups as the documents of the lake need, or as was begun.
 
     It is not begun while a table is set aside. One that fails meanwhile is cut when it is merged again.
@@ -314,7 +320,7 @@ def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BY
     logger.info("the tables have %d groups now", groups, extra=fields(event=LogEvent.GROUPS_GROWN))
 
 
-def grow_small_tables(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
+def grow_small_tables(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> None:
     """Cut tables with fewer groups than the lake into as many as they need for what is pending, or as was begun."""
     for name in sorted(lake.pending.names):
         collection = lake.tables[name]
@@ -332,7 +338,7 @@ def _regroup(
     for table in collection.there:
         if not least <= table.groups < groups:
             continue
-        parts: dict[object, list[DataFile]] = {}
+        parts: dict[object, list[data_files.DataFile]] = {}
         for file in table.log.files():
             parts.setdefault(file.partition, []).append(file)
         tasks = [
@@ -365,35 +371,37 @@ class TrimTask:
     location: Location
     facts: LakeFacts
     group: int
-    files: tuple[DataFile, ...]
+    files: tuple[data_files.DataFile, ...]
     upto_batch: int
     """What came with a later batch stays as it is."""
     last_batch: int
 
-    def run(self) -> list[DataFile]:
+    def run(self) -> list[data_files.DataFile]:
         schema = changes_schema(xattrs=self.facts.xattrs)
         vbuckets = self.facts.vbuckets_of(self.group)
-        wanted = WantedChanges(vbuckets=tuple(vbuckets), after_batch=NOT_MERGED, upto_batch=self.last_batch, ids=None)
-        parts = read_changes(self.location, self.files, wanted, columns=schema.names)
+        wanted = change_rows.WantedChanges(
+            vbuckets=tuple(vbuckets), after_batch=NOT_MERGED, upto_batch=self.last_batch, ids=None
+        )
+        parts = change_rows.read_changes(self.location, self.files, wanted, columns=schema.names)
         if not parts:
             return []
-        writer = RollingWriter(self.location, schema, ranges=CHANGE_RANGES, partition=())
+        writer = data_files.RollingWriter(self.location, schema, ranges=CHANGE_RANGES, partition=())
         for rows, kept in zip(parts, self._kept(parts, vbuckets), strict=True):
             if kept.any():
                 writer.write(rows.wide(kept).select(schema.names))
         return writer.close()
 
-    def _kept(self, parts: Sequence[ChangeRows], vbuckets: range) -> Iterator[Marks]:
+    def _kept(self, parts: Sequence[change_rows.ChangeRows], vbuckets: range) -> Iterator[Marks]:
         old = [(rows.batches <= self.upto_batch) & ~rows.void for rows in parts]
         homes, ids, seqnos, ops = (_joined_changes(parts, old, name) for name in ("vbuckets", "ids", "seqnos", "ops"))
-        barriers = Barriers(np.unique(ids).tolist(), vbuckets)
-        is_end = (ops == COLLECTION_CREATED) | (ops == COLLECTION_DROPPED)
+        barriers = change_rows.Barriers(np.unique(ids).tolist(), vbuckets)
+        is_end = (ops == change_rows.COLLECTION_CREATED) | (ops == change_rows.COLLECTION_DROPPED)
         barriers.add(vbuckets=homes[is_end], ids=ids[is_end], seqnos=seqnos[is_end])
-        is_change = ops <= UNMATCHED
-        keys = [rows.keys(marks & (rows.ops <= UNMATCHED)) for rows, marks in zip(parts, old, strict=True)]
+        is_change = ops <= change_rows.UNMATCHED
+        keys = [rows.keys(marks & (rows.ops <= change_rows.UNMATCHED)) for rows, marks in zip(parts, old, strict=True)]
         index = KeyIndex(pa.concat_arrays(keys), seqnos[is_change], key_spaces(homes, ids)[is_change])
         kept = _highest(homes, seqnos)
-        is_document = index.newest & (ops[is_change] == MUTATION)
+        is_document = index.newest & (ops[is_change] == change_rows.MUTATION)
         kept[is_change] |= is_document & ~barriers.before(vbuckets=homes, ids=ids, seqnos=seqnos)[is_change]
         start = 0
         for rows, marks in zip(parts, old, strict=True):
@@ -402,7 +410,7 @@ class TrimTask:
             yield chosen
 
 
-def _joined_changes(parts: Sequence[ChangeRows], marks: Sequence[Marks], name: str) -> NDArray[np.int64]:
+def _joined_changes(parts: Sequence[change_rows.ChangeRows], marks: Sequence[Marks], name: str) -> NDArray[np.int64]:
     columns = [getattr(rows, name)[chosen] for rows, chosen in zip(parts, marks, strict=True)]
     return np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, dtype=np.int64)
 
@@ -448,7 +456,7 @@ def _last_batch_before(lake: Lake, before: datetime) -> int:
     """The last batch such that it, and every one before it, was landed before a time."""
     landed: dict[int, datetime] = {}
 
-    for rows in read_files(lake.changes.location, lake.changes.files(), ["batch", "landed_at"]):
+    for rows in data_files.read_files(lake.changes.location, lake.changes.files(), ["batch", "landed_at"]):
         for row in rows.group_by("batch", use_threads=False).aggregate([("landed_at", "max")]).to_pylist():
             batch, at = row["batch"], row["landed_at_max"]
             landed[batch] = max(at, landed.get(batch, at))
@@ -462,3 +470,263 @@ def _merged_batches(lake: Lake) -> Iterator[int]:
         yield min(table.merged_at(group) for group in range(lake.facts.groups))
         if lake.settings.merging.history:
             yield NOT_MERGED if table.history is None else min(table.history.merged.values())
+
+
+# --- dead files and old entries of the logs ---------------------------------------------------------------------------
+
+
+VACUUM_HOURS_MIN = 1
+"""Longer than any batch takes from its first file to its commit."""
+VACUUM_HOURS_DEFAULT = 7 * 24
+READERS_S_MIN = 120.0
+"""A removed file is kept for so long, whatever its bytes: readers of the versions of this time have it open, or are
+about to open it."""
+DEAD_BYTES_DEFAULT = "4x"
+DEAD_BYTES_MIN = 16 * 1024 * 1024
+"""What a table may have where the bound is a multiple: many versions of a small table cost nothing."""
+LOG_BYTES_MIN = 64 * 1024 * 1024
+"""What a log may have at least."""
+_DELETIONS_MAX = 1000
+"""Files of one table that are deleted at a time; the next turn deletes more."""
+_DATA_FILE = re.compile(r"\.parquet$|(^|/)deletion_vector_[^/]*\.bin$")
+_TIMES = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)x", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadBytes:
+    """How many bytes of dead files each table may have."""
+
+    times: float
+    """So many times the bytes of its live files…"""
+    least_bytes: int
+    """…and at least this."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`4x` for a multiple of the live table, or a size such as `10GB`."""
+        if match := _TIMES.fullmatch(text.strip()):
+            return cls(float(match[1]), DEAD_BYTES_MIN)
+        try:
+            return cls(0.0, parse_bytes(text))
+        except ValueError as error:
+            raise InvalidInput(
+                f"{text!r} is not a limit in bytes",
+                hint="Write 4x for four times the live table, or a size such as 10GB",
+            ) from error
+
+    def of(self, live_bytes: int) -> int:
+        return max(int(self.times * live_bytes), self.least_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _DeadFile:
+    size_bytes: int
+    since_s: float
+    """When it was removed; when it was written, if no commit has named it."""
+    kept_until_s: float
+
+
+@dataclass(slots=True)
+class _TableFiles:
+    """The files of a table."""
+
+    log: DeltaLog
+    version: int = -1
+    live: dict[str, int] = field(default_factory=dict)
+    """Path → bytes."""
+    dead: dict[str, _DeadFile] = field(default_factory=dict)
+    """By path, those first that died first."""
+
+    @property
+    def dead_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.dead.values())
+
+    def look(self, now_s: float) -> None:
+        """Note the files that were live at the last look and are not now."""
+        if self.version == self.log.version:
+            return
+        before, self.live = self.live, _live(self.log)
+        died = {path: before[path] for path in before.keys() - self.live.keys()}
+        if self.version >= 0:
+            died |= self.log.fed_since(self.version)
+        self.version = self.log.version
+        for path, size_bytes in died.items():
+            self.dead[path] = _DeadFile(size_bytes, now_s, now_s + READERS_S_MIN)
+        # A version that has been restored has files that were dead.
+        for path in self.dead.keys() & self.live.keys():
+            del self.dead[path]
+
+    def list(self) -> None:
+        """Find the dead files of earlier runs."""
+        died_s = self.log.died_s()
+        found = {}
+        for path, size_bytes, written_s in _data_files(self.log.location):
+            if path not in self.live:
+                since_s = died_s.get(path)
+                until_s = written_s + VACUUM_HOURS_MIN * 3600 if since_s is None else since_s + READERS_S_MIN
+                found[path] = _DeadFile(size_bytes, since_s or written_s, until_s)
+        self.dead = dict(sorted(found.items(), key=lambda item: item[1].since_s))
+
+    def delete(self, bytes_max: int, now_s: float) -> int:
+        """Delete the oldest dead files until the rest is within the limit. Returns how many files were deleted."""
+        excess_bytes = self.dead_bytes - bytes_max
+        if excess_bytes <= 0:
+            return 0
+        # Another program may have restored an earlier version meanwhile.
+        self.log.refresh()
+        self.look(now_s)
+        chosen: list[str] = []
+        for path, file in self.dead.items():
+            if excess_bytes <= 0 or len(chosen) == _DELETIONS_MAX:
+                break
+            if file.kept_until_s <= now_s:
+                chosen.append(path)
+                excess_bytes -= file.size_bytes
+        return self._delete(chosen)
+
+    def delete_older(self, before_s: float) -> int:
+        """Delete what died before a time. Returns how many files are gone."""
+        return self._delete([path for path, file in self.dead.items() if file.since_s < before_s])
+
+    def _delete(self, chosen: Sequence[str]) -> int:
+        self.log.location.delete(chosen)
+        for path in chosen:
+            del self.dead[path]
+        return len(chosen)
+
+    def keep_tombstones(self, state: TableState, *, keep_hours: int, has_deleted: bool, now_s: float) -> None:
+        """Have checkpoints name removed files for as long as these are there, and not for much longer: a checkpoint
+        would have the names of a week's files otherwise, though they are deleted within minutes."""
+        if not self.dead:
+            return
+        oldest_h = (now_s - next(iter(self.dead.values())).since_s) / 3600
+        wanted = min(2 ** math.ceil(math.log2(max(1.0, 2 * oldest_h))), keep_hours)
+        now = self.log.tombstone_hours
+        if now < min(2 * oldest_h, keep_hours) or (has_deleted and now > 4 * wanted):
+            self.log.set_tombstone_hours(wanted, state)
+
+
+def _live(log: DeltaLog) -> dict[str, int]:
+    """The files that the newest version needs, and their bytes. Of a file of vectors that is where the last of those
+    ends that are live: the log does not say more."""
+    live = {file.path: file.size_bytes for file in log.files()}
+    for file in log.files():
+        if file.vector is not None and (path := file.vector.file) is not None:
+            live[path] = max(live.get(path, 0), (file.vector.offset or 0) + file.vector.size_bytes)
+    return live
+
+
+def _data_files(location: Location, folder: str = "") -> Iterator[tuple[str, int, float]]:
+    """Paths, bytes and times of the files of rows, of vectors and of the change data feed. What lies in folders such as
+    `_delta_log` are none."""
+    for entry in location.entries(folder):
+        path = f"{folder}/{entry.name}" if folder else entry.name
+        if entry.changed_at is not None and _DATA_FILE.search(path):
+            yield path, entry.size_bytes, entry.changed_at.timestamp()
+        elif entry.changed_at is None and (path == FEED_FOLDER or not entry.name.startswith("_")):
+            yield from _data_files(location, path)
+
+
+class DeadFiles:
+    """The dead files of all tables of a lake. For the one driver that lands into it."""
+
+    def __init__(self, bound: DeadBytes, *, keep_hours: int) -> None:
+        self.bound = bound
+        self._keep_hours = keep_hours
+        self._tables: dict[str, _TableFiles] = {}
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(sum(table.live.values()) for table in self._tables.values())
+
+    @property
+    def dead_bytes(self) -> int:
+        return sum(table.dead_bytes for table in self._tables.values())
+
+    def forget(self) -> None:
+        """Something else has deleted files, or has left some: list all of them again."""
+        self._tables.clear()
+
+    def keep_within_bound(self, lake: Lake, *, now_s: float | None = None) -> int:
+        """Delete the dead files of each table that are too many, the oldest first. Returns how many files are gone."""
+        now_s = time.time() if now_s is None else now_s
+        deleted = 0
+        for log, state, contained in logs(lake):
+            with contained:
+                table = self._tables.get(log.location.uri)
+                if is_new := table is None:
+                    table = self._tables[log.location.uri] = _TableFiles(log)
+                table.log = log
+                table.look(now_s)
+                if is_new:
+                    table.list()
+                gone = table.delete(self.bound.of(sum(table.live.values())), now_s)
+                table.keep_tombstones(state, keep_hours=self._keep_hours, has_deleted=gone > 0, now_s=now_s)
+                deleted += gone
+        return deleted
+
+
+def check_retention(hours: int) -> None:
+    """Raise `InvalidInput` unless files may be deleted after so many hours."""
+    if hours < VACUUM_HOURS_MIN:
+        raise InvalidInput(
+            f"files of the last {hours} hours can't be deleted safely",
+            hint=f"Keep files for at least {VACUUM_HOURS_MIN}h",
+        )
+
+
+def vacuum(lake: Lake, *, retention_hours: int = VACUUM_HOURS_DEFAULT) -> int:
+    """Delete the files that are dead for longer than some hours. Returns how many."""
+    check_retention(retention_hours)
+    deleted = 0
+    for log, _, contained in logs(lake):
+        with contained:
+            log.refresh()
+            now_s = time.time()
+            table = _TableFiles(log)
+            table.look(now_s)
+            table.list()
+            deleted += table.delete_older(now_s - retention_hours * 3600)
+    return deleted
+
+
+def clean_logs(
+    lake: Lake, *, retention_days: int = LOG_RETENTION_DAYS, bound: DeadBytes | None = None, now_s: float | None = None
+) -> None:
+    """Delete entries of the logs that are older than so many days, or that are more bytes than the bound of dead files.
+
+    Versions before them can't be read afterwards.
+    """
+    bound = bound or DeadBytes.parse(DEAD_BYTES_DEFAULT)
+    now_s = time.time() if now_s is None else now_s
+    for log, state, contained in logs(lake):
+        with contained:
+            entries, states = (
+                sorted(
+                    (entry.changed_at.timestamp(), entry.size_bytes)
+                    for entry in log.location.entries(folder)
+                    if entry.changed_at is not None
+                )
+                for folder in ("_delta_log", STATE_FOLDER)
+            )
+            by_age = sorted([*entries, *states], reverse=True)
+            hours = retention_days * 24
+            left_bytes = max(bound.of(sum(file.size_bytes for file in log.files())), LOG_BYTES_MIN)
+            if sum(size_bytes for _, size_bytes in by_age) > left_bytes:
+                # To half of it, so that it is not cleaned each time.
+                left_bytes //= 2
+                for at_s, size_bytes in by_age:
+                    left_bytes -= size_bytes
+                    if left_bytes < 0:
+                        hours = min(hours, max(VACUUM_HOURS_MIN, int((now_s - at_s) / 3600)))
+                        break
+            if entries and entries[0][0] < now_s - hours * 3600:
+                log.clean(state, retention_hours=hours)
+
+
+def logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState, AbstractContextManager[None]]]:
+    """The logs of all tables, each with what its table holds, and what contains a fault of that table."""
+    yield lake.changes, lake.state, nullcontext()
+    for tables in lake.in_service:
+        for table in tables.there:
+            yield table.log, table.state, lake.containing(tables.name)

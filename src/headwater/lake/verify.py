@@ -32,14 +32,13 @@ from headwater.client.read_options import End, ReadOptions, Snapshots
 from headwater.client.settings import ClientSettings
 from headwater.client.survey import VBucketStatus
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
-from headwater.lake.chosen_rows import ChosenRows
+from headwater.lake.chosen_rows import ChosenRows, Transform
 from headwater.lake.collection_tables import CollectionTables, MergedTable
 from headwater.lake.data_files import DataFile
 from headwater.lake.lake import Lake, Runner, landed_selection, run_here
 from headwater.lake.layout import GROUP, TableKind, changes_schema
 from headwater.lake.location import Location
 from headwater.lake.table_state import Selection, TableState
-from headwater.lake.transform import Transform
 from headwater.lake.verify_changes import ChangesRecord, LoggedBatches
 from headwater.lake.verify_group import (
     CollectionCheck,

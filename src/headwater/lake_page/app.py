@@ -35,24 +35,8 @@ from headwater._version import __version__
 from headwater.client.threads import LoopThread
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.findings import Level
-from headwater.http.asking import TOKEN_VARIABLE
-from headwater.http.requests import (
-    LOGIN_BODY_BYTES_MAX,
-    HeadLimit,
-    HostCheck,
-    Json,
-    PageFiles,
-    PageHandler,
-    PageSessions,
-    Refusal,
-    check_own_page,
-    digest_of,
-    read_body,
-    with_page_headers,
-)
-from headwater.http.serving import AppServer
-from headwater.lake.lake_health import health_of_landing
-from headwater.lake.lake_look import LakeLook, LakeWatch, LandingNote, Sample
+from headwater.http import TOKEN_VARIABLE, serving
+from headwater.lake.lake_look import LakeLook, LakeWatch, LandingNote, Sample, health_of_landing
 from headwater.lake.layout import TableKind
 from headwater.lake.location import Location
 from headwater.phrases import parse_number
@@ -61,11 +45,11 @@ LOOK_EVERY_S = 2.0
 STORE_LOOK_EVERY_S = 10.0
 """In an object store every look is some requests."""
 LOOK_SHARE_MAX = 0.05
-"""Which part of the time may be spent on looks before they become fewer: with hundreds of tables one takes seconds."""
+"""The share of time for looks. Above it, looks become rarer: with hundreds of tables, one takes seconds."""
 PROBLEM_CHARS_MAX = 500
 POINTS_MAX = 600
 POINT_EVERY_S = 1.0
-"""What the chart of the lag can look back."""
+"""How far back the chart of the lag reaches."""
 
 GetLanding = Callable[[], LandingNote | None]
 """A landing of this process as it is now; None while it is being started."""
@@ -159,7 +143,7 @@ class LakeState:
         if note is None:
             return shown
         state = note.state_at(time.time())
-        # Of a landing that has ended it is not known how far it is behind.
+        # How far an ended landing is behind is unknown.
         times = ("lag_s", "documents_age_s") if state == "running" else ()
         numbers = {name: note.status.get(name) for name in (*times, "documents", "failures")}
         return {**shown, "state": state, "source": note.source, "failure": note.failure, **numbers}
@@ -194,13 +178,13 @@ class LakeState:
             status = members.pop("status")
             shown |= {**members, "status": status}
         if note is not None and state == "running":
-            # What the note says has become older since.
+            # The numbers in the note have aged since.
             passed_s = max(0.0, now_s - note.time_s)
             for name in ("lag_s", "documents_age_s"):
                 known = note.status.get(name)
                 shown[name] = None if known is None else known + passed_s
             if look is not None and look.is_merged and look.time_s >= note.time_s:
-                # A merge has ended since the note.
+                # A merge has finished since the note.
                 shown["documents_age_s"] = shown["lag_s"]
             self._points.add(now_s, shown)
         elif look is not None:
@@ -250,52 +234,52 @@ def page_app(
     names = list(filter(None, lakes))
     sessions = _Sessions(token)
     reads = _Reads()
-    files = PageFiles(__package__)
+    files = serving.PageFiles(__package__)
 
     async def show_session(request: Request) -> Response:
         is_in = sessions.is_in(request)
         facts = {"version": __version__, "pipelines": names} if is_in else {"version": "", "pipelines": []}
-        return Json({"needs_token": token is not None, "is_in": is_in, **facts})
+        return serving.Json({"needs_token": token is not None, "is_in": is_in, **facts})
 
     async def show_pipelines(request: Request) -> Response:
-        return Json([{"name": name, **state.summary()} for name, state in lakes.items()])
+        return serving.Json([{"name": name, **state.summary()} for name, state in lakes.items()])
 
     async def show_state(request: Request) -> Response:
-        return Json(await reads.run(_asked(lakes, request).show))
+        return serving.Json(await reads.run(_asked(lakes, request).show))
 
     async def show_health(request: Request) -> Response:
         """The verdict on every landing here, and the worst of them."""
         shown = {name: (await reads.run(state.show))["health"] for name, state in lakes.items()}
         worst = min(shown.values(), key=lambda verdict: [*Level].index(verdict["level"]))
-        return Json({**{name: worst[name] for name in ("level", "text", "do")}, "pipelines": shown})
+        return serving.Json({**{name: worst[name] for name in ("level", "text", "do")}, "pipelines": shown})
 
     async def show_sample(request: Request) -> Response:
         kind, name = request.query_params.get("kind", ""), request.query_params.get("name", "")
         if kind not in {*TableKind} or len(name) > NAME_CHARS_MAX:
-            raise Refusal.message(400, f"kind is one of {', '.join(TableKind)}, name that of a collection")
+            raise serving.Refusal.message(400, f"kind is one of {', '.join(TableKind)}, name that of a collection")
         state = _asked(lakes, request)
-        return Json(asdict(await reads.run(lambda: state.sample(TableKind(kind), name))))
+        return serving.Json(asdict(await reads.run(lambda: state.sample(TableKind(kind), name))))
 
     async def show_undone(request: Request) -> Response:
         batch = parse_number(request.query_params.get("batch", ""), BATCH_MAX)
         if batch is None:
-            raise Refusal.message(400, "batch is the number of a batch")
+            raise serving.Refusal.message(400, "batch is the number of a batch")
         state = _asked(lakes, request)
-        return Json(asdict(await reads.run(lambda: state.undone(batch))))
+        return serving.Json(asdict(await reads.run(lambda: state.undone(batch))))
 
     async def show_metrics(request: Request) -> Response:
         if metrics is None:
-            raise Refusal.message(404, "A lake at rest has no metrics: the landing has")
+            raise serving.Refusal.message(404, "A lake at rest has no metrics: the landing has")
         text, content_type = metrics()
         return Response(text, headers={"Content-Type": content_type})
 
-    def guarded(handle: PageHandler) -> PageHandler:
+    def guarded(handle: serving.PageHandler) -> serving.PageHandler:
         async def checked(request: Request) -> Response:
             if not sessions.is_in(request):
-                raise Refusal.message(401, "Give the token first", WWW_Authenticate="Bearer")
+                raise serving.Refusal.message(401, "Give the token first", WWW_Authenticate="Bearer")
             return await handle(request)
 
-        return with_page_headers(checked)
+        return serving.with_page_headers(checked)
 
     open_routes = {
         "/": _show_root,
@@ -316,14 +300,14 @@ def page_app(
     changes = {f"{PAGE}/api/login": sessions.log_in, f"{PAGE}/api/logout": sessions.log_out}
     return Starlette(
         routes=[
-            *(Route(path, with_page_headers(handle)) for path, handle in open_routes.items()),
+            *(Route(path, serving.with_page_headers(handle)) for path, handle in open_routes.items()),
             *(Route(path, guarded(handle)) for path, handle in guarded_routes.items()),
-            *(Route(path, with_page_headers(handle), methods=["POST"]) for path, handle in changes.items()),
+            *(Route(path, serving.with_page_headers(handle), methods=["POST"]) for path, handle in changes.items()),
         ],
         middleware=[
-            Middleware(HeadLimit),
+            Middleware(serving.HeadLimit),
             Middleware(
-                HostCheck,
+                serving.HostCheck,
                 what="page",
                 hosts=None if any_host else (),
                 hint="ask for an address, or for localhost",
@@ -340,14 +324,16 @@ async def _show_root(request: Request) -> Response:
 
 
 async def _show_alive(request: Request) -> Response:
-    return Json({"status": "ok"})
+    return serving.Json({"status": "ok"})
 
 
 def _asked(lakes: Lakes, request: Request) -> LakeState:
     """The lake that a request is for."""
     found = lakes.get(request.query_params.get("pipeline", ""))
     if found is None:
-        raise Refusal.message(404, f"pipeline is one of {', '.join(lakes)}" if any(lakes) else "There is one lake")
+        raise serving.Refusal.message(
+            404, f"pipeline is one of {', '.join(lakes)}" if any(lakes) else "There is one lake"
+        )
     return found
 
 
@@ -359,13 +345,13 @@ class _Reads:
 
     async def run(self, read: Callable[[], T]) -> T:
         if self._under_way >= READS_MAX:
-            raise Refusal.message(503, "Too many requests at once: try again in a second", Retry_After="1")
+            raise serving.Refusal.message(503, "Too many requests at once: try again in a second", Retry_After="1")
         self._under_way += 1
         try:
             return await asyncio.to_thread(read)
         except (HeadwaterError, OSError, ValueError) as error:
             # A file may be deleted by the landing's upkeep between two looks, or be damaged.
-            raise Refusal.message(503, f"The tables can't be read now: {error}", Retry_After="1") from error
+            raise serving.Refusal.message(503, f"The tables can't be read now: {error}", Retry_After="1") from error
         finally:
             self._under_way -= 1
 
@@ -377,8 +363,10 @@ class _Sessions:
     """The browsers that have given the token."""
 
     def __init__(self, token: str | None) -> None:
-        self._digest = None if token is None else digest_of(token)
-        self._sessions: PageSessions[bool] = PageSessions("headwater-lake", path=PAGE, now_s=time.monotonic)
+        self._digest = None if token is None else serving.digest_of(token)
+        self._sessions: serving.PageSessions[bool] = serving.PageSessions(
+            "headwater-lake", path=PAGE, now_s=time.monotonic
+        )
         self.log_out = self._sessions.log_out
         self._wrong = 0
 
@@ -392,24 +380,24 @@ class _Sessions:
         return self._sessions.value_of(request, is_valid=bool) is not None
 
     def _is_right(self, given: str) -> bool:
-        return self._digest is not None and hmac.compare_digest(digest_of(given), self._digest)
+        return self._digest is not None and hmac.compare_digest(serving.digest_of(given), self._digest)
 
     async def log_in(self, request: Request) -> Response:
-        check_own_page(request)
-        token = _given_token(await read_body(request, bytes_max=LOGIN_BODY_BYTES_MAX))
+        serving.check_own_page(request)
+        token = _given_token(await serving.read_body(request, bytes_max=serving.LOGIN_BODY_BYTES_MAX))
         response = Response(status_code=204)
         if self._digest is None:
             return response
         if not self._is_right(token):
             await self._slow_down()
-            raise Refusal.message(401, "The token is wrong")
+            raise serving.Refusal.message(401, "The token is wrong")
         self._sessions.begin(request, response, True)
         return response
 
     async def _slow_down(self) -> None:
-        """Guessing a token of 16 characters is hopeless; this is so that it does not cost us anything either."""
+        """Guessing a token of 16 characters is hopeless; this keeps the attempts from costing anything."""
         if self._wrong >= LOGINS_MAX:
-            raise Refusal.message(429, "Too many wrong tokens: try again in a second", Retry_After="1")
+            raise serving.Refusal.message(429, "Too many wrong tokens: try again in a second", Retry_After="1")
         self._wrong += 1
         try:
             await asyncio.sleep(WRONG_TOKEN_S)
@@ -424,19 +412,19 @@ def _given_token(body: bytes) -> str:
     except (ValueError, KeyError, TypeError, RecursionError):
         fits = False
     if not fits:
-        raise Refusal.message(400, "A log-in is an object with the token")
+        raise serving.Refusal.message(400, "A log-in is an object with the token")
     return str(token)
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = "There is nothing here: begin at /ui/" if error.status_code == 404 else error.detail
-    return Json({"message": message}, error.status_code, headers=error.headers)
+    return serving.Json({"message": message}, error.status_code, headers=error.headers)
 
 
 async def _report_failure(request: Request, error: Exception) -> Response:
     """The error itself goes on to the server, which logs it."""
-    return Json({"message": "The page has met an error of its own: its log has more"}, 500)
+    return serving.Json({"message": "The page has met an error of its own: its log has more"}, 500)
 
 
 # --- serving ----------------------------------------------------------------------------------------------------------
@@ -482,7 +470,9 @@ def serving_page(shown: LakeState | Lakes, address: PageAddress, *, metrics: Get
     """Serve the page in a thread of its own while the block lasts. Gives its address."""
     bound = _bind(address)
     # A user who knows the token may come by any name, such as that of a proxy.
-    server = AppServer(page_app(shown, token=address.token, metrics=metrics, any_host=address.token is not None))
+    server = serving.AppServer(
+        page_app(shown, token=address.token, metrics=metrics, any_host=address.token is not None)
+    )
 
     async def tick_forever() -> None:
         while True:
@@ -501,7 +491,7 @@ def serving_page(shown: LakeState | Lakes, address: PageAddress, *, metrics: Get
     thread = LoopThread("headwater page")
     try:
         ticking = thread.run(start)
-        # All addresses of this machine are none that a browser could ask for.
+        # A browser can't ask for the address that stands for all addresses.
         host = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host
         yield f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/ui/"
         thread.run(stop)

@@ -25,16 +25,16 @@ from headwater.options import list_keywords
 
 if TYPE_CHECKING:
     from headwater.client.settings import ConnectKeywords
+    from headwater.lake.chosen_rows import Transform, TransformFunction
     from headwater.lake.documents_merge import MergeRules
     from headwater.lake.iceberg import IcebergSettings
     from headwater.lake.lake import LakeSettings
     from headwater.lake.lake_look import LakeLook
-    from headwater.lake.transform import Transform, TransformFunction
     from headwater.lake.typed_columns import TypedColumns
     from headwater.lake.verify import Verification
-    from headwater.landing.freshness import Freshness
     from headwater.landing.landed_documents import documents
     from headwater.landing.loop import LandedBatch, LandingStatus, Upkeep
+    from headwater.landing.planning import Freshness
     from headwater.landing.query import LandingQuery
     from headwater.landing.source_options import SourceKeywords
     from headwater.landing.tasks import JobRunner, LocalRunner
@@ -47,7 +47,7 @@ _HOMES = {
     "headwater.lake.typed_columns": ("TypedColumns",),
     "headwater.lake.verify": ("Verification",),
     "headwater.landing.landed_documents": ("documents",),
-    "headwater.landing.freshness": ("Freshness",),
+    "headwater.landing.planning": ("Freshness",),
     "headwater.landing.loop": ("LandedBatch", "LandingStatus", "Upkeep"),
     "headwater.landing.query": ("LandingQuery",),
     "headwater.landing.tasks": ("JobRunner", "LocalRunner"),
@@ -142,14 +142,14 @@ def land(
         HeadwaterError: The bucket, the directory or an option can't be used.
         TypeError: There is no such keyword.
     """
-    from headwater.lake.catalog_services import CatalogSettings
+    from headwater.lake.catalogs import CatalogSettings
+    from headwater.lake.chosen_rows import Transform
     from headwater.lake.column_rules import choose_rules
     from headwater.lake.lake import LakeSettings
     from headwater.lake.layout import EVERY_COLLECTION
-    from headwater.lake.transform import Transform
     from headwater.lake.typed_columns import choose_cluster_columns, choose_columns
-    from headwater.landing.freshness import Freshness
     from headwater.landing.loop import Upkeep
+    from headwater.landing.planning import Freshness
     from headwater.landing.query import Landing
     from headwater.landing.source_options import source_texts
     from headwater.landing.tasks import LocalRunner
@@ -220,10 +220,10 @@ def verify(
         HeadwaterError: The bucket or the tables can't be read.
     """
     from headwater.client.settings import ClientSettings
+    from headwater.lake.chosen_rows import Transform
     from headwater.lake.lake_look import keep_verdict
     from headwater.lake.location import Location
     from headwater.lake.table_state import Selection
-    from headwater.lake.transform import Transform
     from headwater.lake.verify import AGENT, Limits, compare
     from headwater.landing.tasks import LocalRunner
     from headwater.options import check_keywords, parse_interval_s

@@ -3,10 +3,10 @@ landed.
 
 A batch begins where the tables end, is what its tasks read to the ends of their snapshots, and is one commit of
 `changes` that holds the offset that was reached in every vbucket. A turn of the loop asks the bucket how far it is,
-plans, runs one job over the shares, commits, merges the documents when `freshness` says so, and tidies up.
+plans, runs one job over the shares, commits, merges the documents when `MergeClock` says so, and tidies up.
 
 `LandingQuery` runs it in a thread of the driver; other threads read its status, ask for a merge, or stop it. It keeps
-nothing that the tables do not hold: after a failure it opens them again and goes on from there.
+nothing that the tables do not hold: after a failure it opens them again and resumes from there.
 """
 
 from __future__ import annotations
@@ -23,42 +23,37 @@ from typing import Any
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from headwater import telemetry
+from headwater import errors, telemetry
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.client.retries import Backoff
-from headwater.errors import (
-    HeadwaterError,
-    LakeFull,
-    LakeInUse,
-    LakeTaken,
-    LakeUnreachable,
-    NoConsistentCut,
-    QueryFailed,
-    SparkEnded,
-)
 from headwater.lake.catalogs import CatalogKeeper
 from headwater.lake.chosen_rows import ChosenRows
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, first_documents, merge
-from headwater.lake.dead_files import (
-    DEAD_BYTES_DEFAULT,
-    VACUUM_HOURS_DEFAULT,
-    DeadBytes,
-    DeadFiles,
-    check_retention,
-    clean_logs,
-    vacuum,
-)
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, TableCommit
 from headwater.lake.documents_merge import Merged
 from headwater.lake.iceberg import IcebergChanges, IcebergDocuments, IcebergSettings
 from headwater.lake.lake import Lake
 from headwater.lake.location import lake_error
 from headwater.lake.set_aside import SHOWN_MAX, SetAside, set_aside_error
-from headwater.lake.upkeep import grow_groups, join_changes, switch_modes, trim_changes
+from headwater.lake.upkeep import (
+    DEAD_BYTES_DEFAULT,
+    VACUUM_HOURS_DEFAULT,
+    DeadBytes,
+    DeadFiles,
+    check_retention,
+    clean_logs,
+    grow_groups,
+    join_changes,
+    switch_modes,
+    trim_changes,
+    vacuum,
+)
 from headwater.landing.bucket_watch import BucketWatch, Cut
-from headwater.landing.freshness import Freshness, LandingLag, MergeClock
 from headwater.landing.planning import (
+    Freshness,
+    LandingLag,
+    MergeClock,
     VBucketRange,
     given_offsets,
     high_offsets,
@@ -244,9 +239,9 @@ class LandingLoop:
         self._numbers = _TableNumbers.of(lake)
         self._doing = "waiting"
         self._failures = 0
-        self._failed: HeadwaterError | None = None
+        self._failed: errors.HeadwaterError | None = None
         """What the last turn failed with: the tables have to be opened again."""
-        self._failure: HeadwaterError | None = None
+        self._failure: errors.HeadwaterError | None = None
         """The same, until a turn succeeds."""
         self._full_since_s = 0.0
         """Since when the disk is full, where that is the failure."""
@@ -336,7 +331,7 @@ class LandingLoop:
                         self._merge()
                         self._bound_dead_files()
                         break
-                except (HeadwaterError, *_OF_LIBRARIES) as error:
+                except (errors.HeadwaterError, *_OF_LIBRARIES) as error:
                     if self._stopping.is_set():
                         return
                     self._failures += 1
@@ -358,32 +353,32 @@ class LandingLoop:
                 self._keeper.close()
             self._watch.close()
 
-    def _recover(self, error: Exception) -> HeadwaterError:
+    def _recover(self, error: Exception) -> errors.HeadwaterError:
         """Return what has failed. Raises it unless the next attempt may do better: a worker or an executor of Spark
         died, the store did not answer, the disk is full, or another tool has rearranged a table meanwhile. Other errors
         of ours are final: what can wait has waited where it was raised."""
-        if isinstance(error, SparkEnded):
+        if isinstance(error, errors.SparkEnded):
             raise error
         # In a lake that is gone anything may fail first.
         self._lake.changes.check_there()
         cause = lake_error(error, self._lake.location.uri)
-        if isinstance(self._failure, LakeFull) and not isinstance(cause, LakeFull):
+        if isinstance(self._failure, errors.LakeFull) and not isinstance(cause, errors.LakeFull):
             self._failures = 1
-        if isinstance(cause, LakeFull):
-            waited_s = time.monotonic() - self._full_since_s if isinstance(self._failure, LakeFull) else 0.0
+        if isinstance(cause, errors.LakeFull):
+            waited_s = time.monotonic() - self._full_since_s if isinstance(self._failure, errors.LakeFull) else 0.0
             is_final = self._every_s is None and waited_s > ROOM_WAIT_S_MAX
         else:
-            can_get_better = isinstance(cause, LakeInUse | LakeUnreachable | QueryFailed)
-            is_final = isinstance(cause, LakeTaken) or not can_get_better or self._failures > FAILURES_MAX
+            can_get_better = isinstance(cause, errors.LakeInUse | errors.LakeUnreachable | errors.QueryFailed)
+            is_final = isinstance(cause, errors.LakeTaken) or not can_get_better or self._failures > FAILURES_MAX
         if is_final:
             raise cause from error
         self._failed = cause
         return cause
 
-    def _report_failure(self, cause: HeadwaterError, delay_s: float) -> None:
+    def _report_failure(self, cause: errors.HeadwaterError, delay_s: float) -> None:
         """Log the failure that is retried. A full disk is logged once, however often it is retried."""
         about = fields(event=LogEvent.BATCH_FAILED, duration_s=delay_s)
-        if not isinstance(cause, LakeFull):
+        if not isinstance(cause, errors.LakeFull):
             self._doing = "retrying"
             in_a_row = counted(self._failures, "failure")
             logger.warning(
@@ -391,7 +386,7 @@ class LandingLoop:
             )
         else:
             self._doing = "waiting for room"
-            if not isinstance(self._failure, LakeFull):
+            if not isinstance(self._failure, errors.LakeFull):
                 self._full_since_s = time.monotonic()
                 logger.warning("waiting for room: %s", cause, extra=about)
         self._failure = cause
@@ -409,7 +404,7 @@ class LandingLoop:
         )
         if lake is None:
             raise before.location.gone()
-        if isinstance(self._failed, LakeInUse):
+        if isinstance(self._failed, errors.LakeInUse):
             # A tool may have rearranged a table. Or a store has kept a commit whose answer was lost, and has refused
             # it when it was sent again: then it is ours.
             lake.check_writer(before.last_batch)
@@ -578,7 +573,7 @@ class LandingLoop:
             return False
         self._cuts_missed += 1
         if self._cuts_missed > CUTS_MISSED_MAX:
-            raise NoConsistentCut(
+            raise errors.NoConsistentCut(
                 f"{self._cuts_missed} batches in a row could not be cut at one moment: {missed}",
                 hint="Have the server keep its history for longer than a batch takes (--history-seconds and "
                 "--history-bytes of headwater serve); where the first one takes long, land once without --consistent",

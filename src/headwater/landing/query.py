@@ -25,9 +25,8 @@ from typing import Any
 from headwater.client.blocking_bucket import Surveyor, bootstrap, look_at_bucket
 from headwater.client.collection_names import CollectionNames
 from headwater.errors import HeadwaterError, InvalidInput, LakeError, LakeFull, LakeGone, LakeUnreachable
-from headwater.lake.catalog_services import CatalogSettings
-from headwater.lake.catalogs import Catalog, CatalogKeeper
-from headwater.lake.chosen_rows import ChosenRows
+from headwater.lake.catalogs import Catalog, CatalogKeeper, CatalogSettings
+from headwater.lake.chosen_rows import ChosenRows, Transform
 from headwater.lake.iceberg import IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake, LakeSettings, landed_selection
 from headwater.lake.lake_look import LANDING_EVERY_S, LandingNote, html_facts, keep_landing
@@ -35,10 +34,9 @@ from headwater.lake.layout import STATE_FOLDER, DocumentForm, TableKind, groups_
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.set_aside import AsideTables
 from headwater.lake.table_state import Selection
-from headwater.lake.transform import Transform
 from headwater.landing.bucket_watch import BucketWatch, SeenCollection
-from headwater.landing.freshness import Freshness
 from headwater.landing.loop import LandedBatch, LandingLoop, LandingStatus, Upkeep
+from headwater.landing.planning import Freshness
 from headwater.landing.source_options import Conditions, Mode, SourceOptions, ValueForm
 from headwater.landing.tasks import JobRunner, SessionRunner
 from headwater.log_fields import LogEvent, fields
@@ -76,7 +74,7 @@ class Landing:
     catalog: CatalogSettings | None = None
     """Register all tables, and keep them registered."""
     transform: Transform | None = None
-    """What all changes go through before they are written; see `headwater.lake.transform`."""
+    """What all changes go through before they are written; see `headwater.lake.chosen_rows`."""
     consistent: bool = False
     """Every version of `documents` is a state that the bucket had. It takes a server that keeps history."""
 
@@ -201,7 +199,7 @@ def _check_same_options(lake: Lake, options: SourceOptions, groups: int | None) 
         )
     before = before or Selection()
     if options.system and not before.system:
-        # What was landed with them goes on with them.
+        # A landing keeps the settings that it began with.
         raise InvalidInput(
             f"the tables in {where} were landed without the records of the system",
             hint="Omit system, or land into another directory",

@@ -456,10 +456,6 @@ def _parse_start(text: str) -> Start | Offsets | datetime:
     return parse_start_time(text) or Start(_STARTS.get(text.lower(), text.lower()))
 
 
-def _parse_end(text: str) -> Offsets | None:
-    return None if text.lower() in ("now", "latest") else Offsets.from_json(text)
-
-
 def _parse_seen(text: str) -> tuple[SeenCollection, ...]:
     # It needs Arrow, which takes long to import, and `headwater.spark` is imported for its names alone.
     from headwater.landing.bucket_watch import SeenCollection
@@ -469,7 +465,7 @@ def _parse_seen(text: str) -> tuple[SeenCollection, ...]:
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "start": _parse_start,
-    "end": _parse_end,
+    "end": lambda text: None if text.lower() in ("now", "latest") else Offsets.from_json(text),
     "mode": lambda text: Mode(text.lower()),
     "value": lambda text: ValueForm(text.lower()),
     "where": Conditions.parse,

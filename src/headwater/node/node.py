@@ -17,10 +17,10 @@ from functools import partial
 from headwater.errors import LocalProtocolError
 from headwater.node.auth.accounts import ADMIN
 from headwater.node.http.app import HttpServer
+from headwater.node.kv_listener import UprListener
 from headwater.node.node_folder import NodeEnvironment
 from headwater.node.node_state import MakeCoordinator, NodeState
 from headwater.node.options import NodeOptions, server_context
-from headwater.node.upr_listener import UprListener
 from headwater.protocol.cluster_config import NodeAddress, join_host_port
 
 

@@ -1,7 +1,7 @@
 """What a node takes from the machine it runs on: its data folder, clocks, randomness, and its memory.
 
     node.json     what the node is, beside its buckets and users (`NodeIdentity`)
-    users.json    who may do what (`auth.user_file`)
+    users.json    who may do what (`auth.accounts`)
     password      the generated password of the first user, if there is one
     buckets/NAME  a bucket's engine; `.dropped-…` beside it is one whose files are being removed
 
@@ -29,8 +29,7 @@ from typing import Any, Protocol
 
 from headwater.durable_files import replace_file, sync_folder
 from headwater.errors import DataDamaged, LocalProtocolError, StoreError, StoreFull
-from headwater.node.auth.accounts import UserFolder
-from headwater.node.auth.user_file import load_users, store_users
+from headwater.node.auth.accounts import UserFolder, load_users, store_users
 from headwater.node.auth.users import Users
 from headwater.protocol.cluster_config import NodeAddress
 from headwater.protocol.numbers import Vbuuid

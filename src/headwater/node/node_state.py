@@ -22,10 +22,16 @@ from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
 from headwater.node.bucket_lifecycle import BucketLifecycle
 from headwater.node.commit_loop import ChangeSignal
 from headwater.node.kv_listener import KvListener
-from headwater.node.membership import ClusterMembership, MemberSettings, peer_login, share_users
+from headwater.node.membership import (
+    ClusterMembership,
+    MemberSettings,
+    RolledBack,
+    peer_login,
+    roll_back_vbucket,
+    share_users,
+)
 from headwater.node.node_folder import NodeEnvironment, NodeIdentity
 from headwater.node.options import BucketSettings, NodeOptions, check_bucket_name, stored_settings
-from headwater.node.replication.vbucket_states import RolledBack, roll_back_vbucket
 from headwater.node.service import BucketService, ConfigVersion, Service, Traffic
 from headwater.protocol.cluster_config import (
     NO_NODE,

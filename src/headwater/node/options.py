@@ -18,9 +18,9 @@ from typing import Any
 from headwater.errors import DataDamaged, HeadwaterError, LocalProtocolError, MalformedJson
 from headwater.options import MIB, option
 from headwater.protocol.cluster_config import NodeAddress
-from headwater.protocol.dialects import DIALECTS, NEWEST, Dialect
 from headwater.protocol.frames import DurabilityLevel
 from headwater.protocol.sasl import is_loopback_address
+from headwater.protocol.stream_requests import DIALECTS, NEWEST, Dialect
 from headwater.store.bucket import Bucket
 from headwater.store.vbuckets import Retention
 

@@ -20,11 +20,10 @@ from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.statistics import STREAMS_VIEWED_MAX
 from headwater.node.producer.stream import LiveFrames
 from headwater.protocol.cluster_config import NO_NODE, NodeAddress, PublishedConfig
-from headwater.protocol.dialects import NEWEST, Dialect
-from headwater.protocol.manifest import Manifest
+from headwater.protocol.manifest import CollectionCreated, Manifest
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId, Vbuuid
 from headwater.protocol.sasl import Credentials
-from headwater.protocol.system_events import CollectionCreated
+from headwater.protocol.stream_requests import NEWEST, Dialect
 from headwater.store.bucket import Bucket
 from headwater.store.checked_engine import Scrubbed
 from headwater.store.range_scan import RangeScan

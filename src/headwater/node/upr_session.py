@@ -1,6 +1,6 @@
 """One connection of the UPR draft, sans-IO: its packets in and out, DCP's producer inside.
 
-`upr_listener` runs it; it shares the producer with DCP. A UPR stream request becomes a DCP stream request of a consumer
+`kv_listener` runs it; it shares the producer with DCP. A UPR stream request becomes a DCP stream request of a consumer
 that knows no collections, and the DCP frames that the producer makes for it become UPR packets. What the two protocols
 say in different ways:
 

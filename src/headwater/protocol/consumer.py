@@ -20,14 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from headwater.errors import (
-    ConnectionFailed,
-    MalformedMessage,
-    NotSupported,
-    UnexpectedMessage,
-    UnknownOpcode,
-    status_error,
-)
+from headwater import errors
 from headwater.kernels.memory import Bytes
 from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated, Opcode
 from headwater.protocol.flow_control import ReceiveWindow, counted_bytes
@@ -218,7 +211,7 @@ class FaultyFrame:
     """A DCP request that can't be decoded. The frame itself is sound."""
 
     frame: Frame
-    error: MalformedMessage | UnknownOpcode
+    error: errors.MalformedMessage | errors.UnknownOpcode
     window_bytes: int
 
 
@@ -394,7 +387,7 @@ class DcpConsumer(Generic[S]):
             self._heard_s = now_s
         self._now_s = now_s
         if silence_s_max is not None and now_s - self._heard_s > silence_s_max:
-            raise ConnectionFailed(
+            raise errors.ConnectionFailed(
                 f"the server has been silent for {now_s - self._heard_s:.0f} seconds",
                 hint="Check the server's load and log, and the network",
             )
@@ -402,7 +395,7 @@ class DcpConsumer(Generic[S]):
             return
         request, asked_s = next(iter(self._asked.values()))
         if now_s - max(asked_s, self._heard_s) > answer_s_max:
-            raise ConnectionFailed(
+            raise errors.ConnectionFailed(
                 f"{type(request).__name__} has not been answered for {answer_s_max:g} seconds",
                 hint="Check the server's load and log",
             )
@@ -445,7 +438,7 @@ class DcpConsumer(Generic[S]):
         size_bytes = self._window.size_bytes
         self.owed_bytes += window_bytes if size_bytes else 0
         if self.owed_bytes > size_bytes + OVERDRAFT_BYTES_MAX and "connection_buffer_size" in self.granted:
-            raise UnexpectedMessage(f"{self.owed_bytes} bytes for a flow-control buffer of {size_bytes}")
+            raise errors.UnexpectedMessage(f"{self.owed_bytes} bytes for a flow-control buffer of {size_bytes}")
 
     def _take_frame(self, data: Bytes) -> ConsumerEvent[S] | None:
         decoded = decode_frame(data.data)
@@ -459,7 +452,7 @@ class DcpConsumer(Generic[S]):
         self._charge(window_bytes)
         try:
             message = decode_message(frame, self.negotiated)
-        except (MalformedMessage, UnknownOpcode) as error:
+        except (errors.MalformedMessage, errors.UnknownOpcode) as error:
             return FaultyFrame(frame, error, window_bytes)
         if frame.opcode == Opcode.DCP_NOOP:
             self._answer_noop(frame.opaque)
@@ -479,7 +472,9 @@ class DcpConsumer(Generic[S]):
         if request is None or request.opcode != frame.opcode:
             if self._ignores_stray_answers or not Opcode(frame.opcode).is_known:
                 return None
-            raise UnexpectedMessage(f"an answer to {frame.opcode_name} with opaque {frame.opaque} that was not asked")
+            raise errors.UnexpectedMessage(
+                f"an answer to {frame.opcode_name} with opaque {frame.opaque} that was not asked"
+            )
         del self._asked[frame.opaque]
         answer = decode_message(frame, self.negotiated)
         assert isinstance(answer, Response)
@@ -496,9 +491,9 @@ class DcpConsumer(Generic[S]):
         context = answer.context if isinstance(answer, ErrorResponse) else ""
         reason = context or answer.status.name
         if control is None:
-            raise status_error(answer.status, f"the server refused the DCP connection: {reason}")
+            raise errors.status_error(answer.status, f"the server refused the DCP connection: {reason}")
         if control.is_required:
-            raise NotSupported(
+            raise errors.NotSupported(
                 answer.status,
                 f"the server refused the DCP control {control.key}={control.value}: {reason}",
                 hint=control.refused_hint,

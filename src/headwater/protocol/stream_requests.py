@@ -5,7 +5,12 @@ outcome is `Accepted`, `StreamRefusal` with a status, or `RollbackDemand`. It op
 
 The checks run in the order of a real server, because the order decides which status a request with several faults
 gets. Sources are cited by title: the seeds "Stream Request", "Stream Request Value" and "Add Stream", and kv_engine's
-docs/dcp/documentation ("DCP docs"). Where recorded servers differ, the dialect decides (`protocol.dialects`).
+docs/dcp/documentation ("DCP docs"). Where recorded servers differ, the dialect decides.
+
+A `Dialect` is what servers of one version judge differently, as data. A node speaks as one version (`headwater serve
+--speaks-as`). Where two versions were recorded to answer one request differently, the code that judges it reads a field
+of its dialect. What all versions do alike is not in here. The source is the recordings in `tests/vectors/sessions`:
+those of 7.0.5 decide for "7.0", those of 8.0.2 for "8.0".
 """
 
 from __future__ import annotations
@@ -17,19 +22,134 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from headwater.errors import LocalProtocolError, MalformedJson
-from headwater.protocol.dialects import NEWEST, Dialect
+from headwater.protocol import numbers
 from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, RollbackDemand, decide_rollback
-from headwater.protocol.messages.dcp_streams import StreamFlags, StreamRequest, VBucketState
-from headwater.protocol.numbers import (
-    STREAM_ID_MAX,
-    STREAM_REQUEST_VALUE_BYTES_MAX,
-    STREAMS_PER_VBUCKET_MAX,
-    CollectionId,
-    ManifestUid,
-    ScopeId,
-    Seqno,
-)
+from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags, StreamRequest, VBucketState
 from headwater.protocol.status import Status
+
+_ALL_STREAM_FLAGS = StreamFlags(0xFFFFFFFF)
+_ALL_OPEN_FLAGS = OpenFlags(0xFFFFFFFF & ~int(OpenFlags.NOTIFIER))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """The version that a node speaks as. The values named in a docstring are those of 8.0.2."""
+
+    server_version: str
+    """What it calls itself in VERSION and over HTTP, without its build."""
+
+    # Open connection.
+    open_flags: OpenFlags
+    """Others are EINVAL: 0x02, 0x10, 0x80 and 0x400 were. 0x200 is newer than 8.0.2 (MB-26074), and taken."""
+    name_bytes_max: int
+    """A name of 201 bytes was taken; a longer key than 250 bytes is none."""
+
+    # Control.
+    noop_interval_s: tuple[float, float]
+    """The least and the most: 0.05 was refused, 100000 was taken, and 0.1 is what the engine itself asks for."""
+    lenient_controls: frozenset[str]
+    """Any value but `true` switches these off."""
+    only_true_controls: frozenset[str]
+    """These can't be switched off: `false` is EINVAL."""
+    marker_versions: tuple[str, ...]
+    """The values of `max_marker_version`. 8.0.2 takes 2.2 alone."""
+    unsupported_controls: frozenset[str]
+    """NOT_SUPPORTED, where other unknown keys are EINVAL."""
+
+    # Stream request.
+    stream_flags: StreamFlags
+    """Others are EINVAL. 0x08, which 8.0.2 refuses, is in the seed "Add Stream", and stays."""
+    value_keys: frozenset[str] | None
+    """A value with none of these is EINVAL; None where any object will do."""
+    judges_uid: bool
+    """A `uid` that is ahead of the manifest is MANIFEST_IS_AHEAD, and a bad one EINVAL. 8.0.2 does not read it."""
+    streams_no_collections: bool
+    """`"collections":[]` is a stream that ends at once, and not EINVAL."""
+    filters_with_sync_writes: bool
+    """A filter is taken on a connection with sync writes. 8.0.2: NOT_SUPPORTED."""
+    streams_pending: bool
+    """A pending vbucket is streamed. 8.0.2: NOT_MY_VBUCKET."""
+    from_latest_checks_vbuuid: bool
+    """FROM_LATEST with a vbuuid that is not in the failover log is a rollback to 0."""
+
+    # What is streamed.
+    hides_completed_prepares: bool
+    """Prepares that are committed or aborted are left out of disk snapshots (durability, section 2; kv_engine,
+    backfill_disk.cc, `BySeqnoDiskCallback::skipItem`). 7.0.5 sends them."""
+
+    # Other messages.
+    answers_misplaced: bool
+    """A message for a consumer that is sent to a producer is answered with EINVAL. 7.0.5 closes the connection."""
+    refuses_older_manifest_as_unappliable: bool
+    """An older manifest is CANNOT_APPLY_MANIFEST, and not ERANGE."""
+
+
+_7_0 = Dialect(
+    server_version="7.0.5",
+    open_flags=_ALL_OPEN_FLAGS,
+    name_bytes_max=numbers.CONNECTION_NAME_BYTES_MAX,
+    noop_interval_s=(0.0, 10800.0),
+    lenient_controls=frozenset(),
+    only_true_controls=frozenset({"enable_stream_id"}),
+    marker_versions=("1.0", "2.0", "2.2"),
+    unsupported_controls=frozenset(),
+    stream_flags=_ALL_STREAM_FLAGS,
+    value_keys=None,
+    judges_uid=True,
+    streams_no_collections=False,
+    filters_with_sync_writes=True,
+    streams_pending=True,
+    from_latest_checks_vbuuid=False,
+    hides_completed_prepares=False,
+    answers_misplaced=False,
+    refuses_older_manifest_as_unappliable=False,
+)
+_8_0 = Dialect(
+    server_version="8.0.2",
+    open_flags=(
+        OpenFlags.PRODUCER
+        | OpenFlags.INCLUDE_XATTRS
+        | OpenFlags.NO_VALUE
+        | OpenFlags.INCLUDE_DELETE_TIMES
+        | OpenFlags.NO_VALUE_WITH_UNDERLYING_DATATYPE
+        | OpenFlags.INCLUDE_DELETED_USER_XATTRS
+        | OpenFlags.SKIP_DELETES_IN_INITIAL_BACKFILL
+    ),
+    name_bytes_max=numbers.KEY_BYTES_MAX,
+    noop_interval_s=(0.1, 2.0**31),
+    lenient_controls=frozenset({"enable_noop", "supports_cursor_dropping", "supports_cursor_dropping_vulcan"}),
+    only_true_controls=frozenset(
+        {
+            "enable_stream_id",
+            "enable_sync_writes",
+            "include_deleted_user_xattrs",
+            "v7_dcp_status_codes",
+            "flatbuffers_system_events",
+            "change_streams",
+            "enable_out_of_order_snapshots",
+        }
+    ),
+    marker_versions=("2.2",),
+    unsupported_controls=frozenset({"stream_buffer_size"}),
+    stream_flags=StreamFlags(0xFF),
+    value_keys=frozenset({"uid", "sid", "scope", "collections", "purge_seqno"}),
+    judges_uid=False,
+    streams_no_collections=True,
+    filters_with_sync_writes=False,
+    streams_pending=False,
+    from_latest_checks_vbuuid=True,
+    hides_completed_prepares=True,
+    answers_misplaced=True,
+    refuses_older_manifest_as_unappliable=True,
+)
+
+DIALECTS: dict[str, Dialect] = {"7.0": _7_0, "8.0": _8_0}
+"""By the name that the option gives them, oldest first."""
+NEWEST = _8_0
+
+
+# --- stream requests --------------------------------------------------------------------------------------------------
+
 
 # --- the JSON value of a stream request: filters, stream id, and what the consumer has seen ---------------------------
 #
@@ -53,11 +173,11 @@ class CacheTransferOptions:
 class StreamRequestValue:
     """What a stream request's value may say. A sid out of its range, and no collections, are left to admission."""
 
-    uid: ManifestUid | None = None
+    uid: numbers.ManifestUid | None = None
     sid: int | None = None
-    collections: tuple[CollectionId, ...] | None = None
-    scope: ScopeId | None = None
-    purge_seqno: Seqno | None = None
+    collections: tuple[numbers.CollectionId, ...] | None = None
+    scope: numbers.ScopeId | None = None
+    purge_seqno: numbers.Seqno | None = None
     cache_transfer: CacheTransferOptions | None = None
 
     @property
@@ -90,8 +210,8 @@ class StreamRequestValue:
         """Every fault is a `MalformedJson`, whose status is EINVAL. Without a dialect the specification decides."""
         if not value:
             return cls()
-        if len(value) > STREAM_REQUEST_VALUE_BYTES_MAX:
-            raise MalformedJson(f"a stream request value exceeds {STREAM_REQUEST_VALUE_BYTES_MAX} bytes")
+        if len(value) > numbers.STREAM_REQUEST_VALUE_BYTES_MAX:
+            raise MalformedJson(f"a stream request value exceeds {numbers.STREAM_REQUEST_VALUE_BYTES_MAX} bytes")
         try:
             members = json.loads(value)
         except (ValueError, RecursionError) as error:
@@ -118,32 +238,32 @@ def _take(members: dict[str, Any], name: str, convert: Callable[[object], T]) ->
     return convert(members[name]) if name in members else None
 
 
-def _uid(value: object) -> ManifestUid:
-    return ManifestUid(_hex(value, "uid", _U64_MAX))
+def _uid(value: object) -> numbers.ManifestUid:
+    return numbers.ManifestUid(_hex(value, "uid", _U64_MAX))
 
 
 def _sid(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise MalformedJson(f"sid must be an integer up to {STREAM_ID_MAX}")
+        raise MalformedJson(f"sid must be an integer up to {numbers.STREAM_ID_MAX}")
     return value
 
 
-def _collections(value: object) -> tuple[CollectionId, ...]:
+def _collections(value: object) -> tuple[numbers.CollectionId, ...]:
     if not isinstance(value, list):
         raise MalformedJson("collections must be an array of ids")
-    return tuple(CollectionId(_hex(member, "a collection id", _U32_MAX)) for member in value)
+    return tuple(numbers.CollectionId(_hex(member, "a collection id", _U32_MAX)) for member in value)
 
 
-def _scope(value: object) -> ScopeId:
-    return ScopeId(_hex(value, "scope", _U32_MAX))
+def _scope(value: object) -> numbers.ScopeId:
+    return numbers.ScopeId(_hex(value, "scope", _U32_MAX))
 
 
-def _purge_seqno(value: object) -> Seqno:
+def _purge_seqno(value: object) -> numbers.Seqno:
     if not isinstance(value, str) or not value.isascii() or not value.isdigit() or len(value) > 20:
         raise MalformedJson("purge_seqno must be a base-10 string")
     if int(value) > _U64_MAX:
         raise MalformedJson("purge_seqno exceeds 64 bits")
-    return Seqno(int(value))
+    return numbers.Seqno(int(value))
 
 
 def _cache_transfer(value: object) -> CacheTransferOptions:
@@ -192,25 +312,27 @@ class RequestedVBucket:
     """What the producer knows of the vbucket."""
 
     state: VBucketState
-    high_seqno: Seqno
-    purge_seqno: Seqno = Seqno(0)
+    high_seqno: numbers.Seqno
+    purge_seqno: numbers.Seqno = numbers.Seqno(0)
     failover_log: FailoverLog
-    manifest_uid: ManifestUid = ManifestUid(0)
-    collections: Mapping[CollectionId, ScopeId] = field(default_factory=lambda: {CollectionId(0): ScopeId(0)})
+    manifest_uid: numbers.ManifestUid = numbers.ManifestUid(0)
+    collections: Mapping[numbers.CollectionId, numbers.ScopeId] = field(
+        default_factory=lambda: {numbers.CollectionId(0): numbers.ScopeId(0)}
+    )
     """The collections that exist, with their scopes."""
-    scopes: frozenset[ScopeId] = frozenset({ScopeId(0)})
+    scopes: frozenset[numbers.ScopeId] = frozenset({numbers.ScopeId(0)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """The stream may be opened, with these bounds and filters."""
 
-    start_seqno: Seqno
-    end_seqno: Seqno
-    snapshot_start_seqno: Seqno
+    start_seqno: numbers.Seqno
+    end_seqno: numbers.Seqno
+    snapshot_start_seqno: numbers.Seqno
     stream_id: int | None
-    collections: tuple[CollectionId, ...] | None
-    scope: ScopeId | None
+    collections: tuple[numbers.CollectionId, ...] | None
+    scope: numbers.ScopeId | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,8 +428,8 @@ def _check_stream_id(case: _Case) -> StreamRefusal | None:
         return StreamRefusal(status=Status.DCP_STREAMID_INVALID, reason="enable_stream_id is on, but no sid was given")
     if sid == 0:
         return StreamRefusal(status=Status.DCP_STREAMID_INVALID, reason="sid 0 is reserved")
-    if sid is not None and not 0 <= sid <= STREAM_ID_MAX:
-        return StreamRefusal(status=Status.EINVAL, reason=f"a sid is a number up to {STREAM_ID_MAX}")
+    if sid is not None and not 0 <= sid <= numbers.STREAM_ID_MAX:
+        return StreamRefusal(status=Status.EINVAL, reason=f"a sid is a number up to {numbers.STREAM_ID_MAX}")
     return None
 
 
@@ -317,8 +439,10 @@ def _check_open_streams(case: _Case) -> StreamRefusal | None:
     open_ids = case.connection.open_stream_ids
     if case.value.sid in open_ids:
         return StreamRefusal(status=Status.KEY_EEXISTS, reason="the stream is already open on this connection")
-    if len(open_ids) >= STREAMS_PER_VBUCKET_MAX:
-        return StreamRefusal(status=Status.ENOMEM, reason=f"{STREAMS_PER_VBUCKET_MAX} streams are open on this vbucket")
+    if len(open_ids) >= numbers.STREAMS_PER_VBUCKET_MAX:
+        return StreamRefusal(
+            status=Status.ENOMEM, reason=f"{numbers.STREAMS_PER_VBUCKET_MAX} streams are open on this vbucket"
+        )
     return None
 
 
@@ -366,7 +490,7 @@ def _decide_start(case: _Case) -> Accepted | RollbackDemand:
         # DCP docs, Add Stream, flag 0x40: the consumer wants what comes from now on, whatever it may have had before.
         is_known = request.vbuuid == 0 or vbucket.failover_log.knows(request.vbuuid)
         if case.dialect.from_latest_checks_vbuuid and not is_known:
-            return RollbackDemand(to_seqno=Seqno(0), reason="the vbuuid is not in the failover log")
+            return RollbackDemand(to_seqno=numbers.Seqno(0), reason="the vbuuid is not in the failover log")
         return _accept(case, start=vbucket.high_seqno, snapshot_start=vbucket.high_seqno)
     rollback = decide_rollback(
         ConsumerPoint(
@@ -387,7 +511,7 @@ def _decide_start(case: _Case) -> Accepted | RollbackDemand:
     return _accept(case, start=request.start_seqno, snapshot_start=request.snapshot_start_seqno)
 
 
-def _accept(case: _Case, *, start: Seqno, snapshot_start: Seqno) -> Accepted:
+def _accept(case: _Case, *, start: numbers.Seqno, snapshot_start: numbers.Seqno) -> Accepted:
     request, high = case.request, case.vbucket.high_seqno
     # Add Stream, flags 0x02 and 0x04: "Disk Only" ends at the end seqno or the last item on disk when the stream is
     # created, "Latest" overwrites the end seqno with the high seqno.
@@ -400,7 +524,7 @@ def _accept(case: _Case, *, start: Seqno, snapshot_start: Seqno) -> Accepted:
         end = start
     return Accepted(
         start_seqno=start,
-        end_seqno=Seqno(max(end, start)),
+        end_seqno=numbers.Seqno(max(end, start)),
         snapshot_start_seqno=snapshot_start,
         stream_id=case.value.sid,
         # One of no collections sends nothing, and ends like one that has come to its end.

@@ -15,11 +15,11 @@ from typing import Any
 from headwater.client.offsets import Offsets
 from headwater.protocol.features import WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import Frame, FrameBuffer, decode_frames
+from headwater.protocol.manifest import CollectionDropped, decode_event
 from headwater.protocol.messages import dcp_changes, decode_message
 from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.dcp_streams import StreamRequest
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import CollectionDropped, decode_event
 from headwater.sim.network import Tap
 from headwater.store.bucket import Bucket
 

@@ -40,7 +40,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     """See the module. The network's part of a loop is done by `network`."""
 
     def __init__(self, network: SimulatedNetwork, *, steps_max: int) -> None:
-        """`steps_max` is how much may happen: a run that goes on for ever is found by that."""
+        """`steps_max` limits the steps, so that an endless run is detected."""
         self.network = network
         self.steps = 0
         self.faults: list[str] = []

@@ -172,7 +172,7 @@ class SimulatedEngine(MemoryEngine):
 
 
 LINES_MAX = 200_000
-"""Kept for a reader. The digest goes on."""
+"""Lines that are kept for a reader. The digest covers all of them."""
 
 
 class Trace:

@@ -25,18 +25,7 @@ from headwater.protocol.messages.documents import Delete, Get, Set
 from headwater.protocol.messages.session import GetClusterConfig
 from headwater.protocol.numbers import DEFAULT_COLLECTION, SEQNO_MAX, CollectionId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.sim.checkers import (
-    Document,
-    Key,
-    KnownOutcome,
-    Needs,
-    Write,
-    differences,
-    index_differences,
-    lost_writes,
-    stored_documents,
-    visible_seqno,
-)
+from headwater.sim import checkers
 from headwater.sim.consumers import AnyConsumer, Consumer, LandingConsumer, LandingMutant, Mutant
 from headwater.sim.event_loop import SimulationFault
 from headwater.sim.faults import Faults, Operators, config_of
@@ -124,8 +113,8 @@ def run_seed(
 
 def _counts(world: World, cast: Cast, faults: Faults) -> dict[str, int]:
     counts = Counter(faults.counts)
-    counts["writes acknowledged"] = world.writes.count(KnownOutcome.ACKNOWLEDGED)
-    counts["writes unknown"] = world.writes.count(KnownOutcome.UNKNOWN)
+    counts["writes acknowledged"] = world.writes.count(checkers.KnownOutcome.ACKNOWLEDGED)
+    counts["writes unknown"] = world.writes.count(checkers.KnownOutcome.UNKNOWN)
     counts["rows consumed"] = world.rows
     counts["rollbacks consumed"] = sum(consumer.rollbacks for consumer in cast.consumers)
     counts["changes streamed"] = world.tap.changes
@@ -228,10 +217,10 @@ def _has_reached(consumer: AnyConsumer, vbucket: int, active: NodeHost) -> bool:
         return True
     offset = None if consumer.offsets is None else consumer.offsets.get(vbucket)  # type: ignore[arg-type]
     if offset is None:
-        return visible_seqno(active.bucket, vbucket) == 0
+        return checkers.visible_seqno(active.bucket, vbucket) == 0
     if not _is_on_a_branch(active, vbucket, offset):
         return False
-    return offset.seqno == high or visible_seqno(active.bucket, vbucket) <= offset.seqno <= high
+    return offset.seqno == high or checkers.visible_seqno(active.bucket, vbucket) <= offset.seqno <= high
 
 
 def _is_on_a_branch(active: NodeHost, vbucket: int, offset: StreamOffset) -> bool:
@@ -243,18 +232,18 @@ def _is_on_a_branch(active: NodeHost, vbucket: int, offset: StreamOffset) -> boo
 
 
 def _judge(world: World, cast: Cast) -> None:
-    stored: dict[Key, Document] = {}
+    stored: dict[checkers.Key, checkers.Document] = {}
     for vbucket in range(world.plan.vbuckets):
         host = world.active_host(vbucket)
         if host is None:
             world.complain(f"vbucket {vbucket} is active on no node, or on more than one")
             continue
-        documents = stored_documents(host.bucket, vbucket)
+        documents = checkers.stored_documents(host.bucket, vbucket)
         stored |= documents
-        for wrong in index_differences(host.bucket, vbucket):
+        for wrong in checkers.index_differences(host.bucket, vbucket):
             world.complain(f"{host.name}: {wrong}")
         for consumer in cast.consumers:
-            for wrong in differences(consumer.name, consumer.documents(vbucket), documents):
+            for wrong in checkers.differences(consumer.name, consumer.documents(vbucket), documents):
                 world.complain(f"vbucket {vbucket}: {wrong}")
         for copy in copies_of(host, world, vbucket):
             _judge_copy(world, copy, host, vbucket)
@@ -271,24 +260,24 @@ def _judge_copy(world: World, copy: NodeHost, active: NodeHost, vbucket: int) ->
     if ours is None or theirs is None or not copy.is_ready:
         world.complain(f"{copy.name} has no copy of vbucket {vbucket}")
         return
-    held, stored = stored_documents(copy.bucket, vbucket), stored_documents(active.bucket, vbucket)
-    for wrong in (*differences(copy.name, held, stored), *index_differences(copy.bucket, vbucket)):
+    held, stored = checkers.stored_documents(copy.bucket, vbucket), checkers.stored_documents(active.bucket, vbucket)
+    for wrong in (*checkers.differences(copy.name, held, stored), *checkers.index_differences(copy.bucket, vbucket)):
         world.complain(f"the copy of vbucket {vbucket} on {copy.name}: {wrong}")
     if ours.failover_log.newest.vbuuid != theirs.failover_log.newest.vbuuid:
         world.complain(f"the copy of vbucket {vbucket} on {copy.name} is on another branch")
 
 
-def _judge_writes(world: World, stored: dict[Key, Document]) -> None:
+def _judge_writes(world: World, stored: dict[checkers.Key, checkers.Document]) -> None:
     vbuckets = {key: vbucket_of(key[1], world.plan.vbuckets) for key in world.writes.by_key}
     needs = {
-        key: Needs.NOTHING
+        key: checkers.Needs.NOTHING
         if vbucket in world.drilled
-        else Needs.MAJORITY
+        else checkers.Needs.MAJORITY
         if vbucket in world.failed_over
-        else Needs.ACKNOWLEDGEMENT
+        else checkers.Needs.ACKNOWLEDGEMENT
         for key, vbucket in vbuckets.items()
     }
-    for wrong in lost_writes(world.writes, stored, needs):
+    for wrong in checkers.lost_writes(world.writes, stored, needs):
         world.complain(wrong)
 
 
@@ -371,7 +360,7 @@ class Writer:
             infos = (durability(_LEVELS[kind], timeout_ms=DURABLE_TIMEOUT_MS),)
         expires = kind == "expire"
         began_s = self._world.loop.time()
-        write = Write(value=value, is_durable=bool(infos), may_expire=expires, began_s=began_s)
+        write = checkers.Write(value=value, is_durable=bool(infos), may_expire=expires, began_s=began_s)
         if collection == DEFAULT_COLLECTION:
             self._world.writes.begin((collection, key), write)
         if value is None:
@@ -381,9 +370,9 @@ class Writer:
             request = Set(value=value, expiry=expiry, frame_infos=infos, **target)  # type: ignore[arg-type]
         await self._ask(request, write)
 
-    async def _ask(self, request: Request, write: Write | None) -> None:
+    async def _ask(self, request: Request, write: checkers.Write | None) -> None:
         """Ask until there is an outcome: refusals that are not about the write are tried again, a few times."""
-        outcome = KnownOutcome.REFUSED
+        outcome = checkers.KnownOutcome.REFUSED
         for _ in range(REFUSALS_MAX):
             try:
                 connection = await self._connection(request.vbucket)
@@ -395,13 +384,13 @@ class Writer:
                 continue
             try:
                 await connection.request(request)
-                outcome = KnownOutcome.ACKNOWLEDGED
+                outcome = checkers.KnownOutcome.ACKNOWLEDGED
                 break
             except (errors.ConnectionFailed, errors.SyncWriteAmbiguous) as error:
                 if isinstance(error, errors.ConnectionFailed):
                     connection.abort()
                     self._map = None
-                outcome = KnownOutcome.UNKNOWN
+                outcome = checkers.KnownOutcome.UNKNOWN
                 break
             except errors.StatusError as error:
                 if isinstance(error, errors.KeyNotFound) or not error.retriable:

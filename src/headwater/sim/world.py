@@ -31,7 +31,7 @@ BUSY_S_MIN, BUSY_S_MAX = 2.0, 6.0
 DRILLS_SHARE = 0.25
 LANDING_SHARE = 0.2
 STEPS_MAX = 400_000
-"""How much may happen in a run of the usual length: one that goes on for ever is found by that."""
+"""The most steps of a run of the usual length, so that an endless run is detected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,11 +32,10 @@ from headwater import telemetry
 from headwater.errors import SparkEnded
 from headwater.kernels.machine_code import code_folder, compile_kernels, only_writer, sources_digest
 from headwater.lake.catalogs import Catalog
+from headwater.lake.chosen_rows import Transform, TransformFunction
 from headwater.lake.lake import Task, TaskOutcome, results, run_task
-from headwater.lake.transform import Transform, TransformFunction
-from headwater.spark.catalog import SessionCatalog
 from headwater.spark.query_errors import query_error
-from headwater.spark.session import hide_password, is_remote, spark_logs, start_session, use_this_python
+from headwater.spark.session import SessionCatalog, hide_password, is_remote, spark_logs, start_session, use_this_python
 
 _DESCRIPTION, _POOL = "spark.job.description", "spark.scheduler.pool"
 RESULT_SCHEMA = pa.schema([pa.field("number", pa.int64()), pa.field("result", pa.binary())])

@@ -3,29 +3,49 @@
 Spark makes one stream reader for planning, which lives as long as the query, and pickles others to the tasks. So a
 reader holds options only, and what is made of them is made when it is first needed.
 
-What an offset of a stream means -------------------------------- Spark wants the end of a batch before it is read, and
-logs it. So an offset holds, of every vbucket, the seqno that was planned; its task reads on to the end of the snapshot
-and reports the offset it has reached (`reached_offsets`). The next plan begins there. An offset also says where its
-batch began, as the start of its snapshot, where that is known: a batch that Spark repeats after a crash begins at the
-same offset, and so does a later rollback.
+What an offset of a stream means
+--------------------------------
+Spark wants the end of a batch before it is read, and logs it. So an offset holds, of every vbucket, the seqno that was
+planned; its task reads on to the end of the snapshot and reports the offset it has reached (`ReachedOffsets`). The next
+plan begins there. An offset also says where its batch began, as the start of its snapshot, where that is known: a batch
+that Spark repeats after a crash begins at the same offset, and so does a later rollback.
 
 A repeated batch may hold newer versions than the first attempt, and goes on further. A sink that has kept the first
 attempt and skips the second by its number must not miss what came on top. So what a repeated batch has reached does not
 count: the next one begins at the planned end, and brings the rows behind it again.
+
+How tasks report the offsets that they have reached
+---------------------------------------------------
+Spark plans the end of a batch before it is read, and a snapshot that is being written to goes beyond that end. The rows
+behind it come with the batch, so the next one has to begin behind them, or they would come twice. Spark's API has no
+way back from a task to the planner. So the planner listens on a port, and every attempt at a task holds a connection
+while it reads: one line when it begins, one when it has read everything, which is acknowledged.
+
+Nothing depends on a report but that rows do not come twice. Where one is missing (the executor can't reach the port) or
+where two attempts differ (it is not known whose rows were used), the next batch begins at the planned end.
+
+The listener takes connections with its token only, on the address by which this machine reaches the bucket.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import logging
+import secrets
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.listener import (
@@ -48,39 +68,188 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from headwater.client.connection_string import Address
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.errors import InvalidInput, InvalidOffsets
+from headwater.landing import planning
 from headwater.landing.bucket_watch import BucketWatch, PlannedBucket
-from headwater.landing.planning import (
-    NOWHERE,
-    StreamPlans,
-    Survey,
-    VBucketRange,
-    given_offsets,
-    high_offsets,
-    plan_read,
-    rows_of_bytes,
-)
 from headwater.landing.source_options import DOCUMENT_COLUMNS, Conditions, Mode, SourceOptions, ValueForm
+from headwater.log_fields import LogEvent, fields
 from headwater.phrases import did_you_mean
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
+from headwater.spark import versions
 from headwater.spark.query_errors import in_one_sentence
-from headwater.spark.reached_offsets import ReachedOffsets, ReportTo
-from headwater.spark.versions import (
-    HAS_FILTERS,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-    VariantType,
-    to_arrow_schema,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S_MAX = 5.0
+ANSWER_S_MAX = 10.0
+LINE_BYTES_MAX = 8 * 1024 * 1024
+"""65,536 vbuckets with their numbers fit."""
+_TOKEN_BYTES = 16
+_TAKEN = b".\n"
+
+_Reached = dict[VBucketId, StreamOffset]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTo:
+    """Where the attempts at one task report. It travels with the task."""
+
+    host: str
+    port: int
+    token: str
+    task: int
+
+    @contextlib.contextmanager
+    def attempt(self, reached: Callable[[], tuple[Mapping[VBucketId, StreamOffset], int]]) -> Iterator[None]:
+        """Around the read of a task; at its end `reached` returns its offsets, and how many rows it had. A report that
+        can't be made is left out."""
+        connection: socket.socket | None = None
+        try:
+            connection = socket.create_connection((self.host, self.port), CONNECT_S_MAX)
+            connection.settimeout(ANSWER_S_MAX)
+            connection.sendall(_line({"token": self.token, "task": self.task, "attempt": _attempt_number()}))
+        except OSError as error:
+            logger.info(
+                "the planner at %s can't be reached, so rows may come again: %s",
+                *(f"{self.host}:{self.port}", error),
+                extra=fields(event=LogEvent.PLANNER_UNREACHABLE, address=f"{self.host}:{self.port}"),
+            )
+        try:
+            yield
+            if connection is not None:
+                with contextlib.suppress(OSError):
+                    offsets, rows = reached()
+                    connection.sendall(_line({"reached": Offsets("", offsets).to_json(), "rows": rows}))
+                    connection.recv(len(_TAKEN))
+        finally:
+            if connection is not None:
+                connection.close()
+
+
+class ReachedOffsets:
+    """The planner's side: what the tasks of the last batch have reported."""
+
+    def __init__(self, bucket: Address) -> None:
+        """`bucket` is any address of the bucket."""
+        self._attempts: dict[int, list[_Reached | None]] = {}
+        """By task: what each attempt has reached; None while it reads, and for ever if it was cut off."""
+        self._rows: dict[int, int] = {}
+        """By task: how many rows an attempt has had."""
+        self._next_task = 0
+        self._lock = threading.Lock()
+        self._token = secrets.token_hex(_TOKEN_BYTES)
+        host = _own_address(bucket)
+        self._server = _ReportServer((host, 0), self)
+        self._address = host, self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, name="reached offsets", daemon=True).start()
+
+    def expect(self, tasks: int) -> list[ReportTo]:
+        """Begin a batch of this many tasks. Earlier reports are dropped, and late ones are refused."""
+        host, port = self._address
+        with self._lock:
+            first, self._next_task = self._next_task, self._next_task + tasks
+            self._attempts = {task: [] for task in range(first, first + tasks)}
+            self._rows = {}
+        return [ReportTo(host=host, port=port, token=self._token, task=task) for task in range(first, first + tasks)]
+
+    def rows(self) -> int | None:
+        """How many rows the batch has had; None where a task has not reported."""
+        with self._lock:
+            return sum(self._rows.values()) if len(self._rows) == len(self._attempts) else None
+
+    def take(self) -> _Reached:
+        """The offsets that are known for sure: all attempts at a task have come to an end, and to the same one.
+
+        An attempt that is not the first says that there was another, which may have been the one whose rows were used.
+        """
+        with self._lock:
+            attempts, self._attempts = list(self._attempts.values()), {}
+        known: _Reached = {}
+        for reported in attempts:
+            if reported and reported[0] is not None and all(offsets == reported[0] for offsets in reported):
+                known |= reported[0]
+        return known
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    # --- one connection -----------------------------------------------------------------------------------------------
+
+    def on_begin(self, message: Any) -> tuple[int, int] | None:
+        """An attempt begins. Returns its number, or None for one that is not expected."""
+        if not isinstance(message, dict) or not secrets.compare_digest(str(message.get("token")), self._token):
+            return None
+        with self._lock:
+            attempts = self._attempts.get(message.get("task", -1))
+            if attempts is None:
+                return None
+            attempts.append(None)
+            if message.get("attempt") != 0:
+                return None
+            return message["task"], len(attempts) - 1
+
+    def on_end(self, attempt: tuple[int, int], message: Any) -> None:
+        offsets = dict(Offsets.from_json(message["reached"]).offsets)
+        with self._lock:
+            if attempt[0] in self._attempts:
+                self._attempts[attempt[0]][attempt[1]] = offsets
+                self._rows[attempt[0]] = int(message["rows"])
+
+
+class _ReportServer(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], reached: ReachedOffsets) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.reached = reached
+        super().__init__(address, _Attempt)
+
+
+class _Attempt(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        server = self.server
+        assert isinstance(server, _ReportServer)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, InvalidOffsets):
+            # Only a task may be silent, for hours while it reads: a connection has to begin with the token soon.
+            self.connection.settimeout(ANSWER_S_MAX)
+            attempt = server.reached.on_begin(json.loads(self.rfile.readline(1024)))
+            if attempt is None:
+                return
+            self.connection.settimeout(None)
+            server.reached.on_end(attempt, json.loads(self.rfile.readline(LINE_BYTES_MAX)))
+            self.wfile.write(_TAKEN)
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _attempt_number() -> int:
+    """Of this attempt at a task, as Spark counts: 0 for the first."""
+    context = TaskContext.get()
+    return 0 if context is None else int(context.attemptNumber())
+
+
+def _own_address(bucket: Address) -> str:
+    """The address by which this machine reaches the bucket: executors are likely to reach us there. Connecting a
+    datagram socket sends nothing."""
+    family = socket.AF_INET6 if ":" in bucket.host else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((bucket.host, bucket.port or 1))
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+# --- the source -------------------------------------------------------------------------------------------------------
+
 
 # --- the columns that Spark sees --------------------------------------------------------------------------------------
 #
@@ -90,7 +259,7 @@ if TYPE_CHECKING:
 _VALUE_TYPES: dict[ValueForm, DataType] = {
     ValueForm.BINARY: BinaryType(),
     ValueForm.STRING: StringType(),
-    ValueForm.VARIANT: VariantType(),
+    ValueForm.VARIANT: versions.VariantType(),
 }
 
 
@@ -135,7 +304,7 @@ class DcpPartition(InputPartition):
     """What one task reads, and all that it has to know of the bucket."""
 
     def __init__(
-        self, ranges: tuple[VBucketRange, ...], bucket: PlannedBucket, report_to: ReportTo | None = None
+        self, ranges: tuple[planning.VBucketRange, ...], bucket: PlannedBucket, report_to: ReportTo | None = None
     ) -> None:
         super().__init__((ranges, bucket, report_to))
         self.ranges = ranges
@@ -231,12 +400,12 @@ class _DcpReader:
     def _beginning(self) -> Offsets:
         """Where `startingOffsets` says, if that is not "now". Vbuckets that it does not name start at 0."""
         vbuckets = map(VBucketId, range(self._watch.vbuckets))
-        offsets = Offsets(self._watch.bucket_uuid, dict.fromkeys(vbuckets, NOWHERE))
+        offsets = Offsets(self._watch.bucket_uuid, dict.fromkeys(vbuckets, planning.NOWHERE))
         if isinstance(self._options.start, datetime):
             return offsets.updated(self._watch.find_start().offsets)
         if isinstance(self._options.start, Offsets):
             self._check_offsets(self._options.start)
-            return offsets.updated(given_offsets(self._options.start).offsets)
+            return offsets.updated(planning.given_offsets(self._options.start).offsets)
         return offsets
 
     def _rows(self, partition: InputPartition, *, fails_on_rollback: bool) -> Iterator[pa.RecordBatch]:
@@ -252,7 +421,7 @@ class _DcpReader:
                 yield from DocumentRows(self._options, self._spark_schema).read(partition.ranges, partition.bucket)
                 keep_loaded("documents")
                 return
-            rows = SparkRows(self._options, to_arrow_schema(self._spark_schema))
+            rows = SparkRows(self._options, versions.to_arrow_schema(self._spark_schema))
             reading = ShareReading(
                 options=self._options,
                 bucket=partition.bucket,
@@ -275,7 +444,7 @@ class DcpBatchReader(_DcpReader, DataSourceReader):
         is_from_now = self._options.start is Start.NOW
         start = None if is_from_now else self._beginning()
         survey = self._watch.survey()
-        start = start or high_offsets(self._watch.bucket_uuid, survey)
+        start = start or planning.high_offsets(self._watch.bucket_uuid, survey)
         end = self._options.end
         if end is not None:
             self._check_offsets(end)
@@ -284,7 +453,7 @@ class DcpBatchReader(_DcpReader, DataSourceReader):
                 end = Offsets(
                     end.bucket_uuid, {it: at for it, at in end.offsets.items() if at.seqno >= start[it].seqno}
                 )
-        ranges = plan_read(start, end, survey) if self._watch.select_by(self._options.where) else []
+        ranges = planning.plan_read(start, end, survey) if self._watch.select_by(self._options.where) else []
         shares, bucket = self._watch.shares(ranges, start)
         return [DcpPartition(share, bucket) for share in shares or [()]]
 
@@ -318,7 +487,7 @@ _OPERATORS: dict[type[Filter], str] = (
         datasource.GreaterThan: ">",
         datasource.GreaterThanOrEqual: ">=",
     }
-    if HAS_FILTERS
+    if versions.HAS_FILTERS
     else {}
 )
 
@@ -331,15 +500,15 @@ def _condition(one: Any) -> Conditions | None:
     return Conditions.one(one.attribute[0], operator, one.value if operator == "IN" else [one.value])
 
 
-class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class DcpStreamReader(_DcpReader, DataSourceStreamReader, versions.SupportsTriggerAvailableNow):
     """Changes as they come, in batches."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._target: dict[VBucketId, Seqno] | None = None
-        self._survey: Survey | None = None
+        self._survey: planning.Survey | None = None
         self._reports: ReachedOffsets | None = None
-        self._plans = StreamPlans()
+        self._plans = planning.StreamPlans()
         self._bucket: PlannedBucket | None = None
         """As the tasks of the newest batch saw it."""
         self._began: Offsets | None = None
@@ -358,12 +527,14 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
         return _to_spark(self._began)
 
     @in_one_sentence()
-    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, Any] | None = None, limit: versions.ReadLimit | None = None
+    ) -> dict[str, Any]:
         began = self._began if start is None else _from_spark(start)
         if began is None:
             # A query that goes on after a restart, with PySpark before 4.2. The first batch ends now, and says of no
             # vbucket how it began: so it begins where the one before has ended, whatever that was.
-            ends = high_offsets(self._watch.bucket_uuid, self._watch.survey())
+            ends = planning.high_offsets(self._watch.bucket_uuid, self._watch.survey())
             return _to_spark(
                 ends.updated({it: replace(at, snapshot_start=Seqno(0)) for it, at in ends.offsets.items()})
             )
@@ -391,21 +562,21 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
 
     @in_one_sentence()
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return _to_spark(high_offsets(self._watch.bucket_uuid, self._survey or self._watch.survey()))
+        return _to_spark(planning.high_offsets(self._watch.bucket_uuid, self._survey or self._watch.survey()))
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> versions.ReadLimit:  # noqa: N802
         if self._options.rows_per_trigger_max is not None:
-            return ReadMaxRows(self._options.rows_per_trigger_max)
+            return versions.ReadMaxRows(self._options.rows_per_trigger_max)
         if self._options.bytes_per_trigger_max is not None:
-            return ReadMaxBytes(self._options.bytes_per_trigger_max)
-        return ReadAllAvailable()
+            return versions.ReadMaxBytes(self._options.bytes_per_trigger_max)
+        return versions.ReadAllAvailable()
 
-    def _rows_max(self, limit: ReadLimit | None) -> int | None:
+    def _rows_max(self, limit: versions.ReadLimit | None) -> int | None:
         if limit is None:  # PySpark before 4.2 has none
-            return self._options.rows_per_trigger_max or rows_of_bytes(self._options.bytes_per_trigger_max)
-        if isinstance(limit, ReadMaxRows):
+            return self._options.rows_per_trigger_max or planning.rows_of_bytes(self._options.bytes_per_trigger_max)
+        if isinstance(limit, versions.ReadMaxRows):
             return limit.max_rows
-        return rows_of_bytes(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else None
+        return planning.rows_of_bytes(limit.max_bytes) if isinstance(limit, versions.ReadMaxBytes) else None
 
     @in_one_sentence()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802

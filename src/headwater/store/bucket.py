@@ -28,11 +28,10 @@ from headwater.errors import LocalProtocolError, VBucketDamaged
 from headwater.kernels.memory import Bytes, Column
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.frames import DurabilityLevel, encode_collection_id
-from headwater.protocol.manifest import Collection, Manifest
+from headwater.protocol.manifest import Collection, Event, Manifest
 from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
-from headwater.protocol.system_events import Event
 from headwater.protocol.values import Datatype
 from headwater.store.checked_engine import CheckedEngine, CheckedView, KnownPieces, Scrub
 from headwater.store.commits import COMMIT_LOW, GroupCommit, PendingCommit, YoungCommits, joined_runs

@@ -53,7 +53,7 @@ from headwater.protocol.kernels.frame_runs import (
     prefix_bytes,
 )
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.messages.range_scan import RangeScanContinueResponse, ScannedDocument
+from headwater.protocol.messages.documents import RangeScanContinueResponse, ScannedDocument
 from headwater.protocol.numbers import KEY_BYTES_MAX, CollectionId, VBucketId
 from headwater.protocol.values import Datatype, body_offset
 from headwater.store.bucket import Bucket

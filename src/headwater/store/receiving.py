@@ -42,11 +42,11 @@ from headwater.protocol.kernels.frame_runs import (
 )
 from headwater.protocol.kernels.snappy import inflated_bytes
 from headwater.protocol.kernels.xattr_split import has_sound_xattrs
+from headwater.protocol.manifest import decode_event
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, KEY_BYTES_MAX, VALUE_BYTES_MAX, ManifestUid, Seqno
 from headwater.protocol.snapshots import StreamOffset
-from headwater.protocol.system_events import decode_event
 from headwater.protocol.values import Datatype, decode_xattrs, decompress
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts

@@ -32,8 +32,8 @@ from headwater.kernels.memory import (
 )
 from headwater.kernels.siphash import siphash128
 from headwater.protocol.kernels.frame_runs import ABORT, PREPARE, SYSTEM_EVENT, collection_id, is_document_change
+from headwater.protocol.manifest import CollectionCreated
 from headwater.protocol.numbers import CollectionId
-from headwater.protocol.system_events import CollectionCreated
 from headwater.store.checked_engine import CheckedView
 from headwater.store.commits import GroupCommit
 from headwater.store.data_format import blocks_of

@@ -17,20 +17,22 @@ from headwater.errors import VBucketDamaged
 from headwater.kernels.memory import AnyBytes, Bytes, Column, i64, kernel, load_u32
 from headwater.options import MIB, option
 from headwater.protocol.kernels.frame_runs import SYSTEM_EVENT
-from headwater.protocol.manifest import Collection, Manifest, Scope
-from headwater.protocol.messages.dcp_changes import SystemEvent
-from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import Cas, ManifestUid, Seqno, VBucketId
-from headwater.protocol.system_events import (
+from headwater.protocol.manifest import (
+    Collection,
     CollectionCreated,
     CollectionDropped,
     CollectionModified,
     Event,
+    Manifest,
+    Scope,
     ScopeCreated,
     ScopeDropped,
     decode_event,
     encode_event,
 )
+from headwater.protocol.messages.dcp_changes import SystemEvent
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import Cas, ManifestUid, Seqno, VBucketId
 from headwater.store.data_format import VBucketFacts, decode_stored
 
 ABSENT = 0

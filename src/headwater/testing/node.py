@@ -100,7 +100,7 @@ class ServingProcess:
             return
         if not self.has_ended:
             self.send(number)
-            # One that is paused gets the signal when it goes on; one that was killed may be gone already.
+            # A paused process gets the signal when it resumes; one that was killed may be gone already.
             with suppress(ProcessLookupError):
                 self.send(signal.SIGCONT)
             if not select.select([self._process], [], [], STOP_S_MAX)[0]:

@@ -1,7 +1,7 @@
 """A process that becomes nodes.
 
 Most of a node's start is importing libraries and loading compiled kernels. The nursery does both once, in a process of
-its own that has no threads, and forks: the child goes on as `headwater serve`. It is asked over its standard input, a
+its own that has no threads, and forks: the child becomes `headwater serve`. It is asked over its standard input, a
 line of JSON a node, and answers with the child's process id. It ends when its input does, and the system then ends all
 of its nodes, so that nothing is left of a run of tests that was killed.
 """

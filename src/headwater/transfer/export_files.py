@@ -39,16 +39,8 @@ from headwater.lake.layout import split_texts
 from headwater.lake.typed_columns import Misfits, TypedColumns
 from headwater.phrases import counted, escaped_bytes
 from headwater.protocol.kernels.decode import binary_column
+from headwater.transfer import json_lines
 from headwater.transfer.change_lines import AS_JSON, judge_values
-from headwater.transfer.json_lines import (
-    EXPIRY_MEMBER,
-    FLAGS_MEMBER,
-    IN_BASE64,
-    KEY_MEMBER,
-    MEMBERS,
-    VALUE_MEMBER,
-    text_bytes,
-)
 from headwater.transfer.set_frames import JSON_FLAGS
 from headwater.transfer.tables import JSON_TEXT, joined, quoted
 
@@ -195,7 +187,9 @@ class Survivors:
         is_later = are_documents & ((starts != self._first_start[vbuckets]) | (ends != self._first_end[vbuckets]))
         if is_later.any():
             self._has_later[vbuckets[is_later]] = True
-            kept = pa.table([_identities(batch), *_keys_of_voids(batch), pa.array(positions)], names=_LATER)
+            ids = batch.column("collection_id").fill_null(0)
+            columns = [_identities(batch), batch.column("vbucket"), batch.column("seqno"), ids, pa.array(positions)]
+            kept = pa.table(columns, names=_LATER)
             self._later.append(kept.filter(pa.array(is_later)))
 
     def alive(self, batch: pa.RecordBatch, positions: _Numbers) -> _Marks:
@@ -245,10 +239,6 @@ def _void(batch: pa.RecordBatch, row: int, position: int) -> _Void:
     return _Void(before=position, vbucket=vbucket, seqno=seqno, collection_id=None if is_rollback else collection_id)
 
 
-def _keys_of_voids(batch: pa.RecordBatch) -> list[pa.Array]:
-    return [batch.column("vbucket"), batch.column("seqno"), batch.column("collection_id").fill_null(0)]
-
-
 def _identities(batch: pa.RecordBatch) -> pa.Array:
     """The identity of each document: the collection's id, and the key."""
     ids = batch.column("collection_id").fill_null(0).cast(pa.string()).cast(pa.binary())
@@ -261,7 +251,7 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 _TEXT = pa.large_string()
 _OBJECT = r"^\s*\{"
 _EMPTY_OBJECT = r"^\s*\{\s*\}\s*$"
-_OUR_NAMES = rf'"(?:{"|".join(map(re.escape, MEMBERS))})"\s*:'
+_OUR_NAMES = rf'"(?:{"|".join(map(re.escape, json_lines.MEMBERS))})"\s*:'
 
 
 # --- files that appear when they are whole ----------------------------------------------------------------------------
@@ -401,12 +391,14 @@ def are_json(batch: pa.RecordBatch) -> NDArray[np.bool_]:
 def _heads(batch: pa.RecordBatch) -> pa.Array:
     """What stands before the documents, up to where their members go on."""
     keys, are_texts = _key_texts(batch.column("key"))
-    starts = _join(f'{{"{KEY_MEMBER}":', quoted(keys))
+    starts = _join(f'{{"{json_lines.KEY_MEMBER}":', quoted(keys))
     if not pc.all(are_texts).as_py():
         in_base64 = pa.array([_base64(key) for key in batch.column("key").to_pylist()], _TEXT)
-        starts = pc.if_else(are_texts, starts, _join(f'{{"{KEY_MEMBER}{IN_BASE64}":"', in_base64, '"'))
-    flags = _member(FLAGS_MEMBER, batch.column("flags"), default=JSON_FLAGS)
-    return _join(starts, flags, _member(EXPIRY_MEMBER, batch.column("expiry"), default=0))
+        starts = pc.if_else(
+            are_texts, starts, _join(f'{{"{json_lines.KEY_MEMBER}{json_lines.IN_BASE64}":"', in_base64, '"')
+        )
+    flags = _member(json_lines.FLAGS_MEMBER, batch.column("flags"), default=JSON_FLAGS)
+    return _join(starts, flags, _member(json_lines.EXPIRY_MEMBER, batch.column("expiry"), default=0))
 
 
 def _member(name: str, numbers: pa.Array, *, default: int) -> pa.Array:
@@ -422,7 +414,7 @@ def _with_heads(heads: pa.Array, values: pa.Array, is_json: NDArray[np.bool_]) -
     other_marks = pa.array(~is_json)
     texts = _json_with_heads(heads.filter(json_marks), _texts(values.filter(json_marks)))
     encoded = pa.array([_base64(value or b"") for value in values.filter(other_marks).to_pylist()], _TEXT)
-    others = _join(heads.filter(other_marks), f',"{VALUE_MEMBER}{IN_BASE64}":"', encoded, '"}')
+    others = _join(heads.filter(other_marks), f',"{json_lines.VALUE_MEMBER}{json_lines.IN_BASE64}":"', encoded, '"}')
     order = np.empty(len(heads), dtype=np.int64)
     order[np.concatenate((np.flatnonzero(is_json), np.flatnonzero(~is_json)))] = np.arange(len(heads))
     return pa.concat_arrays([texts, others]).take(pa.array(order))
@@ -439,7 +431,7 @@ def _json_with_heads(heads: pa.Array, texts: pa.Array) -> pa.Array:
     as_members = _join(heads, between, rests)
     if pc.all(are_members).as_py():
         return as_members
-    return pc.if_else(are_members, as_members, _join(heads, f',"{VALUE_MEMBER}":', texts, "}"))
+    return pc.if_else(are_members, as_members, _join(heads, f',"{json_lines.VALUE_MEMBER}":', texts, "}"))
 
 
 def _have_our_names(texts: pa.Array) -> pa.Array:
@@ -453,7 +445,7 @@ def _have_our_names(texts: pa.Array) -> pa.Array:
 
 def _has_our_name(text: str) -> bool:
     document = json.loads(text, parse_int=str)  # as Python reads no number of thousands of digits
-    return isinstance(document, dict) and not document.keys().isdisjoint(MEMBERS)
+    return isinstance(document, dict) and not document.keys().isdisjoint(json_lines.MEMBERS)
 
 
 def _key_texts(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -487,7 +479,7 @@ def _lines(texts: pa.Array) -> memoryview:
 def _bytes_of(texts: pa.Array) -> memoryview:
     if not len(texts):
         return memoryview(b"")
-    content, edges = text_bytes(texts)
+    content, edges = json_lines.text_bytes(texts)
     return content[edges[0] : edges[-1]].data
 
 
@@ -590,7 +582,7 @@ class TableFile:
         self._left_out = left_out
         self._columns = columns
         self._with_key = with_key
-        fields = [pa.field(KEY_MEMBER, pa.string(), nullable=False)] if with_key else []
+        fields = [pa.field(json_lines.KEY_MEMBER, pa.string(), nullable=False)] if with_key else []
         for column in columns.schema if columns is not None else ():
             fields.append(column.with_metadata(JSON_TEXT) if column.name in nested else column)
         self._schema = pa.schema(fields)
@@ -620,7 +612,7 @@ class TableFile:
             batch = batch.filter(fits)
             columns = {name: column.filter(fits) for name, column in columns.items()}
         if self._with_key:
-            columns[KEY_MEMBER] = batch.column("key").cast(pa.string())
+            columns[json_lines.KEY_MEMBER] = batch.column("key").cast(pa.string())
         table = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
         self._writer.write_table(table)
         return int(batch.num_rows)

@@ -120,7 +120,7 @@ def _ending(file: io.BufferedReader) -> str:
 
 
 class _Replayed:
-    """A file whose beginning has been looked at, which of a pipe can be done once only."""
+    """A file whose beginning was already read: a pipe can be read only once."""
 
     def __init__(self, file: ByteReader) -> None:
         self._file = file
@@ -153,7 +153,7 @@ class LoadedFile:
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
-        """Say which of several files an error is about."""
+        """Name the file in an error, if there are several."""
         try:
             yield
         except InvalidInput as error:

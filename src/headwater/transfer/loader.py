@@ -22,17 +22,10 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from headwater import errors
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import RECEIVE_BYTES, broken
-from headwater.errors import (
-    STATUS_ERRORS,
-    ConnectionFailed,
-    HeadwaterError,
-    NotMyVBucket,
-    StatusError,
-    UnexpectedMessage,
-)
 from headwater.kernels.machine_code import compile_kernels
 from headwater.kernels.memory import Column
 from headwater.protocol.exchange import ANSWER_TIMEOUT_S
@@ -40,16 +33,7 @@ from headwater.protocol.frames import decode_collection_id
 from headwater.protocol.messages import key_text, refused
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.status import Status
-from headwater.transfer.set_frames import (
-    Answers,
-    Documents,
-    KeptDocuments,
-    SetFrames,
-    encode_sets,
-    scan_answers,
-    set_opaques,
-    split_frames,
-)
+from headwater.transfer import set_frames
 
 # --- one connection -------------------------------------------------------------------------------------------------
 
@@ -68,7 +52,7 @@ _FAILURES_AT_ONCE = 1024
 class Retry:
     """Frames that are to be sent again."""
 
-    frames: SetFrames
+    frames: set_frames.SetFrames
     attempts: int
     due_s: float
     give_up_s: float
@@ -78,7 +62,7 @@ class Retry:
 class _Batch:
     """Frames that are sent, or are about to be."""
 
-    frames: SetFrames
+    frames: set_frames.SetFrames
     attempts: int
     give_up_s: float | None
     answered: int = 0
@@ -139,11 +123,11 @@ class WriteLane:
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
-    def send_sets(self, frames: SetFrames, *, attempts: int = 0, give_up_s: float | None = None) -> None:
+    def send_sets(self, frames: set_frames.SetFrames, *, attempts: int = 0, give_up_s: float | None = None) -> None:
         """Take frames to be sent. They are sent even where there is no room: ask `has_room` first."""
         if not len(frames):
             return
-        set_opaques(frames.data, frames.starts, self._next_opaque)
+        set_frames.set_opaques(frames.data, frames.starts, self._next_opaque)
         self._next_opaque = (self._next_opaque + len(frames)) & 0xFFFFFFFF
         self._unsent.append(frames.data.data)
         self._unanswered.append(_Batch(frames=frames, attempts=attempts, give_up_s=give_up_s))
@@ -183,10 +167,10 @@ class WriteLane:
         """
         received = np.frombuffer(self._rest + bytes(data), dtype=np.uint8)
         at = 0
-        refusal: StatusError | None = None
+        refusal: errors.StatusError | None = None
         is_complete = False
         while not is_complete:
-            answers = scan_answers(received[at:], opaque=self._due_opaque, failures=self._failures)
+            answers = set_frames.scan_answers(received[at:], opaque=self._due_opaque, failures=self._failures)
             at += answers.consumed_bytes
             refusal = self._settle(answers) or refusal
             is_complete = len(answers.failures) < len(self._failures)
@@ -194,15 +178,15 @@ class WriteLane:
         if refusal is not None:
             raise refusal
 
-    def _settle(self, answers: Answers) -> StatusError | None:
+    def _settle(self, answers: set_frames.Answers) -> errors.StatusError | None:
         """Give the answers to the batches they belong to; what was refused for good comes back as its error."""
         self._due_opaque = (self._due_opaque + answers.answered) & 0xFFFFFFFF
         failures = deque(answers.failures)
-        refusal: StatusError | None = None
+        refusal: errors.StatusError | None = None
         settled = 0
         while settled < answers.answered:
             if not self._unanswered:
-                raise UnexpectedMessage("an answer to a request that was not sent")
+                raise errors.UnexpectedMessage("an answer to a request that was not sent")
             batch = self._unanswered[0]
             count = min(answers.answered - settled, len(batch.frames) - batch.answered)
             self.written += count
@@ -217,9 +201,9 @@ class WriteLane:
                 self._finish(batch)
         return refusal
 
-    def _fail(self, batch: _Batch, item: int, status: int) -> StatusError | None:
+    def _fail(self, batch: _Batch, item: int, status: int) -> errors.StatusError | None:
         """Note what becomes of a document that the server did not take."""
-        kind = STATUS_ERRORS.get(status, StatusError)
+        kind = errors.STATUS_ERRORS.get(status, errors.StatusError)
         gives_up = batch.give_up_s is not None and self._now_s >= batch.give_up_s
         if not kind.retriable or gives_up:
             tried = f" {batch.attempts + 1} times" if batch.attempts else ""
@@ -332,7 +316,7 @@ class KvLoader:
         """How often a document had to be sent again."""
         return sum(wire.lane.retried for wire in self._wires)
 
-    def load(self, batches: Iterable[Documents], on_progress: Callable[[], None] = lambda: None) -> None:
+    def load(self, batches: Iterable[set_frames.Documents], on_progress: Callable[[], None] = lambda: None) -> None:
         """Write all documents, or raise what stands in the way.
 
         If it is the source that fails, what it gave before that is written first. After any other error the answers
@@ -344,7 +328,7 @@ class KvLoader:
             self._listen()
             raise
 
-    def _load(self, source: Iterator[Documents], on_progress: Callable[[], None]) -> None:
+    def _load(self, source: Iterator[set_frames.Documents], on_progress: Callable[[], None]) -> None:
         documents, problem = _next(source)
         started_s = heard_s = self._clock()
         while documents is not None or not self._is_idle:
@@ -375,9 +359,9 @@ class KvLoader:
             for key, _ in ready:
                 try:
                     key.data.receive()
-                except StatusError:
+                except errors.StatusError:
                     pass  # Another document that was refused: the first is what is raised.
-                except HeadwaterError:
+                except errors.HeadwaterError:
                     self._selector.unregister(key.data.sock)
 
     def close(self) -> None:
@@ -423,22 +407,22 @@ class KvLoader:
             self._wires_of[address] = opened
         return self._wires_of[address]
 
-    def _send(self, documents: Documents) -> None:
-        frames = encode_sets(
+    def _send(self, documents: set_frames.Documents) -> None:
+        frames = set_frames.encode_sets(
             documents,
             vbuckets=self._map.vbuckets,
             collections=self._collections,
             first_document=self._taken,
             expiry=self._expiry,
         )
-        if isinstance(documents, KeptDocuments):
+        if isinstance(documents, set_frames.KeptDocuments):
             documents.stamp(frames)
         self._taken += len(documents)
         for wire, part in zip(self._wires, self._split(frames), strict=True):
             wire.lane.send_sets(part)
 
-    def _split(self, frames: SetFrames) -> list[SetFrames]:
-        return split_frames(frames, self._wire_of_vbucket, lanes=len(self._wires))
+    def _split(self, frames: set_frames.SetFrames) -> list[set_frames.SetFrames]:
+        return set_frames.split_frames(frames, self._wire_of_vbucket, lanes=len(self._wires))
 
     def _follow_moves(self) -> None:
         """Send what was misplaced where it belongs, once the pause is over and the map has been read again."""
@@ -448,7 +432,7 @@ class KvLoader:
             return
         newest = self._cluster.read_map()
         if newest.vbuckets != self._map.vbuckets:
-            raise NotMyVBucket(
+            raise errors.NotMyVBucket(
                 Status.NOT_MY_VBUCKET,
                 "the bucket was deleted and created again during the load",
                 hint="Load it again",
@@ -534,7 +518,7 @@ class _Wire:
             except OSError as error:
                 raise broken(self.address, error) from error
             if not data:
-                raise ConnectionFailed(
+                raise errors.ConnectionFailed(
                     f"{self.address} closed the connection before it answered everything",
                     hint="Look at the server's log",
                 )
@@ -545,9 +529,11 @@ class _Wire:
         return True
 
 
-def _next(source: Iterator[Documents]) -> tuple[Documents | None, HeadwaterError | OSError | None]:
+def _next(
+    source: Iterator[set_frames.Documents],
+) -> tuple[set_frames.Documents | None, errors.HeadwaterError | OSError | None]:
     """The next documents, or what is wrong with the source."""
     try:
         return next(source, None), None
-    except (HeadwaterError, OSError) as error:
+    except (errors.HeadwaterError, OSError) as error:
         return None, error

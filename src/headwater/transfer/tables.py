@@ -302,7 +302,7 @@ def _first_misfit(column: pa.Array, kind: CellKind) -> int | None:
 
 
 class _CsvFile(io.RawIOBase):
-    """A file whose beginning is looked at before Arrow reads it; a pipe can't be read twice."""
+    """A file whose beginning is read before Arrow reads it; a pipe can't be read twice."""
 
     def __init__(self, file: ByteReader) -> None:
         self.bytes_read = 0

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from headwater import http as http_client
 from headwater.cli import main
 from headwater.cli.management import ManagementUrl
 from headwater.client.connection_string import Address, ConnectionString
 from headwater.errors import InvalidConnectionString
-from headwater.http import asking
 from headwater.node.auth.login_checks import LoginChecks
 from headwater.node.http.app import HttpServer
 from headwater.protocol.cluster_config import ClusterNodes, NodeAddress, node_config
@@ -385,7 +385,7 @@ def test_other_servers_answers(arguments: tuple[str, str], answers: dict[str, tu
 
 
 def test_an_answer_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ANSWER_BYTES_MAX", 10)
+    monkeypatch.setattr(http_client, "ANSWER_BYTES_MAX", 10)
     with answering({"GET": (200, b"x" * 11)}) as url:
         assert "has more than 10 bytes" in failed("list", url, *LOGIN)
 

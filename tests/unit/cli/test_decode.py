@@ -23,16 +23,15 @@ from headwater.protocol.frames import (
     server_duration,
     stream_id,
 )
+from headwater.protocol.manifest import CollectionCreated, ScopeCreated, encode_event
 from headwater.protocol.messages import Message, dcp_streams
 from headwater.protocol.messages.base import NO_FIELDS, ErrorResponse
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker, SystemEvent
-from headwater.protocol.messages.documents import Set, StoreResponse
-from headwater.protocol.messages.range_scan import RangeScanContinue
+from headwater.protocol.messages.documents import RangeScanContinue, Set, StoreResponse
 from headwater.protocol.messages.session import HelloResponse
 from headwater.protocol.messages.subdocument import LookupSpec, MultiLookup
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnosResponse, VBucketSeqno
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import CollectionCreated, ScopeCreated, encode_event
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
 from support.cases import case, each
 

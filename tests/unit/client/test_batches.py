@@ -17,11 +17,10 @@ from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.pieces import ChangeRun, EventPiece, Piece
 from headwater.errors import TruncatedFrame, UnexpectedMessage
 from headwater.protocol.frames import preserve_ttl
-from headwater.protocol.manifest import Manifest
+from headwater.protocol.manifest import CollectionCreated, Manifest
 from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.messages.dcp_streams import DcpNoop
 from headwater.protocol.numbers import Cas, CollectionId, ManifestUid, ScopeId, Seqno, VBucketId, Vbuuid
-from headwater.protocol.system_events import CollectionCreated
 from headwater.protocol.values import Datatype
 
 GARDEN = Manifest().with_scope("garden").with_collection("garden", "fruit")  # 8 and 9

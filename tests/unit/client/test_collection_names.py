@@ -8,16 +8,16 @@ import pytest
 
 from headwater.client.collection_names import NAMES_SHOWN_MAX, NO_CODE, CollectionFilter, CollectionNames
 from headwater.errors import UnknownCollection, UnknownScope
-from headwater.protocol.manifest import Manifest
-from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId
-from headwater.protocol.system_events import (
+from headwater.protocol.manifest import (
     CollectionCreated,
     CollectionDropped,
     CollectionModified,
     Event,
+    Manifest,
     ScopeCreated,
     ScopeDropped,
 )
+from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId
 from support.cases import case
 
 GARDEN = (

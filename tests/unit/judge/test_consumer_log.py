@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headwater.errors import InvalidInput
-from headwater.judge import consumer_log
-from headwater.judge.consumer_log import ConsumerLog, Held, differences
+from headwater.judge import consumer as consumer_log
+from headwater.judge.consumer import ConsumerLog, Held, differences
 from headwater.protocol.numbers import vbucket_of
 from support.cases import case
 

@@ -15,8 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import CatalogError, CatalogUnreachable, InvalidInput
-from headwater.lake.catalog_services import TOKEN_VARIABLE, CatalogSettings, _hive_type, _unity_column
-from headwater.lake.catalogs import CHECK_EVERY_S, CatalogKeeper, Column, TableEntry, entry_name, sql_type
+from headwater.lake.catalogs import (
+    CHECK_EVERY_S,
+    TOKEN_VARIABLE,
+    CatalogKeeper,
+    CatalogSettings,
+    Column,
+    TableEntry,
+    _hive_type,
+    _unity_column,
+    entry_name,
+    sql_type,
+)
 from headwater.lake.commits import merge
 from support.lake_model import HOTEL, SmallLake
 from support.unity_server import UnityServer

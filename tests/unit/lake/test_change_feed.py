@@ -13,12 +13,11 @@ import pytest
 from deltalake import DeltaTable
 
 from headwater.errors import InvalidInput
-from headwater.lake import change_feed, data_files, upkeep
-from headwater.lake.dead_files import READERS_S_MIN, DeadBytes, DeadFiles
+from headwater.lake import data_files, history, upkeep
 from headwater.lake.lake import LakeSettings, run_here
 from headwater.lake.repair import _build_tables
 from headwater.lake.typed_columns import ColumnMode
-from headwater.lake.upkeep import join_files
+from headwater.lake.upkeep import READERS_S_MIN, DeadBytes, DeadFiles, join_files
 from support.lake_model import Follower, SmallLake, lake_of_before, merging, with_columns
 
 pytestmark = pytest.mark.usefixtures("large_tables")
@@ -66,7 +65,7 @@ def test_says_what_each_merge_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_says_of_a_rollback_only_what_is_different_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change_feed, "FEED_HELD_BYTES", 0)
+    monkeypatch.setattr(history, "FEED_HELD_BYTES", 0)
     small, copy = begun(tmp_path)
     kept = small.bucket.vbuckets[0].high_seqno
     small.write(0, "a", "new", value=b'{"n": 2}')

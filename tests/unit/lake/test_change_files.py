@@ -17,9 +17,9 @@ from headwater.client.batches import RAW_SCHEMA
 from headwater.errors import InvalidInput, LakeOutOfStep
 from headwater.lake import change_files
 from headwater.lake.change_files import ChangeReport, ChangeWriter, sort_rows
+from headwater.lake.chosen_rows import Transform
 from headwater.lake.layout import LakeFacts
 from headwater.lake.location import Location
-from headwater.lake.transform import Transform
 from headwater.spark.executors import RESULT_SCHEMA, result_batch, results_of
 from support.cases import each
 from support.lake_model import ModelBucket, batches

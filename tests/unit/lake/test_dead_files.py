@@ -11,10 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 from headwater.errors import InvalidInput
-from headwater.lake import dead_files
+from headwater.lake import upkeep
 from headwater.lake.data_files import DataFile
-from headwater.lake.dead_files import DeadBytes, DeadFiles, clean_logs, vacuum
-from headwater.lake.upkeep import join_files
+from headwater.lake.upkeep import DeadBytes, DeadFiles, clean_logs, join_files, vacuum
 from support.lake_model import SmallLake, batches, check_documents, mark_rows
 
 DEFAULT = "_default._default"
@@ -118,7 +117,7 @@ def overwrite(small: SmallLake, turns: int, documents: int = 300) -> None:
 
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_files, "DEAD_BYTES_MIN", 0)
+    monkeypatch.setattr(upkeep, "DEAD_BYTES_MIN", 0)
 
 
 @pytest.mark.usefixtures("tight")
@@ -157,7 +156,7 @@ def test_what_earlier_runs_have_left_is_dead_as_well(small: SmallLake) -> None:
     before, dead = file_bytes(table), DeadFiles(DeadBytes.parse("0x"), keep_hours=168)
     dead.keep_within_bound(small.lake, now_s=now_s)
     assert file_bytes(table) == before, "all of it is too young"
-    dead.keep_within_bound(small.lake, now_s=now_s + dead_files.READERS_S_MIN + 1)
+    dead.keep_within_bound(small.lake, now_s=now_s + upkeep.READERS_S_MIN + 1)
     assert file_bytes(table) == live_bytes(table) + 10_000, "the file that no commit names may be about to be named"
     dead.keep_within_bound(small.lake, now_s=now_s + 3700)
     assert file_bytes(table) == live_bytes(table)
@@ -204,7 +203,7 @@ def test_logs_have_a_bound_in_bytes(small: SmallLake, monkeypatch: pytest.Monkey
     size_bytes, entries = sum(entry.stat().st_size for entry in log.iterdir()), {*log.iterdir()}
     clean_logs(small.lake)
     assert {*log.iterdir()} == entries
-    monkeypatch.setattr(dead_files, "LOG_BYTES_MIN", size_bytes // 2)
+    monkeypatch.setattr(upkeep, "LOG_BYTES_MIN", size_bytes // 2)
     clean_logs(small.lake, bound=DeadBytes(0.0, 0))
     assert sum(entry.stat().st_size for entry in log.iterdir()) < 0.8 * size_bytes
     overwrite(small, 1, documents=4)
@@ -259,7 +258,7 @@ def test_dead_vectors_and_files_of_the_feed_are_deleted_and_live_ones_never(smal
     else:
         small.reopen()
         later = dead if way == "as they die" else DeadFiles(DeadBytes.parse("0x"), keep_hours=168)
-        later.keep_within_bound(small.lake, now_s=now_s + dead_files.READERS_S_MIN + 1)
+        later.keep_within_bound(small.lake, now_s=now_s + upkeep.READERS_S_MIN + 1)
     assert (names(small, "*.bin"), names(small, "_change_data/*")) == (1, 0)
     assert small.rows(f"documents/{DEFAULT}") == live
     small.write(0, "key-8", value=b"{}")

@@ -17,12 +17,11 @@ from deltalake.exceptions import DeltaError
 from headwater.errors import LakeDamaged, LakeFull, LakeGone, LakeUnreachable
 from headwater.lake import column_values, commits, documents_merge, layout
 from headwater.lake.commits import begin_batch, commit_batch, first_documents, merge
-from headwater.lake.dead_files import clean_logs, vacuum
 from headwater.lake.documents_merge import Merged, MergeTask
 from headwater.lake.lake import Lake, run_here
 from headwater.lake.location import Location
 from headwater.lake.set_aside import RETRY_S_MAX, RETRY_S_MIN, AsideTables, own_fault, set_aside_error
-from headwater.lake.upkeep import grow_groups, join_files, trim_changes
+from headwater.lake.upkeep import clean_logs, grow_groups, join_files, trim_changes, vacuum
 from support.lake_model import HOTEL, SmallLake, batches, check_documents, merging, verify_model
 
 DEFAULT, OTHER = "_default._default", "inventory.hotel"

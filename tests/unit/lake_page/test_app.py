@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from headwater.errors import InvalidInput, LakeUnreachable
-from headwater.http import requests
+from headwater.http import serving
 from headwater.lake.lake_look import LakeWatch, LandingNote, keep_landing
 from headwater.lake.location import Location
 from headwater.lake_page import app as app_module
@@ -100,7 +100,7 @@ def test_the_token_is_given_once(state: LakeState, monkeypatch: pytest.MonkeyPat
     assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
     assert TOKEN not in answer.headers["set-cookie"]
     assert client.get("/ui/api/state").status_code == 200
-    monkeypatch.setattr(requests, "SESSION_S", -1.0)
+    monkeypatch.setattr(serving, "SESSION_S", -1.0)
     assert client.get("/ui/api/state").status_code == 200, "the last time that it counts"
     assert client.get("/ui/api/state").status_code == 401
 

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.client.offsets import Offsets
 from headwater.client.survey import VBucketStatus
-from headwater.landing.freshness import _SURVEYS_MAX, Freshness, LandingLag, MergeClock
+from headwater.landing.planning import _SURVEYS_MAX, Freshness, LandingLag, MergeClock
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset

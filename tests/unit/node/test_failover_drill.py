@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import InvalidInput
-from headwater.node.replication.vbucket_states import roll_back_vbucket
+from headwater.node.membership import roll_back_vbucket
 from headwater.protocol.features import WITH_COLLECTIONS as COLLECTIONS_ON
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest

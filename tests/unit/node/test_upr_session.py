@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import FrameTooLarge, LengthMismatch, UnexpectedMessage
-from headwater.node.replication.vbucket_states import roll_back_vbucket
+from headwater.node.membership import roll_back_vbucket
 from headwater.node.service import BucketService
 from headwater.node.upr_session import UprSession
 from headwater.protocol import upr

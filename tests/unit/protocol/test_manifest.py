@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.errors import LocalProtocolError, MalformedJson
 from headwater.protocol import manifest as manifest_module
-from headwater.protocol import system_events
+from headwater.protocol import manifest as manifests
 from headwater.protocol.manifest import COLLECTIONS_MAX, ID_MAX, Collection, Manifest, Scope
 from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId
 from support.cases import case, each
@@ -246,15 +246,15 @@ def test_nothing_changed_is_nothing_to_tell() -> None:
 def test_what_came() -> None:
     """Collections by name, as recorded from 7.0.5; the last has the new uid."""
     assert Manifest().events_to(GARDEN) == [
-        system_events.ScopeCreated(manifest_uid=ManifestUid(0), scope_id=ScopeId(8), name="garden"),
+        manifests.ScopeCreated(manifest_uid=ManifestUid(0), scope_id=ScopeId(8), name="garden"),
         created(9, "fruit", max_ttl_s=60),
         created(10, "roots", history=True),
         replace(created(11, "tools", scope=0), manifest_uid=GARDEN.uid),
     ]
 
 
-def created(collection_id: int, name: str, *, scope: int = 8, **members: Any) -> system_events.CollectionCreated:
-    return system_events.CollectionCreated(
+def created(collection_id: int, name: str, *, scope: int = 8, **members: Any) -> manifests.CollectionCreated:
+    return manifests.CollectionCreated(
         manifest_uid=ManifestUid(0), scope_id=ScopeId(scope), collection_id=CollectionId(collection_id), name=name,
         **members,
     )  # fmt: skip
@@ -264,9 +264,9 @@ def test_what_went() -> None:
     """Collections before their scope."""
     without = GARDEN.without_scope("garden")
     assert GARDEN.events_to(without) == [
-        system_events.CollectionDropped(manifest_uid=GARDEN.uid, scope_id=ScopeId(8), collection_id=CollectionId(9)),
-        system_events.CollectionDropped(manifest_uid=GARDEN.uid, scope_id=ScopeId(8), collection_id=CollectionId(10)),
-        system_events.ScopeDropped(manifest_uid=without.uid, scope_id=ScopeId(8)),
+        manifests.CollectionDropped(manifest_uid=GARDEN.uid, scope_id=ScopeId(8), collection_id=CollectionId(9)),
+        manifests.CollectionDropped(manifest_uid=GARDEN.uid, scope_id=ScopeId(8), collection_id=CollectionId(10)),
+        manifests.ScopeDropped(manifest_uid=without.uid, scope_id=ScopeId(8)),
     ]
 
 
@@ -277,7 +277,7 @@ def test_what_changed() -> None:
     changed = replace(garden, collections=(replace(fruit, max_ttl_s=None, history=True), *garden.collections[1:]))
     newer = replace(GARDEN, uid=ManifestUid(9), scopes=(GARDEN.scopes[0], changed))
     assert GARDEN.events_to(newer) == [
-        system_events.CollectionModified(
+        manifests.CollectionModified(
             manifest_uid=ManifestUid(9), scope_id=ScopeId(8), collection_id=CollectionId(9), name="fruit", history=True
         )
     ]
@@ -319,17 +319,17 @@ def changed_at_random(manifest: Manifest, data: st.DataObject) -> Manifest:
     return manifest
 
 
-def applied(manifest: Manifest, events: list[system_events.Event]) -> dict[int, int]:
+def applied(manifest: Manifest, events: list[manifests.Event]) -> dict[int, int]:
     """What a consumer that follows the events holds; each must be possible where it stands."""
     scopes = {scope.id for scope in manifest.scopes}
     collections = {collection.id: scope.id for scope, collection in manifest.collections()}
     for event in events:
-        if isinstance(event, system_events.CollectionDropped):
+        if isinstance(event, manifests.CollectionDropped):
             assert collections.pop(event.collection_id) == event.scope_id
-        elif isinstance(event, system_events.ScopeDropped):
+        elif isinstance(event, manifests.ScopeDropped):
             assert event.scope_id not in collections.values()
             scopes.remove(event.scope_id)
-        elif isinstance(event, system_events.ScopeCreated):
+        elif isinstance(event, manifests.ScopeCreated):
             assert event.scope_id not in scopes
             scopes.add(event.scope_id)
         else:

@@ -18,7 +18,6 @@ import pytest
 
 from headwater.errors import LocalProtocolError, MalformedJson, MalformedMessage
 from headwater.protocol import stream_requests
-from headwater.protocol.dialects import DIALECTS, Dialect
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog, RollbackDemand
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import Frame, decode_frames
@@ -26,7 +25,7 @@ from headwater.protocol.messages import ErrorResponse, decode_message
 from headwater.protocol.messages.dcp_streams import StreamFlags, StreamRequest, StreamRequestResponse, VBucketState
 from headwater.protocol.numbers import SEQNO_MAX, STREAM_REQUEST_VALUE_BYTES_MAX, STREAMS_PER_VBUCKET_MAX
 from headwater.protocol.status import Status
-from headwater.protocol.stream_requests import CacheTransferOptions, StreamRequestValue
+from headwater.protocol.stream_requests import DIALECTS, CacheTransferOptions, Dialect, StreamRequestValue
 from support.cases import case, case_apart, each
 
 OLD, NEW, STRANGER = 0xA, 0xB, 0xC

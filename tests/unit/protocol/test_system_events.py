@@ -8,8 +8,7 @@ import flatbuffers
 import pytest
 
 from headwater.errors import LocalProtocolError, MalformedSystemEvent
-from headwater.protocol.messages.dcp_changes import SystemEvent, SystemEventId
-from headwater.protocol.system_events import (
+from headwater.protocol.manifest import (
     FLATBUFFERS_VERSION,
     CollectionCreated,
     CollectionDropped,
@@ -21,6 +20,7 @@ from headwater.protocol.system_events import (
     decode_event,
     encode_event,
 )
+from headwater.protocol.messages.dcp_changes import SystemEvent, SystemEventId
 from support.cases import case, each
 
 

@@ -9,11 +9,10 @@ import pytest
 
 import headwater
 from headwater.errors import LocalProtocolError
-from headwater.protocol.manifest import Manifest
+from headwater.protocol.manifest import CollectionCreated, CollectionDropped, Manifest, ScopeCreated, decode_event
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId
-from headwater.protocol.system_events import CollectionCreated, CollectionDropped, ScopeCreated, decode_event
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.settling import settle_now

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import Frame
-from headwater.protocol.messages.range_scan import RangeScanContinueResponse, ScannedDocument
+from headwater.protocol.messages.documents import RangeScanContinueResponse, ScannedDocument
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs

@@ -10,6 +10,7 @@ import pytest
 from headwater.errors import MalformedMessage, SnapshotViolation
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.frames import stream_id
+from headwater.protocol.manifest import CollectionCreated, encode_event
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import (
@@ -23,7 +24,6 @@ from headwater.protocol.numbers import (
     VBucketId,
     Vbuuid,
 )
-from headwater.protocol.system_events import CollectionCreated, encode_event
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
 from headwater.store import commits, receiving
 from headwater.store.bucket import Bucket

@@ -277,7 +277,7 @@ class _Line:
             dropped.verdict.set_result(LoginVerdict(LoginOutcome.BUSY, BUSY_S))
 
     def remove(self, waiting: _Waiting) -> None:
-        """It waits no more, or is none of those that wait."""
+        """Remove it from those that wait, if it is one of them."""
         address = address_of(waiting.attempt.peer)
         for line in (self._known, self._others.get(address, deque())):
             with suppress(ValueError):

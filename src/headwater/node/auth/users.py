@@ -1,6 +1,6 @@
 """Users and their groups: who they are, how they prove it, what they may do on which bucket; Couchbase's role names.
 
-`Users` is a value that the whole node looks rights up in; `accounts` changes it and `user_file` keeps it. It has no
+`Users` is a value that the whole node looks rights up in; `accounts` changes and keeps it. It has no
 password: for each SCRAM mechanism a user has a salt and two keys that were made from the password, and PLAIN is checked
 against those of SCRAM-SHA512. Salts come in as arguments, because randomness is drawn at the edge.
 
@@ -16,21 +16,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 
 from headwater.errors import LocalProtocolError
+from headwater.protocol import sasl
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import DEFAULT_SCOPE
-from headwater.protocol.sasl import (
-    SCRAM_ITERATIONS,
-    SCRAM_ITERATIONS_MAX,
-    SCRAM_ITERATIONS_MIN,
-    SCRAM_MECHANISMS,
-    SCRAM_SALT_BYTES,
-    USER_CHARS_MAX,
-    Mechanism,
-    ScramCredentials,
-    decoy_credentials,
-    derive_credentials,
-    password_matches,
-)
 
 USERS_MAX = 10_000
 GROUPS_MAX = 1_000
@@ -44,7 +32,7 @@ REMOVED_MAX = 10_000
 """Removed users and groups that are remembered, so that a node which was away does not bring them back."""
 DECOY_SECRET_BYTES = 32
 
-SALTS_BYTES = SCRAM_SALT_BYTES * len(SCRAM_MECHANISMS)
+SALTS_BYTES = sasl.SCRAM_SALT_BYTES * len(sasl.SCRAM_MECHANISMS)
 """Random bytes that a new password needs: a salt for each mechanism."""
 
 ALL_BUCKETS = "*"
@@ -151,7 +139,7 @@ class User:
     name: str
     grants: frozenset[Grant]
     """Its own; those of its groups come on top (`Users.grants_of`)."""
-    credentials: Mapping[Mechanism, ScramCredentials] = field(repr=False)
+    credentials: Mapping[sasl.Mechanism, sasl.ScramCredentials] = field(repr=False)
     display_name: str = ""
     """What people call it; nothing is decided by it."""
     groups: frozenset[str] = frozenset()
@@ -164,8 +152,8 @@ class User:
         _check_name(self.name)
         _check_display_name(self.display_name)
         _check_grants(self.grants)
-        if self.credentials.keys() != frozenset(SCRAM_MECHANISMS):
-            raise LocalProtocolError(f"user {self.name!r} needs credentials for {', '.join(SCRAM_MECHANISMS)}")
+        if self.credentials.keys() != frozenset(sasl.SCRAM_MECHANISMS):
+            raise LocalProtocolError(f"user {self.name!r} needs credentials for {', '.join(sasl.SCRAM_MECHANISMS)}")
         if len(self.groups) > GROUPS_PER_USER_MAX:
             raise LocalProtocolError(f"a user is in at most {GROUPS_PER_USER_MAX} groups", hint="Join some of them")
 
@@ -197,7 +185,7 @@ class Users:
     """
 
     decoy_secret: bytes = field(repr=False)
-    iterations: int = SCRAM_ITERATIONS
+    iterations: int = sasl.SCRAM_ITERATIONS
     by_name: Mapping[str, User] = field(default_factory=dict)
     groups: Mapping[str, Group] = field(default_factory=dict)
 
@@ -214,9 +202,9 @@ class Users:
     def __post_init__(self) -> None:
         if len(self.decoy_secret) != DECOY_SECRET_BYTES:
             raise LocalProtocolError(f"the decoy secret has {DECOY_SECRET_BYTES} bytes, drawn once for a node")
-        if not SCRAM_ITERATIONS_MIN <= self.iterations <= SCRAM_ITERATIONS_MAX:
+        if not sasl.SCRAM_ITERATIONS_MIN <= self.iterations <= sasl.SCRAM_ITERATIONS_MAX:
             raise LocalProtocolError(
-                f"passwords are hashed with {SCRAM_ITERATIONS_MIN} to {SCRAM_ITERATIONS_MAX} iterations",
+                f"passwords are hashed with {sasl.SCRAM_ITERATIONS_MIN} to {sasl.SCRAM_ITERATIONS_MAX} iterations",
                 hint="Use a number in this range: clients reject fewer as too weak, and more as too slow",
             )
         if len(self.by_name) > USERS_MAX:
@@ -303,17 +291,17 @@ class Users:
 
     # --- questions ------------------------------------------------------------------------------------------------
 
-    def credentials(self, mechanism: Mechanism, name: str) -> ScramCredentials:
+    def credentials(self, mechanism: sasl.Mechanism, name: str) -> sasl.ScramCredentials:
         """What a `ScramServer` looks up: the user's credentials, or decoys where there is no such user."""
         # The decoys are made in both cases, because the time they take would show that the user does not exist.
-        decoys = decoy_credentials(mechanism, name, secret=self.decoy_secret, iterations=self.iterations)
+        decoys = sasl.decoy_credentials(mechanism, name, secret=self.decoy_secret, iterations=self.iterations)
         user = self.by_name.get(name)
         return decoys if user is None else user.credentials[mechanism]
 
     def check_password(self, name: str, password: str) -> bool:
         """Whether the user exists and has this password. Takes about ten milliseconds in both cases, by design."""
-        credentials = self.credentials(Mechanism.SCRAM_SHA512, name)
-        return password_matches(Mechanism.SCRAM_SHA512, password, credentials)
+        credentials = self.credentials(sasl.Mechanism.SCRAM_SHA512, name)
+        return sasl.password_matches(sasl.Mechanism.SCRAM_SHA512, password, credentials)
 
     @property
     def has_admin(self) -> bool:
@@ -358,29 +346,29 @@ def newest_removed(removed: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(removed.items(), key=lambda entry: (entry[1], entry[0]))[-REMOVED_MAX:])
 
 
-def hash_password(password: str, *, salts: bytes, iterations: int) -> dict[Mechanism, ScramCredentials]:
+def hash_password(password: str, *, salts: bytes, iterations: int) -> dict[sasl.Mechanism, sasl.ScramCredentials]:
     """What is kept of a password: credentials for every mechanism, each with a salt of its own."""
     if "\0" in password or not 0 < len(password.encode(errors="replace")) <= PASSWORD_BYTES_MAX:
         raise LocalProtocolError(f"a password has 1 to {PASSWORD_BYTES_MAX} bytes, none of them NUL")
     if len(salts) != SALTS_BYTES:
         raise LocalProtocolError(f"a password needs {SALTS_BYTES} random bytes as salts")
     return {
-        mechanism: derive_credentials(
+        mechanism: sasl.derive_credentials(
             mechanism,
             password,
-            salt=salts[index * SCRAM_SALT_BYTES : (index + 1) * SCRAM_SALT_BYTES],
+            salt=salts[index * sasl.SCRAM_SALT_BYTES : (index + 1) * sasl.SCRAM_SALT_BYTES],
             iterations=iterations,
         )
-        for index, mechanism in enumerate(SCRAM_MECHANISMS)
+        for index, mechanism in enumerate(sasl.SCRAM_MECHANISMS)
     }
 
 
 def _check_name(name: str) -> None:
     # HTTP's basic authentication ends a name at the first colon. Not printable includes what is not UTF-8.
-    if not 0 < len(name) <= USER_CHARS_MAX or ":" in name or not name.isprintable():
+    if not 0 < len(name) <= sasl.USER_CHARS_MAX or ":" in name or not name.isprintable():
         raise LocalProtocolError(
-            f"{name[:USER_CHARS_MAX]!r} cannot be a user name",
-            hint=f"A name has 1 to {USER_CHARS_MAX} printable characters and no colon",
+            f"{name[: sasl.USER_CHARS_MAX]!r} cannot be a user name",
+            hint=f"A name has 1 to {sasl.USER_CHARS_MAX} printable characters and no colon",
         )
 
 

@@ -20,8 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.errors import LocalProtocolError, StoreError
-from headwater.http.requests import HeadLimit, HostCheck, PageHandler, with_page_headers
-from headwater.http.serving import AppServer
+from headwater.http.serving import AppServer, HeadLimit, HostCheck, PageHandler, with_page_headers
 from headwater.log_fields import Fields, LogEvent
 from headwater.node.auth.users import Action
 from headwater.node.http import bucket_management, buckets, pools, users

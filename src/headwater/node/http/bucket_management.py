@@ -12,19 +12,19 @@ import asyncio
 import base64
 import http
 import http.client
-import json
 import ssl
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from starlette.responses import Response
 
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError, LocalProtocolError, MalformedJson
+from headwater.http import ask
 from headwater.log_fields import LogEvent
 from headwater.node.auth.users import Action
 from headwater.node.http.call import Call, Refusal
@@ -452,25 +452,12 @@ class OtherNodes:
         port = node.http_port if self.tls is None else node.http_tls_port
         if port is None:
             return Reply(None, "the config has no management port of it")
-        login = base64.b64encode(f"{self.credentials.user}:{self.credentials.password}".encode()).decode()
-        headers = {"Authorization": f"Basic {login}", "Content-Type": "application/x-www-form-urlencoded"}
-        connection = (
-            http.client.HTTPConnection(node.host, port, timeout=OTHER_NODE_S_MAX)
-            if self.tls is None
-            else http.client.HTTPSConnection(node.host, port, timeout=OTHER_NODE_S_MAX, context=self.tls)
-        )
+        login = self.credentials.user, self.credentials.password
         try:
-            connection.request(method, target, None if form is None else urlencode(form), headers)
-            response = connection.getresponse()
-            body = response.read(OTHER_NODE_BYTES_MAX)
-        except (OSError, http.client.HTTPException) as error:
+            limits: Any = {"answer_s": OTHER_NODE_S_MAX, "bytes_max": OTHER_NODE_BYTES_MAX}
+            return Reply(*ask(node.host, port, method, target, login=login, form=form, tls=self.tls, **limits))
+        except (OSError, http.client.HTTPException, HeadwaterError) as error:
             return Reply(None, f"it can't be reached: {error}")
-        finally:
-            connection.close()
-        try:
-            return Reply(response.status, json.loads(body or b"null"))
-        except (ValueError, RecursionError):
-            return Reply(response.status, body.decode(errors="replace"))
 
 
 def _credentials(call: Call) -> Credentials:

@@ -1,7 +1,7 @@
 """Handlers for one bucket: its scopes and collections, its DCP connections, and drills.
 
 The manifest is shown as REST has it, which differs from the one on the wire: a collection always has a `maxTTL`, where
-0 is the bucket's own and -1 is none. A drill rolls a vbucket back (`replication.vbucket_states`) or lets the copies
+0 is the bucket's own and -1 is none. A drill rolls a vbucket back (`membership`) or lets the copies
 fall behind; Couchbase has no paths for that, nor for the connections.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from starlette.responses import Response
 
 from headwater.errors import InvalidInput, LocalProtocolError
-from headwater.http.requests import while_connected
+from headwater.http.serving import while_connected
 from headwater.log_fields import LogEvent
 from headwater.node.http.call import Call, Json, Refusal
 from headwater.node.options import MAX_TTL_S_MAX

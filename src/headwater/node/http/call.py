@@ -1,7 +1,7 @@
 """What a handler gets and gives: a `Call` with the node and the request, answers in JSON, refusals, streams of configs.
 
 Every handler of `pools`, `buckets`, `users` and the dashboard takes a `Call`, which `app` makes once it has checked who
-asks. Answers and refusals are those of `headwater.http.requests`, and can be imported from here. Where clients look for
+asks. Answers and refusals are those of `headwater.http.serving`, and can be imported from here. Where clients look for
 words in refusals ("Scope with name … is not found"), the words are Couchbase's.
 """
 
@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from headwater.accepting import Places
-from headwater.http.requests import (
+from headwater.http.serving import (
     LOGIN_BODY_BYTES_MAX,
     NO_CACHE,
     Json,
@@ -57,12 +57,12 @@ _NAME_CHARS_SHOWN = 64
 
 
 class LongAnswer:
-    """One that is under way."""
+    """An answer in progress."""
 
     def __init__(self, user: str) -> None:
         self.user = user
         self.is_over = False
-        """It has to end: another user has its place."""
+        """It must end: another user has taken its place."""
 
 
 class LongAnswers:

@@ -243,7 +243,7 @@ def _local_name(call: Call) -> str:
 
 
 def _unknown_user() -> Refusal:
-    # The Python SDK recognises these words, also where Couchbase's own are others.
+    # The Python SDK recognises these words, although Couchbase's own differ.
     return Refusal(404, "Unknown user.")
 
 

@@ -35,6 +35,7 @@ from headwater.node.auth.login_checks import LoginVerdict
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.durability import SyncWrite, WriteOutcome
+from headwater.node.kv import handlers
 from headwater.node.kv.answers import Deferrals, DeferredAnswer, NotDurable, Outgoing
 from headwater.node.kv.context import (
     REQUEST_WORK,
@@ -44,14 +45,6 @@ from headwater.node.kv.context import (
     Postponed,
     SessionState,
     WorkerTask,
-)
-from headwater.node.kv.handlers import (
-    HANDLERS,
-    LARGE_REQUESTS,
-    NEEDED,
-    NEEDS_NO_LOGIN,
-    READS_AS_WELL,
-    SERVED_WHILE_WAITING,
 )
 from headwater.node.options import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
@@ -89,9 +82,9 @@ SILENT_ON_SUCCESS = frozenset(
     }
 )  # fmt: skip
 SILENT_ON_MISS = frozenset({Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META})
-_OPCODES_WITHOUT_LOGIN = frozenset(request.opcode for request in NEEDS_NO_LOGIN)
-WRITE_OPCODES = frozenset(request.opcode for request, action in NEEDED.items() if action is Action.WRITE)
-LARGE_OPCODES = frozenset(request.opcode for request in LARGE_REQUESTS)
+_OPCODES_WITHOUT_LOGIN = frozenset(request.opcode for request in handlers.NEEDS_NO_LOGIN)
+WRITE_OPCODES = frozenset(request.opcode for request, action in handlers.NEEDED.items() if action is Action.WRITE)
+LARGE_OPCODES = frozenset(request.opcode for request in handlers.LARGE_REQUESTS)
 SMALL_BODY_BYTES_MAX = 128 * 1024
 """Of a request that carries no document and no config, its key included. Longer ones are refused unread: none has so
 much to say."""
@@ -473,7 +466,7 @@ class KvSession(SessionState):
         message = context.request
         try:
             self._check_allowed(message)
-            answer = HANDLERS[type(message)](context, message)
+            answer = handlers.HANDLERS[type(message)](context, message)
         except Postponed as postponed:
             self.postponed = PostponedRequest(frame=frame, context=context, task=postponed.task)
             return context.work_done
@@ -559,18 +552,18 @@ class KvSession(SessionState):
         )
 
     def _check_allowed(self, request: Request) -> None:
-        if type(request) not in HANDLERS:
+        if type(request) not in handlers.HANDLERS:
             raise RequestRefused(Status.UNKNOWN_COMMAND)
         if any(info.id not in _SERVED_INFOS for info in request.frame_infos):
             raise RequestRefused(Status.UNKNOWN_FRAME_INFO)
-        if type(request) in NEEDS_NO_LOGIN:
+        if type(request) in handlers.NEEDS_NO_LOGIN:
             return
-        needed = NEEDED.get(type(request))
+        needed = handlers.NEEDED.get(type(request))
         if needed is None or not self._may_do(needed, request):
             raise RequestRefused(Status.EACCESS)
-        if type(request) in READS_AS_WELL and not self._may_do(Action.READ, request):
+        if type(request) in handlers.READS_AS_WELL and not self._may_do(Action.READ, request):
             raise RequestRefused(Status.EACCESS)
-        if self.bucket is not None and self.bucket.is_waiting and type(request) not in SERVED_WHILE_WAITING:
+        if self.bucket is not None and self.bucket.is_waiting and type(request) not in handlers.SERVED_WHILE_WAITING:
             raise RequestRefused(Status.ETMPFAIL, "the node asks the others first; try again")
 
     def _may_do(self, action: Action, request: Request) -> bool:

@@ -19,7 +19,6 @@ from headwater.errors import UnexpectedMessage
 from headwater.node.producer.controls import BadControl, Controls, Shape, StreamFilter, Values, with_control
 from headwater.node.producer.outbound import Output
 from headwater.node.producer.stream import CHUNK_BYTES, NO_KIND, LiveFrames, Stream, StreamTerms
-from headwater.protocol.dialects import NEWEST, Dialect
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES, SendWindow
 from headwater.protocol.manifest import Manifest
@@ -34,7 +33,15 @@ from headwater.protocol.messages.dcp_streams import (
 from headwater.protocol.numbers import CollectionId, ScopeId, VBucketId
 from headwater.protocol.states import PrivilegesLost
 from headwater.protocol.status import Status
-from headwater.protocol.stream_requests import Accepted, Admission, ConnectionFacts, RequestedVBucket, admit_stream
+from headwater.protocol.stream_requests import (
+    NEWEST,
+    Accepted,
+    Admission,
+    ConnectionFacts,
+    Dialect,
+    RequestedVBucket,
+    admit_stream,
+)
 from headwater.store.bucket import Bucket
 
 StreamKey = tuple[VBucketId, int | None]

@@ -2,7 +2,7 @@
 
 A key that is not in `CONTROLS` gets EINVAL, and so does a bad value: by that clients find out what a server can do
 (kv_engine, DCP docs, "Control"). To add a control, add a setting to `Controls` and a line to `CONTROLS`. Which values a
-version takes is in its dialect (`protocol.dialects`).
+version takes is in its dialect (`protocol.stream_requests`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headwater.kernels.memory import Bytes, Column
-from headwater.protocol import system_events
-from headwater.protocol.dialects import Dialect
-from headwater.protocol.manifest import Manifest
+from headwater.protocol import manifest as manifests
+from headwater.protocol.manifest import EncodedEvent, Event, Manifest
 from headwater.protocol.messages.dcp_changes import SystemEvent, SystemEventId
 from headwater.protocol.numbers import (
     CONNECTION_BUFFER_BYTES_MAX,
@@ -30,7 +29,7 @@ from headwater.protocol.numbers import (
     Seqno,
 )
 from headwater.protocol.status import Status
-from headwater.protocol.system_events import EncodedEvent, Event
+from headwater.protocol.stream_requests import Dialect
 
 
 class OsoMode(Enum):
@@ -298,10 +297,10 @@ class StreamFilter:
             return self._follow_scope(event)
         if self.collections is None:
             return True
-        if not isinstance(event, system_events.CollectionCreated | system_events.CollectionDropped):
+        if not isinstance(event, manifests.CollectionCreated | manifests.CollectionDropped):
             return False
         concerns = event.collection_id in self.collections
-        if concerns and isinstance(event, system_events.CollectionDropped):
+        if concerns and isinstance(event, manifests.CollectionDropped):
             self._live -= {event.collection_id}
             self._wanted_as_of = None
         return concerns
@@ -309,11 +308,11 @@ class StreamFilter:
     def _follow_scope(self, event: Event) -> bool:
         if event.scope_id != self.scope:
             return False
-        if isinstance(event, system_events.CollectionCreated):
+        if isinstance(event, manifests.CollectionCreated):
             self._live |= {event.collection_id}
-        elif isinstance(event, system_events.CollectionDropped):
+        elif isinstance(event, manifests.CollectionDropped):
             self._live -= {event.collection_id}
-        self._is_scope_dropped |= isinstance(event, system_events.ScopeDropped)
+        self._is_scope_dropped |= isinstance(event, manifests.ScopeDropped)
         self._wanted_as_of = None
         return True
 
@@ -336,16 +335,16 @@ class KnownEvent:
         message = SystemEvent(
             seqno=Seqno(0), event=stored.event, version=stored.version, key=stored.key, value=stored.value
         )
-        self.event: Event = system_events.decode_event(message)
+        self.event: Event = manifests.decode_event(message)
         self._encoded: dict[bool, tuple[bytes, bytes, bytes]] = {}
-        if stored.version != system_events.FLATBUFFERS_VERSION:
+        if stored.version != manifests.FLATBUFFERS_VERSION:
             self._encoded[False] = _parts(stored)
 
     def parts(self, seqno: Seqno, *, as_flatbuffers: bool) -> tuple[bytes, bytes, bytes]:
         """Extras, key and value of the message for a consumer that has asked for this form."""
         encoded = self._encoded.get(as_flatbuffers)
         if encoded is None:
-            event = system_events.encode_event(self.event, as_flatbuffers=as_flatbuffers)
+            event = manifests.encode_event(self.event, as_flatbuffers=as_flatbuffers)
             encoded = self._encoded[as_flatbuffers] = _parts(event)
         kind, key, value = encoded
         return seqno.to_bytes(8) + kind, key, value

@@ -20,12 +20,12 @@ from headwater.protocol import states
 from headwater.protocol.features import Magic
 from headwater.protocol.frames import HEADER, encode_frame_infos, stream_id
 from headwater.protocol.kernels.frame_runs import FLEXIBLE_REQUEST
+from headwater.protocol.manifest import CollectionDropped, CollectionModified
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_changes import OsoFlags, OsoSnapshot, SeqnoAdvanced, SystemEvent
 from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamEnd, StreamFlags, VBucketState
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 from headwater.protocol.states import ProducerStream
-from headwater.protocol.system_events import CollectionDropped, CollectionModified
 from headwater.store.bucket import Bucket
 
 # --- live changes that many streams get ----------------------------------------------------------------------------

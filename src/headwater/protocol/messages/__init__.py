@@ -14,7 +14,6 @@ from headwater.protocol.messages import (  # noqa: F401  (imported to be entered
     dcp_changes,
     dcp_streams,
     documents,
-    range_scan,
     session,
     subdocument,
     vbuckets,

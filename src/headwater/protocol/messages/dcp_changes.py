@@ -321,7 +321,7 @@ class CacheTransferEnd(Request):
     """The cache transfer is over; what follows is an ordinary stream."""
 
 
-# --- the system-event message; what its key and value mean is in `headwater.protocol.system_events` -------------------
+# --- the system-event message; what its key and value mean is in `headwater.protocol.manifest` -------------------
 
 
 class SystemEventId(OpenIntEnum):

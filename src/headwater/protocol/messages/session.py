@@ -17,10 +17,6 @@ FEATURES_MAX = 256
 """Features of one HELLO. Couchbase knows about 40, and each one costs work before anybody has logged in."""
 
 
-def _encode_features(features: tuple[Feature, ...]) -> bytes:
-    return b"".join(_U16.pack(feature) for feature in features)
-
-
 def _decode_features(value: bytes) -> tuple[Feature, ...]:
     if len(value) % _U16.size:
         raise MalformedMessage("HELLO features are 16 bits each", offset=HEADER_BYTES)
@@ -29,7 +25,7 @@ def _decode_features(value: bytes) -> tuple[Feature, ...]:
     return tuple(Feature(number) for (number,) in _U16.iter_unpack(value))
 
 
-_FEATURES = ValueCodec("features", _encode_features, _decode_features)
+_FEATURES = ValueCodec("features", lambda features: b"".join(map(_U16.pack, features)), _decode_features)
 
 
 @message(Opcode.HELLO)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import DataDamaged, DataTooNew, LocalProtocolError, StoreError, StoreFull
-from headwater.node.auth import user_file
-from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, VERSION, load_users, readable_password, store_users
+from headwater.node.auth import accounts as user_file
+from headwater.node.auth.accounts import PASSWORD_RANDOM_BYTES, VERSION, load_users, readable_password, store_users
 from headwater.node.auth.users import SALTS_BYTES, Grant, Group, Role, Users, hash_password
 from support.cases import case_apart
 

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headwater.http import requests
-from headwater.http import requests as limits
+from headwater.http import serving
 from support.http_node import SCOPES, Client
 
 
@@ -27,7 +26,10 @@ def test_paths_and_methods_that_do_not_exist(ask: Client) -> None:
 
 
 def test_long_heads_are_refused(ask: Client) -> None:
-    for parts in ({"headers": {"X-Long": "x" * limits.HEAD_BYTES_MAX}}, {"params": {"q": "x" * limits.HEAD_BYTES_MAX}}):
+    for parts in (
+        {"headers": {"X-Long": "x" * serving.HEAD_BYTES_MAX}},
+        {"params": {"q": "x" * serving.HEAD_BYTES_MAX}},
+    ):
         answer = ask("GET", "/pools", **parts)
         assert (answer.status_code, answer.json()) == (431, {"message": "Path and headers have at most 16384 bytes"})
 
@@ -37,13 +39,13 @@ def test_long_bodies_are_refused(ask: Client) -> None:
         for _ in range(9):
             yield b"x" * 8192
 
-    for body in (b"x" * (limits.BODY_BYTES_MAX + 1), pieces()):
+    for body in (b"x" * (serving.BODY_BYTES_MAX + 1), pieces()):
         answer = ask("POST", SCOPES, content=body)
         assert (answer.status_code, answer.json()) == (413, {"message": "A body has at most 65536 bytes"})
 
 
 def test_slow_bodies_are_refused(ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "REQUEST_S_MAX", 0.05)
+    monkeypatch.setattr(serving, "REQUEST_S_MAX", 0.05)
 
     async def trickle() -> AsyncIterator[bytes]:
         yield b"name="

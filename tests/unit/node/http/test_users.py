@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headwater.errors import StoreFull
-from headwater.node.auth.user_file import load_users
+from headwater.node.auth.accounts import load_users
 from headwater.node.auth.users import Action, Users
 from headwater.node.node_folder import NodeFolder
 from headwater.protocol.sasl import Credentials

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from headwater.node.producer.controls import StreamFilter, read_event
-from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
-from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId, Seqno
-from headwater.protocol.system_events import (
+from headwater.protocol.manifest import (
     CollectionCreated,
     CollectionDropped,
     CollectionModified,
     Event,
+    Manifest,
     ScopeCreated,
     ScopeDropped,
     decode_event,
     encode_event,
 )
+from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
+from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId, Seqno
 from headwater.store.runs import as_run
 from headwater.store.vbuckets import stored_event
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import decode_frames
-from headwater.protocol.messages import Message, decode_message, documents, range_scan
+from headwater.protocol.messages import Message, decode_message, documents
 from headwater.protocol.messages.vbuckets import KeyState, Observe, ObservedDocument, ObservedKey, ObserveResponse
 from headwater.protocol.numbers import Cas, Seqno, VBucketId
 from headwater.protocol.status import Status
@@ -24,7 +24,7 @@ META = {
 }  # fmt: skip
 META_EXTRAS = "00000007 0000000a 0000000000000014 000000000000001e 00000002 0000"
 USER_RANGE = b'{"collection":"f2","range":{"end":"dXNlcv8=","start":"dXNlcg=="}}'
-SCANNED = range_scan.ScannedDocument(
+SCANNED = documents.ScannedDocument(
     flags=10, expiry=20, seqno=Seqno(30), cas=Cas(40), datatype=Datatype.JSON, key=b"key0", value=b"value0"
 )
 
@@ -47,20 +47,20 @@ SCANNED = range_scan.ScannedDocument(
 )
 @case(
     f"80da0000 00010000 {len(USER_RANGE):08x} 00001210 0000000000000000 {USER_RANGE.hex()}",
-    range_scan.RangeScanCreate(opaque=0x1210, datatype=Datatype.JSON, value=USER_RANGE),
+    documents.RangeScanCreate(opaque=0x1210, datatype=Datatype.JSON, value=USER_RANGE),
 )
 @case(
     "81da0000 00000000 00000010 00001210 0000000000000000 00112233445566778899aabbccddeeff",
-    range_scan.RangeScanCreateResponse(opaque=0x1210, scan_id=SCAN_ID),
+    documents.RangeScanCreateResponse(opaque=0x1210, scan_id=SCAN_ID),
 )
 @case(
     f"80db0000 1c000000 0000001c 00000000 0000000000000000 {SCAN_ID.hex()} 000001f4 00000000 00000000",
-    range_scan.RangeScanContinue(scan_id=SCAN_ID, items_max=500),
+    documents.RangeScanContinue(scan_id=SCAN_ID, items_max=500),
 )
 # The last key has 128 bytes, for a length of two.
 @case(
     f"81db0000 040000a6 00000091 00000000 0000000000000000 00000000 04 6b657930 05 6b65793131 8001 {'32' * 128}",
-    range_scan.RangeScanContinueResponse(
+    documents.RangeScanContinueResponse(
         status=Status.RANGE_SCAN_MORE, has_documents=0, keys=(b"key0", b"key11", b"2" * 128)
     ),
 )
@@ -69,10 +69,10 @@ SCANNED = range_scan.ScannedDocument(
         "81db0000 040000a7 00000029 00000000 0000000000000000 00000001"
         " 0000000a 00000014 000000000000001e 0000000000000028 01 04 6b657930 06 76616c756530"
     ),
-    range_scan.RangeScanContinueResponse(status=Status.RANGE_SCAN_COMPLETE, has_documents=1, documents=(SCANNED,)),
+    documents.RangeScanContinueResponse(status=Status.RANGE_SCAN_COMPLETE, has_documents=1, documents=(SCANNED,)),
 )
 @case(
-    f"80dc0000 10000000 00000010 00000000 0000000000000000 {SCAN_ID.hex()}", range_scan.RangeScanCancel(scan_id=SCAN_ID)
+    f"80dc0000 10000000 00000010 00000000 0000000000000000 {SCAN_ID.hex()}", documents.RangeScanCancel(scan_id=SCAN_ID)
 )
 @case(
     "80920000 00000000 0000000b 00000000 0000000000000000 0001 0001 61 0002 0002 6262",

@@ -19,7 +19,7 @@ import numpy as np
 
 from headwater.findings import Finding, Level, Verdict
 from headwater.node.history import LOSING, Kind
-from headwater.node.http.dashboard.landing import Landings
+from headwater.node.http.dashboard.samples import Landings
 from headwater.phrases import counted
 from headwater.protocol.cluster_config import CopyCounts, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState

@@ -1,23 +1,35 @@
-"""The numbers of a bucket, taken once a second from what the node has anyway.
+"""The numbers of a bucket, taken once a second from what the node has anyway; and those of landings.
 
 The dashboard calls `BucketSampler.sample` at every tick; the live feed and the metrics read what it has taken. Totals
 never go back: a sum that is lower than before (a connection is just being replaced by another one of its name, a
 vbucket was rolled back) stays where it was. Rates are differences of totals.
+
+The numbers of landings are fetched from where they show them to Prometheus (`land --ui` or `land --metrics-port`). The
+dashboard keeps one `Landings`, and the live feed shows it. Where to look is an option of the node, never a user's
+choice: a page must not make the node ask any address.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields, replace
+from http import HTTPStatus
+from http.client import HTTPException
 from shutil import disk_usage
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
-from headwater.errors import HeadwaterError, MalformedMessage
+from headwater.errors import HeadwaterError, InvalidInput, MalformedMessage
+from headwater.http import TOKEN_VARIABLE, ask
 from headwater.node.history import BucketHistory
 from headwater.node.producer.statistics import ConnectionStatistics, connection_statistics, stream_backlogs
 from headwater.node.replication.peers import PeerStatistics
@@ -493,3 +505,106 @@ class LiveCounts:
         index.count_live(counted, self.counts)
         self._stamps[counted] = stamps[counted]
         self._next = int(in_turn[fitting]) if fitting < len(in_turn) else 0
+
+
+# --- landings ---------------------------------------------------------------------------------------------------------
+
+
+LANDING_EVERY_S = 2.0
+LANDING_S_MAX = 2.0
+LANDING_BYTES_MAX = 1024 * 1024
+LANDINGS_MAX = 8
+"""How often the metrics of a landing are fetched, how long that may take, how long they may be, and how many."""
+_PREFIX = "headwater_land_"
+_PAGE = f"{_PREFIX}page_info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandingNumbers:
+    """What one end point has answered last, by bucket and pipeline; `error` where it could not be asked since. The name
+    of a pipeline may be empty."""
+
+    url: str
+    landings: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    pages: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Where the landing's own page is."""
+    heard_ms: int | None = None
+    """When that was."""
+    error: str | None = None
+    is_ended: bool = False
+    """Nothing listens there any more: the process has ended, and the network is well."""
+
+
+class Landings:
+    """Asks the end points again and again."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        if len(urls) > LANDINGS_MAX:
+            raise InvalidInput(f"{len(urls)} landings to watch", hint=f"Watch at most {LANDINGS_MAX}")
+        for url in urls:
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                raise InvalidInput(
+                    f"{url!r} is not an address of metrics", hint="Give one like http://127.0.0.1:9100/metrics"
+                )
+        self.numbers = [LandingNumbers(url=url, error="not asked yet") for url in urls]
+
+    async def watch(self) -> None:
+        while self.numbers:
+            self.numbers = [await asyncio.to_thread(fetch_landing, known.url, known) for known in self.numbers]
+            await asyncio.sleep(LANDING_EVERY_S)
+
+    def of(self, bucket: str) -> list[dict[str, object]]:
+        """What is known of the landings of a bucket, and of the end points that have never answered. One that has
+        stopped is shown with what it said last."""
+        shown: list[dict[str, object]] = []
+        for known in self.numbers:
+            failed = {} if known.error is None else {"error": known.error, "is_ended": known.is_ended}
+            about = {"heard_ms": known.heard_ms, **failed}
+            if known.error is not None and not known.landings:
+                shown.append({"url": known.url, **about})
+            for (of, pipeline), numbers in known.landings.items():
+                if of == bucket:
+                    page = {"page": known.pages[of, pipeline]} if (of, pipeline) in known.pages else {}
+                    # What it is known by in the page.
+                    url = f"{known.url}#{pipeline}" if pipeline else known.url
+                    shown.append({"url": url, **about, "numbers": numbers, **page})
+        return shown
+
+
+def fetch_landing(url: str, before: LandingNumbers | None = None) -> LandingNumbers:
+    """Ask one end point. What goes wrong there is part of the result, beside what it said `before`, and not raised. It
+    can't redirect: the end point was named, and does not get to name another one."""
+    where = urlsplit(url)
+    tls = ssl.create_default_context() if where.scheme == "https" else None
+    # A landing that is served beyond this machine wants the token of its page.
+    token = os.environ.get(TOKEN_VARIABLE)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    limits: Any = {"answer_s": LANDING_S_MAX, "bytes_max": LANDING_BYTES_MAX}
+    target = f"{where.path or '/'}{where.query and '?'}{where.query}"
+    is_ended = False
+    try:
+        port = where.port or (80 if tls is None else 443)
+        status, text = ask(where.hostname or "", port, "GET", target, headers=headers, tls=tls, **limits)
+        if status == HTTPStatus.OK:
+            return _parse(url, str(text))
+        hint = f": start the node with its token in {TOKEN_VARIABLE}" if status == HTTPStatus.UNAUTHORIZED else ""
+        problem = f"it answers with {status}{hint}"
+    except (OSError, ValueError, HTTPException, HeadwaterError) as error:
+        is_ended = isinstance(error, ConnectionRefusedError)
+        said = (error.strerror if isinstance(error, OSError) else None) or str(error) or "no answer"
+        problem = f"{said[0].lower()}{said[1:]}"
+    return replace(before or LandingNumbers(url=url), error=problem, is_ended=is_ended)
+
+
+def _parse(url: str, text: str) -> LandingNumbers:
+    landings: dict[tuple[str, str], dict[str, float]] = {}
+    pages: dict[tuple[str, str], str] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            which = sample.labels.get("bucket", ""), sample.labels.get("pipeline", "")
+            if sample.name == _PAGE and (page := sample.labels.get("url", "")).startswith(("http://", "https://")):
+                pages[which] = page
+            elif sample.name.startswith(_PREFIX) and "bucket" in sample.labels:
+                name = sample.name.removeprefix(_PREFIX).removesuffix("_total")
+                landings.setdefault(which, {})[name] = sample.value
+    return LandingNumbers(url=url, landings=landings, pages=pages, heard_ms=int(time.time() * 1000))

@@ -15,13 +15,11 @@ from headwater.node.kv.handlers import (
     dcp,
     range_scan,
     statistics,
-    subdocument,
     vbuckets,
 )
 from headwater.node.kv.handlers import documents as document
 from headwater.protocol.messages import dcp_streams as dcp_stream_messages
 from headwater.protocol.messages import documents, session
-from headwater.protocol.messages import range_scan as range_scan_messages
 from headwater.protocol.messages import subdocument as subdocs
 from headwater.protocol.messages import vbuckets as vbucket_messages
 from headwater.protocol.messages.base import Request, Response
@@ -48,8 +46,8 @@ NEEDS_NO_LOGIN: frozenset[type[Request]] = frozenset(
 """The last two check for themselves: the one names the bucket it is about, the other may be about none."""
 
 _READS = (
-    session.Stat, documents.Get, documents.GetMeta, documents.GetRandomKey, range_scan_messages.RangeScanCreate,
-    range_scan_messages.RangeScanContinue, range_scan_messages.RangeScanCancel, subdocs.SubdocGet,
+    session.Stat, documents.Get, documents.GetMeta, documents.GetRandomKey, documents.RangeScanCreate,
+    documents.RangeScanContinue, documents.RangeScanCancel, subdocs.SubdocGet,
     subdocs.MultiLookup, vbucket_messages.GetVBucket, vbucket_messages.GetAllVbSeqnos,
     vbucket_messages.SeqnoPersistence, vbucket_messages.ObserveSeqno, vbucket_messages.Observe,
     dcp_stream_messages.GetFailoverLogByKv,
@@ -176,14 +174,14 @@ _SERVED: dict[Handler, tuple[type[Request], ...]] = {
     document.add_with_meta: (documents.AddWithMeta, documents.AddWithMetaQuiet),
     document.delete_with_meta: (documents.DeleteWithMeta, documents.DeleteWithMetaQuiet),
     range_scan.get_random_key: (documents.GetRandomKey,),
-    range_scan.create: (range_scan_messages.RangeScanCreate,),
-    range_scan.continue_scan: (range_scan_messages.RangeScanContinue,),
-    range_scan.cancel: (range_scan_messages.RangeScanCancel,),
+    range_scan.create: (documents.RangeScanCreate,),
+    range_scan.continue_scan: (documents.RangeScanContinue,),
+    range_scan.cancel: (documents.RangeScanCancel,),
     # Parts of documents.
-    subdocument.look_up_one: (subdocs.SubdocGet, subdocs.SubdocExists, subdocs.SubdocGetCount),
-    subdocument.mutate_one: _SUBDOC_WRITES,
-    subdocument.look_up: (subdocs.MultiLookup,),
-    subdocument.mutate: (subdocs.MultiMutation,),
+    document.look_up_one: (subdocs.SubdocGet, subdocs.SubdocExists, subdocs.SubdocGetCount),
+    document.mutate_one: _SUBDOC_WRITES,
+    document.look_up: (subdocs.MultiLookup,),
+    document.mutate: (subdocs.MultiMutation,),
     # Vbuckets and collections.
     vbuckets.set_vbucket: (vbucket_messages.SetVBucket,),
     vbuckets.get_vbucket: (vbucket_messages.GetVBucket,),

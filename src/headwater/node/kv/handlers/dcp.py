@@ -1,7 +1,7 @@
 """Handlers for DCP: opening a connection, and the settings and streams of one on which this node is the producer.
 
 The table of the endpoint's states (`protocol.states`) decides first: a message that is out of turn is answered with
-EINVAL, and one for the other kind of endpoint as well, or it closes the connection (`protocol.dialects`). Once a
+EINVAL, and one for the other kind of endpoint as well, or it closes the connection (`protocol.stream_requests`). Once a
 connection has been opened for this node to be the consumer, `node.consumer` takes what comes.
 """
 
@@ -20,7 +20,6 @@ from headwater.node.kv.context import CloseSession, Context
 from headwater.node.kv.documents import refuse_damaged, refuse_vbucket
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.controls import BadControl
-from headwater.protocol.dialects import Dialect
 from headwater.protocol.failover_log import RollbackDemand
 from headwater.protocol.features import Feature
 from headwater.protocol.messages import dcp_streams as messages
@@ -30,7 +29,7 @@ from headwater.protocol.messages.dcp_streams import OpenFlags, StreamRequest
 from headwater.protocol.numbers import CONNECTION_NAME_BYTES_MAX
 from headwater.protocol.states import PRODUCER_ENDPOINT, EndpointState, transition
 from headwater.protocol.status import RequestRefused, Status
-from headwater.protocol.stream_requests import StreamRefusal
+from headwater.protocol.stream_requests import Dialect, StreamRefusal
 from headwater.protocol.values import Datatype
 
 logger = logging.getLogger(__name__)

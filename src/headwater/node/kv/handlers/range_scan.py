@@ -16,7 +16,7 @@ from headwater.node.kv.context import UNBOUNDED_WORK, Context
 from headwater.node.kv.documents import check_vbucket, collection_by_id, shown_value, whole_value
 from headwater.node.service import SCAN_S_MAX, RunningScan
 from headwater.protocol.features import Feature
-from headwater.protocol.messages import range_scan as messages
+from headwater.protocol.messages import documents as messages
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.documents import GetRandomKey, GetResponse
 from headwater.protocol.numbers import DEFAULT_COLLECTION, KEY_BYTES_MAX, CollectionId, VBucketId

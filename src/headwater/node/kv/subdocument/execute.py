@@ -2,24 +2,36 @@
 
 Everything known comes in as values and everything decided goes out as an outcome; the handlers write it. A request that
 is refused as a whole raises `RequestRefused`. A mutation that fails leaves nothing behind: it works on a draft.
+
+A mutation cuts the text at one place and puts its own there; the rest of the document stays as it was written. The
+checks stand in Couchbase's order, because the order decides which status a request with several faults gets: first
+the value, then the way along the path, then what is at its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple, Protocol
 
 from headwater.errors import LocalProtocolError
 from headwater.node.kv.subdocument import json_text, requests
-from headwater.node.kv.subdocument.mutation import DocumentTexts, Draft
-from headwater.node.kv.subdocument.virtual_xattrs import (
+from headwater.node.kv.subdocument.json_text import LAST, LEVELS_MAX, Located, Path, Span
+from headwater.node.kv.subdocument.requests import (
     PREFIX,
+    SYSTEM_XATTR_PREFIX,
     MacroExpansion,
     NewValue,
     SubdocDocument,
+    decode_binary,
+    encode_binary,
+    spec_path,
     virtual_xattr_text,
 )
 from headwater.protocol.features import Opcode
+from headwater.protocol.kernels import json_path
 from headwater.protocol.messages.subdocument import (
     DocFlags,
     LookupResult,
@@ -30,7 +42,291 @@ from headwater.protocol.messages.subdocument import (
 )
 from headwater.protocol.numbers import VALUE_BYTES_MAX
 from headwater.protocol.status import RequestRefused, Status
-from headwater.protocol.values import Datatype, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, encode_xattrs
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_INT64_CHARACTERS_MAX = len(str(_INT64_MIN))
+_DELTA = re.compile(rb"-?[1-9][0-9]*")
+_INTEGER = re.compile(rb"-?[0-9]+")
+
+
+class Edit(NamedTuple):
+    """What a mutation leaves."""
+
+    text: bytes
+    result: bytes | None = None
+    """What the client gets back; only a counter has something to say."""
+
+
+class PathMutation(Protocol):
+    """`create_parents` is the flag MKDIR_P: objects that are missing on the path are made."""
+
+    def __call__(self, text: bytes, path: Path, value: bytes, *, create_parents: bool) -> Edit: ...
+
+
+# --- objects --------------------------------------------------------------------------------------------------------
+
+
+def dict_upsert(text: bytes, path: Path, value: bytes, *, create_parents: bool, only_new: bool = False) -> Edit:
+    new, located = _prepare_store(text, path, value)
+    _require_name(path)
+    if located.value is None:
+        return Edit(_add_member(text, located, path, new, create_parents=create_parents))
+    if only_new:
+        raise RequestRefused(Status.SUBDOC_PATH_EEXISTS)
+    return Edit(_splice(text, located.value, new))
+
+
+dict_add: PathMutation = partial(dict_upsert, only_new=True)
+
+
+def replace(text: bytes, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    new, located = _prepare_store(text, path, value)
+    if located.value is None:
+        raise RequestRefused(Status.SUBDOC_PATH_ENOENT)
+    return Edit(_splice(text, located.value, new))
+
+
+def remove(text: bytes, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    _require_below_root(path)
+    located = json_text.locate(text, path)
+    if located.value is None:
+        raise RequestRefused(Status.SUBDOC_PATH_ENOENT)
+    return Edit(json_text.without(text, located.container, path[-1]))
+
+
+def _prepare_store(text: bytes, path: Path, value: bytes) -> tuple[bytes, Located]:
+    _require_below_root(path)
+    return json_text.value_text(value, levels=LEVELS_MAX - len(path)), json_text.locate(text, path)
+
+
+def _require_below_root(path: Path) -> None:
+    if not path:
+        raise RequestRefused(Status.SUBDOC_VALUE_CANTINSERT)
+
+
+def _require_name(path: Path) -> None:
+    if not isinstance(path[-1], str):
+        raise RequestRefused(Status.SUBDOC_PATH_EINVAL)
+
+
+# --- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def array_push_last(text: bytes, path: Path, value: bytes, *, create_parents: bool, in_front: bool = False) -> Edit:
+    new = json_text.values_text(value, levels=LEVELS_MAX - len(path) - 1)
+    located = json_text.locate(text, path)
+    if located.value is None:
+        return Edit(_add_array(text, located, path, new, create_parents=create_parents))
+    array = _require_array(text, located.value)
+    if not in_front:
+        return Edit(_append(text, array, new))
+    first = array.start + 1
+    return Edit(_splice(text, Span(first, first), new if json_text.is_empty(text, array) else new + b","))
+
+
+array_push_first: PathMutation = partial(array_push_last, in_front=True)
+
+
+def array_insert(text: bytes, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    new = json_text.values_text(value, levels=LEVELS_MAX - len(path))
+    index = path[-1] if path else None
+    if not isinstance(index, int) or index == LAST:
+        raise RequestRefused(Status.SUBDOC_PATH_EINVAL)
+    located = json_text.locate(text, path)
+    if located.value is not None:
+        start = located.value.start
+        return Edit(_splice(text, Span(start, start), new + b","))
+    if located.components_found == len(path) - 1 and index == json_text.count(text, located.container):
+        return Edit(_append(text, located.container, new))
+    raise RequestRefused(Status.SUBDOC_PATH_ENOENT)
+
+
+def array_add_unique(text: bytes, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    new = json_text.value_text(value, levels=LEVELS_MAX - len(path) - 1)
+    if new[0] in b"{[":
+        raise RequestRefused(Status.SUBDOC_VALUE_CANTINSERT)
+    located = json_text.locate(text, path)
+    if located.value is None:
+        return Edit(_add_array(text, located, path, new, create_parents=create_parents))
+    array = _require_array(text, located.value)
+    # Couchbase compares the text: 1.0 is not 1.
+    found = json_text.scalar(text, array, new)
+    if found == json_path.MISMATCH:
+        raise RequestRefused(Status.SUBDOC_PATH_MISMATCH)
+    if found != json_path.NOT_THERE:
+        raise RequestRefused(Status.SUBDOC_PATH_EEXISTS)
+    return Edit(_append(text, array, new))
+
+
+def _require_array(text: bytes, value: Span) -> Span:
+    if text[value.start] != ord("["):
+        raise RequestRefused(Status.SUBDOC_PATH_MISMATCH)
+    return value
+
+
+def _add_array(text: bytes, located: Located, path: Path, new: bytes, *, create_parents: bool) -> bytes:
+    if not create_parents:
+        raise RequestRefused(Status.SUBDOC_PATH_ENOENT)
+    return _add_member(text, located, path, b"[%b]" % new, create_parents=True)
+
+
+# --- counters -------------------------------------------------------------------------------------------------------
+
+
+def counter(text: bytes, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    is_delta = _DELTA.fullmatch(value) is not None and len(value) <= _INT64_CHARACTERS_MAX
+    if not is_delta or not _INT64_MIN <= int(value) <= _INT64_MAX:
+        raise RequestRefused(Status.SUBDOC_DELTA_EINVAL)
+    delta = int(value)
+    located = json_text.locate(text, path)
+    if located.value is None:
+        return _new_counter(text, located, path, delta, create_parents=create_parents)
+    digits = text[located.value.start : located.value.end]
+    if not _INTEGER.fullmatch(digits):
+        raise RequestRefused(Status.SUBDOC_PATH_MISMATCH)
+    if len(digits) > _INT64_CHARACTERS_MAX or not _INT64_MIN <= int(digits) <= _INT64_MAX:
+        raise RequestRefused(Status.SUBDOC_NUM_ERANGE)
+    number = int(digits) + delta
+    if not _INT64_MIN <= number <= _INT64_MAX:
+        raise RequestRefused(Status.SUBDOC_VALUE_CANTINSERT)
+    return Edit(_splice(text, located.value, b"%d" % number), b"%d" % number)
+
+
+def _new_counter(text: bytes, located: Located, path: Path, delta: int, *, create_parents: bool) -> Edit:
+    parent_is_missing = located.components_found < len(path) - 1
+    if (parent_is_missing and not create_parents) or text[located.container.start] != ord("{"):
+        raise RequestRefused(Status.SUBDOC_PATH_ENOENT)
+    _require_name(path)
+    return Edit(_add_member(text, located, path, b"%d" % delta, create_parents=True), b"%d" % delta)
+
+
+# --- cutting and pasting --------------------------------------------------------------------------------------------
+
+
+def _splice(text: bytes, span: Span, new: bytes) -> bytes:
+    return text[: span.start] + new + text[span.end :]
+
+
+def _append(text: bytes, container: Span, item: bytes) -> bytes:
+    closing = container.end - 1
+    return _splice(text, Span(closing, closing), item if json_text.is_empty(text, container) else b"," + item)
+
+
+def _add_member(text: bytes, located: Located, path: Path, new: bytes, *, create_parents: bool) -> bytes:
+    """Puts the new value under what is missing of its path. Only objects are made on the way, never elements."""
+    missing = path[located.components_found :]
+    if len(missing) > 1 and not create_parents:
+        raise RequestRefused(Status.SUBDOC_PATH_ENOENT)
+    names = [component for component in missing if isinstance(component, str)]
+    if len(names) < len(missing):
+        raise RequestRefused(Status.SUBDOC_PATH_ENOENT)
+    for name in reversed(names[1:]):
+        new = b"{%b:%b}" % (json_text.quote(name), new)
+    return _append(text, located.container, b"%b:%b" % (json_text.quote(names[0]), new))
+
+
+MUTATIONS: Mapping[Opcode, PathMutation] = {
+    Opcode.SUBDOC_DICT_ADD: dict_add,
+    Opcode.SUBDOC_DICT_UPSERT: dict_upsert,
+    Opcode.SUBDOC_DELETE: remove,
+    Opcode.SUBDOC_REPLACE: replace,
+    Opcode.SUBDOC_ARRAY_PUSH_LAST: array_push_last,
+    Opcode.SUBDOC_ARRAY_PUSH_FIRST: array_push_first,
+    Opcode.SUBDOC_ARRAY_INSERT: array_insert,
+    Opcode.SUBDOC_ARRAY_ADD_UNIQUE: array_add_unique,
+    Opcode.SUBDOC_COUNTER: counter,
+}
+
+
+# --- a document's texts ---------------------------------------------------------------------------------------------
+
+
+class DocumentTexts:
+    """The two texts that the paths of a request point into, each checked once and only when it is needed."""
+
+    def __init__(self, document: SubdocDocument) -> None:
+        self.document = document
+        self.parts = document.parts()
+
+    @cached_property
+    def body(self) -> bytes:
+        if not self.document.datatype & Datatype.JSON:
+            raise RequestRefused(Status.SUBDOC_DOC_NOT_JSON)
+        return json_text.document_text(self.parts.body)
+
+    @cached_property
+    def xattrs(self) -> bytes:
+        """All extended attributes as one object, in which the first name of a path is the name of an attribute."""
+        pairs = [json_text.quote(name) + b":" + json for name, json in self.parts.xattrs.items()]
+        return json_text.document_text(b"{" + b",".join(pairs) + b"}")
+
+
+class Draft:
+    """A document in the making: the mutations of a request apply to it one after the other.
+
+    The document it was made from is never touched.
+    """
+
+    def __init__(self, before: DocumentTexts) -> None:
+        self._before = before
+        self._body = before.parts.body
+        self._body_text: bytes | None = None
+        self._xattrs_text: bytes | None = None
+        self.is_json = bool(before.document.datatype & Datatype.JSON)
+        self.is_deleted = False
+
+    def apply(self, spec: MutationSpec, value: bytes, *, create_parents: bool) -> bytes | None:
+        """Applies one mutation. What it gives back goes to the client."""
+        if spec.opcode == Opcode.SET:
+            self._set_body(value, as_json=json_text.is_json(value))
+            return None
+        if spec.opcode == Opcode.DELETE:
+            self._set_body(b"", as_json=False)
+            self.is_deleted = True
+            return None
+        path, is_binary = spec_path(spec), bool(spec.flags & PathFlags.BINARY_VALUE)
+        if spec.opcode == Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR:
+            found = json_text.get(self._read_xattrs(), path)
+            body = decode_binary(found) if is_binary else found
+            self._set_body(body, as_json=not is_binary or json_text.is_json(body))
+            return None
+        if is_binary:
+            value = encode_binary(value)
+        mutate = MUTATIONS[spec.opcode]
+        if spec.flags & PathFlags.XATTR:
+            self._xattrs_text, result = mutate(self._read_xattrs(), path, value, create_parents=create_parents)
+        else:
+            self._body_text, result = mutate(self._read_body(), path, value, create_parents=create_parents)
+        return result
+
+    def parts(self) -> ValueParts:
+        """What has become of the document."""
+        xattrs: Mapping[str, bytes] = self._before.parts.xattrs
+        text = self._xattrs_text
+        if text is not None:
+            found = json_text.members(text, json_text.root(text))
+            xattrs = {member.name: text[slice(*member.value)] for member in found}
+        if self.is_deleted:
+            xattrs = {name: json for name, json in xattrs.items() if name.startswith(SYSTEM_XATTR_PREFIX)}
+        return ValueParts(xattrs, self._body if self._body_text is None else self._body_text)
+
+    def _set_body(self, body: bytes, *, as_json: bool) -> None:
+        self._body, self._body_text, self.is_json = body, None, as_json
+
+    def _read_body(self) -> bytes:
+        if self._body_text is not None:
+            return self._body_text
+        if not self.is_json:
+            raise RequestRefused(Status.SUBDOC_DOC_NOT_JSON)
+        return json_text.document_text(self._body)
+
+    def _read_xattrs(self) -> bytes:
+        return self._before.xattrs if self._xattrs_text is None else self._xattrs_text
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
 
 _NO_FLAGS = DocFlags(0)
 _EMPTY = SubdocDocument(value=b"", datatype=Datatype.RAW)

@@ -11,7 +11,7 @@ import pytest
 from headwater.node.service import SCAN_S_MAX, SCANS_MAX, SCANS_OF_CONNECTION_MAX
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages import range_scan
+from headwater.protocol.messages import documents as range_scan
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Delete, GetRandomKey, Set

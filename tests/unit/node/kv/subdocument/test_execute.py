@@ -9,10 +9,16 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from headwater.node.kv.subdocument import json_text
-from headwater.node.kv.subdocument.execute import LookedUp, PathFailed, lookup_in, lookup_one, mutate_in, mutate_one
-from headwater.node.kv.subdocument.mutation import MUTATIONS
-from headwater.node.kv.subdocument.requests import COMMANDS
-from headwater.node.kv.subdocument.virtual_xattrs import NewValue, SubdocDocument, WriteMacro
+from headwater.node.kv.subdocument.execute import (
+    MUTATIONS,
+    LookedUp,
+    PathFailed,
+    lookup_in,
+    lookup_one,
+    mutate_in,
+    mutate_one,
+)
+from headwater.node.kv.subdocument.requests import COMMANDS, NewValue, SubdocDocument, WriteMacro
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.subdocument import (
     SPECS_MAX,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.node.kv.subdocument.json_text import COMPONENTS_MAX, LEVELS_MAX, document_text, parse_path
-from headwater.node.kv.subdocument.mutation import (
+from headwater.node.kv.subdocument.execute import (
     MUTATIONS,
     Edit,
     PathMutation,
@@ -22,6 +21,7 @@ from headwater.node.kv.subdocument.mutation import (
     remove,
     replace,
 )
+from headwater.node.kv.subdocument.json_text import COMPONENTS_MAX, LEVELS_MAX, document_text, parse_path
 from headwater.protocol.status import RequestRefused, Status
 from support.cases import case, each
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headwater.node.replication.vbucket_states import apply_config, replicated
+from headwater.node.membership import apply_config, replicated
 from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
