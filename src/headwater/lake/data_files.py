@@ -88,7 +88,7 @@ _BUFFER_BYTES = 256 * 1024
 _LONG_VALUE_BYTES = 4 * 1024
 """On average: from here on a slice of a column takes less time than a copy of its values."""
 _CHECKED_BYTES = 4 * 1024 * 1024
-"""What is read at once to make a checksum."""
+"""What is read at once to make a checksum, or to find the bounds of a column."""
 _TAIL_BYTES = 64 * 1024
 """What is read of the end of a file at once. Nearly all footers are smaller."""
 _REPEATING = (
@@ -599,14 +599,18 @@ class FileReader:
             self._check_row_group(row_group)
             if row_group == self.row_groups[-1]:
                 self._check_filters()
-        rows, live, start = self._rows_of(row_group), self._live_of(row_group), 0
+        live, start = self._live_of(row_group), 0
+        for part in self._parts(row_group, bytes_max):
+            end = start + part.num_rows
+            yield part if live is None else filtered(part, live[start:end])
+            start = end
+
+    def _parts(self, row_group: int, bytes_max: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """With the dead rows."""
         parts = max(1, -(-self.uncompressed_bytes(row_group) // bytes_max))
-        for batch in self._file.iter_batches(
-            batch_size=max(1, -(-rows // parts)), row_groups=[row_group], use_threads=False
-        ):
+        batch_size = max(1, -(-self._rows_of(row_group) // parts))
+        for batch in self._file.iter_batches(batch_size, [row_group], columns, use_threads=False):
             part = pa.Table.from_batches([batch])
-            part = part if live is None else filtered(part, live[start : start + batch.num_rows])
-            start += batch.num_rows
             yield part if self._is_plain else _plain(part)
 
     def _check_row_group(self, row_group: int) -> None:
@@ -668,25 +672,35 @@ class FileReader:
 
     def nulls_of(self, column: str) -> int:
         """How many nulls a column of the file has."""
-        return sum(self._statistics(row_group, column)[2] for row_group in self.row_groups)
+        return sum(self._nulls(row_group, column) for row_group in self.row_groups)
+
+    def _nulls(self, row_group: int, column: str) -> int:
+        if (statistics := self._sealed(row_group, column)) is not None:
+            return int(statistics.null_count)
+        return int(self._read_all(row_group, [column]).column(0).null_count)
 
     def bounds_of(self, column: str) -> Range | None:
         """The least and the highest value of a column in the whole file; None where it has none."""
-        found = [self._statistics(row_group, column)[:2] for row_group in self.row_groups]
+        found = [self._bounds(row_group, column) for row_group in self.row_groups]
         known = [bounds for bounds in found if bounds[0] is not None]
         return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 
-    def _statistics(self, row_group: int, column: str) -> tuple[Any, Any, int]:
-        """The least and the highest value of a row group, and its nulls. A footer without our checksum is not asked: it
-        may say what is not so. Nor does it have the bounds of long texts."""
-        if self.is_sealed and (statistics := self._kept(row_group, column)) is not None:
-            if statistics.has_null_count and statistics.null_count == self._rows_of(row_group):
-                return None, None, int(statistics.null_count)
-            if statistics.has_null_count and statistics.has_min_max:
-                return statistics.min, statistics.max, int(statistics.null_count)
-        values = self._read_all(row_group, [column]).column(0)
-        bounds = pc.min_max(values)
-        return bounds["min"].as_py(), bounds["max"].as_py(), int(values.null_count)
+    def _bounds(self, row_group: int, column: str) -> tuple[Any, Any]:
+        """The least and the highest value of a row group. The footer does not have those of long texts."""
+        if (statistics := self._sealed(row_group, column)) is not None:
+            if statistics.null_count == self._rows_of(row_group):
+                return None, None
+            if statistics.has_min_max:
+                return statistics.min, statistics.max
+        found = [pc.min_max(part.column(0)) for part in self._parts(row_group, _CHECKED_BYTES, [column])]
+        values = [part[name].as_py() for part in found for name in ("min", "max")]
+        bounds = pc.min_max(pa.array(values, found[0]["min"].type if found else None))
+        return bounds["min"].as_py(), bounds["max"].as_py()
+
+    def _sealed(self, row_group: int, column: str) -> pq.Statistics | None:
+        """The statistics that count nulls, in a footer with our checksum. Another may say what is not so."""
+        statistics = self._kept(row_group, column) if self.is_sealed else None
+        return statistics if statistics is not None and statistics.has_null_count else None
 
     def least(self, row_group: int, column: str) -> Bound | None:
         """No value that a row group has in a column is less; None where its statistics do not say it."""
