@@ -80,11 +80,13 @@ TEXT_CHARS = 32
 """So much of a text is in the statistics, as Spark writes it."""
 _BOUND_BYTES_MAX = 4096
 """Arrow writes no bounds of a column into a file where one of them is longer."""
-_SAMPLE_ROWS = 2048
-"""Of the first rows of a file: whether a column of them repeats its values."""
+_SAMPLE_ROWS, _SAMPLE_ROWS_MIN, _SAMPLE_BYTES = 2048, 32, 1024 * 1024
+"""Of the first rows of a file: whether a column of them repeats its values. Of long values there are fewer."""
 _LAST_CHARACTER = "\U0010ffff"
 _BUFFER_BYTES = 256 * 1024
 """What is written to a file at once, where Arrow does not have more."""
+_PAGE_ROWS, _PAGE_BYTES = 1024, 1024 * 1024
+"""Of a page of a column, whichever comes first: it is compressed, and read, as a whole."""
 _LONG_VALUE_BYTES = 4 * 1024
 """On average: from here on a slice of a column takes less time than a copy of its values."""
 _CHECKED_BYTES = 4 * 1024 * 1024
@@ -257,21 +259,32 @@ class FileWriter:
         self._schema = _with_dictionaries(schema)
         # Arrow writes the header of a page, and what it has of a short column, in pieces of some bytes.
         self._stream = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
-        self._writer = pq.ParquetWriter(
-            self._stream,
-            self._schema,
-            use_dictionary=[name for name in schema.names if name in repeating],
-            write_statistics=[name for name in schema.names if name in ranges],
-            store_schema=False,
-            write_page_checksum=True,
+        self._options: dict[str, Any] = {
+            "use_dictionary": [name for name in schema.names if name in repeating],
+            "write_statistics": [name for name in schema.names if name in ranges],
             **(_filter_options(filter_keys) if filter_keys else {}),
-            **_COMPRESSION,
-        )
+        }
+        self._begun: pq.ParquetWriter | None = None
         self._row_groups: list[str] = []
         self._secret = new_secret() if has_places else None
         self._hashes: list[Hashes] = []
-        self._stream.flush()
-        self._sink.take_checksum()
+
+    def _writer(self, rows: pa.Table) -> pq.ParquetWriter:
+        """Arrow's writer, which the first rows begin: it looks at the size of a page after so many values."""
+        if self._begun is None:
+            longest = max(_bytes_a_row(column) for column in rows.columns)
+            self._begun = pq.ParquetWriter(
+                self._stream,
+                self._schema,
+                store_schema=False,
+                write_page_checksum=True,
+                write_batch_size=max(1, min(_PAGE_ROWS, int(_PAGE_BYTES // max(1, longest)))),
+                **self._options,
+                **_COMPRESSION,
+            )
+            self._stream.flush()
+            self._sink.take_checksum()
+        return self._begun
 
     def write_row_group(self, rows: pa.Table) -> None:
         """Write rows as a row group of their own. Their columns are in the order of the schema."""
@@ -286,7 +299,7 @@ class FileWriter:
             spaces = key_spaces(numbers(rows, "vbucket"), numbers(rows, "collection_id"))
             self._hashes.append(key_hashes(raw_keys_of(rows), spaces, self._secret))
         self._rows += rows.num_rows
-        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        self._writer(rows).write_table(rows, row_group_size=max(1, rows.num_rows))
         self._stream.flush()
         self._row_groups.append(f"{self._sink.tell()}:{self._sink.take_checksum():08x}")
 
@@ -299,7 +312,8 @@ class FileWriter:
         return self._sink.tell()
 
     def close(self) -> DataFile:
-        self._writer.add_key_value_metadata(
+        writer = self._writer(self._schema.empty_table())
+        writer.add_key_value_metadata(
             {
                 _WRITTEN_BY: __version__,
                 _ROW_GROUPS: ",".join(self._row_groups),
@@ -310,14 +324,14 @@ class FileWriter:
         self._sink.hold_footer()
         if self._secret is not None and self._hashes:
             # Arrow asks the file where it is, and passes over what it did not write.
-            self._writer.add_key_value_metadata({_KEYS: f"{self._sink.tell()}:{self._rows}"})
+            writer.add_key_value_metadata({_KEYS: f"{self._sink.tell()}:{self._rows}"})
             self._stream.write(packed_places(np.concatenate(self._hashes), self._secret))
-        self._writer.close()
+        writer.close()
         self._stream.flush()
         size_bytes = self._sink.tell()
         self._sink.close()
         # Not by `metadata_collector`: Arrow fails with that where a writer that was given up is collected.
-        self._take_bounds(self._writer.writer.metadata)
+        self._take_bounds(writer.writer.metadata)
         return DataFile(
             path=self._path,
             size_bytes=size_bytes,
@@ -467,8 +481,7 @@ class RollingWriter:
             return
         rows = pa.concat_tables(self._waiting).unify_dictionaries()
         if self._writer is None:
-            sample = rows.slice(0, _SAMPLE_ROWS)
-            repeating = [it for it in self._ranges if 2 * pc.count_distinct(sample.column(it)).as_py() < len(sample)]
+            repeating = [name for name in self._ranges if _is_repeating(rows.column(name))]
             self._writer = FileWriter(
                 self._location,
                 self._schema,
@@ -796,6 +809,13 @@ def reordered(rows: pa.Table, order: Column) -> pa.Table:
 def _bytes_a_row(column: pa.ChunkedArray) -> float:
     has_bytes = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
     return column.nbytes / max(1, len(column)) if has_bytes else 0
+
+
+def _is_repeating(column: pa.ChunkedArray) -> bool:
+    """Whether a dictionary pays, by the first values."""
+    rows = int(_SAMPLE_BYTES // max(1, _bytes_a_row(column)))
+    sample = column.slice(0, max(_SAMPLE_ROWS_MIN, min(_SAMPLE_ROWS, rows)))
+    return bool(2 * pc.count_distinct(sample).as_py() < len(sample))
 
 
 def _in_slices(column: pa.ChunkedArray, order: Column) -> pa.ChunkedArray:
