@@ -17,9 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
+import pytest
+
 import headwater
 from headwater.lake.lake import Task, run_here
+from headwater.lake.verify import compare
 from headwater.landing.query import Landing
+from headwater.landing.source_options import SourceOptions
 from headwater.protocol.messages.dcp_streams import StreamFlags
 from headwater.protocol.messages.documents import SetQuiet
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
@@ -196,6 +201,11 @@ class InThisProcess:
     def cancel(self) -> None: ...
 
 
+def load(node: NodeProcess, bucket: str, documents: int, *options: str) -> None:
+    command = [sys.executable, "-m", "headwater", "load", f"couchbase://{node.address}/{bucket}", *options]
+    subprocess.run([*command, "--generate", str(documents), "--user", USER, "--password", PASSWORD], check=True)
+
+
 def client_work(node: NodeProcess, bucket: str, documents: int, folder: Path) -> tuple[dict[str, int], int]:
     """The calls of each work of a client, and how often the node asks the system to read and to write for one."""
     counts: dict[str, int] = {}
@@ -229,10 +239,33 @@ SYSTEM_CALLS_MAX = 5_000
 def test_a_client_does_nothing_for_each_change_in_python(start_node: StartNode, tmp_path: Path) -> None:
     node = start_node("--vbuckets", str(VBUCKETS), "--bucket", "warm", "--bucket", "few", "--bucket", "many")
     for bucket, documents in (("warm", 100), ("few", FEW), ("many", MANY)):
-        load = [sys.executable, "-m", "headwater", "load", f"couchbase://{node.address}/{bucket}"]
-        subprocess.run([*load, "--generate", str(documents), "--user", USER, "--password", PASSWORD], check=True)
+        load(node, bucket, documents)
     client_work(node, "warm", 100, tmp_path)  # Kernels are loaded, and modules imported.
     few, few_calls = client_work(node, "few", FEW, tmp_path)
     many, many_calls = client_work(node, "many", MANY, tmp_path)
     assert beyond(CLIENT_CALLS_MAX, few, many) == {}
     assert per_million(few_calls, many_calls) <= SYSTEM_CALLS_MAX
+
+
+LARGE_DOCUMENTS, LARGE_BYTES = 256, 1 << 17
+LAKE_COPIES_MAX = {"landing": 12.0, "verify": 12.0}
+"""How many bytes Arrow is asked for, in all, for a byte of large documents."""
+
+
+@pytest.mark.skipif(not hasattr(pa.MemoryPool, "total_bytes_allocated"), reason="older Arrow does not count them")
+def test_a_lake_does_not_copy_large_values_more_often_than_it_must(start_node: StartNode, tmp_path: Path) -> None:
+    node = start_node("--vbuckets", str(VBUCKETS), "--bucket", "large")
+    load(node, "large", LARGE_DOCUMENTS, "--value-bytes", str(LARGE_BYTES))
+    source = {"url": f"couchbase://{node.address}/large", "user": USER, "password": PASSWORD}
+    landing = Landing(source=source, into=str(tmp_path / "lake"))
+    works = {
+        "landing": lambda: landing.start(InThisProcess()).awaitTermination(),
+        "verify": lambda: compare(SourceOptions.make(source).settings, landing.into),
+    }
+    copies = {}
+    for work, do in works.items():
+        before = pa.default_memory_pool().total_bytes_allocated()
+        do()
+        allocated = pa.default_memory_pool().total_bytes_allocated() - before
+        copies[work] = allocated / (LARGE_DOCUMENTS * LARGE_BYTES)
+    assert {work: count for work, count in copies.items() if count > LAKE_COPIES_MAX[work]} == {}

@@ -91,7 +91,9 @@ json_values = st.recursive(
     | st.booleans()
     | st.integers(-(2**70), 2**70)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
+    | st.text()
+    # Long ones are looked at in steps of 64 bytes.
+    | st.builds(lambda length, text: "x" * length + text, st.integers(56, 200), st.text(max_size=3)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )

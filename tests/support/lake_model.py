@@ -36,7 +36,7 @@ from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings, Runner, run_here
 from headwater.lake.layout import XATTRS, TableKind, history_schema
 from headwater.lake.typed_columns import TypedColumns
-from headwater.lake.verify import LakeChecks, Verification, verdict
+from headwater.lake.verify import LakeChecks, Verification, judged_facts, verdict
 from headwater.lake.verify_group import Counts, GroupReport, judge_group, scan_changes
 from headwater.lake.verify_scan import Findings
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
@@ -738,12 +738,17 @@ def compare_model(directory: Path, bucket: ModelBucket) -> Verification:
     """As `compare` does with a node."""
     lake = Lake.open(str(directory))
     assert lake is not None
-    return verdict(LakeChecks(lake), judged_groups(lake, bucket))
+    return verdict(checks_of(lake, bucket), judged_groups(lake, bucket))
+
+
+def checks_of(lake: Lake, bucket: ModelBucket) -> LakeChecks:
+    changes = sum(len(vbucket.changes) for vbucket in bucket.vbuckets)
+    return LakeChecks(lake, facts=judged_facts(lake, changes=changes))
 
 
 def judged_groups(lake: Lake, bucket: ModelBucket) -> dict[int, GroupReport]:
-    reports, checks = {}, LakeChecks(lake)
-    for group in range(lake.facts.groups):
+    reports, checks = {}, checks_of(lake, bucket)
+    for group in range(checks.facts.groups):
         check = checks.of_group(group, lambda vbucket, place: False, failover_logs=bucket.failover_logs())
         reading = check.reading()
         for vbucket in check.vbuckets:

@@ -80,15 +80,17 @@ TEXT_CHARS = 32
 """So much of a text is in the statistics, as Spark writes it."""
 _BOUND_BYTES_MAX = 4096
 """Arrow writes no bounds of a column into a file where one of them is longer."""
-_SAMPLE_ROWS = 2048
-"""Of the first rows of a file: whether a column of them repeats its values."""
+_SAMPLE_ROWS, _SAMPLE_ROWS_MIN, _SAMPLE_BYTES = 2048, 32, 1024 * 1024
+"""Of the first rows of a file: whether a column of them repeats its values. Of long values there are fewer."""
 _LAST_CHARACTER = "\U0010ffff"
 _BUFFER_BYTES = 256 * 1024
 """What is written to a file at once, where Arrow does not have more."""
+_PAGE_ROWS, _PAGE_BYTES = 1024, 1024 * 1024
+"""Of a page of a column, whichever comes first: it is compressed, and read, as a whole."""
 _LONG_VALUE_BYTES = 4 * 1024
 """On average: from here on a slice of a column takes less time than a copy of its values."""
 _CHECKED_BYTES = 4 * 1024 * 1024
-"""What is read at once to make a checksum."""
+"""What is read at once to make a checksum, or to find the bounds of a column."""
 _TAIL_BYTES = 64 * 1024
 """What is read of the end of a file at once. Nearly all footers are smaller."""
 _REPEATING = (
@@ -257,21 +259,32 @@ class FileWriter:
         self._schema = _with_dictionaries(schema)
         # Arrow writes the header of a page, and what it has of a short column, in pieces of some bytes.
         self._stream = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
-        self._writer = pq.ParquetWriter(
-            self._stream,
-            self._schema,
-            use_dictionary=[name for name in schema.names if name in repeating],
-            write_statistics=[name for name in schema.names if name in ranges],
-            store_schema=False,
-            write_page_checksum=True,
+        self._options: dict[str, Any] = {
+            "use_dictionary": [name for name in schema.names if name in repeating],
+            "write_statistics": [name for name in schema.names if name in ranges],
             **(_filter_options(filter_keys) if filter_keys else {}),
-            **_COMPRESSION,
-        )
+        }
+        self._begun: pq.ParquetWriter | None = None
         self._row_groups: list[str] = []
         self._secret = new_secret() if has_places else None
         self._hashes: list[Hashes] = []
-        self._stream.flush()
-        self._sink.take_checksum()
+
+    def _writer(self, rows: pa.Table) -> pq.ParquetWriter:
+        """Arrow's writer, which the first rows begin: it looks at the size of a page after so many values."""
+        if self._begun is None:
+            longest = max(_bytes_a_row(column) for column in rows.columns)
+            self._begun = pq.ParquetWriter(
+                self._stream,
+                self._schema,
+                store_schema=False,
+                write_page_checksum=True,
+                write_batch_size=max(1, min(_PAGE_ROWS, int(_PAGE_BYTES // max(1, longest)))),
+                **self._options,
+                **_COMPRESSION,
+            )
+            self._stream.flush()
+            self._sink.take_checksum()
+        return self._begun
 
     def write_row_group(self, rows: pa.Table) -> None:
         """Write rows as a row group of their own. Their columns are in the order of the schema."""
@@ -286,7 +299,7 @@ class FileWriter:
             spaces = key_spaces(numbers(rows, "vbucket"), numbers(rows, "collection_id"))
             self._hashes.append(key_hashes(raw_keys_of(rows), spaces, self._secret))
         self._rows += rows.num_rows
-        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        self._writer(rows).write_table(rows, row_group_size=max(1, rows.num_rows))
         self._stream.flush()
         self._row_groups.append(f"{self._sink.tell()}:{self._sink.take_checksum():08x}")
 
@@ -299,7 +312,8 @@ class FileWriter:
         return self._sink.tell()
 
     def close(self) -> DataFile:
-        self._writer.add_key_value_metadata(
+        writer = self._writer(self._schema.empty_table())
+        writer.add_key_value_metadata(
             {
                 _WRITTEN_BY: __version__,
                 _ROW_GROUPS: ",".join(self._row_groups),
@@ -310,14 +324,14 @@ class FileWriter:
         self._sink.hold_footer()
         if self._secret is not None and self._hashes:
             # Arrow asks the file where it is, and passes over what it did not write.
-            self._writer.add_key_value_metadata({_KEYS: f"{self._sink.tell()}:{self._rows}"})
+            writer.add_key_value_metadata({_KEYS: f"{self._sink.tell()}:{self._rows}"})
             self._stream.write(packed_places(np.concatenate(self._hashes), self._secret))
-        self._writer.close()
+        writer.close()
         self._stream.flush()
         size_bytes = self._sink.tell()
         self._sink.close()
         # Not by `metadata_collector`: Arrow fails with that where a writer that was given up is collected.
-        self._take_bounds(self._writer.writer.metadata)
+        self._take_bounds(writer.writer.metadata)
         return DataFile(
             path=self._path,
             size_bytes=size_bytes,
@@ -467,8 +481,7 @@ class RollingWriter:
             return
         rows = pa.concat_tables(self._waiting).unify_dictionaries()
         if self._writer is None:
-            sample = rows.slice(0, _SAMPLE_ROWS)
-            repeating = [it for it in self._ranges if 2 * pc.count_distinct(sample.column(it)).as_py() < len(sample)]
+            repeating = [name for name in self._ranges if _is_repeating(rows.column(name))]
             self._writer = FileWriter(
                 self._location,
                 self._schema,
@@ -599,14 +612,18 @@ class FileReader:
             self._check_row_group(row_group)
             if row_group == self.row_groups[-1]:
                 self._check_filters()
-        rows, live, start = self._rows_of(row_group), self._live_of(row_group), 0
+        live, start = self._live_of(row_group), 0
+        for part in self._parts(row_group, bytes_max):
+            end = start + part.num_rows
+            yield part if live is None else filtered(part, live[start:end])
+            start = end
+
+    def _parts(self, row_group: int, bytes_max: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """With the dead rows."""
         parts = max(1, -(-self.uncompressed_bytes(row_group) // bytes_max))
-        for batch in self._file.iter_batches(
-            batch_size=max(1, -(-rows // parts)), row_groups=[row_group], use_threads=False
-        ):
+        batch_size = max(1, -(-self._rows_of(row_group) // parts))
+        for batch in self._file.iter_batches(batch_size, [row_group], columns, use_threads=False):
             part = pa.Table.from_batches([batch])
-            part = part if live is None else filtered(part, live[start : start + batch.num_rows])
-            start += batch.num_rows
             yield part if self._is_plain else _plain(part)
 
     def _check_row_group(self, row_group: int) -> None:
@@ -668,25 +685,35 @@ class FileReader:
 
     def nulls_of(self, column: str) -> int:
         """How many nulls a column of the file has."""
-        return sum(self._statistics(row_group, column)[2] for row_group in self.row_groups)
+        return sum(self._nulls(row_group, column) for row_group in self.row_groups)
+
+    def _nulls(self, row_group: int, column: str) -> int:
+        if (statistics := self._sealed(row_group, column)) is not None:
+            return int(statistics.null_count)
+        return int(self._read_all(row_group, [column]).column(0).null_count)
 
     def bounds_of(self, column: str) -> Range | None:
         """The least and the highest value of a column in the whole file; None where it has none."""
-        found = [self._statistics(row_group, column)[:2] for row_group in self.row_groups]
+        found = [self._bounds(row_group, column) for row_group in self.row_groups]
         known = [bounds for bounds in found if bounds[0] is not None]
         return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 
-    def _statistics(self, row_group: int, column: str) -> tuple[Any, Any, int]:
-        """The least and the highest value of a row group, and its nulls. A footer without our checksum is not asked: it
-        may say what is not so. Nor does it have the bounds of long texts."""
-        if self.is_sealed and (statistics := self._kept(row_group, column)) is not None:
-            if statistics.has_null_count and statistics.null_count == self._rows_of(row_group):
-                return None, None, int(statistics.null_count)
-            if statistics.has_null_count and statistics.has_min_max:
-                return statistics.min, statistics.max, int(statistics.null_count)
-        values = self._read_all(row_group, [column]).column(0)
-        bounds = pc.min_max(values)
-        return bounds["min"].as_py(), bounds["max"].as_py(), int(values.null_count)
+    def _bounds(self, row_group: int, column: str) -> tuple[Any, Any]:
+        """The least and the highest value of a row group. The footer does not have those of long texts."""
+        if (statistics := self._sealed(row_group, column)) is not None:
+            if statistics.null_count == self._rows_of(row_group):
+                return None, None
+            if statistics.has_min_max:
+                return statistics.min, statistics.max
+        found = [pc.min_max(part.column(0)) for part in self._parts(row_group, _CHECKED_BYTES, [column])]
+        values = [part[name].as_py() for part in found for name in ("min", "max")]
+        bounds = pc.min_max(pa.array(values, found[0]["min"].type if found else None))
+        return bounds["min"].as_py(), bounds["max"].as_py()
+
+    def _sealed(self, row_group: int, column: str) -> pq.Statistics | None:
+        """The statistics that count nulls, in a footer with our checksum. Another may say what is not so."""
+        statistics = self._kept(row_group, column) if self.is_sealed else None
+        return statistics if statistics is not None and statistics.has_null_count else None
 
     def least(self, row_group: int, column: str) -> Bound | None:
         """No value that a row group has in a column is less; None where its statistics do not say it."""
@@ -782,6 +809,13 @@ def reordered(rows: pa.Table, order: Column) -> pa.Table:
 def _bytes_a_row(column: pa.ChunkedArray) -> float:
     has_bytes = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
     return column.nbytes / max(1, len(column)) if has_bytes else 0
+
+
+def _is_repeating(column: pa.ChunkedArray) -> bool:
+    """Whether a dictionary pays, by the first values."""
+    rows = int(_SAMPLE_BYTES // max(1, _bytes_a_row(column)))
+    sample = column.slice(0, max(_SAMPLE_ROWS_MIN, min(_SAMPLE_ROWS, rows)))
+    return bool(2 * pc.count_distinct(sample).as_py() < len(sample))
 
 
 def _in_slices(column: pa.ChunkedArray, order: Column) -> pa.ChunkedArray:

@@ -45,6 +45,8 @@ from headwater.kernels.memory import (
 _QUOTE, _BACKSLASH, _COMMA, _COLON = (ord(sign) for sign in '"\\,:')
 _MINUS, _ZERO, _NINE, _T, _F, _N, _U = (ord(sign) for sign in "-09tfnu")
 _LOW_BITS, _QUOTES, _BACKSLASHES = (u64(sign * 0x0101010101010101) for sign in (0x7F, _QUOTE, _BACKSLASH))
+_LONG_STRING = 64
+"""A string that has gone on for so many bytes is looked at in larger steps."""
 _ESCAPED_SIGNS = tuple(b'"\\/bfnrt')
 _ESCAPED_CODES = tuple(b'"\\/\b\f\n\r\t')
 
@@ -63,14 +65,31 @@ def _zero_bytes(word: int) -> int:
 
 
 @inlined_part
+def _signs(word: int) -> int:
+    """As `_zero_bytes`, of each quote and backslash."""
+    return _zero_bytes(word ^ _QUOTES) | _zero_bytes(word ^ _BACKSLASHES)
+
+
+@inlined_part
+def _signs_in(data: Bytes, at: int) -> int:
+    """Of 32 bytes together."""
+    words = _signs(load_u64(data, at)) | _signs(load_u64(data, at + 8))
+    return words | _signs(load_u64(data, at + 16)) | _signs(load_u64(data, at + 24))
+
+
+@inlined_part
 def skip_string(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     """From behind the opening quote to behind the closing one, or beyond the end; and whether it has escapes."""
-    has_escapes = False
+    has_escapes, start = False, at
     while True:
         found = u64(0)
         while found == u64(0) and at + 8 <= end:
-            word = load_u64(data, at)
-            found = _zero_bytes(word ^ _QUOTES) | _zero_bytes(word ^ _BACKSLASHES)
+            if at - start >= _LONG_STRING:
+                while at + 64 <= end and _signs_in(data, at) | _signs_in(data, at + 32) == u64(0):
+                    at += 64
+                if at + 8 > end:
+                    break
+            found = _signs(load_u64(data, at))
             at += leading_zeros(found) >> 3
         while found == u64(0) and at < end and load_u8(data, at) != _QUOTE and load_u8(data, at) != _BACKSLASH:
             at += 1

@@ -113,11 +113,12 @@ class LakeFacts:
             groups *= 2
         return groups
 
-    def groups_of_table(self, documents: int, *, least: int = 1) -> int:
+    def groups_of_table(self, documents: int, *, least: int = 1, each: int | None = None) -> int:
         """How many groups a table of so many documents should have that has `least` by now: a multiple of that, and a
-        divisor of the lake's number, so that a group of one is always a number of groups of the other."""
+        divisor of the lake's number, so that a group of one is always a number of groups of the other. A group gets no
+        more than `each`, by default `SMALL_GROUP_DOCUMENTS`, unless there are as many groups as the lake has."""
         for groups in range(least, self.groups, least):
-            if self.groups % groups == 0 and documents <= groups * SMALL_GROUP_DOCUMENTS:
+            if self.groups % groups == 0 and documents <= groups * (each or SMALL_GROUP_DOCUMENTS):
                 return groups
         return max(least, self.groups)
 

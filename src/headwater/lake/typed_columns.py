@@ -403,6 +403,9 @@ class ColumnGrowth:
         """Parse documents. Raises `UnsettledColumns` where all have to be looked at before columns can be chosen."""
         if not self._before.is_inferred:
             return self._before.parse(documents)
+        if documents.num_chunks > 1:
+            # Each look at them would copy all of them into one.
+            documents = pa.chunked_array([documents.combine_chunks()])
         if self.columns is self._before and not self.is_settled and len(documents) > 4 * self._sample_rows:
             sample = pa.array(np.linspace(0, len(documents) - 1, self._sample_rows, dtype=np.int64))
             self._grow(self.columns.parse(documents.take(sample), discovers=True))

@@ -12,6 +12,7 @@ table is still in the bucket's history, and judges a group again if the answer h
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from headwater.lake.chosen_rows import ChosenRows, Transform
 from headwater.lake.collection_tables import CollectionTables, MergedTable
 from headwater.lake.data_files import DataFile
 from headwater.lake.lake import Lake, Runner, landed_selection, run_here
-from headwater.lake.layout import GROUP, TableKind, changes_schema
+from headwater.lake.layout import GROUP, LakeFacts, TableKind, changes_schema
 from headwater.lake.location import Location
 from headwater.lake.table_state import Selection, TableState
 from headwater.lake.verify_changes import ChangesRecord, LoggedBatches
@@ -75,6 +76,8 @@ AGENT = "headwater-verify"
 """Name of the connection, as nodes and Spark show it."""
 _BUFFER_BYTES = 4 * MIB
 """How much the server may send ahead. Hashing keeps up with it."""
+_JUDGED_CHANGES = 128 * 1024
+"""As many of the bucket are judged by one task, where no table is in smaller parts: the hashes of 8 MB."""
 MAKING_S_MAX = 60.0
 """Making tables takes far less."""
 LOG_ENTRIES_MAX = 64
@@ -244,20 +247,35 @@ def compare(
             )
         lake.check_transform(None if transform is None else transform.name)
         selection = Selection(scopes=tuple(scopes), collections=tuple(collections))
-        driver = _Driver(settings, lake, selection, landed_selection(lake) or Selection(), transform)
-        reports: dict[int, GroupReport] = {}
         statuses = surveyor.survey()
+        facts = judged_facts(lake, changes=sum(status.last_seqno for status in statuses.values()))
+        driver = _Driver(settings, lake, facts, selection, landed_selection(lake) or Selection(), transform)
+        reports: dict[int, GroupReport] = {}
         for attempt in range(ATTEMPTS_MAX):
-            groups = [group for group in range(lake.facts.groups) if group not in reports]
+            groups = [group for group in range(facts.groups) if group not in reports]
             plan = driver.plan(groups, statuses, is_last=attempt == ATTEMPTS_MAX - 1)
             found = zip(groups, run(plan), strict=True)
             reports |= {group: report for group, report in found if report is not None}
             before, statuses = statuses, surveyor.survey()
             for group in driver.groups_rolled_back(before, statuses) if attempt < ATTEMPTS_MAX - 1 else ():
                 reports.pop(group, None)
-            if len(reports) == lake.facts.groups:
+            if len(reports) == facts.groups:
                 break
         return replace(driver.verdict(reports, statuses), limits=limits or Limits())
+
+
+def judged_facts(lake: Lake, *, changes: int) -> LakeFacts:
+    """The facts of a lake, with the groups that it is judged by, where the bucket has had so many changes.
+
+    A table with fewer groups than the lake is in files of several groups, and each task reads the whole of a file. So
+    the lake is judged by as few groups as its tables have, as far as a task does not hold too many rows.
+    """
+    facts, tables = lake.facts, [table for tables in lake.tables.values() for table in tables.there]
+    if any(len({*table.merged.values()}) > 1 for table in tables):
+        return facts
+    least = math.lcm(*(min(table.groups, facts.groups) for table in tables))
+    rows = max(changes, sum(file.rows for file in lake.changes.files()))
+    return replace(facts, groups=facts.groups_of_table(rows, least=least, each=_JUDGED_CHANGES))
 
 
 class _Driver:
@@ -267,11 +285,12 @@ class _Driver:
         self,
         settings: ClientSettings,
         lake: Lake,
+        facts: LakeFacts,
         asked: Selection,
         landed: Selection,
         transform: Transform | None,
     ) -> None:
-        self._settings, self._lake = settings, lake
+        self._settings, self._lake, self._facts = settings, lake, facts
         self._chosen = ChosenRows.of(landed, transform)
         self._selection = landed if asked.is_of_all else asked
         # What has a table was there, and may have been dropped since.
@@ -279,13 +298,13 @@ class _Driver:
             scopes=(*landed.scopes, *(name.partition(".")[0] for name in lake.tables)),
             collections=(*landed.collections, *lake.tables),
         )
-        self._checks = LakeChecks(lake)
+        self._checks = LakeChecks(lake, facts=facts)
 
     def plan(self, groups: Iterable[int], statuses: Statuses, *, is_last: bool) -> list[VerifyTask]:
         """One task for each group, of the bucket's collections as they are now."""
         manifest = look_at_bucket(self._settings).manifest
         left = what_is_left(manifest, self._selection, self._known)
-        self._checks = LakeChecks(self._lake, self._chosen_tables(manifest, left))
+        self._checks = LakeChecks(self._lake, self._chosen_tables(manifest, left), facts=self._facts)
         live_ids = frozenset(int(collection.id) for _, collection in manifest.collections())
         return [
             VerifyTask(
@@ -332,9 +351,7 @@ class _Driver:
         changed = {vbucket for vbucket, status in now.items() if status.failover_log != before[vbucket].failover_log}
         if not changed:
             return set()
-        return {
-            int(self._lake.facts.group_of(vbucket)) for _, vbucket, _ in self._rolled_back(now) if vbucket in changed
-        }
+        return {int(self._facts.group_of(vbucket)) for _, vbucket, _ in self._rolled_back(now) if vbucket in changed}
 
     def verdict(self, reports: Mapping[int, GroupReport], statuses: Statuses) -> Verification:
         found = verdict(self._checks, reports, [_rollback_pending(*it, statuses) for it in self._rolled_back(statuses)])
@@ -419,8 +436,11 @@ def what_is_left(manifest: Manifest, selection: Selection, known: Selection) -> 
 class LakeChecks:
     """The tables of a lake as they are now, or some of them."""
 
-    def __init__(self, lake: Lake, tables: Sequence[CollectionTables] | None = None) -> None:
-        self._lake = lake
+    def __init__(
+        self, lake: Lake, tables: Sequence[CollectionTables] | None = None, *, facts: LakeFacts | None = None
+    ) -> None:
+        """`facts` are those of the lake, perhaps with fewer groups."""
+        self._lake, self.facts = lake, facts or lake.facts
         self._tables = [table for _, table in sorted(lake.tables.items())] if tables is None else tables
         self._change_files = lake.changes.files()
         self._states: dict[int, TableState] = {}
@@ -437,13 +457,13 @@ class LakeChecks:
                     self._landed_us[entry.state.batch] = low, high
         self._owners: dict[int, set[str]] = {}
         """By group: the files of `changes` whose statistics are judged with it."""
-        edges = [GroupCheck.edges_of(lake.facts, group) for group in range(lake.facts.groups)]
+        edges = [GroupCheck.edges_of(self.facts, group) for group in range(self.facts.groups)]
         for file in self._change_files:
             readers = (group for group, (low, high) in enumerate(edges) if file.may_hold("vbucket", low=low, high=high))
             self._owners.setdefault(next(readers, 0), set()).add(file.path)
 
     def vbuckets_of(self, group: int) -> range:
-        return self._lake.facts.vbuckets_of(group)
+        return self.facts.vbuckets_of(group)
 
     def held(self) -> dict[str, Offsets]:
         """By table that is compared with the bucket: how far it is."""
@@ -471,7 +491,7 @@ class LakeChecks:
             if state is not None and state.offsets != merged.offsets:
                 says = f"says other offsets than `{TableKind.CHANGES}` had after batch {state.batch}"
                 findings.add(Finding(kind=kind, table=label, what=what, says=says))
-                findings.locate(label, range(self._lake.facts.vbuckets))
+                findings.locate(label, range(self.facts.vbuckets))
         return findings
 
     def count_changes(self, rows: int, findings: Findings) -> None:
@@ -512,15 +532,15 @@ class LakeChecks:
         is_selection: bool = False,
     ) -> GroupCheck:
         lake = self._lake
-        low, high = GroupCheck.edges_of(lake.facts, group)
+        low, high = GroupCheck.edges_of(self.facts, group)
         owned = self._owners.get(group, set())
         return GroupCheck(
-            facts=lake.facts,
+            facts=self.facts,
             group=group,
             changes=TableScan(
                 lake.changes.location,
                 table_label(TableKind.CHANGES),
-                changes_schema(xattrs=lake.facts.xattrs),
+                changes_schema(xattrs=self.facts.xattrs),
                 [it for it in self._change_files if it.path in owned or it.may_hold("vbucket", low=low, high=high)],
                 owned=frozenset(owned),
             ),
@@ -538,7 +558,7 @@ class LakeChecks:
         failover_logs: Mapping[VBucketId, FailoverLog],
     ) -> ChangesRecord:
         lake = self._lake
-        vbuckets = [VBucketId(vbucket) for vbucket in lake.facts.vbuckets_of(group)]
+        vbuckets = [VBucketId(vbucket) for vbucket in self.facts.vbuckets_of(group)]
         ends = [(lake.held_offsets().get(vbucket) or NOWHERE).snapshot_end for vbucket in vbuckets]
         return ChangesRecord(
             names=lake.state.collections,
@@ -579,7 +599,7 @@ class LakeChecks:
                 return None
             files, odd = self._files_of(merged, group)
             around = self._around(merged, group)
-            is_first = around.start == self._lake.facts.vbuckets_of(group).start
+            is_first = around.start == self.facts.vbuckets_of(group).start
             return TableCheck(
                 location=merged.log.location,
                 files=(*files, *odd),
@@ -587,7 +607,7 @@ class LakeChecks:
                 owned=None if is_first else frozenset(),
                 odd=frozenset(file.path for file in odd),
                 standing=self._standing(merged.offsets, group, is_rolled_back),
-                merged=merged.merged[group],
+                merged=merged.merged_at(group, of=self.facts.groups),
                 groups=merged.groups,
             )
 
@@ -607,18 +627,18 @@ class LakeChecks:
     def _files_of(self, table: MergedTable, group: int) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]]:
         """The files of a group, and with the first one those that another program has put into a group that the table
         does not have."""
-        found = table.files_of(group, of=self._lake.facts.groups)
+        found = table.files_of(group, of=self.facts.groups)
         groups = {*map(str, range(table.groups))} if group == 0 else None
         odd = (file for file in table.log.files() if groups and dict(file.partition)[GROUP.name] not in groups)
         return found, tuple(odd)
 
     def _around(self, table: MergedTable, group: int) -> range:
         """The vbuckets that files of a group have rows of: of several groups, where the table has fewer."""
-        facts, groups = self._lake.facts, min(table.groups, self._lake.facts.groups)
+        facts, groups = self.facts, min(table.groups, self.facts.groups)
         return replace(facts, groups=groups).vbuckets_of(group * groups // facts.groups)
 
     def _standing(self, held: Offsets, group: int, is_rolled_back: IsRolledBack) -> Standing:
-        vbuckets = [VBucketId(vbucket) for vbucket in self._lake.facts.vbuckets_of(group)]
+        vbuckets = [VBucketId(vbucket) for vbucket in self.facts.vbuckets_of(group)]
         offsets = [held.get(vbucket) or NOWHERE for vbucket in vbuckets]
         rolled = [is_rolled_back(vbucket, offset) for vbucket, offset in zip(vbuckets, offsets, strict=True)]
         seqnos = _signed([offset.seqno for offset in offsets])

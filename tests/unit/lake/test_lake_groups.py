@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from headwater.errors import LakeDamaged, LakeInUse
-from headwater.lake import documents_merge, layout
+from headwater.lake import documents_merge, layout, verify
 from headwater.lake.commits import merge, plan_merges
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg import IcebergSettings
@@ -17,6 +17,7 @@ from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.layout import LakeFacts
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.upkeep import grow_groups, grow_small_tables
+from headwater.lake.verify import judged_facts
 from headwater.lake.verify_scan import FindingKind
 from support.lake_model import HOTEL, SmallLake, check_documents, check_sorted, verify_model
 
@@ -188,6 +189,7 @@ def test_a_small_table_has_one_group_and_more_as_it_grows(tmp_path: Path) -> Non
         assert sum(rows.num_rows for rows in reader.documents_now(DEFAULT)) == 32 * turn
         merge(small.lake)
         seen.append(groups(small))
+        assert [judged_facts(small.lake, changes=changes).groups for changes in (1, 10**9)] == [seen[-1][0], 8]
     assert seen == [[1] * 3, [2] * 3, [4] * 3, [4] * 3, [8] * 3]
     check(small)
     assert small.reopen().facts.groups == 8
@@ -240,8 +242,12 @@ def test_many_small_collections_have_a_file_each(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.usefixtures("_small_tables")
 @pytest.mark.parametrize("place", ["vbucket_group=5", "vbucket_group=0"])
-def test_rows_in_a_place_that_is_not_theirs_are_found_once(tmp_path: Path, place: str) -> None:
-    """Also in the files of a small table, which several tasks read."""
+@pytest.mark.parametrize("judged_changes", [verify._JUDGED_CHANGES, 4])
+def test_rows_in_a_place_that_is_not_theirs_are_found_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, judged_changes: int
+) -> None:
+    """Also in the files of a small table, which several tasks read where a task may judge few changes only."""
+    monkeypatch.setattr(verify, "_JUDGED_CHANGES", judged_changes)
     small = small_lake(tmp_path)
     table = tmp_path / "documents" / DEFAULT
     rows = DeltaTable(table).to_pyarrow_table().slice(0, 1)
