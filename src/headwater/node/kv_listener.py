@@ -212,7 +212,7 @@ class KvListener:
     def resume_writers(self) -> None:
         """A commit was sealed or became durable: connections that waited for room in it resume."""
         for connection in list(self.connections):
-            if connection.session.may_resume:
+            if connection.session.is_held_back and connection.session.may_resume:
                 connection.resume()
 
     def fail_waiting(self, bucket: BucketService, commits: Collection[int]) -> None:
@@ -451,7 +451,7 @@ class ServedConnection(asyncio.Protocol):
         if transport.is_closing():
             return
         session.in_transport_bytes = 0 if self._peer_reads else self._sending_bytes()
-        if session.may_resume:
+        if session.is_held_back and session.may_resume:
             self.resume()
         if not session.wants_data:
             transport.pause_reading()
@@ -498,7 +498,8 @@ class ServedConnection(asyncio.Protocol):
             return
         is_small = output.used <= _COPIED_BYTES_MAX
         self._write(transport, bytes(output.data) if is_small else output.data)
-        self._send_answers(transport)
+        if self._rest:
+            self._send_answers(transport)
         if is_small or not self._sending_bytes():
             self._listener.spare_output.give_back(output)
         if has_more:
