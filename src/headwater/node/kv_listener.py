@@ -47,6 +47,8 @@ _PRODUCE_BYTES = 1024 * 1024
 """What a DCP connection may send before others have their turn."""
 _COPIED_BYTES_MAX = 64 * 1024
 """Output up to this size is copied, so that the transport may send it together with what follows in this turn."""
+_TURNS_AT_ONCE = 8
+"""How many connections get a turn before the sockets are looked at again, however little work their turns are."""
 _WRITE_BYTES = 1024 * 1024
 """What the transport gets at once of longer output. The rest is kept here, where it counts as long as it is held."""
 _STRANGERS_SHARE = 16
@@ -142,7 +144,7 @@ class KvListener:
         """Give turns, together as much work as one of them may take: most are over before that."""
         work = 0
         try:
-            for _ in range(len(self._line)):
+            for _ in range(min(len(self._line), _TURNS_AT_ONCE)):
                 work += self._line.popleft().take_turn()
                 if work >= TURN_WORK:
                     break
@@ -189,14 +191,20 @@ class KvListener:
             (silent if has_more else connection).drop(f"{users_max} are logged in, most of them from its address")
 
     def send_durable(self) -> None:
-        """A commit is durable: answers that waited for it go out, and streams go on."""
+        """A commit is durable: answers that waited for it go out, and streams stand in line.
+
+        So writers do not wait until all consumers are served, and their next commit may be written meanwhile.
+        """
         for bucket in self.service.buckets.values():
             bucket.sync_writes.on_durable()
         changed = {bucket.bucket: self._changed_vbuckets(bucket) for bucket in self.service.buckets.values()}
         self._written_bytes = sum(bucket.bucket.written_bytes for bucket in self.service.buckets.values())
         for connection in list(self.connections):
             if connection.session.on_durable(changed):
-                connection.send_ready()
+                if connection.session.dcp is None:
+                    connection.send_ready()
+                else:
+                    connection.resume()
         self.resume_writers()
 
     def _changed_vbuckets(self, bucket: BucketService) -> list[int] | None:
@@ -208,7 +216,7 @@ class KvListener:
     def resume_writers(self) -> None:
         """A commit was sealed or became durable: connections that waited for room in it resume."""
         for connection in list(self.connections):
-            if connection.session.may_resume:
+            if connection.session.is_held_back and connection.session.may_resume:
                 connection.resume()
 
     def fail_waiting(self, bucket: BucketService, commits: Collection[int]) -> None:
@@ -447,7 +455,7 @@ class ServedConnection(asyncio.Protocol):
         if transport.is_closing():
             return
         session.in_transport_bytes = 0 if self._peer_reads else self._sending_bytes()
-        if session.may_resume:
+        if session.is_held_back and session.may_resume:
             self.resume()
         if not session.wants_data:
             transport.pause_reading()
@@ -494,7 +502,8 @@ class ServedConnection(asyncio.Protocol):
             return
         is_small = output.used <= _COPIED_BYTES_MAX
         self._write(transport, bytes(output.data) if is_small else output.data)
-        self._send_answers(transport)
+        if self._rest:
+            self._send_answers(transport)
         if is_small or not self._sending_bytes():
             self._listener.spare_output.give_back(output)
         if has_more:

@@ -258,6 +258,35 @@ async def test_a_peer_that_does_not_read_is_not_read_from(node: Node) -> None:
         assert await peer.call(b"", answers=4)
 
 
+# --- turns --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_is_answered_before_streams_get_it_and_these_get_it_in_turns(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer's next set does not wait until all consumers are served."""
+    async with World(node) as world:
+        consumers = [await world.peer() for _ in range(2 * kv_listener._TURNS_AT_ONCE + 1)]
+        for number, consumer in enumerate(consumers):
+            name = Open(key=b"consumer %d" % number, flags=OpenFlags.PRODUCER)
+            assert await consumer.call(encoded(name, StreamRequest(vbucket=0)), answers=2)
+        writer = await world.peer()
+        writer.writer.write(encoded(Set(key=b"k", value=b"1")))
+        await world.until(lambda: node.bucket.pending_bytes > 0)
+        written: list[ServedConnection] = []
+        write = ServedConnection._write
+        monkeypatch.setattr(
+            ServedConnection, "_write", lambda served, *output: written.append(served) or write(served, *output)
+        )
+        world.commit()
+        *streaming, answered = world.connections
+        assert written == [answered]
+        await asyncio.sleep(0)
+        assert written == [answered, *streaming[: kv_listener._TURNS_AT_ONCE]]
+        assert all([await consumer.call(b"", answers=2) for consumer in consumers]), "a marker, and the change"
+        assert written == [answered, *streaming]
+
+
 # --- places -------------------------------------------------------------------------------------------------------
 
 

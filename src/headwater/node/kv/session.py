@@ -260,7 +260,7 @@ class KvSession(SessionState):
         if self.postponed is not None:
             waiting += len(self.postponed.frame.value)
         changes = 0 if self.consumer is None else self.consumer.held_bytes
-        return self._frames.held_bytes + waiting + changes + sum(len(piece.data) for piece in self.outgoing)
+        return self._frames.held_bytes + waiting + changes + self._outgoing_bytes
 
     def free(self) -> None:
         """Free what is held: the connection is closed, and nothing more is received or sent."""
@@ -669,7 +669,11 @@ class KvSession(SessionState):
 
     @property
     def unsent_bytes(self) -> int:
-        return self.in_transport_bytes + sum(len(piece.data) for piece in self.outgoing)
+        return self.in_transport_bytes + self._outgoing_bytes
+
+    @property
+    def _outgoing_bytes(self) -> int:
+        return sum(len(piece.data) for piece in self.outgoing) if self.outgoing else 0
 
     @property
     def is_finished(self) -> bool:

@@ -487,13 +487,15 @@ class ProducerConnection:
         until = output.used + bytes_max
         # A producer sends while any room is left, so it may overdraw the window by one frame (kv_engine, DCP docs,
         # "Flow Control"; the recorded servers do so).
-        while self._ready and output.used < until and self.window.is_open:
+        while self._ready and (start := output.used) < until:
+            room_bytes = self.window.room_bytes
+            if room_bytes is not None and room_bytes <= 0:
+                break
             key = self._ready.popleft()
             stream = self.streams.get(key)
             if stream is None:
                 continue
-            start, prepares = output.used, stream.prepares_sent
-            room_bytes = self.window.room_bytes
+            prepares = stream.prepares_sent
             left_bytes = min(until - start, CHUNK_BYTES)
             stream.produce(output, left_bytes if room_bytes is None else min(left_bytes, room_bytes))
             surcharge = (stream.prepares_sent - prepares) * PREPARE_SURCHARGE_BYTES
