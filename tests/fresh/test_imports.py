@@ -57,6 +57,12 @@ def test_what_needs_no_command_imports_no_library(arguments: str) -> None:
     assert imported(HEAVY | LIBRARIES, *arguments.split()) == set()
 
 
+def test_the_garbage_collector_never_looks_at_what_is_imported() -> None:
+    program = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()));" + RUN
+    shown = subprocess.run([sys.executable, "-c", program, "verify", "--help"], capture_output=True, text=True, check=True)
+    assert int(shown.stdout.split()[-1]) > 50_000
+
+
 def test_verify_needs_neither_a_compiler_nor_spark() -> None:
     assert imported(HEAVY, "verify", "--help") == {"deltalake", "pyarrow.compute", "pyarrow.parquet"}
 

@@ -7,8 +7,12 @@ source, where importing all modules takes seconds.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -79,14 +83,33 @@ def _leave_out_pandas() -> None:
         sys.meta_path.remove(_NoPandas)
 
 
+@contextmanager
+def _imports_kept() -> Iterator[None]:
+    """Import without the garbage collector, and exclude from it what is there then, which stays until the process ends.
+
+    Looking through all modules again and again, and once more at the end, takes a fifth of the time of a short command.
+    """
+    if "headwater.cli.options" in sys.modules:
+        yield  # This process has loaded a command before, or does more than run one.
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.freeze)
+
+
 def load_command(name: str) -> click.Command:
     """The command itself, or one that says what has to be installed for it."""
     if name in _COMPILED and find_spec("llvmlite") is None:
         return _not_installed(name, "numba")
     try:
-        if name in _WITH_ARROW:
-            _leave_out_pandas()
-        module = import_module(f"headwater.cli.{name}")
+        with _imports_kept():
+            if name in _WITH_ARROW:
+                _leave_out_pandas()
+            module = import_module(f"headwater.cli.{name}")
     except ModuleNotFoundError as error:
         return _not_installed(name, missing_library(error))
     return name_numbers(getattr(module, name))
