@@ -59,7 +59,8 @@ def test_what_needs_no_command_imports_no_library(arguments: str) -> None:
 
 def test_the_garbage_collector_never_looks_at_what_is_imported() -> None:
     program = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()));" + RUN
-    shown = subprocess.run([sys.executable, "-c", program, "verify", "--help"], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", program, "verify", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(shown.stdout.split()[-1]) > 50_000
 
 
