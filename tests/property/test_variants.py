@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pyarrow as pa
 from hypothesis import example, given
@@ -76,9 +77,11 @@ def test_a_column_of_texts(column: list[bytes | None], start: int) -> None:
 
 # --- the variants of a lake -------------------------------------------------------------------------------------------
 
+MINUS_ZERO = re.compile(r"-0\.0\b")
+
 
 @given(st.lists(texts | damaged() | st.none(), max_size=8))
-@example([b"1e5", b"1.5e0", None, b"{}", b"[1e5,2e300,[],3.25,-0.010,1e-7]", b"0e0"])
+@example([b"1e5", b"1.5e0", None, b"{}", b"[1e5,2e300,[],3.25,-0.010,1e-7]", b"0e0", b"-0e0"])
 @example([b"1234567890123456789e0", b"9007199254740993e0", b"1e400", b"1" * 39, b'{"a":1,"a":2}', b"12345678901234567"])
 @example([b"-99999999999999999999999999999999999999", b"0.00000000000000000000000000000000000001", b'"\\u0001\\n\\""'])
 def test_documents_come_back(column: list[bytes | None]) -> None:
@@ -96,8 +99,9 @@ def test_documents_come_back(column: list[bytes | None]) -> None:
         # The same by a decoder that is not ours.
         theirs = document_text({"document": variant})
         assert is_same(expected, said(theirs or "")), theirs
-        again, _ = to_variants(pa.array([found.encode()]))
-        assert json_texts(again).to_pylist() == [found]
+        (again,) = json_texts(to_variants(pa.array([found.encode()]))[0]).to_pylist()
+        # The text does not say that a number is a double. Read as a decimal it is the same, but -0.0 loses its sign.
+        assert MINUS_ZERO.sub("0.0", again or "") == MINUS_ZERO.sub("0.0", found)
 
 
 @given(texts, st.integers(0, 1 << 16), st.integers(0, 255), st.booleans())
