@@ -202,8 +202,10 @@ def test_a_vbucket_that_ends_in_an_aborted_durable_write_is_equal(landing: Simul
         assert (found.is_equal, found.pending, found.landed) == (True, 0, 20)
 
 
-def test_a_failover_while_it_reads_is_judged_again(landing: SimulatedLanding) -> None:
+def test_a_failover_while_it_reads_is_judged_again(landing: SimulatedLanding, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes after the places were judged, and before the bucket is read."""
+    # Few changes would be judged as one group.
+    monkeypatch.setattr(verification, "_JUDGED_CHANGES", 1)
     put(landing.bucket, "a")
     landing.land()
     rounds: list[list[int]] = []

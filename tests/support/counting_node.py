@@ -54,8 +54,8 @@ def count_entries(counts: HandlerCounts) -> None:
 
         return count_and_handle
 
-    for message, handle in session.HANDLERS.items():
-        session.HANDLERS[message] = counted(handle, message.opcode)
+    for message, handle in session.handlers.HANDLERS.items():
+        session.handlers.HANDLERS[message] = counted(handle, message.opcode)
 
     apply_sets, answer_reads, events = session.apply_set_run, DocumentReads.answer_run, DcpConsumer.events
 

@@ -399,11 +399,11 @@ class ColumnGrowth:
         self.is_settled = False
         """No more columns can be had: rows with these are written."""
 
-    def parse(self, documents: pa.ChunkedArray) -> Parsed:
+    def parse(self, documents: pa.Array | pa.ChunkedArray) -> Parsed:
         """Parse documents. Raises `UnsettledColumns` where all have to be looked at before columns can be chosen."""
         if not self._before.is_inferred:
             return self._before.parse(documents)
-        if documents.num_chunks > 1:
+        if isinstance(documents, pa.ChunkedArray) and documents.num_chunks > 1:
             # Each look at them would copy all of them into one.
             documents = pa.chunked_array([documents.combine_chunks()])
         if self.columns is self._before and not self.is_settled and len(documents) > 4 * self._sample_rows:
