@@ -1,21 +1,21 @@
-"""Registering the tables of a lake in a catalog, and keeping them registered.
+"""Registering the tables of a lake in a catalog, and keeping the entries up to date.
 
     keeper = CatalogKeeper(catalog, schema="shop")
-    keeper.offer(lake)             # after each commit: what has changed since is registered
-    keeper.settle()                # at the end: everything that was offered has been tried
+    keeper.offer(lake)             # after each commit: the keeper registers what has changed
+    keeper.settle()                # at the end: wait until everything offered has been tried
 
-A catalog is anything with `register`, which makes an entry or brings it up to date, and does nothing where it is right.
-Unity Catalog and AWS Glue are asked over a network; `headwater.spark.session` has the catalog of a session.
+A catalog is anything with `register`, which creates or updates an entry, and does nothing if the entry is correct.
+Unity Catalog and AWS Glue are asked over a network; `headwater.spark.session` has the catalog of a Spark session.
 
-What a catalog does never stops a landing, nor makes it wait: a thread of the keeper asks it. If that fails, the tables
-that the catalog lacks are tried again, with longer and longer pauses, and the landing says so.
+A catalog never stops or delays a landing: a thread of the keeper makes the requests. If one fails, the keeper retries
+the missing tables with growing pauses, and the landing reports the failure.
 
-An entry that points to another place is never changed, nor is one that another program has made. An entry stays when
-its collection is dropped: the table stays, too.
+The keeper never changes an entry that points to another place or that another program has created. It keeps the entry
+of a dropped collection, because the table stays, too.
 
-`CatalogSettings` is the only reader of what a user gives: `unity://host:8080/main`, `unitys://host/main`, `glue://`,
-`spark`. Credentials are in none of these: a token for Unity Catalog is in the environment, and for Glue the environment
-has what all AWS tools look for.
+`CatalogSettings` is the only code that parses what a user gives: `unity://host:8080/main`, `unitys://host/main`,
+`glue://`, `spark`. None of these contains credentials: the token for Unity Catalog comes from the environment, and Glue
+uses the environment variables of the AWS tools.
 """
 
 from __future__ import annotations
@@ -50,35 +50,35 @@ from headwater.phrases import install_command, printable
 logger = logging.getLogger(__name__)
 
 RETRY_S_MIN, RETRY_S_MAX = 5.0, 300.0
-"""How long a catalog is left alone after a failure: longer each time."""
+"""The pause after a failed round, which grows with each failure."""
 CHECK_EVERY_S = 3600.0
-"""How often entries that are right are looked at again: someone may have dropped one."""
+"""How often correct entries are checked again, since someone may have dropped one."""
 SETTLE_S_MAX = 60.0
 _NAME_CHARS_MAX = 128
-"""What an old Hive metastore takes. Glue and Unity Catalog take 255."""
+"""The limit of old Hive metastores. Glue and Unity Catalog permit 255."""
 _DIGEST_CHARS = 16
 _REASON_CHARS_MAX = 500
 _STOP_S_MAX = 2.0
 
 MADE_BY = "headwater.table"
-"""A property of an entry of ours: the table in the lake, such as `documents/shop.orders`."""
+"""A property that marks an entry as ours. Its value is the table in the lake, such as `documents/shop.orders`."""
 FINGERPRINT = "headwater.entry"
-"""A property of an entry of ours: what it said when it was made. Catalogs may write types and texts in another way."""
+"""A property of our entries: a hash of what we registered, because catalogs may rewrite types and texts."""
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
 def plain_name(text: str) -> str:
-    """A name without what engines want quotes for."""
+    """Replace each character that would make engines require quotes around the name."""
     return re.sub("[^A-Za-z0-9_]", "_", text)
 
 
 def entry_name(table: str) -> str:
-    """What a table such as `documents/shop.orders` is called in a catalog: `documents_shop_orders`.
+    """Return the catalog's name for a table: `documents_shop_orders` for `documents/shop.orders`.
 
-    Catalogs do not distinguish upper case from lower case, and some take letters, digits and `_` only. A name that is
-    too long is cut, and gets its digest.
+    Names are lower case, with letters, digits and `_` only: catalogs ignore case, and some permit no other characters.
+    A name that is too long is cut, and its digest appended.
     """
     name = plain_name(table).lower()
     if len(name) <= _NAME_CHARS_MAX:
@@ -90,11 +90,11 @@ def entry_name(table: str) -> str:
 # --- entries ----------------------------------------------------------------------------------------------------------
 
 _SQL_TYPES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
-"""Where SQL has another name than Delta."""
+"""Types that SQL names differently from Delta."""
 
 
 def sql_type(type_: Any, names: Mapping[str, str] = MappingProxyType({})) -> str:
-    """A type of Delta's schema as Spark and Hive write it; `names` are other names of simple types."""
+    """Return a type of Delta's schema as Spark and Hive write it; `names` replaces the names of simple types."""
     if isinstance(type_, str):
         return names.get(type_) or _SQL_TYPES.get(type_, type_)
     match type_["type"]:
@@ -113,7 +113,7 @@ def _quoted(name: str) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column as Delta's schema has it: one member of its `fields`, as JSON."""
+    """A column in Delta's schema: one member of its `fields`, as JSON."""
 
     json: str
 
@@ -141,10 +141,10 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class TableEntry:
-    """What a catalog is to say of a table."""
+    """What we want the catalog to say about a table."""
 
     table: str
-    """In the lake: `changes`, or a kind and a collection, such as `documents/shop.orders`."""
+    """Its name in the lake: `changes`, or a kind and a collection, such as `documents/shop.orders`."""
     uri: str
     columns: tuple[Column, ...]
     comment: str
@@ -160,12 +160,12 @@ class TableEntry:
 
     @property
     def properties(self) -> dict[str, str]:
-        """What marks an entry as ours."""
+        """The properties that mark an entry as ours."""
         return {MADE_BY: self.table, FINGERPRINT: self.fingerprint}
 
     def is_current(self, full_name: str, *, uri: str, properties: Mapping[str, str]) -> bool:
-        """Whether an entry that is there can stay as it is: it is right, or it is another program's, which may have
-        reasons for what it says. Raises `CatalogError` if it is of another table."""
+        """Whether an existing entry can stay: it is correct, or another program made it and may have its
+        reasons. Raises `CatalogError` if the entry points to another place."""
         if _same_place(uri) != _same_place(self.uri):
             raise CatalogError(
                 f"the catalog has {full_name} already, and it is at {printable(uri) or 'an unknown place'}, not at "
@@ -176,7 +176,7 @@ class TableEntry:
 
 
 def _same_place(uri: str) -> str:
-    """A URI in one of the spellings that it may have. No path of a lake has what looks like an escape."""
+    """Return one spelling for all spellings of a URI. No path of a lake contains anything that looks like an escape."""
     scheme, colon, rest = unquote(uri).partition(":")
     if not colon:
         scheme, rest = "file", uri
@@ -185,68 +185,68 @@ def _same_place(uri: str) -> str:
 
 
 class Catalog(Protocol):
-    """Where tables are registered. It is asked from one thread."""
+    """Where tables are registered. Only one thread uses it."""
 
     def register(self, schema: str, entry: TableEntry) -> None:
-        """Make the entry of a table, or bring it up to date; do nothing where it is right. Makes the schema, too.
+        """Create or update the entry of a table; do nothing if it is correct. Creates the schema if it is missing.
 
-        Raises `CatalogUnreachable` if nothing else can be registered now either, and any other `HeadwaterError` for
-        what is wrong with this one.
+        Raises `CatalogUnreachable` if no other table could be registered now either, and another `HeadwaterError` if
+        only this table can't be registered.
         """
 
 
 def _tables_of(lake: Lake) -> Iterator[tuple[str, DeltaLog]]:
-    """All tables, those of older collections first: where two have one name, the older one keeps it."""
+    """Yield all tables, older collections first: if two tables have the same entry name, the older one keeps it."""
     yield str(TableKind.CHANGES), lake.changes
     for tables in sorted(lake.tables.values(), key=lambda it: (min(it.ids, default=0), it.name)):
         for table in tables.there:
             yield f"{table.kind}/{tables.name}", table.log
 
 
-# --- keeping them -----------------------------------------------------------------------------------------------------
+# --- the keeper -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogStatus:
-    """How the tables of a lake stand in its catalog."""
+    """How many tables of a lake are missing from its catalog, and why."""
 
     missing: int
-    """Tables that the catalog lacks, or has with what they were before."""
+    """Tables that are not in the catalog, or only in an earlier form."""
     failure: str | None
-    """Why the first of them is missing, and what to do; None where nothing has failed."""
+    """Why the first of them is missing, and what to do; None if nothing has failed."""
 
 
 @dataclass
 class CatalogKeeper:
-    """Keeps the tables of one lake registered, from a thread of its own."""
+    """Keeps the tables of one lake registered, in its own thread."""
 
     catalog: Catalog
     schema: str
     clock: Callable[[], float] = time.monotonic
     _offered: dict[str, TableEntry] = field(default_factory=dict)
-    """By table: what the catalog is to say."""
+    """By table: the entry to register."""
     _versions: dict[str, int] = field(default_factory=dict)
-    """By table: the version of its log that is offered."""
+    """By table: the version of its log that was last offered."""
     _registered: dict[str, TableEntry] = field(default_factory=dict)
     _failures: dict[str, HeadwaterError] = field(default_factory=dict)
     _rounds_failed: int = 0
-    """In a row."""
+    """Consecutive failed rounds."""
     _retry_s: float = 0.0
     _is_unreachable: bool = False
-    """In the last round."""
+    """Whether the last round could not reach the catalog."""
     _checked_s: float = 0.0
     _unchecked: set[str] = field(default_factory=set)
-    """Registered tables that the hourly check has not asked for yet. They count as registered until it fails."""
+    """Registered tables that the hourly check has not reached yet. They count as registered until their check fails."""
     _is_closing: bool = False
     _asked: int = 0
-    """How often `settle` was called."""
+    """Number of calls of `settle`."""
     _answered: int = 0
-    """The last of these calls that a whole round has followed."""
+    """The last of these calls for which a whole round has run since."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
 
     def offer(self, lake: Lake) -> None:
-        """Have what the tables are now in the catalog, soon. Takes no time of the caller's."""
+        """Register the current form of the tables soon. The keeper's thread does it: the caller does not wait."""
         taken: dict[str, str] = {}
         with self._changed:
             for table, log in _tables_of(lake):
@@ -267,7 +267,7 @@ class CatalogKeeper:
             self._changed.notify_all()
 
     def settle(self, timeout_s: float = SETTLE_S_MAX) -> None:
-        """Wait until everything that was offered has been tried, at most for so long."""
+        """Wait until everything offered has been tried, at most `timeout_s`."""
         with self._changed:
             self._asked += 1
             asked = self._asked
@@ -277,7 +277,7 @@ class CatalogKeeper:
             )
 
     def close(self) -> None:
-        """End the thread. A request that is under way is given up."""
+        """End the thread. Abandons a request in progress."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -298,7 +298,7 @@ class CatalogKeeper:
     def _wanting(self) -> list[TableEntry]:
         return [entry for table, entry in self._offered.items() if self._registered.get(table) != entry]
 
-    # --- in the thread ------------------------------------------------------------------------------------------------
+    # --- in its thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -316,7 +316,7 @@ class CatalogKeeper:
     def _due(self) -> list[TableEntry]:
         now_s = self.clock()
         if now_s < self._retry_s and self._asked == self._answered:
-            # What is wrong with one table delays no other.
+            # A failure of one table does not delay the others.
             return [] if self._is_unreachable else [it for it in self._wanting() if it.table not in self._failures]
         if now_s - self._checked_s >= CHECK_EVERY_S:
             self._checked_s = now_s
@@ -324,7 +324,7 @@ class CatalogKeeper:
         return self._to_ask()
 
     def _to_ask(self) -> list[TableEntry]:
-        """What is not registered yet, and what is to be checked once more."""
+        """Return the entries that are not registered yet, and those to be checked again."""
         checked = [entry for table, entry in self._registered.items() if table in self._unchecked]
         return [*self._wanting(), *(it for it in checked if self._offered[it.table] == it)]
 
@@ -334,7 +334,7 @@ class CatalogKeeper:
         return max(0.0, (min(until_s, self._retry_s) if self._to_ask() else until_s) - now_s)
 
     def _register(self, entries: list[TableEntry]) -> None:
-        """One round. A catalog that can't be reached is not asked for the rest of them."""
+        """Run one round. After a request finds the catalog unreachable, the round skips the remaining entries."""
         unreachable: HeadwaterError | None = None
         has_failed = False
         for entry in entries:
@@ -369,7 +369,7 @@ class CatalogKeeper:
         except HeadwaterError as error:
             return error
         except Exception as error:
-            # A fault of a catalog's library, or of ours, is no reason for the thread to end.
+            # A bug in a catalog's library, or in ours, must not end the thread.
             reason = printable(" ".join(str(error).split()))[:_REASON_CHARS_MAX]
             return CatalogError(
                 f"{type(error).__name__}: {reason}", hint="If this persists, report it: this is a fault of Headwater"
@@ -377,7 +377,7 @@ class CatalogKeeper:
         return None
 
     def _fail(self, table: str, error: HeadwaterError) -> None:
-        """Note a failure. The same one is logged once."""
+        """Record a failure. A repeated identical failure is logged only once."""
         before = self._failures.get(table)
         self._failures[table] = error
         if before is None or str(before) != str(error):
@@ -399,7 +399,7 @@ def _same_name(table: str, other: str) -> CatalogError:
     )
 
 
-# --- catalogs that are asked over a network ---------------------------------------------------------------------------
+# --- catalogs on the network ------------------------------------------------------------------------------------------
 
 
 TOKEN_VARIABLE = "HEADWATER_CATALOG_TOKEN"
@@ -420,11 +420,11 @@ class CatalogSettings:
     catalog: str
     """`unity://HOST:PORT/CATALOG`, `unitys://HOST/CATALOG`, `glue://`, or `spark` for the catalog of the session."""
     schema: str | None = None
-    """The schema that gets the tables, which is made where there is none; by default one with the bucket's name."""
+    """The schema for the tables, created if it is missing; by default it has the bucket's name."""
 
     def __post_init__(self) -> None:
         if not {*"@?#;"}.isdisjoint(self.catalog):
-            # It may be a password, or a token.
+            # These characters may introduce a password or a token.
             raise InvalidInput(
                 "a catalog's URL can't contain a user or parameters", hint=f"Put a token into {TOKEN_VARIABLE}"
             )
@@ -447,7 +447,7 @@ class CatalogSettings:
 
     @classmethod
     def of(cls, catalog: str | None, schema: str | None) -> CatalogSettings | None:
-        """What was given of a catalog; None for none."""
+        """Return the settings for the given options, or None if neither is given."""
         if catalog is not None:
             return cls(catalog=catalog, schema=schema)
         if schema is not None:
@@ -461,12 +461,12 @@ class CatalogSettings:
 
     @property
     def name_in_session(self) -> str | None:
-        """The catalog of the session that is meant; None for its current one."""
+        """The name of the catalog in the session; None for the session's current catalog."""
         match = _SPARK.fullmatch(self.catalog)
         return None if match is None else match["name"]
 
     def check_runner(self, *, has_session: bool) -> None:
-        """Raise `InvalidInput` where the tasks do not run on a session, and its catalog is meant."""
+        """Raise `InvalidInput` if the catalog is that of a Spark session but the tasks run without one."""
         if self.needs_session and not has_session:
             raise InvalidInput(
                 "the catalog of a Spark session needs one",
@@ -477,7 +477,7 @@ class CatalogSettings:
         return self.schema or entry_name(bucket)
 
     def open_service(self, region: str | None = None) -> Catalog:
-        """The catalog, which is not asked yet. Raises `InvalidInput` where it can't be."""
+        """Return the catalog without connecting to it. Raises `InvalidInput` if that is impossible."""
         if unity := _UNITY.fullmatch(self.catalog):
             return UnityCatalog.of(unity)
         glue = _GLUE.fullmatch(self.catalog)
@@ -493,10 +493,10 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnityCatalog:
-    """A catalog of a Unity Catalog server, by version 2.1 of its REST API.
+    """A catalog on a Unity Catalog server, through version 2.1 of its REST API.
 
-    The API has no request that changes a table's columns. So an entry of ours whose table has new columns is dropped
-    and made again, which leaves the table's files alone.
+    The API has no request that changes a table's columns. So when a table gets new columns, its entry is deleted and
+    created again, which leaves the table's files alone.
     """
 
     host: str
@@ -552,7 +552,7 @@ class UnityCatalog:
             )
 
     def _ask(self, method: str, *path: str, members: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """What the server answers; None where it does not find something. Raises for any other refusal."""
+        """Return the server's answer, or None if the server reports "not found". Raises for any other refusal."""
         headers = {"Accept": "application/json"}
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
@@ -585,13 +585,13 @@ class UnityCatalog:
 
 
 def _words(message: object) -> str:
-    """What a catalog says itself, in one line."""
+    """Return the catalog's own message in one line."""
     text = " ".join(str(message or "").split()).rstrip(".")
     return f": {printable(text)[:_WORDS_MAX]}" if text else ""
 
 
 def _unity_column(position: int, column: Column) -> dict[str, Any]:
-    """A column as the API has it (`ColumnInfo`)."""
+    """Return a column in the form of the API (`ColumnInfo`)."""
     kind = column.type if isinstance(column.type, str) else column.type["type"]
     members: dict[str, Any] = {
         "name": column.name,
@@ -612,14 +612,14 @@ _GLUE_COMMENT_MAX = 255
 _NOT_FOUND = "EntityNotFoundException"
 _EXISTS = "AlreadyExistsException"
 _OF_ALL = ("AccessDeniedException", "ExpiredTokenException", "UnrecognizedClientException", "InvalidSignatureException")
-"""Codes that the next request will get as well."""
+"""Error codes that the next request would get as well."""
 
 
 class GlueCatalog:
     """The Glue Data Catalog of an AWS account, which Athena, EMR, Redshift and others read. A schema is a database.
 
-    An entry is what AWS documents for Delta tables that other programs than Athena make: the provider is `delta`, and
-    the path is a parameter of the SerDe.
+    Entries follow the AWS documentation for Delta tables that programs other than Athena create: the provider is
+    `delta`, and the path is a parameter of the SerDe.
     """
 
     def __init__(self, *, catalog_id: str | None, region: str | None) -> None:
@@ -646,14 +646,14 @@ class GlueCatalog:
         if found is not None:
             uri = str(found["Table"].get("StorageDescriptor", {}).get("Location", ""))
             if not entry.is_current(f"{schema}.{entry.name}", uri=uri, properties=found["Table"].get("Parameters", {})):
-                # Each change would be one of the versions that Glue keeps of a table, whose number has a limit.
+                # Without SkipArchive, each change would add a version of the table, and Glue limits their number.
                 self._ask("update_table", DatabaseName=schema, TableInput=table, SkipArchive=True)
         elif self._ask("create_table", DatabaseName=schema, TableInput=table) is None:
             self._ask("create_database", DatabaseInput={"Name": schema})
             self._ask("create_table", DatabaseName=schema, TableInput=table)
 
     def _ask(self, request: str, **members: Any) -> dict[str, Any] | None:
-        """What Glue answers; None where it does not find something. Raises for any other refusal."""
+        """Return Glue's answer, or None if Glue reports "not found". Raises for any other refusal."""
         try:
             answer: dict[str, Any] = getattr(self._client, request)(**self._catalog, **members)
         except self._client_error as error:
@@ -703,5 +703,5 @@ def _glue_table(entry: TableEntry) -> dict[str, Any]:
 
 
 def _hive_type(column: Column) -> str:
-    """Hive does not know all types."""
+    """Return a column's type in SQL, with replacements for types that Hive does not know."""
     return sql_type(column.type, {"timestamp_ntz": "timestamp", "variant": "binary"})

@@ -1,16 +1,16 @@
-"""Files of `changes`: how batches are written to them, and how rollbacks mark what they took back.
+"""Files of `changes`: writing batches to them, and marking the rows that rollbacks took back.
 
-The driver makes a `ChangeWriter` for each batch. All rows of a vbucket that the batch has go through one writer, in the
-order of the stream, so a rollback inside a batch finds here what came before it. A writer commits nothing: its report
-names the files, and `commits.commit_batch` makes them live.
+The driver makes a `ChangeWriter` for each batch. One writer gets all rows of a vbucket in the batch, in the order of
+the stream, so for a rollback inside the batch it still has the earlier rows. A writer commits nothing: its report names
+the files, and `commits.commit_batch` makes them live.
 
-A file is sorted by group, collection and vbucket, and its row groups end where a group of vbuckets ends, if they are
-large enough. So a merge of one group and a few collections reads little else.
+A file is sorted by group, collection and vbucket. Its row groups end where a group of vbuckets ends, if they are large
+enough. So a merge of one group and a few collections reads little else.
 
-The commit that brings a rollback marks the rows that it took back as *void*. A rollback of a vbucket keeps everything
-up to a seqno; what came before it above that seqno never happened. A file that holds such rows is written again with
+The commit that contains a rollback marks the rows that the rollback took back as *void*. A rollback of a vbucket keeps
+everything up to a seqno; earlier rows above that seqno never happened. A file that holds such rows is rewritten with
 the mark set. The rows stay: `changes` records what was once believed. The tables of documents then drop what they hold
-of the vbucket and build it again from `changes` (`change_rows.Fold`).
+of the vbucket and rebuild it from `changes` (`change_rows.Fold`).
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 
 BUFFER_BYTES = 128 * 1024 * 1024
-"""How much of its input a writer holds before it writes a file."""
+"""How many bytes of input a writer holds before it writes a file."""
 _RUN_ROWS_MIN = 64
-"""Rows that lie together as they shall are copied together, if there are so many of them on average."""
+"""Copy stretches of rows that are already in order, if they have at least this many rows on average."""
 _GROUP_ROWS_MIN = 2 * 1024
-"""A row group with fewer rows than this goes on into the next group of vbuckets."""
+"""A row group with fewer rows than this continues into the next group of vbuckets."""
 
 ROLLBACK_OP = "rollback"
 COLLECTION_GONE_OPS = ("collection_dropped", "collection_created")
-"""What a collection held before one of these is gone. One that is created again has been flushed."""
+"""These events remove all documents of a collection. One that is created again has been flushed."""
 Rollbacks = dict[int, int]
-"""By vbucket: the last seqno that is kept."""
+"""By vbucket: the highest seqno that is kept."""
 
 
 def add_rollback(rollbacks: Rollbacks, vbucket: int, kept: int) -> None:
-    """Of several rollbacks of a vbucket, the one that goes back furthest counts."""
+    """Add a rollback. If a vbucket has several, the lowest kept seqno wins."""
     rollbacks[vbucket] = min(kept, rollbacks.get(vbucket, kept))
 
 
@@ -67,18 +67,18 @@ class ChangeReport:
     files: list[DataFile] = field(default_factory=list)
     rows: int = 0
     rollbacks: Rollbacks = field(default_factory=dict)
-    """By vbucket: the least seqno that was kept."""
+    """By vbucket: the lowest seqno that was kept."""
     torn: set[int] = field(default_factory=set)
-    """Vbuckets with a rollback into the middle of a snapshot that is in the batch as well."""
+    """Vbuckets with a rollback into the middle of a snapshot that the batch contains as well."""
     names: dict[int, tuple[str | None, str | None]] = field(default_factory=dict)
     """Collection id → scope and collection, of every id among the rows."""
     document_rows: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """(collection id, group) → how many changes of documents."""
+    """(collection id, group) → number of changes of documents."""
     system_events: int = 0
     collections_gone: set[tuple[int, int]] = field(default_factory=set)
-    """(collection id, group), where all that a collection held may have to go."""
+    """(collection id, group) pairs for which the batch ends or recreates the collection."""
     reached: dict[VBucketId, StreamOffset] = field(default_factory=dict)
-    """The offsets that were read to, of every vbucket that was. The writer knows rows only: its caller fills this."""
+    """By vbucket that was read: the offset reached. The writer sees rows only, so its caller fills this in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +90,13 @@ class ChangeWriter:
     batch: int
     landed_at: datetime
     held_seqnos: Mapping[int, int] = field(default_factory=dict)
-    """By vbucket: what the table holds already. Nothing up to here may come again, except after a rollback."""
+    """By vbucket: the seqno that the table holds. None up to it may arrive again, except after a rollback."""
     buffer_bytes: int = BUFFER_BYTES
 
     def write(
         self, batches: Iterable[pa.RecordBatch], on_rows: Callable[[pa.Table], None] = lambda rows: None
     ) -> ChangeReport:
-        """Write batches to files. `on_rows` gets what goes into them, as it lies there."""
+        """Write batches to files. Calls `on_rows` with the sorted rows of each file."""
         run = _Run(self, on_rows)
         for batch in batches:
             if batch.num_rows:
@@ -104,7 +104,7 @@ class ChangeWriter:
         return run.finish()
 
     def write_rollbacks_to_zero(self, vbuckets: Iterable[int]) -> DataFile:
-        """Rows that say of some vbuckets: everything is void, and is read again from 0."""
+        """Write one rollback to seqno 0 for each vbucket: all its rows are void, and it is read again from 0."""
         rows = [
             {"op": ROLLBACK_OP, "vbucket": vbucket, "batch": self.batch, "landed_at": self.landed_at, "void": False}
             for vbucket in sorted(vbuckets)
@@ -127,7 +127,7 @@ class _HeldBatch:
 
 
 class _Run:
-    """One writer at work."""
+    """The state of one call of `ChangeWriter.write`."""
 
     def __init__(self, writer: ChangeWriter, on_rows: Callable[[pa.Table], None]) -> None:
         self._writer = writer
@@ -140,7 +140,7 @@ class _Run:
         for vbucket, seqno in writer.held_seqnos.items():
             self._floors[vbucket] = seqno
         self._late_rollbacks: dict[str, Rollbacks] = {}
-        """By the path of a file that was written before they came."""
+        """By path of a file that was written before the rollbacks arrived."""
 
     def take(self, batch: pa.RecordBatch) -> None:
         columns = to_change_columns(batch, self._schema)
@@ -173,10 +173,10 @@ class _Run:
                 self._report.torn |= voided.torn
         return self._report
 
-    # --- what must be looked at in the order of the stream ------------------------------------------------------------
+    # --- checks in the order of the stream ----------------------------------------------------------------------------
 
     def _check_and_roll_back(self, held: _HeldBatch) -> None:
-        """Walk from rollback to rollback: what lies between them must be new, what lies before is void."""
+        """Go from rollback to rollback: rows between them must be new, and earlier rows above its seqno become void."""
         start = 0
         for row in np.flatnonzero(_is_one_of(held.columns["op"], {ROLLBACK_OP})).tolist():
             self._check_new(held, start, row)
@@ -220,7 +220,7 @@ class _Run:
         self._on_rows(rows)
 
     def _note(self, rows: pa.Table) -> None:
-        """Count what the driver plans by."""
+        """Count what the driver needs for planning."""
         report = self._report
         report.rows += rows.num_rows
         ops, ids = rows.column("op").combine_chunks(), numbers(rows, "collection_id")
@@ -260,13 +260,13 @@ def _is_one_of(column: pa.DictionaryArray, wanted: set[str]) -> NDArray[np.bool_
 
 
 def _counts(ids: Column, groups: Column, marks: NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
-    """How often each pair of collection id and group is there among the marked rows."""
+    """Yield each pair of collection id and group among the marked rows, with its number of rows."""
     pairs = pa.array((ids << 16 | groups)[marks]).value_counts()
     for pair in pairs.to_pylist():
         yield pair["values"] >> 16, pair["values"] & 0xFFFF, pair["counts"]
 
 
-# --- a file in its order ----------------------------------------------------------------------------------------------
+# --- the order of rows in a file --------------------------------------------------------------------------------------
 
 
 def write_sorted(location: Location, facts: LakeFacts, rows: pa.Table) -> DataFile:
@@ -278,24 +278,24 @@ def write_sorted(location: Location, facts: LakeFacts, rows: pa.Table) -> DataFi
 
 
 def sort_rows(facts: LakeFacts, rows: pa.Table) -> pa.Table:
-    """The rows by group, collection and vbucket. Those of a vbucket keep their order."""
+    """Return the rows sorted by group, collection and vbucket. The rows of a vbucket keep their order."""
     codes = _sort_codes(facts, numbers(rows, "vbucket").astype(np.int64), rows.column("collection_id"))
     if bool(np.all(codes[:-1] <= codes[1:])):
         return rows
     starts = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])
     if len(starts) * _RUN_ROWS_MIN <= rows.num_rows:
-        # As they come from a reader: stretches of rows of one vbucket, which are copied once, to where they belong.
+        # A reader delivers stretches of rows of one vbucket: copy each stretch once, to its place.
         ends = np.append(starts[1:], rows.num_rows)
         order = np.argsort(codes[starts], kind="stable").tolist()
         return pa.concat_tables([rows.slice(starts[run], ends[run] - starts[run]) for run in order]).combine_chunks()
-    # numpy sorts 16 bits by radix, in a tenth of the time that it takes for more.
+    # numpy sorts 16-bit numbers by radix, in a tenth of the time of wider ones.
     is_short = int(codes.max()) <= 0xFFFF
     order = np.argsort(codes.astype(np.uint16) if is_short else codes, kind="stable")
     return reordered(rows, order)
 
 
 def _sort_codes(facts: LakeFacts, vbuckets: NDArray[np.int64], ids: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Small numbers in the order that the rows shall have: as many as there are vbuckets times collections."""
+    """Return small sort codes, one per row: there are vbuckets × collections of them."""
     encoded = ids.combine_chunks().dictionary_encode(null_encoding="encode")
     distinct = np.array([-1 if id_ is None else id_ for id_ in encoded.dictionary.to_pylist()])
     collections = np.argsort(np.argsort(distinct))[encoded.indices.to_numpy()]
@@ -307,7 +307,7 @@ def _sort_codes(facts: LakeFacts, vbuckets: NDArray[np.int64], ids: pa.ChunkedAr
 
 
 def row_groups(facts: LakeFacts, rows: pa.Table) -> Iterator[pa.Table]:
-    """Sorted rows in parts for row groups: cut between groups of vbuckets, and where they are too many."""
+    """Yield sorted rows in parts for row groups, cut between groups of vbuckets and at `ROW_GROUP_ROWS`."""
     groups = facts.group_of(numbers(rows, "vbucket").astype(np.int64))
     edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), rows.num_rows]
     start = 0
@@ -324,14 +324,14 @@ def row_groups(facts: LakeFacts, rows: pa.Table) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voided:
-    """A file with dead rows in it, and the one to put in its place; none where it had no dead rows after all."""
+    """The result of a `VoidTask`: a file, and its replacement if it had dead rows."""
 
     file: DataFile
     replacement: DataFile | None
     rows: int = 0
-    """How many of its rows are dead now that were not before."""
+    """Number of rows that this task marked as dead."""
     torn: frozenset[int] = frozenset()
-    """Vbuckets with a rollback into the middle of a snapshot that the file has rows of."""
+    """Vbuckets with a rollback into the middle of a snapshot, where the file has rows of the snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,26 +373,25 @@ def _newly_dead(reader: FileReader, row_group: int, limits: NDArray[np.int64], t
 
 
 def torn_vbuckets(vbuckets: Column, snapshot_starts: Column, kept: Column) -> set[int]:
-    """The vbuckets of dead rows whose snapshot began before the seqno that is kept, given by vbucket.
+    """Return the vbuckets of dead rows whose snapshot began before the kept seqno. `kept` is indexed by vbucket.
 
-    In a snapshot each key is there once, in its newest version (the seed "UPR Transport Specification", "Streams":
-    unique keys). Of one that goes on beyond the seqno, versions up to it may be missing in favour of newer ones that
-    are dead now, so the state of the vbucket at that seqno is not known. A careful reader never asks for such a
-    rollback.
+    A snapshot contains each key once, in its newest version (the seed "UPR Transport Specification", "Streams": unique
+    keys). If a snapshot extends beyond the kept seqno, versions up to it may be missing in favour of newer ones that
+    are dead now, so the state of the vbucket at that seqno is unknown. A careful reader never asks for such a rollback.
     """
     return {int(vbucket) for vbucket in np.unique(vbuckets[snapshot_starts < kept[vbuckets]])}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoidedFiles:
-    """What a commit changes in `changes` so that everything that its rollbacks took back is marked."""
+    """The files that a commit adds to and removes from `changes` to mark all rows that its rollbacks took back."""
 
     add: list[DataFile]
     remove: list[DataFile]
     rows: int
-    """How many rows of the live files are void by this that were not before."""
+    """Number of rows of the live files that become void."""
     wiped: frozenset[int]
-    """Vbuckets that can't be rolled back: everything of them is void, and they have to be read again from 0."""
+    """Vbuckets that can't be rolled back: all their rows are void, and they have to be read again from 0."""
 
 
 def void_rows(
@@ -407,12 +406,12 @@ def void_rows(
 ) -> VoidedFiles:
     """Mark what the rollbacks of a batch took back, in the live files of the table and in those that the batch adds.
 
-    `wiped` are vbuckets that are known to be out of reach; those are added to them that turn out to be torn.
+    `wiped` are vbuckets known to be out of reach; the result adds those that turn out to be torn.
     """
     lost = set(wiped)
     while True:
         limits = {vbucket: 0 if vbucket in lost else kept for vbucket, kept in rollbacks.items()}
-        # What a wiped vbucket has in this very batch goes as well: all of it is read again.
+        # Also void the rows of a wiped vbucket in this batch: the vbucket is read again from 0.
         tasks = [
             VoidTask(location=location, facts=facts, file=file, rollbacks=taken_back)
             for files, taken_back in ((live, limits), (added, dict.fromkeys(lost, 0)))
@@ -433,7 +432,7 @@ def void_rows(
 
 
 def _may_hold_dead_rows(file: DataFile, rollbacks: Rollbacks) -> bool:
-    """Whether a file can hold what the rollbacks took back, by what the log says of it."""
+    """Whether a file can hold rows that the rollbacks took back, according to its ranges in the log."""
     return any(
         file.may_hold("vbucket", low=vbucket, high=vbucket) and file.may_hold("seqno", low=kept + 1)
         for vbucket, kept in rollbacks.items()
@@ -443,10 +442,10 @@ def _may_hold_dead_rows(file: DataFile, rollbacks: Rollbacks) -> bool:
 def out_of_reach(
     location: Location, files: Sequence[DataFile], rollbacks: Rollbacks, *, trimmed_batch: int
 ) -> set[int]:
-    """The vbuckets whose rollback goes behind what has been trimmed, up to a batch.
+    """Return the vbuckets whose rollback goes back behind rows that have been trimmed (up to `trimmed_batch`).
 
-    What has been trimmed is folded to the state that it left: of a key only the newest version is there, and nothing of
-    one that was removed. Versions that would be alive again after such a rollback are gone.
+    Trimming keeps only the newest version of each key, and nothing of removed keys. So the versions that such a
+    rollback would restore no longer exist.
     """
     wanted = np.array(sorted(rollbacks))
     trimmed = [

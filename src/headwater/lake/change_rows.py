@@ -1,9 +1,9 @@
-"""Reading `changes` for a merge, and folding the rows to the documents that they leave.
+"""Reading `changes` for a merge, and folding the rows into the documents that result.
 
-A merge looks at the key, the seqno and the like of every row, and needs the values of those rows alone that it keeps.
-So a row group is read narrow, and wide only for what is kept of it. Where all of it is small, it is read wide at once.
+A merge needs the key, the seqno and a few other columns of every row, but the values only of rows that it keeps. So it
+reads a row group's narrow columns first, and the others only for kept rows. Small data is read with all columns.
 
-Called by the tasks of merges, upkeep and reads, in any process. It writes nothing.
+The tasks of merges, upkeep and reads use this module, in any process. It writes nothing.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ assert LANDED_OPS[:4] == ("mutation", "deletion", "expiration", "unmatched")
 assert LANDED_OPS[4:7] == ("rollback", "collection_created", "collection_dropped")
 
 _SORTED_KEYS_MAX = 100_000
-"""More keys than this that have changed are in every part of a table."""
+"""With more changed keys than this, assume that every part of the table contains one."""
 KEEP_BYTES = 256 * 1024 * 1024
-"""How much of `changes` one merge holds with its values; of what is beyond that it reads the values again."""
+"""How many bytes of `changes` a merge holds with values. Beyond this, it reads the values whenever it needs them."""
 _UNUSED = {"scope", "collection", "snapshot_start", "snapshot_end"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedChanges:
-    """Which rows of `changes` a merge looks at."""
+    """Which rows of `changes` a merge reads."""
 
     vbuckets: tuple[int, ...]
-    """In their order."""
+    """In ascending order."""
     after_batch: int
     upto_batch: int
     ids: frozenset[int] | None
-    """Of collections, or None for all. Rows that belong to none are looked at as well: a rollback concerns every
+    """Of collections, or None for all. Rows without a collection are included as well: a rollback concerns every
     collection."""
 
     def may_be_in(self, reader: FileReader, row_group: int) -> bool:
@@ -70,7 +70,7 @@ class WantedChanges:
 
 
 class ChangeRows:
-    """The wanted rows of one row group. `columns` says what to read of it for `wide`; None where `rows` has it."""
+    """The wanted rows of one row group. `columns` are those that `wide` reads; None if `rows` has all of them."""
 
     def __init__(
         self,
@@ -99,25 +99,25 @@ class ChangeRows:
 
     @classmethod
     def in_memory(cls, rows: pa.Table) -> ChangeRows:
-        """Rows that were not read from a file."""
+        """Wrap rows that were not read from a file."""
         none = DataFile(path="", size_bytes=0, rows=0)
         return cls(Location.of("."), none, 0, rows, np.ones(rows.num_rows, dtype=np.bool_), None)
 
     def keys(self, marks: Marks) -> pa.Array:
-        """The bytes of the marked rows' keys, all of documents."""
+        """Return the marked rows' keys as bytes. All marked rows must be of documents."""
         return raw_keys_of(filtered(self._keys, marks))
 
     def shown_keys(self, marks: Marks) -> pa.ChunkedArray:
-        """The same as texts, as the tables show them."""
+        """Return the marked rows' keys as texts, as the tables show them."""
         return filtered(self._keys, marks).column("key")
 
     def times_us(self) -> NDArray[np.int64]:
-        """When the changes were made. Events have no such time: for them, when they were landed."""
+        """Return when each change was made. Events have no such time: for them, when they were landed."""
         times = pc.coalesce(self._times.column("changed_at"), self._times.column("landed_at"))
         return np.asarray(times.cast(pa.int64()).to_numpy())
 
     def wide(self, marks: Marks) -> pa.Table:
-        """The marked rows with all their columns."""
+        """Return the marked rows with all their columns."""
         if self._wide is not None:
             return filtered(self._wide, marks)
         with FileReader(self._location, self._file) as reader:
@@ -134,7 +134,7 @@ def read_changes(
     *,
     columns: Sequence[str] | None = None,
 ) -> list[ChangeRows]:
-    """The wanted rows of some files. `columns` are those that `wide` has, by default what documents are made from."""
+    """Return the wanted rows of some files. `columns` are those that `wide` returns, by default those for documents."""
     if not wanted.vbuckets:
         return []
     found = []
@@ -152,21 +152,21 @@ def read_changes(
     return found
 
 
-# --- what the rows leave ----------------------------------------------------------------------------------------------
+# --- the outcome of the rows ------------------------------------------------------------------------------------------
 #
-# *Pending* changes are those after the batch that the table was last merged at. Of each key the newest counts: a
-# mutation is the document now, a removal says that there is none. An event that ends a collection takes all that is
+# *Pending* changes are those after the batch that the table was last merged at. The newest change of each key counts: a
+# mutation is the current document, a removal means there is none. An event that ends a collection removes all that is
 # older.
 #
-# A vbucket with a rollback among its pending changes is *rolled back*: what the table holds of it is worth nothing any
-# more, since versions that were overwritten, removed or dropped on the dead branch may be alive again. All of it is
-# taken from `changes` again, as far as that is not void.
+# A vbucket with a rollback among its pending changes is *rolled back*: what the table holds of it is worthless, since
+# versions that were overwritten, removed or dropped on the dead branch may be alive again. So the vbucket is rebuilt
+# from all of its rows in `changes` that are not void.
 
 
 def rolled_back(pending: Sequence[ChangeRows], *, after_batch: int) -> Rollbacks:
-    """The vbuckets with a rollback after a batch, and the least seqno that one of them kept.
+    """Return the vbuckets with a rollback after a batch, each with the lowest seqno that was kept.
 
-    A rollback that another one made void counts as well: what it took back stays so.
+    A rollback that a later one made void counts as well: the rows that it took back stay void.
     """
     found: Rollbacks = {}
     for rows in pending:
@@ -177,11 +177,11 @@ def rolled_back(pending: Sequence[ChangeRows], *, after_batch: int) -> Rollbacks
 
 
 class Barriers:
-    """By vbucket and collection, the newest event that ended the collection: what is older is gone.
+    """By vbucket and collection: the newest event that ended the collection. Older rows are gone.
 
-    The event is the end of the collection, or that it was created: one that is created again, at a higher seqno, has
-    been flushed (kv_engine, docs/dcp/documentation/commands/system_event.md). It counts in its own vbucket only; each
-    vbucket has its own, at a seqno of its own.
+    The event drops or creates the collection: one that is created again, at a higher seqno, has been flushed
+    (kv_engine, docs/dcp/documentation/commands/system_event.md). It counts in its own vbucket only: each vbucket has
+    its own event, at its own seqno.
     """
 
     def __init__(self, ids: Iterable[int], vbuckets: range) -> None:
@@ -195,7 +195,7 @@ class Barriers:
         np.maximum.at(self._seqnos, (rows, vbuckets[is_ours] - self._first), seqnos[is_ours])
 
     def before(self, *, vbuckets: Column, ids: Column, seqnos: Column) -> NDArray[np.bool_]:
-        """By row: it is older than the newest event of its collection."""
+        """By row: whether it is older than the newest event of its collection."""
         return seqnos < self.seqnos(vbuckets=vbuckets, ids=ids)
 
     def seqnos(self, *, vbuckets: Column, ids: Column) -> NDArray[np.int64]:
@@ -211,7 +211,7 @@ class Barriers:
 
 
 class Fold:
-    """What the changes leave. `whole` has all changes of the vbuckets in `rolled`, `pending` those of the others."""
+    """The outcome of changes. `whole` has all changes of the vbuckets in `rolled`, `pending` those of the others."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Fold:
         joined_keys = pa.concat_arrays(keys) if keys else pa.array([], pa.binary())
         self._index = KeyIndex(joined_keys, self._seqnos, key_spaces(self._vbuckets, self._joined("ids")))
         self._shown: list[str] | None = None
-        """The keys as texts, sorted, once that was asked for."""
+        """The keys as texts, sorted; None until they are first needed."""
         self._live: Marks = self._index.newest & (self._joined("ops") == MUTATION)
         if self._barriers:
             ids_joined = self._joined("ids")
@@ -256,14 +256,14 @@ class Fold:
         return np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, dtype=np.int64)
 
     def can_touch(self, vbuckets: tuple[float, float]) -> bool:
-        """Whether rows of a table's file, whose vbuckets lie between two, can be replaced or gone."""
+        """Whether rows of a table's file with vbuckets in this range may have to be replaced or removed."""
         if self._barriers:
             return True
         low, high = vbuckets
         return any(bool(np.any((touched >= low) & (touched <= high))) for touched in (self._vbuckets, self._rolled))
 
     def may_change(self, keys: tuple[Any, Any] | None) -> bool:
-        """Whether rows of a table whose keys lie between two, as they are shown, can be replaced or gone."""
+        """Whether rows of a table with shown keys in this range may have to be replaced or removed."""
         if keys is None or self.looks_at_rows or len(self._index) > _SORTED_KEYS_MAX:
             return True
         if self._shown is None:
@@ -279,16 +279,17 @@ class Fold:
         return bool(self._barriers) or len(self._rolled) > 0
 
     def superseded(self, places: KeyPlaces) -> NDArray[np.int64]:
-        """The rows of a table's file that are replaced or gone, dead ones too. To be asked unless `looks_at_rows`.
+        """Return the rows of a table's file that are replaced or removed, dead ones too. Only for use without
+        `looks_at_rows`.
 
         None of them is newer than its change: in a vbucket that was not rolled back a later batch has higher seqnos,
-        and the table holds the whole of each batch that was merged.
+        and the table holds every merged batch as a whole.
         """
         return places.find(self._index)
 
     def kept(self, rows: int, read: Callable[[Sequence[str]], pa.Table]) -> Marks:
-        """Of so many rows that the table has: which of them stay. `read` gives columns of them. Those beside the key
-        are read only if one of the keys may have changed."""
+        """Return which of the table's `rows` rows stay. `read` returns columns of them; those beside the key are read
+        only if one of the keys may have changed."""
         keys = raw_keys_of(read(("key", "key_bytes")))
         if self.looks_at_rows:
             chosen = np.arange(rows)
@@ -301,7 +302,7 @@ class Fold:
         return marks
 
     def _survivors(self, *, keys: pa.Array, vbuckets: Column, seqnos: Column, ids: Column) -> Marks:
-        """Of rows that the table has: which of them stay. A row that is newer than its change hides the change."""
+        """Return which of these rows of the table stay. A row that is newer than its change hides the change."""
         found = self._index.find(keys, key_spaces(vbuckets, ids))
         has_change = found >= 0
         changed_at = np.where(has_change, self._seqnos[found] if len(self._seqnos) else 0, -1)
@@ -312,7 +313,7 @@ class Fold:
         return stays & ~self._barriers.before(vbuckets=vbuckets, ids=ids, seqnos=seqnos)
 
     def live(self) -> Iterator[pa.Table]:
-        """The changes that are documents now, with all their columns. To be asked after `kept`."""
+        """Yield the changes that are documents now, with all their columns. Call it after `kept`."""
         start = 0
         for rows, marks in self._parts:
             end = start + int(marks.sum())
@@ -324,10 +325,10 @@ class Fold:
 
 
 def first_after(codes: Column, seqnos: Column, asked: Column, after: Column) -> NDArray[np.int64]:
-    """By place that is asked for, given by its code and a seqno: the first row with the same code after it, or -1."""
+    """For each position (`asked` is its code, `after` its seqno): the first row after it with the same code, or -1."""
     if not len(codes):
         return np.full(len(asked), -1, dtype=np.int64)
-    # In one order: what is asked for comes right behind its own change, and the next of the rows is the one.
+    # In this order a position comes directly after its own change, so the next row is the wanted one.
     order = np.lexsort((np.concatenate([seqnos, after]), np.concatenate([codes, asked])))
     last = len(order)
     following = np.minimum.accumulate(np.where(order < len(codes), np.arange(last), last)[::-1])[::-1]

@@ -1,24 +1,24 @@
-"""Which changes of a bucket get into a lake, and as what. A landing, `verify` and `repair` read through this alone, so
-they agree.
+"""Which changes of a bucket get into a lake, and in what form. A landing, `verify` and `repair` all read through this
+module, so they agree.
 
-* Records of the system are left out, unless the selection has them: the scope `_system`, where servers keep what is
-  theirs, and what transactions of the SDKs keep of themselves in documents whose keys begin with `_txn:` (active
-  transaction records, client records). Their rows are dropped, removals and events too, and offsets go on over them. A
-  selection that names `_system` has it.
+* System records are left out, unless the selection includes them: the scope `_system`, which servers use for
+  themselves, and documents of SDK transactions, whose keys begin with `_txn:` (active transaction records, client
+  records). Their rows are dropped, with removals and events, and offsets advance past them. A selection that names
+  `_system` includes that scope.
 * With a condition (`where`), a write of a document that does not meet it stays as a row with the operation `unmatched`,
-  without value and extended attributes. It ends the version before it, as a removal would. So `changes` still says of
-  every key what came when, and a rollback brings back what was there before. Removals and events stay as they are.
-* What is left goes through the transform, if there is one.
+  without value and extended attributes. It ends the version before it, as a removal would. So `changes` still records
+  for every key what came when, and a rollback restores the earlier version. Removals and events stay as they are.
+* The transform, if there is one, gets what is left.
 
-The server can't leave these rows out: a filter of a stream names collections that are sent.
+The server can't leave these rows out: a stream's filter only names collections to send.
 
-A transform is a user's function that changes go through before they are landed: to mask what must not be in a lake, or
-to give documents another shape. It gets a batch of the client and returns one, in the task that reads the bucket, so
-nothing that it takes out is ever written. It may change the columns `value`, `datatype` and `xattrs`, and nothing else:
-merges, rollbacks and later reads rest on keys and seqnos. This is checked for every batch. Rows that are no changes of
-documents (rollbacks, events) stay as they are, whatever it does to them.
+A transform is a user's function that is applied to changes before they are landed: to mask what must not be in a lake,
+or to reshape documents. It gets a batch of the client and returns one, in the task that reads the bucket, so nothing
+that it removes is ever written. It may change only the columns `value`, `datatype` and `xattrs`: merges, rollbacks and
+later reads rely on keys and seqnos. Every batch is checked for this. Rows that are not changes of documents (rollbacks,
+events) stay as they are, whatever the function returns for them.
 
-The tables know its name. `verify` applies it to the bucket, and then compares as ever.
+The tables record the transform's name. `verify` applies it to the bucket's changes before it compares them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DOCUMENT_OPS = OPS[:3]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transform:
-    """A function with its name, which travels to where tasks run."""
+    """A function and its name, pickled for the tasks."""
 
     name: str
     pickled: bytes = field(repr=False)
@@ -64,7 +64,7 @@ class Transform:
             ) from error
 
     def function(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """The function with its checks, for one task."""
+        """Return the function with its checks, for one task."""
         function: TransformFunction = pickle.loads(self.pickled)
 
         def apply(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -100,7 +100,7 @@ class Transform:
 
 
 def _only_documents(batch: pa.RecordBatch, changed: pa.RecordBatch) -> pa.RecordBatch:
-    """What was made of the changes of documents, and all other rows as they were."""
+    """Take changes of documents from `changed`, and all other rows from `batch`."""
     ops = batch.column("op")
     is_other = np.array([op not in _DOCUMENT_OPS for op in ops.dictionary.to_pylist()])[ops.indices.to_numpy()]
     if not is_other.any():
@@ -120,7 +120,7 @@ TRANSACTION_PREFIX = b"_txn:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRows:
-    """What is done to each batch of the client; it travels to the tasks."""
+    """What is done to each batch of the client. It is sent to the tasks."""
 
     without_system: bool = False
     without_system_scope: bool = False
@@ -137,7 +137,7 @@ class ChosenRows:
         )
 
     def function(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """A function from a batch to a batch, for one task."""
+        """Return a function from batch to batch, for one task."""
         transform = None if self.transform is None else self.transform.function()
 
         def choose(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -151,7 +151,7 @@ class ChosenRows:
 
 
 def without_system(batch: pa.RecordBatch, *, scope: bool) -> pa.RecordBatch:
-    """Leave out the records of transactions, and with `scope` those of the system's scope."""
+    """Leave out the records of transactions, and with `scope` also those of the `_system` scope."""
     marks = pc.fill_null(pc.starts_with(batch.column("key"), pattern=TRANSACTION_PREFIX), False)
     scopes = batch.column("scope")
     if scope and SYSTEM_SCOPE in (names := scopes.dictionary.to_pylist()):
@@ -160,7 +160,7 @@ def without_system(batch: pa.RecordBatch, *, scope: bool) -> pa.RecordBatch:
 
 
 def _unmatched(batch: pa.RecordBatch, where: Where) -> pa.RecordBatch:
-    """Mark the writes of documents that do not meet a condition, and take out what they have written."""
+    """Mark the writes of documents that do not meet the condition as `unmatched`, and remove what they wrote."""
     ops = batch.column("op")
     names = ops.dictionary.to_pylist()
     codes = np.asarray(ops.indices.to_numpy())

@@ -1,9 +1,9 @@
-"""The tables of one collection's name: its documents, and beside them its history and its rejects.
+"""The tables of one collection name: its documents, and beside them its history and its rejects.
 
-How far a table has been merged is an application transaction, one for each group of vbuckets, whose number is the
-batch. A merge commits all groups at once, so the numbers of a table are the same; earlier versions merged groups one by
-one. The rejects are committed first, then the history, then the documents: what says that the documents are merged says
-so of the rejects, too. The history has numbers of its own, since it may be asked for later than the documents.
+A table records how far it has been merged in application transactions, one for each group of vbuckets, whose number is
+the batch. A merge commits all groups at once, so the numbers of a table are equal; earlier versions merged groups one
+by one. A merge commits the rejects first, then the history, then the documents: once the documents are marked as
+merged, the rejects are, too. The history has its own numbers, since it may be turned on later than the documents.
 
 `Lake` holds one `CollectionTables` for each name; `commits` and `upkeep` commit through them.
 """
@@ -50,28 +50,28 @@ from headwater.lake.table_state import TableState
 from headwater.lake.typed_columns import ColumnChoice, ColumnMode, FieldTypes, TypedColumns
 
 _COLUMNS_PROPERTY = "headwater.columns"
-"""Fixed columns as SQL writes them, or `infer`: then they are those of the schema. A table without typed columns does
-not have it. (Versions that do not know `infer` take it for columns that can't be read, and end.)"""
+"""Fixed columns as SQL writes them, or `infer`: then the columns are those of the schema. A table without typed columns
+lacks this property. (Versions that do not know `infer` treat it as unreadable columns, and stop with an error.)"""
 _CLUSTER_PROPERTY = "headwater.cluster_by"
-"""The columns that files are sorted by before the key, with commas between them. Whatever is written while it says so
-is; older files are as they were."""
+"""The columns, separated by commas, that files are sorted by before the key. The property applies to files written
+while it is set; older files keep their order."""
 _MISFITS_PROPERTY = "headwater.misfits"
 _ONE_COLUMN = "column"
-"""What does not fit nulls its own column. Where the property is missing an earlier version has made the table, and it
-nulls all of them."""
+"""A value that does not fit nulls its own column. Tables without the property come from an earlier version: there it
+nulls all typed columns of the row."""
 _TYPED_PROPERTY, _ALL_VERSIONS, _LATER_VERSIONS = "headwater.typed", "all", "later"
-"""Of a history: which versions have values in the typed columns. Where it is missing an earlier version has made the
-table, and only later ones have them."""
+"""Of a history: which versions have values in the typed columns. A table without the property was made by an earlier
+release: there only later versions have values."""
 _RULES_PROPERTY = "headwater.column_rules"
-"""What is asked for of inferred columns (`ColumnRules.text`)."""
+"""The rules for inferred columns (`ColumnRules.text`)."""
 _REBUILD_PROPERTY = "headwater.rebuild"
 _REBUILT_TRANSACTION = "headwater.rebuilt"
-"""The documents of a table have to be parsed again while the number of the property is higher than that of the
-transaction, which is committed with what was parsed. So it happens once, whatever crashes."""
+"""All documents of a table must be parsed again while the property's number is higher than the transaction's. The
+transaction is committed together with the parsed documents, so this happens once, even after crashes."""
 MERGED_TRANSACTION = "headwater.merged."
-"""With the group: the batch that it is merged up to."""
+"""Followed by the group: the batch up to which it is merged."""
 NOT_MERGED = -1
-"""The batch before the first."""
+"""The number before the first batch."""
 
 
 def _merged_transaction(group: int) -> str:
@@ -88,11 +88,11 @@ class MergedTable:
         self.reload()
 
     def reload(self) -> None:
-        """Look again at what the log says."""
+        """Refresh the log, and read from it what the table holds."""
         self.log.refresh()
         made_with = LakeFacts.from_properties(self.log.properties, where=self.log.location.uri).groups
         self.groups = self.log.transaction(GROUPS_TRANSACTION) or made_with
-        """Of the table: fewer than the lake's while it is small, and more while these are being doubled."""
+        """Of the table: fewer than the lake's while it is small, and more while the lake's groups are being doubled."""
         if max(self.groups, self._facts.groups) % min(self.groups, self._facts.groups):
             raise LakeDamaged(
                 f"the table at {self.log.location.uri} has {self.groups} groups, and the lake {self._facts.groups}",
@@ -111,13 +111,13 @@ class MergedTable:
 
     @property
     def has_to_be_rebuilt(self) -> bool:
-        """Its columns have changed, and its documents have not been parsed again since."""
+        """Whether its columns have changed and its documents have not been parsed again since."""
         asked = int(self.log.properties.get(_REBUILD_PROPERTY) or 0)
         return asked > 0 and asked > (self.log.transaction(_REBUILT_TRANSACTION) or 0)
 
     @property
     def is_merged_on_read(self) -> bool:
-        """Merges mark superseded rows in deletion vectors."""
+        """Whether merges mark superseded rows in deletion vectors."""
         return self.log.may_have_vectors
 
     def set_merged_on_read(self, on_read: bool) -> None:
@@ -125,20 +125,20 @@ class MergedTable:
         self._seen_version = self.log.version
 
     def refresh(self) -> None:
-        """Look again if the log has gone on without us: another tool has tidied the table up, or a commit of ours was
-        done though it seemed to fail."""
+        """Reload if the log has advanced without us: another tool has maintained the table, or a commit of ours
+        succeeded although it seemed to fail."""
         self.log.refresh()
         if self.log.version != self._seen_version:
             self.reload()
 
     def files_of(self, group: int, *, of: int) -> tuple[DataFile, ...]:
-        """The files that may hold rows of a group, where there are so many. A table with fewer has rows of others in
-        them as well."""
+        """Return the files that may hold rows of `group`, out of `of` groups. A table with fewer groups has rows of
+        other groups in these files, too."""
         parts = {*map(str, groups_within(group, of=of, groups=self.groups))}
         return tuple(file for file in self.log.files() if dict(file.partition)[GROUP.name] in parts)
 
     def merged_at(self, group: int, *, of: int) -> int:
-        """The last batch that is merged in a group, where there are so many."""
+        """Return the last batch that is merged in `group`, out of `of` groups."""
         return min(self.merged[part] for part in groups_within(group, of=of, groups=self._facts.groups))
 
     @property
@@ -153,13 +153,13 @@ class MergedTable:
         feed: Sequence[DataFile] | None = None,
         held: TableState | None = None,
     ) -> None:
-        """Commit what a merge came to. `held` is what `changes` holds: all groups of the table hold that now, too.
-        Without it the same rows only lie in other files. `feed` has all rows that have changed, if it is given."""
+        """Commit the result of a merge. `held` is the state of `changes`, which all groups of the table then reflect.
+        If None, the same rows only lie in other files. `feed`, if given, has all rows that have changed."""
         merged = {} if held is None else dict.fromkeys(range(self.groups), held.batch)
         state = self.state if held is None else TableState(offsets=held.offsets, batch=held.batch, as_of_s=held.as_of_s)
         transactions = {_merged_transaction(group): batch for group, batch in merged.items()}
         if held is not None and self.has_to_be_rebuilt:
-            # Then every merge has parsed all documents of its group, and all groups were merged.
+            # Every merge has then parsed all documents of its group again, and all groups were merged.
             transactions[_REBUILT_TRANSACTION] = int(self.log.properties[_REBUILD_PROPERTY] or 0)
         self.log.commit(
             TableCommit(
@@ -177,7 +177,7 @@ class MergedTable:
         self._seen_version = self.log.version
 
     def regroup(self, groups: int, *, add: Sequence[DataFile], remove: Sequence[DataFile]) -> None:
-        """Commit that the same rows lie in more groups. These are merged as far as the one that they were."""
+        """Commit the same rows in more groups. Each new group is merged as far as the group that it was part of."""
         merged = {group: self.merged_at(group, of=groups) for group in range(groups)}
         transactions = {_merged_transaction(group): at for group, at in merged.items() if at != NOT_MERGED}
         self.log.commit(
@@ -201,19 +201,19 @@ class MergedTable:
 
     @property
     def offsets(self) -> Offsets:
-        """How far the table is, in every vbucket."""
+        """The offset of every vbucket that the table has reached."""
         return self.state.offsets
 
 
 @dataclass(slots=True)
 class CollectionTables:
-    """The tables of one name, as far as they are there."""
+    """The tables of one name, if they exist."""
 
     name: str
     location: Location
     facts: LakeFacts
     as_of_batch: int | None = None
-    """Where they are opened as they were at an earlier batch: that batch."""
+    """The batch as of which the tables are opened; None for the present."""
     documents: MergedTable | None = None
     history: MergedTable | None = None
     rejects: MergedTable | None = None
@@ -221,15 +221,15 @@ class CollectionTables:
     """The columns as of a version of the log."""
     _history_columns_at: tuple[tuple[int, int], tuple[TypedColumns | None, pa.Schema]] | None = None
     unsorted_by: tuple[str, ...] = ()
-    """What it is to be clustered by and can't be yet, as far as that is logged."""
+    """Columns to cluster by that the table lacks so far, as last logged."""
     ids: set[int] = field(default_factory=set)
     """Every collection that has or had this name."""
     merge_bytes: int = 0
-    """What its last merge here has written: the next one is expected to write as much."""
+    """Bytes that the last merge of this process wrote: the next one is expected to write as much."""
 
     def open(self, asked: ColumnChoice | None) -> None:
-        """Open what is there. `asked` are the typed columns that are wanted, if anything is said of them."""
-        # What can't be opened is as if it were not there.
+        """Open the existing tables. Raises `ColumnsChanged` if `asked` names other typed columns than they have."""
+        # If opening fails, treat all of them as missing.
         self.documents = self.history = self.rejects = None
         documents, history, rejects = (
             self._opened(kind) for kind in (TableKind.DOCUMENTS, TableKind.HISTORY, TableKind.REJECTS)
@@ -251,7 +251,7 @@ class CollectionTables:
 
     @property
     def columns(self) -> TypedColumns | None:
-        """The typed columns that the table of documents has."""
+        """The typed columns of the table of documents."""
         if self.documents is None:
             return None
         log = self.documents.log
@@ -261,13 +261,13 @@ class CollectionTables:
 
     @property
     def history_columns(self) -> TypedColumns | None:
-        """The typed columns of the history: those of the documents. One that it has already stays as it is, though the
-        documents have been built again with another of that name."""
+        """The typed columns of the history: those of the documents. A column that the history has already stays as it
+        is, even if the documents were rebuilt with another column of that name."""
         return self._history_columns[0]
 
     @property
     def history_unused(self) -> pa.Schema:
-        """Typed columns that the history has beside those: earlier versions keep their values in them."""
+        """Other typed columns of the history, which keep the values of earlier versions."""
         return self._history_columns[1]
 
     @property
@@ -289,7 +289,7 @@ class CollectionTables:
 
     @property
     def has_all_typed(self) -> bool:
-        """Every version in the history has its values in the typed columns."""
+        """Whether every version in the history has its values in the typed columns."""
         return self.history is not None and self.history.log.properties.get(_TYPED_PROPERTY) == _ALL_VERSIONS
 
     def _read_columns(self, log: DeltaLog) -> TypedColumns | None:
@@ -315,7 +315,7 @@ class CollectionTables:
 
     @property
     def cluster_by(self) -> tuple[str, ...]:
-        """The columns that documents are sorted by before their keys, from now on."""
+        """The columns by which newly written documents are sorted before their keys."""
         names = "" if self.documents is None else self.documents.log.properties.get(_CLUSTER_PROPERTY)
         return tuple(names.split(",")) if names else ()
 
@@ -324,7 +324,7 @@ class CollectionTables:
         self.documents.set_properties({_CLUSTER_PROPERTY: ",".join(names)})
 
     def set_change_feed(self, is_on: bool) -> None:
-        """Have a change feed from now on, or none."""
+        """Turn the change feed on or off from now on."""
         assert self.documents is not None, "a new table is made with it"
         if is_on != has_feed(self.documents.log.properties):
             self.documents.set_properties({FEED_PROPERTY: str(is_on).lower()})
@@ -334,23 +334,23 @@ class CollectionTables:
             table.refresh()
 
     def keep_metadata(self) -> None:
-        """Have readers look at the statistics that files get now, and see what the tables have, also where the tables
-        were made with less."""
+        """Update the log's metadata so that readers use all statistics that files get now, and find descriptions, even
+        if an earlier version made the tables."""
         for table in self.there:
             table.log.keep_statistics(self.ranges_of(table), table.state)
             table.log.keep_description(table.kind, self.name, table.state)
 
     @property
     def there(self) -> list[MergedTable]:
-        """The tables that are there."""
+        """The tables that exist."""
         return [table for table in (self.documents, self.history, self.rejects) if table is not None]
 
     def table_of(self, kind: TableKind) -> MergedTable | None:
-        """The table of a kind; None if it is not there."""
+        """Return the table of a kind, or None if it does not exist."""
         return next((table for table in self.there if table.kind is kind), None)
 
     def ranges_of(self, table: MergedTable) -> tuple[str, ...]:
-        """The columns of a table whose least and highest values its log has."""
+        """Return the columns for which the log of the table has minimum and maximum values."""
         if table.kind is TableKind.DOCUMENTS:
             return document_ranges(pa.schema([] if self.columns is None else self.columns.schema))
         return history_ranges(table.log.schema) if table.kind is TableKind.HISTORY else DOCUMENT_RANGES
@@ -362,24 +362,24 @@ class CollectionTables:
         return None if log is None else MergedTable(log, self.facts, kind)
 
     def location_of(self, kind: TableKind) -> Location:
-        """Where a table lies, or will."""
+        """Return where a table lies, or will lie."""
         return self.location.join(kind, folder_name(self.name))
 
     def merged_at(self, group: int) -> int:
-        """The last batch that the documents of a group of the lake are merged up to."""
+        """Return the last batch that is merged into the documents of a group of the lake."""
         return NOT_MERGED if self.documents is None else self.documents.merged[group]
 
     @property
     def groups(self) -> int:
-        """The number of tasks that read or merge the tables. While they are cut into more groups, some have more."""
+        """The number of tasks that read or merge the tables. While groups are being split, some tables have more."""
         return min([self.facts.groups, *(table.groups for table in self.there)])
 
     def groups_for(self, documents: int) -> int:
-        """How many groups its tables should have for so many documents. Their number never goes down."""
+        """Return how many groups the tables should have for this many documents. The number never goes down."""
         least = max((table.groups for table in self.there), default=1)
         return self.facts.groups_of_table(documents, least=least)
 
-    # --- making them --------------------------------------------------------------------------------------------------
+    # --- creating the tables ------------------------------------------------------------------------------------------
 
     def create_documents(
         self,
@@ -391,8 +391,8 @@ class CollectionTables:
         merged: int,
         expected: int,
     ) -> MergedTable:
-        """Make the table of documents, which holds all there was up to a batch: nothing. So many documents are expected
-        to come next. Columns that are inferred are added by the merges that find them."""
+        """Create an empty table of documents that counts as merged up to batch `merged`. `expected` is how many
+        documents will come next. Merges that find new fields add inferred columns for them."""
         fixed = columns if isinstance(columns, TypedColumns) else None
         typed = None if fixed is None else fixed.schema
         schema = documents_schema(xattrs=self.facts.xattrs, form=self.facts.document, typed=typed)
@@ -412,7 +412,7 @@ class CollectionTables:
         return self.documents
 
     def history_with_columns(self) -> MergedTable:
-        """The history, with all typed columns of the documents: made where it is not there."""
+        """Return the history, with all typed columns of the documents. Creates it if it is missing."""
         columns = self.history_columns
         typed = pa.schema([] if columns is None else [_to_field(column) for column in columns.definitions])
         schema = history_schema(xattrs=self.facts.xattrs, form=self.facts.document, typed=typed)
@@ -432,10 +432,10 @@ class CollectionTables:
         self.rejects = self._create(TableKind.REJECTS, schema, DOCUMENT_RANGES, {}, groups=self.groups)
         return self.rejects
 
-    # --- columns that come later --------------------------------------------------------------------------------------
+    # --- columns that are added later ---------------------------------------------------------------------------------
 
     def add_columns(self, wanted: FieldTypes) -> tuple[ColumnDef, ...]:
-        """Add columns for fields that have come up, before any document is merged that has them. Returns them."""
+        """Add columns for new fields, before any document that has them is merged. Returns the added columns."""
         columns = self.columns
         assert self.documents is not None, "it was merged into"
         assert columns is not None, "only merges into inferred columns want more"
@@ -451,11 +451,11 @@ class CollectionTables:
 
     @property
     def rules(self) -> ColumnRules:
-        """Of the columns that are inferred."""
+        """The rules for the inferred columns."""
         return ColumnRules() if self.columns is None else self.columns.rules
 
     def check_names(self, rules: ColumnRules) -> None:
-        """Raise where a field is to get the name of a column that the table has of another one."""
+        """Raise `InvalidColumns` if a rename gives a field the name that another field's column has already."""
         there = {} if self.documents is None else {it.name.lower(): _source(it) for it in self.documents.log.schema}
         for old, new in rules.rename or ():
             if there.get(new.lower(), old) != old:
@@ -467,8 +467,7 @@ class CollectionTables:
                 )
 
     def switch_to_inferred(self, asked: ColumnRules) -> None:
-        """Have the columns inferred from now on, by what is asked for, and all documents parsed again by the next
-        merge."""
+        """Infer the columns from now on, by the given rules. The next merge parses all documents again."""
         assert self.documents is not None, "a new table is made with its columns"
         rules = self.rules.with_asked(asked)
         self.check_names(rules)
@@ -485,7 +484,7 @@ class CollectionTables:
         )
 
     def _columns_are_others(self) -> None:
-        """Versions that are there are not parsed again for them."""
+        """Record that existing versions in the history are not parsed again for the new columns."""
         if self.has_all_typed and self.history is not None:
             self.history.set_properties({_TYPED_PROPERTY: _LATER_VERSIONS})
 
@@ -502,7 +501,7 @@ class CollectionTables:
         partition = [GROUP, IS_CURRENT] if kind == TableKind.HISTORY else [GROUP]
         for field_ in partition:
             schema = schema.append(field_)
-        # delta-rs makes all folders that are missing.
+        # delta-rs would create all missing folders, so check that the lake is still there.
         self.location.identity()
         location = self.location_of(kind)
         named = {} if folder_name(self.name) == self.name else {TABLE_PROPERTY: self.name}
@@ -520,13 +519,13 @@ class CollectionTables:
 
 
 def _is_used(column: ColumnDef, rules: ColumnRules) -> bool:
-    """Whether the rules have given a column the name that it has: they may have been others then."""
+    """Whether a column's name is the one that the current rules give it: earlier rules may have differed."""
     name = rules.column_of(column.field)
     return name is not None and (column.name == name or column.name.startswith(f"{name}_"))
 
 
 def _to_field(column: ColumnDef) -> pa.Field:
-    """A column as the schema of its table has it."""
+    """Return a column as a field of its table's schema."""
     metadata = {} if column.field == column.name else {FIELD_METADATA: column.field.encode()}
     metadata |= {BESIDE_METADATA: b"true"} if column.is_beside else {}
     return pa.field(column.name, column.type, metadata=metadata or None)
@@ -538,5 +537,5 @@ def _to_column(field_: pa.Field) -> ColumnDef:
 
 
 def _source(field_: pa.Field) -> str:
-    """The field of the documents that a column has, or had."""
+    """Return the field of the documents that a column holds, or held."""
     return str((field_.metadata or {}).get(FIELD_METADATA, field_.name.encode()).decode())

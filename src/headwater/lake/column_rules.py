@@ -1,12 +1,11 @@
-"""Rules for the columns that are inferred: which fields get one, under which name, and where values go that it can't
-hold.
+"""Rules for inferred columns: which fields get one, under which name, and where values go that it can't hold.
 
-Patterns are on the names of fields, as the documents have them. `*` stands for any text and `?` for one character; in a
-rename, `*` stands for the same text in the new name. A field that no rename names keeps its name. Where two fields come
-to one name, the one that came up first has the column, and the other is in the document only.
+Patterns match the names of fields, as the documents have them. `*` stands for any text and `?` for one character; in a
+rename, `*` stands for the same text in the new name. A field that no rename matches keeps its name. If two fields would
+get the same name, the one that appeared first has the column, and the other is in the document only.
 
-A table keeps its rules in a property. What is not asked for stays as it is; where the rules change, the documents of
-the table are parsed again, once. `typed_columns` applies them.
+A table keeps its rules in a property. Rules that are not given stay as they are; when the rules change, the table's
+documents are parsed again, once. `typed_columns` applies the rules.
 """
 
 from __future__ import annotations
@@ -24,32 +23,32 @@ from headwater.lake.column_values import NAME_BYTES_MAX, is_column_name
 from headwater.lake.layout import EVERY_COLLECTION, FEED_COLUMNS, GROUP, XATTRS, documents_schema
 
 PATTERNS_MAX = 256
-"""Of one rule. Each is tried with the name of each field."""
+"""The maximum per rule. Each pattern is tried with the name of each field."""
 RESERVED = frozenset({*documents_schema(xattrs=False).names, XATTRS.name, GROUP.name})
 """The names of the tables' own columns."""
 
 
 class OnMismatch(StrEnum):
-    """Where a value goes that is of another type than its column."""
+    """Where a value goes whose type differs from its column's."""
 
     REJECT = "reject"
     """Nowhere: its column is null, and the table of rejects lists it."""
     COLUMN = "column"
-    """Into a column of texts beside it."""
+    """Into a text column beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnRules:
-    """What is asked for of the columns of a table. None leaves a table as it is."""
+    """The rules for a table's inferred columns. A rule that is None leaves the table's own rule as it is."""
 
     on_mismatch: OnMismatch | str | None = None
-    """By default a value is rejected."""
+    """By default such a value is rejected."""
     include: Sequence[str] | None = None
-    """Patterns of fields: no others get columns. Without any, all do."""
+    """Patterns of fields: only these get columns. By default all do."""
     exclude: Sequence[str] | None = None
     """Patterns of fields that get no columns."""
     rename: Sequence[Sequence[str]] | None = None
-    """Patterns of fields, and the names of their columns. The first that fits counts."""
+    """Patterns of fields, and the names of their columns. The first that matches counts."""
 
     def __post_init__(self) -> None:
         if self.on_mismatch is not None and self.on_mismatch not in {*OnMismatch}:
@@ -98,13 +97,13 @@ class ColumnRules:
         return is_included and not any(_regex(pattern).fullmatch(field) for pattern in self.exclude or ())
 
     def column_of(self, field: str) -> str | None:
-        """The name of the column that a field may have; None where it gets none."""
+        """Return the name of the column that a field may have, or None if it gets no column."""
         if not self._is_chosen(field):
             return None
         for old, new in self.rename or ():
             if (match := _regex(old).fullmatch(field)) is not None:
                 return new.replace("*", match[1]) if "*" in new else new
-        # A name that was given to another field is taken, whichever of the two comes up first.
+        # A name that a rename gives to another field is taken, even if this field appears first.
         return None if any(field.lower() == new.lower() for _, new in self.rename or ()) else field
 
     @property
@@ -112,18 +111,18 @@ class ColumnRules:
         return self.on_mismatch == OnMismatch.COLUMN
 
     def with_asked(self, asked: ColumnRules) -> ColumnRules:
-        """These, but for what is asked for."""
+        """Return these rules, with those that `asked` gives in their place."""
         return replace(self, **{name: value for name, value in asdict(asked).items() if value is not None})
 
     @property
     def text(self) -> str:
-        """As a table keeps them, without what holds anyway. Rules that come to the same have one text."""
+        """The rules in the form that a table keeps, without defaults. Equivalent rules have equal texts."""
         said = {name: value for name, value in asdict(self).items() if value and value != OnMismatch.REJECT}
         return json.dumps(said, sort_keys=True) if said else ""
 
     @classmethod
     def from_text(cls, text: str | None) -> ColumnRules:
-        """Raises `ValueError` for what no table has got from here."""
+        """Parse `text`. Raises `ValueError` if it did not come from here."""
         said = json.loads(text) if text else {}
         if not isinstance(said, dict) or not said.keys() <= {it.name for it in fields(cls)}:
             raise ValueError(f"{text!r} are no rules of columns")
@@ -132,19 +131,18 @@ class ColumnRules:
 
 @lru_cache(maxsize=8 * PATTERNS_MAX)
 def _regex(pattern: str) -> re.Pattern[str]:
-    """Of a pattern: a group for each `*`."""
+    """Compile a pattern, with a regex group for each `*`."""
     return re.compile("".join({"*": "(.*)", "?": "."}.get(char) or re.escape(char) for char in pattern), re.DOTALL)
 
 
 def rules_of(table: str, rules: Mapping[str, ColumnRules]) -> ColumnRules:
-    """What is asked for of a table: for all, and beyond that for this one."""
+    """Return the rules for a table: its own rules take precedence over those for all tables."""
     of_all, of_one = (rules.get(name, ColumnRules()) for name in (EVERY_COLLECTION, table))
     return of_all.with_asked(of_one)
 
 
 def choose_rules(**said: Mapping[str, str]) -> dict[str, ColumnRules]:
-    """What a user says of the rules, by table: each as a text. Patterns have commas between them, and a rename is
-    `old AS new`."""
+    """Parse a user's rules, given as texts by rule and table. Commas separate patterns; a rename is `old AS new`."""
     found: dict[str, dict[str, Any]] = {}
     for name, texts in said.items():
         for table, text in texts.items():

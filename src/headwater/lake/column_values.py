@@ -1,15 +1,15 @@
-"""Typed columns: how SQL writes them, values of JSON as arrays of a type, and the types that values of JSON have.
+"""Typed columns: their SQL notation, conversion of JSON values to typed arrays, and the inference of types.
 
 The command line takes texts such as `name STRING, age INT NOT NULL, tags ARRAY<STRING>, home STRUCT<city: STRING>`,
-tables keep them in their properties, and messages name types this way. The types are Spark's, as far as JSON has a
-value for them.
+tables keep them in their properties, and messages name types this way. The types are those of Spark that JSON has
+values for.
 
 A STRING takes any value: a string as it is, all else as its JSON text, as Spark's `from_json` does. No other type takes
-what it would have to change: an INT takes 7 and neither 7.0 nor "7". Of the numbers between those that a DOUBLE has, it
-takes the nearest, as all readers of JSON do, but no whole number that needs more than 64 bits: such a number is an
-identifier more often than an amount, and the nearest one is another. A TIMESTAMP is a string as ISO 8601 writes it, in
-UTC where it names no zone. An array, a map or a struct takes a value only if it takes all that is in it; members of an
-object that a struct does not have are passed over. Of members with one name the last counts, as in readers of JSON.
+a value that it would have to change: an INT takes 7 and neither 7.0 nor "7". A DOUBLE takes the nearest number that it
+can represent, as all readers of JSON do, but no whole number that needs more than 64 bits: such a number is more often
+an identifier than an amount, and the nearest one would be another identifier. A TIMESTAMP is a string in ISO 8601, in
+UTC if it names no zone. An array, a map or a struct takes a value only if it takes all of its contents; members of an
+object that a struct does not have are ignored. If members share a name the last counts, as in readers of JSON.
 
 The same text must always give the same value: `typed_columns` parses documents with this, and `verify` compares.
 """
@@ -40,11 +40,11 @@ from headwater.lake.json_fields import (
 
 COLUMNS_MAX = 2000
 NAME_BYTES_MAX = 255
-"""Of a column's name: what the catalogs of Hive and Glue take."""
+"""The maximum of a column's name: the limit of the catalogs of Hive and Glue."""
 _DEPTH_MAX = 16
 _TOKEN = re.compile(r"\s*(?:(?P<quoted>`(?:[^`]|``)+`)|(?P<word>\w+)|(?P<sign>[<>(),:]))", re.ASCII)
 _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=\0]")
-"""What Parquet files and Delta tables do not have in the name of a column. delta-rs cuts a name off at NUL."""
+"""Characters that Parquet files and Delta tables do not permit in column names. delta-rs cuts a name off at NUL."""
 _NAMES = {
     pa.string(): "STRING",
     pa.bool_(): "BOOLEAN",
@@ -74,21 +74,21 @@ class ColumnDef:
     type: pa.DataType
     is_required: bool = False
     field: str = ""
-    """Its name; by default that of the column."""
+    """The name of the field; by default that of the column."""
     is_beside: bool = False
-    """It has the values that no other column of the field takes."""
+    """Whether it holds the values that the field's other column can't hold."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "field", self.field or self.name)
 
 
 def parse_columns(ddl: str) -> list[ColumnDef]:
-    """Read the text."""
+    """Parse columns from their SQL text."""
     return _Parser(ddl).columns()
 
 
 def to_ddl(columns: Sequence[ColumnDef]) -> str:
-    """Write what `parse_columns` reads. Equal columns give equal texts."""
+    """Return the text that `parse_columns` reads. Equal columns give equal texts."""
     return ", ".join(
         f"{_quoted(column.name)} {type_name(column.type)}{' NOT NULL' if column.is_required else ''}"
         for column in columns
@@ -96,7 +96,7 @@ def to_ddl(columns: Sequence[ColumnDef]) -> str:
 
 
 def type_name(type_: pa.DataType) -> str:
-    """The type as SQL writes it."""
+    """Return the type as SQL writes it."""
     if pa.types.is_decimal(type_):
         return f"DECIMAL({type_.precision},{type_.scale})"
     if pa.types.is_list(type_):
@@ -109,7 +109,7 @@ def type_name(type_: pa.DataType) -> str:
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
-    """The type as this module makes it: Delta and Parquet have other names for what is inside of lists and maps."""
+    """Return the type as this module makes it: Delta and Parquet name the members of lists and maps differently."""
     return _Parser(type_name(type_)).type()
 
 
@@ -123,7 +123,7 @@ def _quoted(name: str) -> str:
 
 
 class _Parser:
-    """Reads from left to right, one token ahead."""
+    """Parses from left to right, with one token of lookahead."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -226,7 +226,7 @@ class _Parser:
         return int(word)
 
     def _takes(self, wanted: str) -> bool:
-        """Pass over a sign or a word, if it comes next."""
+        """Consume a sign or a word if it comes next; return whether it did."""
         match = _TOKEN.match(self._text, self._at)
         if match is None or (match["sign"] or (match["word"] or "").lower()) != wanted:
             return False
@@ -257,7 +257,7 @@ _TIME_PATTERN = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?:Z
 
 
 def read_values(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
-    """The values in a type, null where it does not take them, and a mark on those that it takes."""
+    """Convert values to a type. Returns the array, null where a value does not fit, and a mark for each that fits."""
     if pa.types.is_string(type_):
         return _strings(values, values.is_there)
     if pa.types.is_boolean(type_):
@@ -310,9 +310,9 @@ def _times(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
 
 
 def cast_texts(texts: pa.Array, type_: pa.DataType) -> tuple[pa.Array, Marks]:
-    """Convert texts all at once. Where that fails, what is bad is found by halves: few that look good are.
+    """Convert texts all at once. If that fails, search for bad ones by halves: few texts that look good are bad.
 
-    Gives the values, null where they can't be converted, and a mark on those that were.
+    Returns the values, null where conversion failed, and a mark for each that was converted.
     """
     try:
         return texts.cast(type_), np.asarray(texts.is_valid())
@@ -347,12 +347,12 @@ def _structs(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
 
 
 def _lists(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
-    """Lists and maps: what is in them is read as one long column, and cut."""
+    """Read lists and maps: all their items as one long column, which is then cut."""
     is_map = pa.types.is_map(type_)
     kind = JsonKind.OBJECT if is_map else JsonKind.ARRAY
     item_type = type_.item_type if is_map else type_.value_type
     good = values.kinds == kind
-    # Parquet has no room for what is inside of a null, so what is bad is left out, and the rest is read again.
+    # Parquet can't store items inside a null, so leave bad values out and read the rest again.
     for _ in range(2):
         members = list_members(values.where(good), kind)
         names, named = members.names.texts(np.full(len(members.names), is_map))
@@ -375,7 +375,7 @@ def _lists(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
 
 
 def _last_of_each_name(members: JsonMembers, names: pa.Array, named: Marks) -> tuple[JsonMembers, pa.Array, Marks]:
-    """The members without those that another one of the same name follows. DuckDB refuses a table with such a map."""
+    """Drop members that another one of the same name follows. DuckDB refuses tables whose maps have duplicate keys."""
     encoded = names.dictionary_encode()
     numbers = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     rows = np.repeat(np.arange(len(members.is_whole)), np.diff(members.offsets))
@@ -390,7 +390,7 @@ def _last_of_each_name(members: JsonMembers, names: pa.Array, named: Marks) -> t
 
 
 def _sums(marks: Marks, offsets: Numbers) -> Numbers:
-    """How many marks there are between an offset and the next."""
+    """Count the marks between each offset and the next."""
     counted = np.zeros(len(marks) + 1, dtype=np.int64)
     np.cumsum(marks, out=counted[1:])
     sums: Numbers = counted[offsets[1:]] - counted[offsets[:-1]]
@@ -399,19 +399,19 @@ def _sums(marks: Marks, offsets: Numbers) -> Numbers:
 
 # --- the types of values ----------------------------------------------------------------------------------------------
 #
-# A type stands for all values that it takes, so types can be joined: parts of a table are looked at by different
-# processes, and what they find is put together. `null` is the type of what has no value yet, a struct without members
-# that of `{}`; `settled` gives both a type that a table can have.
+# A type stands for all values that it takes, so types can be joined: different processes look at parts of a table, and
+# their results are combined. `null` is the type of a field without values so far, a struct without members that of
+# `{}`; `settled_type` turns both into a type that a table can have.
 
 
 MEMBERS_MAX = 64
-"""Objects with more different names make a map: then the names are data."""
+"""Objects with more distinct names become a map: their names are data."""
 NESTED_MAX = 4
-"""What lies deeper is JSON text."""
+"""Values nested deeper stay JSON text."""
 
 
 def infer_type(values: JsonValues, depth: int = 0) -> pa.DataType:
-    """The narrowest type that takes all of the values."""
+    """Return the narrowest type that takes all of the values."""
     kinds = {JsonKind(int(kind)) for kind in np.unique(values.kinds)} - {JsonKind.MISSING, JsonKind.NULL}
     if not kinds:
         return pa.null()
@@ -419,10 +419,10 @@ def infer_type(values: JsonValues, depth: int = 0) -> pa.DataType:
         return pa.bool_()
     if kinds <= {*NUMBERS}:
         type_ = pa.int64() if kinds == {JsonKind.INTEGER} else pa.float64()
-        # A number that no column of numbers holds is a misfit by itself, and would make a misfit of all that it is in.
+        # A number that no numeric column holds is a misfit; nested, it would make the whole value around it one.
         return type_ if depth == 0 or (read_values(values, type_)[1] | ~values.is_there).all() else pa.string()
     if kinds <= {*STRINGS}:
-        # Inside of another value a string stays one: one odd date would make all of that value a misfit.
+        # Nested strings stay strings: a single odd date would make the whole value around it a misfit.
         return _string_type(values) if depth == 0 else pa.string()
     if kinds == {JsonKind.ARRAY} and depth < NESTED_MAX:
         return pa.list_(infer_type(list_members(values, JsonKind.ARRAY).values, depth + 1))
@@ -432,7 +432,7 @@ def infer_type(values: JsonValues, depth: int = 0) -> pa.DataType:
 
 
 def _string_type(values: JsonValues) -> pa.DataType:
-    """Dates and times are strings that are written as such, all of them."""
+    """Return a date or timestamp type if all strings are written as such, otherwise string."""
     there = values.of(values.is_there)
     first, _ = there.of(np.zeros(1, dtype=np.int64)).texts(np.ones(1, dtype=np.bool_))
     if not pc.match_substring_regex(first, _TIME_START)[0].as_py():
@@ -459,7 +459,7 @@ def values_by_name(
     names_max: int,
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, JsonValues]:
-    """Values by the names beside them, in the order in which those come up: of the first names that are wanted."""
+    """Return the values by the names beside them, in order of appearance: of the first `names_max` wanted names."""
     texts, _ = names.texts(np.ones(len(names), dtype=np.bool_))
     encoded = pc.dictionary_encode(texts)
     numbers = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -471,13 +471,13 @@ def values_by_name(
 
 
 def _are_member_names(names: Iterable[str]) -> bool:
-    """Whether a struct can have them. Engines ignore upper and lower case."""
+    """Whether a struct can have members of these names. Engines ignore case."""
     names = [*names]
     return all(map(is_column_name, names)) and len({name.lower() for name in names}) == len(names)
 
 
 def joined_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The narrowest type that takes what two types take."""
+    """Return the narrowest type that takes all values of both types."""
     both = {one, other}
     if one == other or pa.types.is_null(other):
         return one
@@ -514,7 +514,7 @@ def _joined_objects(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def settled_type(type_: pa.DataType) -> pa.DataType:
-    """A type that a table can have: where nothing is known, a STRING, which takes everything."""
+    """Return a type that a table can have. If nothing is known, it is STRING, which takes every value."""
     if pa.types.is_list(type_):
         return pa.list_(settled_type(type_.value_type))
     if pa.types.is_map(type_):
@@ -525,7 +525,7 @@ def settled_type(type_: pa.DataType) -> pa.DataType:
 
 
 def leaves(type_: pa.DataType) -> int:
-    """How many columns a Parquet file has for a type."""
+    """Return how many columns a Parquet file has for a type."""
     if pa.types.is_list(type_):
         return leaves(type_.value_type)
     if pa.types.is_map(type_):

@@ -5,9 +5,9 @@
     commit_batch(lake, batch, reports, run)                    # now `changes` has it
     merge(lake, run)                                           # now the documents have it
 
-The commit of a batch holds the offset that was reached in every vbucket. A crash before it leaves files that no commit
-names; after it, the next batch begins behind it. Two pipelines that land at the same time commit to the same version of
-the log, and Delta lets one of them. Only the driver of a landing calls this, from one thread.
+The commit of a batch holds the offset that it reached in every vbucket. A crash before it leaves files that no commit
+names; after it, the next batch begins at these offsets. Two pipelines that land at the same time commit to the same
+version of the log, and Delta lets one succeed. Only the driver of a landing calls this module, from one thread.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Batch:
     """A batch that is being landed."""
 
     number: int
-    """Of all batches that this lake has ever taken: what the rows have in `batch`."""
+    """Its number among all batches of the lake: the rows' column `batch`."""
     writer: change_files.ChangeWriter
-    """Picklable: executors write the rows with it."""
+    """Writes the rows in the executors. It can be pickled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedBatch:
-    """What a batch came to."""
+    """The result of a batch."""
 
     number: int
     rows: int
@@ -71,7 +71,7 @@ class CommittedBatch:
 
 
 def begin_batch(lake: Lake, *, landed_at: datetime | None = None) -> Batch:
-    """Begin to land a batch, where the tables end."""
+    """Begin to land a batch where the tables end."""
     lake.refresh()
     lake.changes.keep_statistics(CHANGE_RANGES, lake.state)
     lake.changes.keep_description(TableKind.CHANGES, "", lake.state)
@@ -87,7 +87,7 @@ def begin_batch(lake: Lake, *, landed_at: datetime | None = None) -> Batch:
 
 
 def first_documents(lake: Lake) -> FirstDocuments | None:
-    """For the first batch of a lake: what writes its documents while the changes are landed."""
+    """Return a writer that makes the documents while the first batch of a lake lands; None for later batches."""
     settings = lake.settings
     if lake.last_batch >= 0 or settings.merging.history:
         return None
@@ -113,11 +113,11 @@ def commit_batch(
     as_of_s: float | None = None,
     before_s: float | None = None,
 ) -> CommittedBatch:
-    """Make a batch a part of `changes`, and mark what its rollbacks took back, all in one commit.
+    """Add a batch to `changes`, and mark what its rollbacks took back, in one commit.
 
-    `as_of_s` is a time such that all that was written to the bucket before it is in the tables now, if that is known;
-    `before_s` the same without this batch. By default it is what the last commit says: later looks at the bucket that
-    found nothing new have made no commit.
+    `as_of_s` is a time, if known: the tables now have everything that was written to the bucket before it;
+    `before_s` is the same without this batch. By default `before_s` is the time in the last commit: later checks that
+    found nothing new in the bucket have made no commit.
     """
     with lake.counting_pending() as pending:
         rollbacks: change_files.Rollbacks = {}
@@ -204,26 +204,26 @@ def _state_after(
 
 # --- pending changes into the tables of documents ---------------------------------------------------------------------
 #
-# Everything that is pending is merged, and every table is committed once: what a reader sees of a table is all of its
-# vbuckets at one batch, and the commit says which, with its time and offsets. Rejects come first, then history, then
-# the documents of all collections side by side: once the documents say that they are merged, what lies before is not
-# looked at again. A crash between two of them leaves tables that are merged again, with the same outcome.
+# A merge takes everything that is pending and commits every table once: a reader sees all vbuckets of a table at one
+# batch, and the commit records this batch, its time and its offsets. Rejects are committed first, then history, then
+# the documents of all collections in parallel: once the documents are marked as merged, earlier changes are not read
+# again. After a crash between two of these commits the tables are merged again, with the same outcome.
 
 
 _COMMITS_AT_ONCE = 8
-"""So many tables of documents are committed side by side: joins of them see two batches for a short time only."""
+"""How many tables of documents are committed in parallel: joins of them see two batches only for a short time."""
 _COLUMN_ROUNDS_MAX = 8
-"""How often the groups of a table are merged again because others have found further columns. Two rounds are common."""
+"""How often a table's groups are merged again because others have found more columns. Two rounds are common."""
 _JOIN_BYTES, _JOIN_RATIO = 32 * 1024 * 1024, 8
-"""A merge joins files of so many bytes, or of so many times the bytes that have changed, if that is more."""
+"""A merge joins files of up to this many bytes, or this many times the changed bytes if that is more."""
 _IDLE_BATCHES_MAX = 512
-"""A table that nothing is pending for says so in its log after so many batches: they are not looked at again then."""
+"""After this many batches without pending changes, a table records that it is merged, so they are not read again."""
 
 
 def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) -> int:
     """Merge what is pending, and join some of the files that merges have left. Returns the number of merges of groups.
-    `written` is what `first_documents` has come to: these documents are not merged again. A table that fails is set
-    aside."""
+    `written` is the result of `first_documents`: these documents are not merged again. A table that fails is set aside.
+    """
     lake.refresh()
     changed_bytes = lake.pending.size_bytes
     if lake.is_growing:
@@ -245,7 +245,7 @@ def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) ->
 
 
 def _create_documents(lake: Lake, table: CollectionTables, *, merged: int, expected: int) -> None:
-    """Make a table that holds all there was up to a batch: nothing."""
+    """Create an empty table that counts as merged up to a batch."""
     lake.step(f"create documents {table.name}")
     settings, name = lake.settings, table.name
     table.create_documents(
@@ -266,7 +266,7 @@ def plan_merges(lake: Lake) -> list[MergeTask]:
             if table.name in pending:
                 table.refresh()
                 table.keep_metadata()
-            # Its collection is known, and it is not there: it was lost, or a crash came before it was made.
+            # Its collection is known but the table is missing: it was lost, or a crash came before it was created.
             if table.documents is None:
                 _create_documents(lake, table, merged=NOT_MERGED, expected=lake.pending.documents(table.name))
             elif lake.is_switched(table):
@@ -285,7 +285,7 @@ def plan_merges(lake: Lake) -> list[MergeTask]:
 
 
 def _keep_clustered(lake: Lake, table: CollectionTables) -> None:
-    """Have what is written from now on sorted by the columns that are asked for."""
+    """Sort newly written documents by the columns that the settings name."""
     asked = lake.settings.cluster_by_of(table.name)
     if asked is not None and asked != table.cluster_by:
         lake.step(f"cluster {table.name}")
@@ -293,7 +293,7 @@ def _keep_clustered(lake: Lake, table: CollectionTables) -> None:
     assert table.documents is not None, "it was made before"
     there = sort_columns(table.documents.log.schema, table.cluster_by)
     missing = tuple(name for name in table.cluster_by if name not in there)
-    # Columns that are inferred come with the first documents.
+    # Inferred columns come with the first documents.
     if missing != table.unsorted_by and table.documents.log.files():
         table.unsorted_by = missing
         if missing:
@@ -319,11 +319,11 @@ def _check_history(lake: Lake, table: CollectionTables) -> None:
 def commit_merges(
     lake: Lake, tasks: Sequence[MergeTask], results: Sequence[Sequence[Merged]], run: Runner = run_here
 ) -> None:
-    """Make merges a part of the tables. Nothing may be landed since they were planned.
+    """Commit merges to the tables. No batch may land between their planning and this call.
 
-    A table in whose documents fields have come up gets columns for them before any of these documents. Groups whose
-    task has chosen other columns than all tasks together, such as a narrower type, are merged again. A table of which
-    one group has failed is set aside as a whole.
+    A table with new fields gets columns for them before any documents that have them. If a task has chosen other
+    columns than all tasks together, such as a narrower type, its groups are merged again. If one group of a table has
+    failed, the whole table is set aside.
     """
     assert all(task.upto_batch == lake.last_batch for task in tasks), "a batch was landed since the merges were planned"
     merged: dict[tuple[str, TableKind, int], Merged] = {}
@@ -383,7 +383,7 @@ def commit_merges(
 
 
 def _unfinished(lake: Lake, task: MergeTask, merged: Mapping[tuple[str, TableKind, int], Merged]) -> MergeTask:
-    """What of a task has to be done again, now that the tables have their columns."""
+    """Return the part of a task that must run again, now that the tables have their columns."""
 
     def is_finished(kind: TableKind, name: str, columns: TypedColumns | None) -> bool:
         part = merged[name, kind, task.group]
@@ -426,7 +426,7 @@ def _add_columns(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> Non
 
 
 def _commit_beside(lake: Lake, table: CollectionTables, parts: Mapping[TableKind, Sequence[Merged]]) -> None:
-    """What lies beside the documents comes before them."""
+    """Commit rejects and history, which come before the documents."""
     rejects = [part for part in parts[TableKind.REJECTS] if part.add or part.remove]
     if rejects:
         lake.step(f"commit rejects {table.name}")
@@ -437,8 +437,8 @@ def _commit_beside(lake: Lake, table: CollectionTables, parts: Mapping[TableKind
 
 
 def _feed(lake: Lake, table: CollectionTables, parts: Sequence[Merged], run: Runner) -> list[DataFile] | None:
-    """The change feed of a commit; None where it is derived from the files. A commit with `cdc` files has all of its
-    changes in them (Delta's protocol, "Add CDC File"): those of groups that only add files, too."""
+    """Return the change feed of a commit; None if it can be derived from the files. A commit with `cdc` files must have
+    all its changes in them (Delta's protocol, "Add CDC File"), including those of groups that only add files."""
     if all(part.feed is None for part in parts):
         return None
     assert not any(part.remove for part in parts if part.feed is None), "rows leave without being in the feed"
@@ -458,7 +458,7 @@ def _feed(lake: Lake, table: CollectionTables, parts: Sequence[Merged], run: Run
 def _commit_parts(
     lake: Lake, table: MergedTable, parts: Sequence[Merged], feed: Sequence[DataFile] | None = None
 ) -> None:
-    """Groups that are not among the parts had nothing pending: they are merged as well."""
+    """Commit parts of a merge. Groups without parts had nothing pending, so they count as merged, too."""
     table.commit(
         add=[file for part in parts for file in part.add],
         remove=[file for part in parts for file in part.remove],
@@ -468,7 +468,7 @@ def _commit_parts(
 
 
 def _note_idle_tables(lake: Lake) -> None:
-    """Tables that are set aside are not idle: what they miss is pending."""
+    """Record progress of idle tables. Tables that are set aside are not idle: what they miss is pending."""
     for table in lake.in_service:
         if table.documents is not None and lake.state.batch - min(table.documents.merged.values()) > _IDLE_BATCHES_MAX:
             with lake.containing(table.name):

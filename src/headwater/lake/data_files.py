@@ -1,22 +1,22 @@
-"""The Parquet files of the tables: how they are written, and how only the needed part of one is read.
+"""The Parquet files of the tables: writing them, and reading only the needed part of one.
 
 Compression is zstd at its lowest level: on documents of 200 bytes it made files half the size of snappy's, and writing
 was a sixth slower. The levels below it take as long and leave a third more. Columns whose values are mostly different
-get no dictionary, and only those columns get statistics that a reader prunes by. The same statistics of a whole file
-are in the log, as Delta has them. Files that are looked up by key have a Bloom filter of it in each row group: a key is
-in one group of vbuckets, and the files of all others have its neighbours. Files of tables with deletion vectors have an
-index of all their keys as well, behind the last row group (`key_index`): a merge finds rows by it.
+get no dictionary, and only columns that readers prune by get statistics. The log has the same statistics for each whole
+file, as in Delta. Files that are looked up by key have a Bloom filter of keys in each row group: a key is in one group
+of vbuckets, but its neighbours are in the files of all groups. Files of tables with deletion vectors also have an index
+of all their keys, behind the last row group (`key_index`), with which a merge finds rows.
 
-Files have checksums, so that what is damaged on its way to the disk or later does not pass for another value. Parquet's
-own are of pages, for any reader, and leave out the headers of the pages and the footer; and a damaged footer can end
-the process, since Arrow aborts where a column is not of the type that it has in the schema. So the metadata of our
-files has a checksum of each row group, and one of the footer itself, which is looked at before Arrow sees the footer.
-`headwater verify` looks at all of them.
+Files have checksums, so that damage on the way to the disk or later is not mistaken for another value. Parquet's own
+checksums, which any reader can use, cover pages, but not page headers and the footer; and a damaged footer can end the
+process, since Arrow aborts if a column does not have the type that the schema gives it. So the metadata of our files
+has a checksum for each row group, and one for the footer itself, which is checked before Arrow reads the footer.
+`headwater verify` checks all of them.
 
-Other engines may write the tables again, as an OPTIMIZE or an UPDATE does. Their files have the same columns, in types
-that Arrow may read as views or as large ones; `FileReader` gives them as our own files have them.
+Other engines may rewrite the tables, for example by OPTIMIZE or UPDATE. Their files have the same columns, in types
+that Arrow may read as views or as large ones; `FileReader` converts them to the types of our own files.
 
-All modules of the lake read and write through this, and no other knows Parquet. It never changes a file that is there.
+All modules of the lake read and write Parquet through this one. It never changes an existing file.
 """
 
 from __future__ import annotations
@@ -50,49 +50,49 @@ from headwater.lake.variants import VARIANT, as_variants
 
 ROW_GROUP_ROWS = 128 * 1024
 KEYED_ROW_GROUP_ROWS = 16 * 1024
-"""Of files that are looked up by key: a lookup reads a row group, and a footer has about 3 KB for each."""
+"""For files that are looked up by key: a lookup reads a row group, and a footer has about 3 KB for each."""
 ROW_GROUP_BYTES = 64 * 1024 * 1024
-"""In memory, whichever of the bounds is reached first: a row group is read and written as a whole."""
+"""In memory: a row group ends at this size or at its maximum of rows, since it is read and written as a whole."""
 FILE_BYTES_DEFAULT = 128 * 1024 * 1024
 _COMPRESSION = {"compression": "zstd", "compression_level": 1}
 _MAGIC = b"PAR1"
 _WRITTEN_BY = "headwater"
-"""The metadata of a file that names the version which wrote it."""
+"""Metadata key: the version that wrote the file."""
 _SEAL = "headwater.footer"
 _NO_SEAL = b"00000000"
-"""The checksum of a footer is made with this in its place."""
+"""Placeholder for the footer's checksum while the checksum is computed."""
 _ROW_GROUPS = "headwater.row_groups"
-"""The metadata of a file that has, for each row group, where it ends and the checksum of its bytes."""
+"""Metadata key: for each row group, where it ends and the checksum of its bytes."""
 _FILTERS = "headwater.filters"
-"""The metadata of a file that has the checksum of what lies between the last row group and the footer."""
+"""Metadata key: the checksum of the bytes between the last row group and the footer."""
 _KEYS = "headwater.keys"
-"""The metadata of a file that has where its index of keys begins, and its rows."""
+"""Metadata key: where the index of keys begins, and how many rows it has."""
 _KEYS_AT = re.compile(rb"%s\x18[\x00-\x7f](\d+):(\d+)" % re.escape(_KEYS.encode()))
 _SEALED, _FILTERS_SEALED = (
     re.compile(rb"%s\x18\x08([0-9a-f]{8})" % re.escape(name.encode())) for name in (_SEAL, _FILTERS)
 )
-"""As Thrift writes it: the key, a mark, the length, the checksum."""
+"""As Thrift writes them: the key, a mark, the length, the checksum."""
 _FALSE_POSITIVES = 0.01
-"""Of a Bloom filter: about 10 bits a key."""
+"""For Bloom filters: about 10 bits a key."""
 _WRITES_FILTERS = "bloom_filter_options" in signature(pq.write_table).parameters
-"""Older versions of pyarrow can't. Files without Bloom filters are sound: other engines read more of them."""
+"""Older versions of pyarrow can't. Files without Bloom filters are valid, but readers prune less with them."""
 TEXT_CHARS = 32
-"""So much of a text is in the statistics, as Spark writes it."""
+"""How many characters of a text are in the statistics, as Spark writes them."""
 _BOUND_BYTES_MAX = 4096
-"""Arrow writes no bounds of a column into a file where one of them is longer."""
+"""Arrow omits a column's bounds from a file if one of them is longer."""
 _SAMPLE_ROWS, _SAMPLE_ROWS_MIN, _SAMPLE_BYTES = 2048, 32, 1024 * 1024
-"""Of the first rows of a file: whether a column of them repeats its values. Of long values there are fewer."""
+"""The sample of a file's first rows that shows whether a column repeats its values. Of long values it has fewer."""
 _LAST_CHARACTER = "\U0010ffff"
 _BUFFER_BYTES = 256 * 1024
-"""What is written to a file at once, where Arrow does not have more."""
+"""How much is written to a file at once, unless Arrow writes more."""
 _PAGE_ROWS, _PAGE_BYTES = 1024, 1024 * 1024
-"""Of a page of a column, whichever comes first: it is compressed, and read, as a whole."""
+"""The maximum of a page of a column, whichever comes first: it is compressed, and read, as a whole."""
 _LONG_VALUE_BYTES = 4 * 1024
-"""On average: from here on a slice of a column takes less time than a copy of its values."""
+"""Average value size from which slicing a column takes less time than copying its values."""
 _CHECKED_BYTES = 4 * 1024 * 1024
-"""What is read at once to make a checksum, or to find the bounds of a column."""
+"""How many bytes are read at once to compute a checksum, or to find the bounds of a column."""
 _TAIL_BYTES = 64 * 1024
-"""What is read of the end of a file at once. Nearly all footers are smaller."""
+"""How many bytes are read from the end of a file first. Nearly all footers are smaller."""
 _REPEATING = (
     *("op", "scope", "collection", "collection_id", "vbucket", "vbuuid", "rev", "datatype", "flags", "expiry"),
     *("snapshot_start", "snapshot_end", "batch", "landed_at", "_change_type"),
@@ -103,15 +103,15 @@ _NOTHING_DEAD: Positions = np.zeros(0, dtype=np.int64)
 Range = tuple[Any, Any]
 """Of numbers, texts, dates or times."""
 Bound = tuple[bool, Any]
-"""A value to be compared with others: whether it is null, which comes last, and what it is. Times are numbers."""
+"""A value to compare with others: whether it is null, which sorts last, and the value. Times are numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A file of a table, as the log knows it."""
+    """A file of a table, as the log describes it."""
 
     path: str
-    """From the table's directory on."""
+    """Relative to the table's directory."""
     size_bytes: int
     rows: int
     partition: tuple[tuple[str, str], ...] = ()
@@ -119,10 +119,10 @@ class DataFile:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     """By column: the least and the highest value. A column that is missing here may hold anything."""
     nulls: Mapping[str, int] = field(default_factory=dict)
-    """By column: how many nulls there are."""
+    """By column: the number of nulls."""
     modified_ms: int = 0
     vector: DeletionVector | None = None
-    """Marks the rows of it that are dead. All else that is said here is of the whole file."""
+    """Marks the dead rows of the file. All other fields describe the whole file."""
 
     @property
     def live_rows(self) -> int:
@@ -130,17 +130,18 @@ class DataFile:
 
     @property
     def vector_path(self) -> str | None:
-        """The file that its vector lies in, if one does."""
+        """The path of the file that contains its vector; None if there is none."""
         return None if self.vector is None else self.vector.file
 
     def may_hold(self, column: str, *, low: float = float("-inf"), high: float = float("inf")) -> bool:
-        """Whether a value of a column may lie between two."""
+        """Whether a column may hold a value between `low` and `high`."""
         least, highest = self.ranges.get(column, (float("-inf"), float("inf")))
         return bool(least <= high and low <= highest)
 
     def wrong_statistics(self, reader: FileReader) -> Iterator[tuple[str | None, str]]:
-        """What the log says that the file itself does not: the column, if it is one, and the fault. Engines pass over
-        files by it. Other engines cut off texts and times elsewhere, so their bounds only have to hold all values."""
+        """Yield contradictions between log and file: the column, if it concerns one, and the fault. Engines skip files
+        by these statistics. Other engines cut texts and times off elsewhere, so their bounds only need to include all
+        values."""
         if reader.size_bytes != self.size_bytes:
             yield None, f"has {reader.size_bytes:,} bytes, and the table's log says {self.size_bytes:,}"
         if reader.rows != self.rows and (self.rows or self.nulls or self.ranges):
@@ -164,7 +165,7 @@ class DataFile:
                 yield column, f"has other least and highest values in `{column}` than the table's log says"
 
     def restated(self, reader: FileReader, columns: Iterable[str]) -> DataFile:
-        """The same with the statistics that the file itself has, of some columns."""
+        """Return the same with the statistics of some columns taken from the file itself."""
         there = [name for name in columns if name in {*reader.schema.names}]
         found = {name: reader.bounds_of(name) for name in there}
         return replace(
@@ -176,7 +177,7 @@ class DataFile:
         )
 
     def stats(self) -> str:
-        """The statistics as the log writes them (Delta's protocol, "Per-file Statistics")."""
+        """Return the statistics as the log writes them (Delta's protocol, "Per-file Statistics")."""
         found = {column: (_least(low), _highest(high)) for column, (low, high) in self.ranges.items()}
         known = {column: bounds for column, bounds in found.items() if None not in bounds}
         return json.dumps(
@@ -185,14 +186,14 @@ class DataFile:
                 "minValues": {column: low for column, (low, _) in known.items()},
                 "maxValues": {column: high for column, (_, high) in known.items()},
                 "nullCount": dict(self.nulls),
-                # The bounds hold the dead rows as well.
+                # The bounds include the dead rows.
                 **({} if self.vector is None else {"tightBounds": False}),
             }
         )
 
 
-# Readers of Delta take a time in the statistics as one of milliseconds, so these are rounded away from what is in the
-# file. Texts are cut off, which makes them less; the highest gets a character behind it that none is above.
+# Delta readers take times in the statistics as milliseconds, so round bounds outwards. A text that is cut off becomes
+# lower; the upper bound gets a last character that no other exceeds.
 
 
 def _least(value: Any) -> Any:
@@ -218,7 +219,7 @@ def _milliseconds(time_: datetime) -> str:
 
 
 def _plain_bound(value: Any) -> Any:
-    """A number or a date. None for what JSON has no number for: a file with it may hold anything."""
+    """Return a number or a date; None if JSON can't express the number: then the column may hold anything."""
     if isinstance(value, date):
         return value.isoformat()
     return value if isinstance(value, int) or math.isfinite(value) else None
@@ -228,7 +229,7 @@ def _plain_bound(value: Any) -> Any:
 
 
 class FileWriter:
-    """Writes one file. It is live only once a commit names it; until then only vacuum ever looks at it."""
+    """Writes one file. It becomes live when a commit names it; until then only vacuum looks at it."""
 
     def __init__(
         self,
@@ -242,22 +243,22 @@ class FileWriter:
         repeating: Collection[str] = _REPEATING,
         has_places: bool = False,
     ) -> None:
-        """`ranges` are the columns with statistics; `filter_keys` is how many keys a row group has at most, where its
-        Bloom filter is wanted; `repeating` are the columns that get a dictionary; with `has_places` the file has an
-        index of its keys."""
+        """`ranges` are the columns with statistics; `filter_keys` is the maximum of keys in a row group, if it gets a
+        Bloom filter; `repeating` are the columns that get a dictionary; with `has_places` the file has an index of its
+        keys."""
         folder = "".join(f"{name}={value}/" for name, value in partition)
-        # The name is new in every attempt: two attempts at one task never write to one file.
+        # Each attempt gets a new name: two attempts at one task never write to the same file.
         self._path = f"{folder}{prefix}-{uuid.uuid4()}.parquet"
         self._partition = tuple(partition)
         self._ranges = ranges
         self._found: dict[str, Range] = {}
         self._unbounded: set[str] = set()
-        """Columns with values that the log can't have."""
+        """Columns with values that the log can't express."""
         self._nulls = dict.fromkeys(ranges, 0)
         self._rows = 0
         self._sink = _SealedFile(location, self._path)
         self._schema = _with_dictionaries(schema)
-        # Arrow writes the header of a page, and what it has of a short column, in pieces of some bytes.
+        # Arrow writes page headers, and short columns, in pieces of a few bytes.
         self._stream = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
         self._options: dict[str, Any] = {
             "use_dictionary": [name for name in schema.names if name in repeating],
@@ -270,7 +271,8 @@ class FileWriter:
         self._hashes: list[Hashes] = []
 
     def _writer(self, rows: pa.Table) -> pq.ParquetWriter:
-        """Arrow's writer, which the first rows begin: it looks at the size of a page after so many values."""
+        """Return Arrow's writer, created for the first rows: the size of their values decides how often it checks
+        pages."""
         if self._begun is None:
             longest = max(_bytes_a_row(column) for column in rows.columns)
             self._begun = pq.ParquetWriter(
@@ -287,7 +289,7 @@ class FileWriter:
         return self._begun
 
     def write_row_group(self, rows: pa.Table) -> None:
-        """Write rows as a row group of their own. Their columns are in the order of the schema."""
+        """Write rows as one row group. Their columns must be in the order of the schema."""
         rows = pa.Table.from_arrays(rows.columns, schema=self._schema)
         for name in self._ranges:
             column = rows.column(name)
@@ -323,14 +325,14 @@ class FileWriter:
         )
         self._sink.hold_footer()
         if self._secret is not None and self._hashes:
-            # Arrow asks the file where it is, and passes over what it did not write.
+            # Arrow asks the file for its position, and so skips what it did not write itself.
             writer.add_key_value_metadata({_KEYS: f"{self._sink.tell()}:{self._rows}"})
             self._stream.write(packed_places(np.concatenate(self._hashes), self._secret))
         writer.close()
         self._stream.flush()
         size_bytes = self._sink.tell()
         self._sink.close()
-        # Not by `metadata_collector`: Arrow fails with that where a writer that was given up is collected.
+        # Not by `metadata_collector`: with it, Arrow fails when an abandoned writer is garbage-collected.
         self._take_bounds(writer.writer.metadata)
         return DataFile(
             path=self._path,
@@ -343,7 +345,7 @@ class FileWriter:
         )
 
     def _take_bounds(self, footer: pq.FileMetaData) -> None:
-        """Take the bounds that Arrow has found while it wrote: to look at every value once more is not cheap."""
+        """Take the bounds that Arrow found while it wrote: scanning every value again is not cheap."""
         leaves = _leaves(footer)
         for row_group in map(footer.row_group, range(footer.num_row_groups)):
             for name in self._ranges:
@@ -353,7 +355,7 @@ class FileWriter:
                 try:
                     self._widen(name, statistics.min, statistics.max)
                 except (ValueError, OverflowError):
-                    # A time before the year 1 or after 9999, which Python does not have.
+                    # A time before the year 1 or after 9999, which Python can't represent.
                     self._unbounded.add(name)
 
 
@@ -364,7 +366,7 @@ def _filter_options(keys: int) -> dict[str, Any]:
 
 
 class _SealedFile:
-    """The file that Arrow writes to. It makes checksums, and puts that of the footer, which comes last, into it."""
+    """The file that Arrow writes to. It computes checksums, and inserts them into the footer, which comes last."""
 
     def __init__(self, location: Location, path: str) -> None:
         self._location = location
@@ -387,16 +389,15 @@ class _SealedFile:
         return int(self._file.tell()) + len(self._footer or b"")
 
     def flush(self) -> None:
-        """All of it is flushed at the end."""
+        """Do nothing: everything is flushed at the end."""
 
     def take_checksum(self) -> int:
-        """Of what was written since it was taken last."""
+        """Return the checksum of what was written since the last call."""
         checksum, self._checksum = self._checksum, 0
         return checksum
 
     def hold_footer(self) -> None:
-        """All pages are written: what comes now are the index of keys and Bloom filters, if there are any, and the
-        footer."""
+        """Hold back what follows the pages: the index of keys and Bloom filters, if there are any, and the footer."""
         self._footer = bytearray()
 
     def close(self) -> None:
@@ -409,7 +410,7 @@ class _SealedFile:
 
 
 def _sealed(end: bytes) -> bytes:
-    """The end of a file, with its checksums in their places."""
+    """Insert the checksums into the end of a file."""
     length = int.from_bytes(end[-8:-4], "little") + 8
     filters, footer = end[:-length], end[-length:]
     for sealed, checked in ((_FILTERS_SEALED, filters), (_SEALED, None)):
@@ -421,7 +422,7 @@ def _sealed(end: bytes) -> bytes:
 
 
 def _with_dictionaries(schema: pa.Schema) -> pa.Schema:
-    """The types that columns of names have in memory. In the file they are strings."""
+    """Give columns of names the dictionary type that they have in memory. In the file they are strings."""
     for name in name_columns(schema.names):
         index = schema.get_field_index(name)
         schema = schema.set(index, schema.field(index).with_type(NAME_TYPE))
@@ -429,17 +430,17 @@ def _with_dictionaries(schema: pa.Schema) -> pa.Schema:
 
 
 def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows as a writer for the schema takes them. Their columns are in its order."""
+    """Convert rows to what a writer for the schema takes. Their columns must be in its order."""
     schema = _with_dictionaries(schema)
     if rows.schema.types != schema.types:
-        # Another engine has written the file that they come from, and Arrow has its own idea of the types.
+        # Another engine wrote the file that they come from, and Arrow read it with other types.
         rows = rows.cast(schema)
-    # Engines differ in which columns they call nullable, too, and tables are joined only where they agree.
+    # Engines also differ in which columns are nullable, and tables are joined only if they agree.
     return pa.Table.from_arrays(rows.columns, schema=schema)
 
 
 class RollingWriter:
-    """Writes rows to as many files of about one size as it takes. Rows with keys get small row groups, and filters.
+    """Writes rows to files of about one size. Files of rows with keys get small row groups and Bloom filters.
 
     With `has_places` each file has an index of its keys."""
 
@@ -510,16 +511,16 @@ class RollingWriter:
 
 
 def _leaves(footer: pq.FileMetaData) -> dict[str, int]:
-    """The numbers of the columns in a file. A nested one has several leaves, so those behind it have other numbers than
-    in the schema."""
+    """Return the column numbers in a file, by path. A nested column has several leaves, which shifts the numbers of
+    columns behind it from those in the schema."""
     return {footer.schema.column(index).path: index for index in range(len(footer.schema))}
 
 
 class FileReader:
-    """Reads the live rows of the row groups of one file. Counts of rows are of live ones, and statistics of all.
+    """Reads the live rows of the row groups of one file. Row counts are of live rows, statistics of all rows.
 
-    With `checks`, a row group that does not have the checksums that were written with it raises. Files of other engines
-    may have none, and nothing is checked in them.
+    With `checks`, reading a row group raises if it does not match the checksums that were written with it. Files of
+    other engines may have none, and are not checked.
     """
 
     def __init__(self, location: Location, file: DataFile, *, checks: bool = False) -> None:
@@ -528,7 +529,7 @@ class FileReader:
         footer = _read_footer(self._source, path)
         self._footer_at = int(self._source.size()) - len(footer)
         self.is_sealed = _is_sealed(footer, path)
-        """The file has our checksums, and the footer has the one that it should have."""
+        """Whether the file has our checksums, with a correct one for the footer."""
         try:
             metadata = pq.read_metadata(pa.BufferReader(footer))
         except (pa.ArrowException, OSError) as error:
@@ -544,10 +545,10 @@ class FileReader:
             raise _damaged(path, "another engine has shredded its variants, and Headwater can't join the parts again")
         self._is_plain = [_plain_type(type_) for type_ in types] == types
         self.dead = _NOTHING_DEAD if file.vector is None else file.vector.read(location, path, rows=self.rows)
-        """The rows that are dead, by their positions in the file."""
+        """The positions in the file of dead rows."""
         sizes = [metadata.row_group(row_group).num_rows for row_group in self.row_groups]
         self._starts = np.cumsum([0, *sizes])
-        """Where each row group begins in the file, and where the last one ends."""
+        """The position of each row group's first row, and at the end the number of all rows."""
 
     def __enter__(self) -> Self:
         return self
@@ -567,7 +568,7 @@ class FileReader:
 
     @property
     def rows(self) -> int:
-        """All rows of the file, dead ones too."""
+        """All rows of the file, dead ones included."""
         return int(self._file.metadata.num_rows)
 
     @property
@@ -575,7 +576,7 @@ class FileReader:
         return self.rows - len(self.dead)
 
     def _live_of(self, row_group: int) -> Column | None:
-        """A mark for each row of a row group that is live; None where all are."""
+        """Return a mark for each live row of a row group; None if all are live."""
         start, end = self._starts[row_group], self._starts[row_group + 1]
         first, last = np.searchsorted(self.dead, [start, end])
         if first == last:
@@ -594,20 +595,20 @@ class FileReader:
         return str(self._file.metadata.created_by or "")
 
     def read(self, row_group: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """A row group, with these columns in this order, or with all as the file has them."""
+        """Return a row group with these columns in this order, or with all columns in the file's order."""
         rows, live = self._read_all(row_group, columns), self._live_of(row_group)
         return rows if live is None else filtered(rows, live)
 
     def _read_all(self, row_group: int, columns: Sequence[str] | None) -> pa.Table:
-        """With its dead rows."""
-        # Spark gives a task one core, so no threads.
+        """Return a row group with its dead rows."""
+        # No threads: Spark gives a task one core.
         wanted = None if columns is None else list(columns)
         rows = self._file.read_row_group(row_group, columns=wanted, use_threads=False)
         rows = rows if wanted is None else rows.select(wanted)
         return rows if self._is_plain else _plain(rows)
 
     def batches(self, row_group: int, *, bytes_max: int = ROW_GROUP_BYTES) -> Iterator[pa.Table]:
-        """All columns of a row group, in parts of about one size: other engines write row groups without a bound."""
+        """Yield all columns of a row group in parts of about one size: other engines write row groups of any size."""
         if self._checks and self.is_sealed:
             self._check_row_group(row_group)
             if row_group == self.row_groups[-1]:
@@ -619,7 +620,7 @@ class FileReader:
             start = end
 
     def _parts(self, row_group: int, bytes_max: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """With the dead rows."""
+        """Yield parts of a row group with its dead rows."""
         parts = max(1, -(-self.uncompressed_bytes(row_group) // bytes_max))
         batch_size = max(1, -(-self._rows_of(row_group) // parts))
         for batch in self._file.iter_batches(batch_size, [row_group], columns, use_threads=False):
@@ -627,15 +628,14 @@ class FileReader:
             yield part if self._is_plain else _plain(part)
 
     def _check_row_group(self, row_group: int) -> None:
-        """Look at its bytes as they are: what a page says in its header is in no checksum of Parquet's."""
+        """Check its bytes as they are: Parquet's checksums do not cover page headers."""
         ends = [entry.split(":") for entry in self._file.metadata.metadata[_ROW_GROUPS.encode()].decode().split(",")]
         at = int(ends[row_group - 1][0]) if row_group else len(_MAGIC)
         if self._checksum(at, int(ends[row_group][0])) != int(ends[row_group][1], 16):
             raise _damaged(self._path, f"row group {row_group} does not have the checksum that was written with it")
 
     def _check_filters(self) -> None:
-        """Look at what lies behind the last row group. Files of earlier versions have nothing there, and no checksum
-        of it."""
+        """Check what lies behind the last row group. Files of earlier versions have nothing there, and no checksum."""
         metadata = self._file.metadata.metadata
         if _FILTERS.encode() in metadata:
             at = int(metadata[_ROW_GROUPS.encode()].decode().split(",")[-1].split(":")[0])
@@ -653,16 +653,16 @@ class FileReader:
         return self._rows_of(row_group) if live is None else int(live.sum())
 
     def _rows_of(self, row_group: int) -> int:
-        """With its dead rows."""
+        """Return the row count with dead rows."""
         return int(self._starts[row_group + 1] - self._starts[row_group])
 
     def uncompressed_bytes(self, row_group: int) -> int:
         return int(self._file.metadata.row_group(row_group).total_byte_size)
 
     def range_of(self, row_group: int, column: str) -> tuple[float, float, bool]:
-        """The least and the highest value that a row group may hold, and whether it may hold nulls."""
+        """Return bounds on the values of a row group, and whether it may hold nulls."""
         if self._checks and not self.is_sealed:
-            # Statistics of a damaged footer would be asked for at the risk of the whole process.
+            # Reading statistics from a damaged footer could crash the whole process.
             bounds = pc.min_max(self._file.read_row_group(row_group, columns=[column], use_threads=False).column(0))
             low, high = bounds["min"].as_py(), bounds["max"].as_py()
             return (float("-inf"), float("inf"), True) if low is None else (low, high, True)
@@ -672,19 +672,19 @@ class FileReader:
         return statistics.min, statistics.max, not statistics.has_null_count or statistics.null_count > 0
 
     def _kept(self, row_group: int, column: str) -> pq.Statistics | None:
-        """The statistics that the footer has of a column; None for one that it has none of."""
-        # A member of a struct has a dot in its name, and so may a column have.
+        """Return the footer's statistics of a column; None if it has none."""
+        # The path of a struct's member contains a dot, and a column's name may contain one, too.
         index = None if "." in column else self._leaves.get(column)
         return None if index is None else self._file.metadata.row_group(row_group).column(index).statistics
 
     def text_range(self, row_group: int, column: str) -> tuple[str, str] | None:
-        """The least and the highest text that a row group may hold; None where its statistics do not say it."""
+        """Return bounds on the texts of a row group; None if its statistics do not have them."""
         bounds: tuple[Any, ...] = self.range_of(row_group, column)
         low, high, _ = bounds
         return (low, high) if isinstance(low, str) and isinstance(high, str) else None
 
     def nulls_of(self, column: str) -> int:
-        """How many nulls a column of the file has."""
+        """Return the number of nulls in a column of the file."""
         return sum(self._nulls(row_group, column) for row_group in self.row_groups)
 
     def _nulls(self, row_group: int, column: str) -> int:
@@ -693,13 +693,13 @@ class FileReader:
         return int(self._read_all(row_group, [column]).column(0).null_count)
 
     def bounds_of(self, column: str) -> Range | None:
-        """The least and the highest value of a column in the whole file; None where it has none."""
+        """Return the least and the highest value of a column in the whole file; None if it has none."""
         found = [self._bounds(row_group, column) for row_group in self.row_groups]
         known = [bounds for bounds in found if bounds[0] is not None]
         return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 
     def _bounds(self, row_group: int, column: str) -> tuple[Any, Any]:
-        """The least and the highest value of a row group. The footer does not have those of long texts."""
+        """Return the least and the highest value of a row group. The footer does not have those of long texts."""
         if (statistics := self._sealed(row_group, column)) is not None:
             if statistics.null_count == self._rows_of(row_group):
                 return None, None
@@ -711,12 +711,12 @@ class FileReader:
         return bounds["min"].as_py(), bounds["max"].as_py()
 
     def _sealed(self, row_group: int, column: str) -> pq.Statistics | None:
-        """The statistics that count nulls, in a footer with our checksum. Another may say what is not so."""
+        """Return statistics that count nulls, if our checksum protects the footer. Other footers may be wrong."""
         statistics = self._kept(row_group, column) if self.is_sealed else None
         return statistics if statistics is not None and statistics.has_null_count else None
 
     def least(self, row_group: int, column: str) -> Bound | None:
-        """No value that a row group has in a column is less; None where its statistics do not say it."""
+        """Return a lower bound on the values of a row group in a column; None if its statistics do not have one."""
         statistics = self._kept(row_group, column)
         if statistics is None:
             return None
@@ -728,7 +728,7 @@ class FileReader:
 
 
 def _read_footer(source: pa.NativeFile, path: str) -> bytes:
-    """The footer of a file, with its length and the magic behind it."""
+    """Return the footer of a file, with its length and the magic number that follow it."""
     size = source.size()
     tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
     if len(tail) < 12 or tail[-4:] != _MAGIC or source.read_at(4, 0) != _MAGIC:
@@ -740,7 +740,7 @@ def _read_footer(source: pa.NativeFile, path: str) -> bytes:
 
 
 def _is_sealed(footer: bytes, path: str) -> bool:
-    """Whether a footer has a checksum; one that it does not fit raises. Files of other engines have none."""
+    """Whether the footer has a checksum. Raises if it is wrong. Files of other engines have none."""
     seal = _SEALED.search(footer)
     if seal is None:
         if b"%c%s\x18" % (len(_WRITTEN_BY), _WRITTEN_BY.encode()) in footer:
@@ -760,8 +760,8 @@ def _damaged(path: str, reason: str) -> LakeDamaged:
 
 
 def _plain(rows: pa.Table) -> pa.Table:
-    """The rows in types that everything can be done with. delta-rs has Arrow read texts and bytes as views, which
-    most of Arrow's functions do not know."""
+    """Convert rows to types that all of Arrow's functions support. For delta-rs, Arrow reads texts and bytes as views,
+    which most of its functions do not know."""
     columns = [
         as_variants(column) if _plain_type(column.type) == VARIANT else column.cast(_plain_type(column.type))
         for column in rows.columns
@@ -788,15 +788,15 @@ def _plain_type(type_: pa.DataType) -> pa.DataType:
 
 
 def filtered(rows: pa.Table, keep: Column) -> pa.Table:
-    """The rows that are marked; the same table where all are."""
+    """Return the marked rows; the same table if all are marked."""
     return rows if keep.all() else rows.filter(pa.array(keep))
 
 
 def reordered(rows: pa.Table, order: Column) -> pa.Table:
-    """The rows in another order, by their numbers.
+    """Return the rows in another order, given by their numbers.
 
-    Columns of long values are not copied: they become slices of what they were, which are written as they are. The
-    memory for a copy is fresh each time, and the system takes longer to provide it than the copy itself takes.
+    Columns of long values are not copied but sliced, and the slices are written as they are. A copy would need fresh
+    memory each time, which takes the system longer to provide than the copy itself takes.
     """
     is_long = [_bytes_a_row(column) >= _LONG_VALUE_BYTES for column in rows.columns]
     long_names = [name for name, long in zip(rows.schema.names, is_long, strict=True) if long]
@@ -812,14 +812,14 @@ def _bytes_a_row(column: pa.ChunkedArray) -> float:
 
 
 def _is_repeating(column: pa.ChunkedArray) -> bool:
-    """Whether a dictionary pays, by the first values."""
+    """Whether a dictionary is worthwhile, judged by the first values."""
     rows = int(_SAMPLE_BYTES // max(1, _bytes_a_row(column)))
     sample = column.slice(0, max(_SAMPLE_ROWS_MIN, min(_SAMPLE_ROWS, rows)))
     return bool(2 * pc.count_distinct(sample).as_py() < len(sample))
 
 
 def _in_slices(column: pa.ChunkedArray, order: Column) -> pa.ChunkedArray:
-    """One slice for each stretch of rows that are neighbours before and after."""
+    """Return one slice for each stretch of rows that are neighbours before and after."""
     starts = np.cumsum([0, *(len(chunk) for chunk in column.chunks)])
     chunks = np.searchsorted(starts, order, side="right") - 1
     is_first = np.concatenate([[True], (np.diff(order) != 1) | (np.diff(chunks) != 0)])[: len(order)]
@@ -830,7 +830,7 @@ def _in_slices(column: pa.ChunkedArray, order: Column) -> pa.ChunkedArray:
 
 
 def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of a schema, in its order; null where the rows were written before a column was added."""
+    """Return the columns of a schema, in its order; null where the rows were written before a column was added."""
     if rows.schema.equals(schema):
         return rows
     there = {*rows.schema.names}
@@ -841,7 +841,7 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def differing(one: pa.ChunkedArray, other: pa.ChunkedArray) -> Column:
-    """A mark on rows in which two columns of one type are not the same."""
+    """Mark the rows in which two columns of one type differ."""
     if one.equals(other):
         return np.zeros(len(one), dtype=np.bool_)
     if pa.types.is_struct(one.type):
@@ -849,7 +849,7 @@ def differing(one: pa.ChunkedArray, other: pa.ChunkedArray) -> Column:
         found = np.asarray(pc.not_equal(one.is_null(), other.is_null()))
         return reduce(np.logical_or, (differing(*pair) for pair in members), found)
     if pa.types.is_nested(one.type):
-        # By halves: Arrow can say of lists and structs only whether all of them are the same.
+        # By halves: for lists and structs, Arrow can only compare whole columns.
         half = len(one) // 2
         if half == 0:
             return np.ones(1, dtype=np.bool_)
@@ -861,7 +861,7 @@ def differing(one: pa.ChunkedArray, other: pa.ChunkedArray) -> Column:
 def read_files(
     location: Location, files: Iterable[DataFile], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """The row groups of files, one after another."""
+    """Yield the row groups of files, one after another."""
     for file in files:
         with FileReader(location, file) as reader:
             for row_group in reader.row_groups:
@@ -874,29 +874,29 @@ class Leaving:
 
     file: DataFile
     rows: int
-    """Of the file, dead ones too."""
+    """Number of rows of the file, dead ones included."""
     dead: Positions
-    """Those that were dead before."""
+    """Rows that were dead before."""
     positions: Positions
-    """Those that leave, rising."""
+    """Rows that leave now, in ascending order."""
 
     @classmethod
     def of(cls, reader: FileReader, kept: Column) -> Self:
-        """Those live rows of a file that have no mark, in the order in which its reader reads them."""
+        """Take the live rows that have no mark in `kept`, which is in the order of the reader."""
         is_live = np.ones(reader.rows, dtype=np.bool_)
         is_live[reader.dead] = False
         return cls(reader.file, reader.rows, reader.dead, np.flatnonzero(is_live)[~kept])
 
     @property
     def kept(self) -> Column:
-        """A mark on every live row that stays, in the order in which a reader reads them."""
+        """A mark for each live row that stays, in the order of a reader."""
         is_live, stays = np.ones(self.rows, dtype=np.bool_), np.ones(self.rows, dtype=np.bool_)
         is_live[self.dead] = stays[self.positions] = False
         return stays[is_live]
 
 
 def find_rows(location: Location, file: DataFile, find: Callable[[KeyPlaces], Positions]) -> Leaving | None:
-    """Those live rows of a file that are found by its index of keys; None for a file that has no index."""
+    """Return the live rows that `find` finds in the file's index of keys; None if the file has no index."""
     with location.open_input(file.path) as source:
         footer = _read_footer(source, file.path)
     keys = _KEYS_AT.search(footer) if _is_sealed(footer, file.path) else None
@@ -918,7 +918,7 @@ def find_rows(location: Location, file: DataFile, find: Callable[[KeyPlaces], Po
 
 
 def mark_rows(location: Location, files: Iterable[Leaving], vectors: VectorWriter | None = None) -> list[DataFile]:
-    """Files with the rows that leave marked dead. A file of which no row stays is left out: it is to be removed."""
+    """Mark rows that leave as dead. A file without remaining rows is not returned: it must be removed."""
     vectors = vectors or VectorWriter(location)
     found = []
     for leaving in files:
@@ -930,7 +930,7 @@ def mark_rows(location: Location, files: Iterable[Leaving], vectors: VectorWrite
 
 
 def numbers(rows: pa.Table, column: str, *, null: int = -1) -> Column:
-    """A column of integers as numpy's."""
+    """Return a column of integers as a numpy array."""
     values = rows.column(column)
     if values.null_count:
         values = pc.fill_null(values, null)

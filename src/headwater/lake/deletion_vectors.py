@@ -1,19 +1,19 @@
-"""Deletion vectors: the rows of a Parquet file that are dead, as Delta's protocol has them ("Deletion Vectors").
+"""Deletion vectors: which rows of a Parquet file are dead, in the format of Delta's protocol ("Deletion Vectors").
 
-A file of a table never changes. Where some of its rows are superseded, the log names the file again with a vector: the
-positions of the rows that are dead, counted from 0 over the whole file, as a 64-bit Roaring bitmap. A vector has all of
-the file's dead rows, not only those that the last commit has marked.
+A file of a table never changes. When some of its rows are superseded, the log names the file again with a vector: the
+positions of the dead rows, counted from 0 over the whole file, as a 64-bit Roaring bitmap. A vector has all of the
+file's dead rows, not only those that the last commit has marked.
 
 A vector is data with a magic number in front. A small one lies in the log itself (storage `i`: as text, in Z85). A
 larger one lies in a file beside the table's files that has the vectors of one task (storage `u`):
 
     version (1 byte: 1), then for each vector: length (4 bytes) | data | CRC-32 of the data (4 bytes)
 
-with lengths and checksums big-endian, and the magic number and the bitmap little-endian. The vector's `offset` points
-at the length. Other engines write both, too, and name the file by a prefix of its folder at times.
+Lengths and checksums are big-endian, the magic number and the bitmap little-endian. The vector's `offset` points
+at the length. Other engines write both kinds, too, and sometimes add a folder prefix to the file's name.
 
-Everything that is read is checked, and raises `LakeDamaged` with the name of the file: a vector that is not right would
-bring dead rows back, or take live ones away.
+Everything that is read is checked; a failure raises `LakeDamaged` with the name of the file: a wrong vector would bring
+dead rows back, or remove live ones.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from headwater.errors import LakeDamaged
 from headwater.lake.location import Location, Output
 
 INLINE_BYTES_MAX = 1024
-"""A vector of up to so many bytes, about 500 rows, lies in the log: it costs no request to a store, and is no larger
-there than the other things that the log says of a file. Above, the log and all its checkpoints would grow by it."""
+"""Vectors up to this size, about 500 rows, lie in the log: that costs no request to a store, and adds no more than the
+other members of a file's entry do. Larger ones would make the log and all its checkpoints grow."""
 _MAGIC = struct.pack("<I", 1681511377)
 _FILE_VERSION = b"\x01"
 _BIG_ENDIAN = struct.Struct(">I")
 _UUID_CHARS = 20
-"""A UUID has 16 bytes, and Z85 five characters for four."""
+"""A UUID has 16 bytes, and Z85 needs five characters for four bytes."""
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _Z85_VALUES = {character: value for value, character in enumerate(_Z85)}
 
 Positions = NDArray[np.int64]
-"""Of rows in a file, rising."""
+"""Of rows in a file, in ascending order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionVector:
-    """Where the vector of a file lies, and how many rows it marks. Its data is read when it is needed."""
+    """Where the vector of a file lies, and how many rows it marks. Its data is read when needed."""
 
     storage: str
-    """`i` for a vector in the log, `u` for one in a file whose name is made of a UUID."""
+    """`i` for a vector in the log, `u` for one in a file whose name is made from a UUID."""
     text: str
-    """The data, or the UUID behind the name of a folder, which may be empty."""
+    """The data; or a folder name, which may be empty, followed by the UUID."""
     size_bytes: int
     cardinality: int
     offset: int | None = None
-    """Of a vector in a file."""
+    """Only for a vector in a file."""
 
     @classmethod
     def of_action(cls, members: Mapping[str, Any]) -> Self:
-        """As an action of the log has it."""
+        """Convert from the form in an action of the log."""
         offset = members.get("offset")
         return cls(
             storage=str(members["storageType"]),
@@ -84,12 +84,12 @@ class DeletionVector:
 
     @property
     def unique_id(self) -> str:
-        """With the path of its file it identifies what the log calls a logical file."""
+        """Together with the file's path, it identifies what Delta's protocol calls a logical file."""
         return f"{self.storage}{self.text}" + ("" if self.offset is None else f"@{self.offset}")
 
     @property
     def file(self) -> str | None:
-        """The path of the file that the vector lies in; None for one in the log. Raises `LakeDamaged`."""
+        """The path of the file that contains the vector; None for one in the log. Raises `LakeDamaged`."""
         if self.storage == "i":
             return None
         if self.storage != "u" or len(self.text) < _UUID_CHARS:
@@ -99,7 +99,7 @@ class DeletionVector:
         return f"{folder}/deletion_vector_{made}.bin" if folder else f"deletion_vector_{made}.bin"
 
     def read(self, location: Location, path: str, *, rows: int) -> Positions:
-        """The dead rows of the file at a path, which has so many rows."""
+        """Return the dead rows of the file at a path, which has `rows` rows."""
         where = f"the deletion vector of {path}"
         if self.file is None:
             data = _from_z85(self.text, where)[: self.size_bytes]
@@ -142,7 +142,7 @@ class DeletionVector:
 
 
 class VectorWriter:
-    """Writes the vectors of one task: small ones into the log, all others into one file, which is there when the
+    """Writes the vectors of one task: small ones into the log, all others into one file, which is complete when the
     writer is closed."""
 
     def __init__(self, location: Location, *, inline_bytes_max: int = INLINE_BYTES_MAX) -> None:
@@ -152,7 +152,7 @@ class VectorWriter:
         self._output: Output | None = None
 
     def write(self, positions: Positions) -> DeletionVector:
-        """A vector that marks these rows, which are all dead rows of a file."""
+        """Return a vector that marks these rows, which must be all dead rows of a file."""
         data = _MAGIC + BitMap64(positions.astype(np.uint64)).serialize()
         if len(data) <= self._inline_bytes_max:
             text = _to_z85(data + bytes(-len(data) % 4))
@@ -177,7 +177,7 @@ class VectorWriter:
 
 
 def _to_z85(data: bytes) -> str:
-    """ZeroMQ's RFC 32; `base64` has it from Python 3.13 on."""
+    """Encode as in ZeroMQ's RFC 32; the module `base64` can do it from Python 3.13 on."""
     assert len(data) % 4 == 0, "Z85 is of whole words"
     words = np.frombuffer(data, dtype=">u4").astype(np.int64)
     digits = words[:, None] // 85 ** np.arange(4, -1, -1) % 85

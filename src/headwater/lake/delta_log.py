@@ -1,28 +1,27 @@
-"""The log of a Delta table: what is live, what has been done, and one way to change it.
+"""The log of a Delta table: what is live, what has been done, and the one way to change it.
 
-A commit adds files and removes files, all or nothing, and says what it was by two means of Delta's own:
+A commit adds and removes files atomically, and describes itself by two features of Delta:
 
 * *Application transactions*: a name and a number each. The log keeps the newest number of every name for ever, through
-  checkpoints and cleaning. They say which batch is in the table, and how far it has been merged.
-* *Commit metadata*: here the name of a file with the *state*, which is the offsets that the table holds, the
-  collections that have been seen, and more. It is lost with the commit when the log is cleaned. So every commit of ours
-  names one, and the tables forbid others to clean their logs by the way (`delta.enableExpiredLogCleanup`). `clean`
-  does, after a commit that names one again.
+  checkpoints and cleaning. They record which batch is in the table, and how far it has been merged.
+* *Commit metadata*: here the name of a file with the *state*: the offsets that the table holds, the collections that
+  have been seen, and more. It is lost with the commit when the log is cleaned. So every commit of ours names such a
+  file, and the tables forbid other writers to clean the log as a side effect (`delta.enableExpiredLogCleanup`). `clean`
+  cleans it, after a commit that names a state again.
 
-The file of a state is written before its commit, under a name that no other has. A crash between the two leaves a file
-that no commit names, and what the table holds is what it was. Files are kept for as long as the log goes back, and
-those of `WHOLE_STATE_COMMITS` versions more (`clean`): no look at other commits is needed to know that one is dead.
+The file of a state is written before its commit, under a unique name. A crash between the two leaves a file that no
+commit names, and the table holds what it held before. Files are kept as long as the log reaches back, and for
+`WHOLE_STATE_COMMITS` versions more (`clean`), so no other commit has to be read to know that a file is dead.
 
-A file has the whole state only once in a while; the others have what is different from the last whole one, and its
-name (`table_state`). Differences do not build on each other: the state is read from two files at most. Earlier versions
-had the state in the metadata itself; such commits are read, and are not written.
+Only one file in `WHOLE_STATE_COMMITS` has the whole state; the others have the difference from the last whole one, and
+its name (`table_state`). Differences do not build on each other: the state is read from two files at most. Earlier
+versions had the state in the metadata itself; such commits are still read, but no longer written.
 
-A commit that another writer got ahead of fails, and is not tried again: it was planned on a version that is out of
-date.
+A commit fails if another writer was faster, and is not retried: its plan is based on an outdated version.
 
-Commits of rows are entries of the log that are written here, each by one writer alone (`Location.create`): delta-rs has
-no way to say the deletion vector of a file, nor the files of the change data feed. Nor does it give the vectors of live
-files, so these are read from the log as well. All else is done by delta-rs: metadata, checkpoints, cleaning.
+This module writes commits of rows as log entries itself, each by an exclusive create (`Location.create`): delta-rs can
+express neither the deletion vector of a file nor the files of the change data feed. It does not return the vectors of
+live files either, so these are read from the log as well. delta-rs does all else: metadata, checkpoints, cleaning.
 """
 
 from __future__ import annotations
@@ -69,34 +68,34 @@ from headwater.phrases import printable
 _STATE_FILE = "headwater.state.file"
 _STATE = "headwater.state"
 _DIFFERENCE = "headwater.state.difference"
-"""Of earlier versions: the state itself, or what is different from that of a version."""
+"""Of earlier versions: the state itself, or its difference from that of another version."""
 WHOLE_STATE_COMMITS = 64
-"""One commit in so many has the whole state. A version with a lower number may need the files of earlier ones."""
+"""One in this many commits has the whole state. The commits after it, up to the next one, need its file."""
 _STATE_NAME = re.compile(r"(\d{20})-[0-9a-f]{16}\.json\.gz")
 _ENTRY_NAME = re.compile(r"(\d{20})\.json")
 _READS_AT_ONCE = 16
-"""Entries of a log in an object store that are read side by side, after the first few."""
+"""The maximum of log entries that are read in parallel from an object store, after the first few."""
 _STATISTICS = "delta.dataSkippingStatsColumns"
-"""The columns that the log has statistics of. Readers look at no others."""
+"""The columns that the log has statistics of. Readers use no others."""
 _LOG_RETENTION = "delta.logRetentionDuration"
 _TOMBSTONE_RETENTION = "delta.deletedFileRetentionDuration"
 _TOMBSTONE_HOURS_DEFAULT = 7 * 24
-"""Delta's own."""
+"""Delta's own default."""
 _VECTORS = "deletionVectors"
 _USES_VECTORS = "delta.enableDeletionVectors"
 _WRITER_FEATURES = frozenset(
     {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "timestampNtz",
      "variantType", _VECTORS}
 )  # fmt: skip
-"""Table features under which a commit of ours is right. What others ask of a writer is not done here."""
+"""Table features under which our commits are correct. We do not meet what others require of writers."""
 _WRITER_VERSION_MAX = 4
-"""The last version of the protocol before it had features that has nothing but those."""
+"""The last protocol version before table features that requires nothing beyond those."""
 _CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 _CHECKPOINT_INTERVAL_DEFAULT = 100
-"""As delta-rs has it."""
+"""The default of delta-rs."""
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
 _CHECKPOINT_ENTRIES_MAX = 1000
-"""More entries than this are not read to find what was removed: a checkpoint comes after 100."""
+"""The maximum of entries read to find removed files: normally a checkpoint comes after 100."""
 LOG_RETENTION_DAYS = 30
 _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
@@ -109,37 +108,36 @@ class TableCommit:
     """One change of a table."""
 
     add: Sequence[DataFile] = ()
-    """A file that is in `remove`, too, with another vector has more dead rows than before."""
+    """A file that is in `remove` as well, with another vector, gets more dead rows."""
     remove: Sequence[DataFile] = ()
-    """As the log has them: with the vectors that they had."""
+    """As the log has them, with the vectors that they had."""
     cdc: Sequence[DataFile] = ()
-    """Files of the change data feed, under `_change_data`. They are of this commit alone, and not live."""
+    """Files of the change data feed, under `_change_data`. They belong to this commit alone, and are not live."""
     transactions: Mapping[str, int] = field(default_factory=dict)
     state: TableState
     is_rearrangement: bool = False
-    """The rows stay the same and only lie in other files: a reader that follows the table's changes can pass it
-    over."""
+    """Whether rows have only moved to other files: readers that follow the table's changes can skip the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One commit, as its entry in the log has it."""
+    """One commit, as its entry in the log describes it."""
 
     version: int
     time_ms: int
-    """0 where the writer has not said it."""
+    """0 if the writer did not record it."""
     state: TableState | None
     """What the table held after it; None in commits of others."""
     lines: Sequence[bytes] = field(repr=False)
 
     def actions(self, kind: str) -> list[dict[str, Any]]:
-        """The actions of a kind, such as `add`, as Delta's protocol has them."""
+        """Return the actions of a kind, such as `add`, as Delta's protocol defines them."""
         start = f'{{"{kind}":'.encode()
         return [json.loads(line)[kind] for line in self.lines if line.startswith(start)]
 
     def landed_at(self, batch: int) -> list[datetime]:
-        """Of a commit of `changes`: when its batch was landed, at the earliest and at the latest, as the statistics say
-        of each file that has rows of that batch alone. A commit may write older rows again."""
+        """For a commit of `changes`: return the earliest and latest landing time of its batch, from the statistics of
+        each file that has rows of that batch alone. A commit may also rewrite older rows."""
         found = []
         for action in self.actions("add"):
             stats = json.loads(action.get("stats") or "{}")
@@ -150,27 +148,27 @@ class LogEntry:
 
 
 def _commit_info(lines: Iterable[bytes]) -> Mapping[str, Any]:
-    """What a commit says beside its actions."""
+    """Return a commit's own metadata."""
     found: dict[str, Any] = next((json.loads(it)["commitInfo"] for it in lines if it.startswith(b'{"commitInfo"')), {})
     return found
 
 
 class DeltaLog:
-    """An open table. It shows the table as it was at the last `refresh` or commit."""
+    """An open table. It shows the table as of the last `refresh` or commit."""
 
     def __init__(self, table: DeltaTable, location: Location, *, is_pinned: bool = False) -> None:
         self.location = location
         self._is_pinned = is_pinned
-        """It shows one version for ever, and is not written to."""
+        """Whether it shows one version for ever, and is not written to."""
         self._table = table
         self._identity = location.join("_delta_log").identity()
         self._files: tuple[int, dict[str, DataFile]] | None = None
         self._whole: _WholeState | None = None
-        """The newest, as far as it is known."""
+        """The newest whole state, if known."""
 
     @classmethod
     def open(cls, location: Location, *, version: int | None = None) -> Self | None:
-        """The table at a location, as it is or as a version was; or None where there is none."""
+        """Open the table at a location, as it is or as of a version. Returns None if there is none."""
         try:
             with location.answering():
                 table = DeltaTable(location.uri, version=version, storage_options=location.delta_options)
@@ -193,7 +191,7 @@ class DeltaLog:
         transactions: Mapping[str, int],
         state: TableState,
     ) -> Self:
-        """Make a table with no rows. One that already exists is left as it is."""
+        """Create a table with no rows. Returns an existing table as it is."""
         try:
             with location.answering():
                 location.make()
@@ -225,7 +223,7 @@ class DeltaLog:
         assert log is not None, "the table has just been made"
         return log
 
-    # --- looking ------------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
@@ -239,17 +237,17 @@ class DeltaLog:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the table, with those that it is partitioned by."""
+        """The columns of the table, including the partition columns."""
         return pa.schema(self._table.schema())
 
     @property
     def description(self) -> str:
-        """What the table says of itself; empty where it says nothing."""
+        """The table's description; empty if it has none."""
         return self._table.metadata().description or ""
 
     @property
     def columns(self) -> list[dict[str, Any]]:
-        """The fields of the schema, as Delta and Spark write them in JSON."""
+        """The fields of the schema, in the JSON form of Delta and Spark."""
         fields: list[dict[str, Any]] = json.loads(self._table.schema().to_json())["fields"]
         return fields
 
@@ -264,27 +262,28 @@ class DeltaLog:
             raise _unreadable(self.location, error) from error
 
     def check_there(self) -> None:
-        """Raise `LakeGone` unless the log that was opened is still at its place: delta-rs does not look, and begins a
-        new one there."""
+        """Raise `LakeGone` unless the opened log is still at its place: delta-rs does not check, and begins a new one
+        there."""
         if self.location.join("_delta_log").identity() != self._identity:
             raise self.location.gone()
 
     def as_of(self, batch: int) -> Self | None:
-        """The table as it was when it held no batch after this one; None where the log does not go back so far."""
+        """Open the table as of the last version without a batch after this one; None if the log does not go back so
+        far."""
         held = (entry.version for entry in self.entries() if entry.state is not None and entry.state.batch <= batch)
         version = next(held, None)
         return None if version is None else self.open(self.location, version=version)
 
     def missing_files(self) -> list[str]:
-        """Live files that are not there: of an earlier version, upkeep may have deleted some."""
+        """Return live files that no longer exist: upkeep may have deleted some of an earlier version."""
         needed = [path for file in self.files() for path in (file.path, file.vector_path) if path is not None]
         folders = {path.rpartition("/")[0] for path in needed}
         there = {f"{folder}/{one.name}".lstrip("/") for folder in folders for one in self.location.entries(folder)}
         return [path for path in needed if path not in there]
 
     def is_current(self) -> bool:
-        """Look again, and return whether the log goes on from the version that was open: it does not where the table
-        was removed, or was put back to an earlier time."""
+        """Refresh, and return whether the log continues from the version that was open. It does not if the table was
+        removed, or restored to an earlier time."""
         try:
             self.refresh()
             self._lines_of(self.version)
@@ -293,11 +292,11 @@ class DeltaLog:
         return True
 
     def transaction(self, name: str) -> int | None:
-        """The newest number of an application transaction."""
+        """Return the newest number of an application transaction."""
         return self._table.transaction_version(name)
 
     def files(self) -> list[DataFile]:
-        """The live files, oldest first."""
+        """Return the live files, oldest first."""
         if self._files is None or self._files[0] != self.version:
             with self.location.answering():
                 rows = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
@@ -309,11 +308,11 @@ class DeltaLog:
 
     @property
     def may_have_vectors(self) -> bool:
-        """Whether the protocol of the table has deletion vectors: only then may a file have one."""
+        """Whether the protocol of the table includes deletion vectors: only then may a file have one."""
         return _VECTORS in (self._table.protocol().reader_features or ())
 
     def _vectors(self) -> dict[str, DeletionVector]:
-        """The vectors of the live files, by path: those that were known, and what has changed in them since then."""
+        """Return the vectors of the live files, by path: the known ones, updated with later entries of the log."""
         if self._files is not None and self._files[0] < self.version:
             known = {path: file.vector for path, file in self._files[1].items() if file.vector is not None}
             with contextlib.suppress(FileNotFoundError):
@@ -330,7 +329,7 @@ class DeltaLog:
             raise _unreadable(self.location, error) from error
 
     def _vectors_since(self, version: int, known: dict[str, DeletionVector]) -> dict[str, DeletionVector]:
-        """The vectors of now, from those of a version."""
+        """Update the vectors of a version to the present."""
         for later in range(version + 1, self.version + 1):
             entry = LogEntry(later, 0, None, self._lines_of(later))
             changed = {action["path"] for kind in ("remove", "add") for action in entry.actions(kind)}
@@ -339,7 +338,7 @@ class DeltaLog:
         return known
 
     def _checkpoint(self) -> tuple[int, list[str]]:
-        """The newest checkpoint that is not after the version that is open, and its files; -1 where there is none."""
+        """Return the newest checkpoint up to the open version, and its files; -1 if there is none."""
         found: dict[int, list[str]] = {}
         expected: dict[int, int] = {}
         for entry in self.location.entries("_delta_log"):
@@ -351,9 +350,9 @@ class DeltaLog:
         return newest, found.get(newest, [])
 
     def state(self) -> TableState:
-        """What the table holds.
+        """Return what the table holds.
 
-        Commits of others, such as an OPTIMIZE, do not say it: the newest that does, counts.
+        Commits of other tools, such as an OPTIMIZE, do not record it: the newest commit that does counts.
         """
         for state in self.states():
             return state
@@ -363,14 +362,14 @@ class DeltaLog:
         )
 
     def states(self) -> Iterator[TableState]:
-        """What the table held after each of its commits, newest first."""
+        """Yield what the table held after each of its commits, newest first."""
         return (entry.state for entry in self.entries() if entry.state is not None)
 
     def entries(self, *, with_states: bool = True) -> Iterator[LogEntry]:
-        """The commits of the table, from the version that is open back to what the log has.
+        """Yield the commits of the table, from the open version back to the oldest in the log.
 
         The entries are read one by one: the history of delta-rs begins with the newest commit of all, which another
-        process may have made since the table was opened. Without states, these are None.
+        process may have made since the table was opened. With `with_states=False` their states are None.
         """
         whole, is_newest = self._whole, True
         for read in self._read_back(with_states=with_states):
@@ -379,7 +378,7 @@ class DeltaLog:
                 try:
                     state, whole = self._state_said(read, whole)
                 except FileNotFoundError as error:
-                    # What lies further back may have been cleaned meanwhile, in the log or among the states.
+                    # Older entries or states may have been cleaned in the meantime.
                     if not is_newest or _STATE_FILE not in metadata:
                         return
                     name = metadata[_STATE_FILE]
@@ -390,8 +389,8 @@ class DeltaLog:
             yield LogEntry(read.version, int(metadata.get("timestamp", 0)), state, read.lines)
 
     def _state_said(self, read: _ReadEntry, whole: _WholeState | None) -> tuple[TableState, _WholeState]:
-        """What a commit says that the table held after it, and the whole state that this builds on, which may be known
-        already. Raises `FileNotFoundError` where a file is gone."""
+        """Return the state that a commit names, and the whole state that it builds on, which may be known already.
+        Raises `FileNotFoundError` if a file is gone."""
         if isinstance(read.state, FileNotFoundError):
             raise read.state
         with self._decoding():
@@ -410,8 +409,8 @@ class DeltaLog:
             return TableState.decode_since(members, whole.state), whole
 
     def _read_back(self, *, with_states: bool) -> Iterator[_ReadEntry]:
-        """The entries and what they say of the state, from the version that is open back. In an object store, where
-        each takes its time, twice as many are read at once as before."""
+        """Yield the entries and their states, from the open version back. In an object store, where each read takes its
+        time, each round reads twice as many at once as the last."""
 
         def read(version: int) -> _ReadEntry | None:
             try:
@@ -451,7 +450,7 @@ class DeltaLog:
         return self.location.read(f"{STATE_FOLDER}/{name}")
 
     def _lines_of(self, version: int) -> list[bytes]:
-        """The entry of a version. Raises `FileNotFoundError` where it is gone."""
+        """Return the entry of a version. Raises `FileNotFoundError` if it is gone."""
         return self.location.read(f"_delta_log/{version:020}.json").splitlines()
 
     @contextlib.contextmanager
@@ -471,8 +470,8 @@ class DeltaLog:
     # --- changing -----------------------------------------------------------------------------------------------------
 
     def commit(self, commit: TableCommit) -> None:
-        """Change the table. Either all of it is done, or nothing and an error is raised."""
-        # Planned on files that are gone, a commit would bring their rows back.
+        """Change the table. Either the whole commit succeeds, or nothing changes and an error is raised."""
+        # If its plan used files that are gone, the commit would bring their rows back.
         before, files = self.version, {file.path: file for file in self.files()}
         gone = [file.path for file in commit.remove if file.path not in files or files[file.path].vector != file.vector]
         assert not gone, f"files that are to be removed are not live: {gone}"
@@ -480,17 +479,17 @@ class DeltaLog:
         self._check_protocol()
         self._append(commit)
         if self.version == before + 1:
-            # No other writer was there, so what is live need not be looked up again.
+            # No other writer intervened, so the live files need not be read again.
             added, removed = {file.path: file for file in commit.add}, {file.path for file in commit.remove}
             kept = {path: file for path, file in files.items() if path in added or path not in removed}
-            # A file with more dead rows stays in its place.
+            # A file with more dead rows keeps its place.
             self._files = self.version, kept | added
         if (self.version + 1) % int(self.properties.get(_CHECKPOINT_INTERVAL) or _CHECKPOINT_INTERVAL_DEFAULT) == 0:
             with self._writing():
                 self._table.create_checkpoint()
 
     def _actions(self, commit: TableCommit, said: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """What a commit says, as Delta's protocol has it ("Actions"). Each action is a line of its entry."""
+        """Yield the actions of a commit as Delta's protocol defines them ("Actions"). Each is a line of its entry."""
         now_ms, data_change = int(time.time() * 1000), not commit.is_rearrangement
         partition_by = json.dumps(self._table.metadata().partition_columns)
         yield {
@@ -499,7 +498,7 @@ class DeltaLog:
                 "operation": "WRITE",
                 "operationParameters": {"mode": "Append", "partitionBy": partition_by},
                 "engineInfo": f"headwater:{__version__}",
-                # No other entry has this one.
+                # Makes each entry unique.
                 "txnId": str(uuid.uuid4()),
                 **said,
             }
@@ -520,7 +519,7 @@ class DeltaLog:
         try:
             self.location.create(path, entry)
         except (FileExistsError, LakeUnreachable) as error:
-            # The answer of a store may be lost after it has done what was asked: it may be this very entry.
+            # A store may do what was asked although its answer is lost: this may be our own entry.
             with contextlib.suppress(FileNotFoundError, LakeUnreachable):
                 if self.location.read(path) == entry:
                     return
@@ -529,7 +528,7 @@ class DeltaLog:
             raise self._in_use(f"version {version} already exists") from error
 
     def _check_protocol(self) -> None:
-        """Raise unless a commit of ours does all that the table asks of its writers. Others may have changed that."""
+        """Raise unless our commits do all that the table requires of writers. Other programs may have changed that."""
         protocol = self._table.protocol()
         version, features = protocol.min_writer_version, {*(protocol.writer_features or ())}
         if version > 7 or (version < 7 and version > _WRITER_VERSION_MAX) or features - _WRITER_FEATURES:
@@ -540,14 +539,14 @@ class DeltaLog:
             )
 
     def keep_statistics(self, ranges: Iterable[str], state: TableState) -> None:
-        """Have readers look at the statistics of these columns: an earlier version had fewer, and typed columns may
-        come later."""
+        """Make readers use the statistics of these columns: an earlier version had fewer, and typed columns may come
+        later."""
         wanted = _column_list(ranges)
         if self.properties.get(_STATISTICS) != wanted:
             self.set_properties({_STATISTICS: wanted}, state)
 
     def keep_description(self, kind: TableKind, collection: str, state: TableState) -> None:
-        """Have the table say what it has: an earlier version did not. What another program has written there stays."""
+        """Add a description and column comments: earlier versions did not. Keeps what another program has written."""
         if not self.description:
             text, schema = table_description(kind, collection), commented(self.schema, kind)
             self._check_protocol()
@@ -556,11 +555,11 @@ class DeltaLog:
 
     @property
     def _has_format(self) -> bool:
-        """No earlier version takes the table for one of its own."""
+        """Whether the table has the current format number, so that no earlier version takes it for its own."""
         return int(self.properties.get(FORMAT_PROPERTY) or 1) >= FORMAT_VERSION
 
     def _metadata_action(self, properties: Mapping[str, str] | None = None, **members: Any) -> dict[str, Any]:
-        """The metadata of the table, with some properties and members changed. They say its format now."""
+        """Return the table's metadata with some properties and members changed, and the current format number."""
         metadata = self._table.metadata()
         described = {
             "id": str(metadata.id),
@@ -575,7 +574,7 @@ class DeltaLog:
         return {"metaData": described | members}
 
     def add_columns(self, fields: Sequence[pa.Field], state: TableState) -> None:
-        """Add columns, in one commit of metadata only: rows that are there have null in them."""
+        """Add columns, in a commit of metadata only: existing rows have null in them."""
         if not self._has_format:
             self._append(TableCommit(state=state))
         with self._committing(state) as said:
@@ -584,15 +583,15 @@ class DeltaLog:
 
     def set_vectors(self, enabled: bool, state: TableState) -> None:
         """Turn deletion vectors on or off. To turn them off, no file may have one. Readers that don't know vectors
-        refuse the table while it has them.
+        refuse the table while they are on.
 
-        delta-rs would name another feature beside them, which shuts out more readers, and never takes one back.
+        delta-rs would also turn on another feature, which shuts out more readers, and never turns one off.
         """
         assert enabled or not any(file.vector for file in self.files()), "a file has a vector"
         protocol, metadata = self._table.protocol(), self._table.metadata()
         readers, writers = {*(protocol.reader_features or ())}, {*(protocol.writer_features or ())}
         if protocol.min_writer_version < 7:
-            # What the versions before 7 asked for is asked for by name from then on (PROTOCOL.md, "Table Features").
+            # What versions before 7 required implicitly must be named from 7 on (PROTOCOL.md, "Table Features").
             writers = {"appendOnly", "invariants"} if protocol.min_writer_version > 1 else set()
             writers |= {"changeDataFeed"} if metadata.configuration.get(FEED_PROPERTY) == "true" else set()
         for features in (readers, writers):
@@ -609,7 +608,7 @@ class DeltaLog:
         self._append(TableCommit(state=state), {"protocol": versions}, described)
 
     def _append(self, commit: TableCommit, *others: Mapping[str, Any]) -> None:
-        """Write the next entry, with other actions behind those of the commit, and look at what is there then."""
+        """Write the next entry, with other actions after those of the commit, then refresh."""
         if not self._has_format and not any("metaData" in action for action in others):
             others = (*others, self._metadata_action())
         with self._committing(commit.state) as said:
@@ -627,8 +626,7 @@ class DeltaLog:
 
     @contextlib.contextmanager
     def _committing(self, state: TableState) -> Iterator[dict[str, str]]:
-        """Write what the table will hold, have it committed inside with metadata that says so, and look at what is
-        there then."""
+        """Write the state that the table will hold, let the caller commit metadata that names it, then refresh."""
         with self._writing():
             said, whole = _write_state(self.location, self.version + 1, state, self._whole)
             yield said
@@ -656,8 +654,8 @@ class DeltaLog:
         )
 
     def died_s(self) -> dict[str, float]:
-        """When files died, by path, as far as the newest checkpoint and the entries since then say it: those that were
-        removed, those of vectors, and those of the change data feed, which are of one version alone."""
+        """Return when files died, in seconds by path, according to the newest checkpoint and the entries since then:
+        removed files, replaced vectors, and files of the change data feed, which belong to one version alone."""
         found: dict[str, float] = {}
         checkpoint, paths = self._checkpoint()
         for path in paths:
@@ -673,7 +671,7 @@ class DeltaLog:
         return found
 
     def fed_since(self, version: int) -> dict[str, int]:
-        """The files of the change data feed that were written after a version, and their bytes."""
+        """Return the bytes of each file of the change data feed that was written after a version, by path."""
         if self.properties.get(FEED_PROPERTY) != "true":
             return {}
         later = takewhile(lambda entry: entry.version > version, self.entries(with_states=False))
@@ -681,7 +679,7 @@ class DeltaLog:
 
     @property
     def tombstone_hours(self) -> int:
-        """For how long checkpoints name files that were removed."""
+        """How many hours checkpoints keep the names of removed files."""
         text = self.properties.get(_TOMBSTONE_RETENTION)
         match = re.fullmatch(r"interval (\d+) hours", text or "")
         return int(match[1]) if match else _TOMBSTONE_HOURS_DEFAULT
@@ -690,8 +688,8 @@ class DeltaLog:
         self.set_properties({_TOMBSTONE_RETENTION: f"interval {hours} hours"}, state)
 
     def clean(self, state: TableState, *, retention_hours: int) -> None:
-        """Delete entries of the log that are older than so many hours, after one that says what the table holds, and
-        the states that no entry needs any more."""
+        """Delete log entries older than `retention_hours`, after a commit that records the table's state, and delete
+        states that no entry needs any more."""
         kept = f"interval {retention_hours} hours"
         if self.properties.get(_LOG_RETENTION) != kept:
             self.set_properties({_LOG_RETENTION: kept}, state)
@@ -703,17 +701,17 @@ class DeltaLog:
         logged = [int(match[1]) for it in self.location.entries("_delta_log") if (match := _ENTRY_NAME.match(it.name))]
         needed = min(logged, default=0) - WHOLE_STATE_COMMITS
         names = [entry.name for entry in self.location.entries(STATE_FOLDER)]
-        # A process that ends while it writes one leaves it under a longer name.
+        # A process that dies while it writes a state leaves it under a longer name.
         dead = [name for name in names if (match := _STATE_NAME.search(name)) and int(match[1]) < needed]
         self.location.delete([f"{STATE_FOLDER}/{name}" for name in dead])
 
 
 @dataclass(frozen=True, slots=True)
 class _WholeState:
-    """A state, and where it is written as a whole."""
+    """A state, and where it is stored as a whole."""
 
     place: str | int
-    """The name of its file; of earlier versions, the version whose entry has it."""
+    """The name of its file; for earlier versions, the version whose entry contains it."""
     state: TableState
 
     @property
@@ -723,7 +721,7 @@ class _WholeState:
 
 @dataclass(frozen=True, slots=True)
 class _ReadEntry:
-    """An entry of the log as it was read, and what its state is written as: nothing in commits of others."""
+    """An entry of the log as it was read, with its encoded state, which is empty in commits of others."""
 
     version: int
     lines: Sequence[bytes]
@@ -734,8 +732,8 @@ class _ReadEntry:
 def _write_state(
     location: Location, version: int, state: TableState, whole: _WholeState | None
 ) -> tuple[dict[str, str], _WholeState | None]:
-    """Write the file of a state, for the commit that makes a version. Returns what that commit says of the state, and
-    the whole one that later states can be different from. What can be read by a person is for `DESCRIBE HISTORY`."""
+    """Write the file of a state, for the commit that makes a version. Returns the commit's metadata about the state,
+    and the whole state for later differences. The readable members are for `DESCRIBE HISTORY`."""
     data, name = None, f"{version:020}-{secrets.token_hex(8)}.json.gz"
     if whole is not None and isinstance(whole.place, str) and version - whole.version < WHOLE_STATE_COMMITS:
         data = state.encode_since(whole.state, whole.place)
@@ -749,7 +747,7 @@ def _write_state(
 
 
 def _delta_schema(schema: pa.Schema) -> Schema:
-    """The columns as the log has them: Arrow has no type for variants. delta-rs asks for the table feature of them."""
+    """Convert a schema to the log's form: Arrow has no variants. delta-rs then requests the table feature."""
 
     def delta_field(field: pa.Field) -> Field:
         if field.type != VARIANT:
@@ -768,7 +766,7 @@ def _unreadable(location: Location, error: Exception) -> LakeDamaged:
 
 
 def _one_line(error: Exception) -> str:
-    """What delta-rs says, which draws a tree of causes, in colours."""
+    """Return the message of delta-rs in one line: it draws a tree of causes, in colours."""
     return printable(" ".join(_DRAWN.sub("", str(error)).split()))
 
 
@@ -776,12 +774,12 @@ _DRAWN = re.compile("\x1b\\[\\d+m|↳")
 
 
 def _column_list(names: Iterable[str]) -> str:
-    """As Delta writes a list of columns: names that are more than letters and digits are quoted."""
+    """Format a list of columns as Delta does: names that are more than letters and digits are quoted."""
     return ",".join(name if name.isidentifier() else f"`{name.replace('`', '``')}`" for name in names)
 
 
 def _commit_properties(said: Mapping[str, str], transactions: Mapping[str, int] | None = None) -> CommitProperties:
-    """For what delta-rs commits."""
+    """Return the properties for commits of delta-rs."""
     return CommitProperties(
         custom_metadata=dict(said),
         max_commit_retries=0,
@@ -790,7 +788,7 @@ def _commit_properties(said: Mapping[str, str], transactions: Mapping[str, int] 
 
 
 def _file_members(file: DataFile, data_change: bool) -> dict[str, Any]:
-    """What every action says of its file."""
+    """Return the members that all actions on a file have."""
     return {
         "path": file.path,
         "partitionValues": dict(file.partition),
@@ -804,7 +802,7 @@ def _vector_member(file: DataFile) -> dict[str, Any]:
 
 
 def _vectors_of(added: Iterable[Mapping[str, Any]]) -> dict[str, DeletionVector]:
-    """By the paths of those files that have one."""
+    """Return vectors by the paths of the files that have one."""
     return {
         action["path"]: DeletionVector.of_action(action["deletionVector"])
         for action in added
@@ -813,7 +811,7 @@ def _vectors_of(added: Iterable[Mapping[str, Any]]) -> dict[str, DeletionVector]
 
 
 def _note_removals(found: dict[str, float], removed: Iterable[Mapping[str, Any]]) -> None:
-    """The last time counts: a file is removed and added again when more of its rows are dead."""
+    """Record when files were removed. The last time counts: a file with more dead rows is removed and added again."""
     for action in removed:
         paths = [action["path"]]
         if (vector := action.get("deletionVector")) is not None:
@@ -823,7 +821,7 @@ def _note_removals(found: dict[str, float], removed: Iterable[Mapping[str, Any]]
 
 
 def _to_data_file(row: Mapping[str, Any], vector: DeletionVector | None) -> DataFile:
-    """A file as delta-rs gives it, in a flat row."""
+    """Convert a flat row of delta-rs to a file."""
 
     def members(prefix: str) -> dict[str, Any]:
         return {name[len(prefix) :]: it for name, it in row.items() if name.startswith(prefix) and it is not None}

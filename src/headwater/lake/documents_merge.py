@@ -1,13 +1,13 @@
 """Merging into the tables of documents: the task for a group of vbuckets, what is pending, and the plan.
 
-A file is written again only if some of its rows are replaced or gone, and then by itself; new documents go to new
-files. So what was written lately lies apart from what is old: a document that changes again and again is in a small
-file, and never has a large one written again. In a table that is merged on read, rows that are replaced or gone are
-marked in a deletion vector, and their file stays. `upkeep` joins files by size. Of files that turn out to stay only the
-keys are read. A table that is read between merges goes the same way: `merged_rows` gives what it would hold after one.
+A merge rewrites a file only if some of its rows are replaced or removed, and each such file separately; new documents
+go to new files. So recent rows lie apart from old ones: a document that changes again and again is in a small file, and
+never causes a large one to be rewritten. In a table that is merged on read, replaced and removed rows are marked in a
+deletion vector, and their file stays. `upkeep` joins files by size. If a file turns out to stay, only its keys are
+read. Reading a table between merges works the same way: `merged_rows` returns what the table would hold after one.
 
-What is written is in order (`row_order`), so that a lookup by key, or a query on what the table is clustered by, reads
-one file of what a merge has written, and few row groups of it.
+Rows are written in order (`row_order`), so that a lookup by key, or a query on the cluster columns, reads one of the
+files that a merge has written, and few of its row groups.
 
 `commits` plans and commits on the driver; `MergeTask` runs in any process, and writes files that no commit names yet.
 """
@@ -78,7 +78,7 @@ from headwater.phrases import may_be_escaped
 from headwater.protocol.numbers import vbucket_of
 
 YOUNG_BYTES = 64 * 1024
-"""A smaller file that has to be written again is written together with what is new."""
+"""Files below this size that have to be rewritten are written together with the new rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,22 +95,22 @@ class DocumentsTarget:
     """The group holds all changes up to this batch."""
     columns: TypedColumns | None = None
     cluster_by: tuple[str, ...] = ()
-    """The columns that the documents are sorted by before their keys, as far as they are there."""
+    """The columns by which documents are sorted before their keys, if the table has them."""
     is_rebuilt: bool = False
-    """The columns have changed: documents that are there are parsed again."""
+    """Whether existing documents are parsed again, because the columns have changed."""
     is_marked: bool = False
-    """Rows that are replaced or gone are marked in deletion vectors, and their files stay."""
+    """Whether replaced and removed rows are marked in deletion vectors, and their files stay."""
     has_feed: bool = False
-    """The table has a change feed."""
+    """Whether the table has a change feed."""
     replaced: tuple[DataFile, ...] = ()
-    """Files that a repair replaces, and that are not merged into: the feed has what is different in them."""
+    """Files that a repair replaces instead of merging into them: the feed gets the differences from them."""
     rejects_location: Location
     rejects_files: tuple[DataFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """What a merge of one group of one table came to."""
+    """The result of merging one group of one table."""
 
     kind: TableKind
     name: str
@@ -118,28 +118,28 @@ class Merged:
     add: list[DataFile] = field(default_factory=list)
     remove: list[DataFile] = field(default_factory=list)
     feed: list[DataFile] | None = None
-    """The `cdc` files of the change feed; None where readers derive it from the files, or have none."""
+    """The `cdc` files of the change feed; None if readers derive it from the data files, or if there is no feed."""
     wanted: FieldTypes = field(default_factory=dict)
     """Fields that need columns which the table does not have yet."""
     columns: TypedColumns | None = None
-    """What was written: the columns of the table, and those for what is wanted."""
+    """The columns that were written: those of the table, and those that are wanted."""
     is_written: bool = True
-    """Otherwise it was only looked for what is wanted: the table gets its columns, and it is merged again."""
+    """If false, the merge only found out what is wanted: the table gets its columns, and the group is merged again."""
     fault: HeadwaterError | None = None
-    """What is wrong with the table, so that it can't be merged into."""
+    """The fault that prevents merging into the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeTask:
-    """Merge a group of vbuckets of some tables. What is read of `changes` is read once for all of them."""
+    """Merge a group of vbuckets of some tables. The task reads `changes` once for all of them."""
 
     facts: LakeFacts
     group: int
     changes: Location
     pending: tuple[DataFile, ...]
-    """The files of `changes` that may hold changes after the least `after_batch`."""
+    """The files of `changes` that may hold changes after the lowest `after_batch`."""
     whole: tuple[DataFile, ...] | None = None
-    """All files that may hold changes of the group: for vbuckets that were rolled back. Not given where none was."""
+    """All files that may hold changes of the group, for vbuckets that were rolled back. None if none was."""
     upto_batch: int
     documents: tuple[DocumentsTarget, ...] = ()
     history: tuple[HistoryTarget, ...] = ()
@@ -163,7 +163,7 @@ class MergeTask:
         return merged
 
     def _contained(self, kind: TableKind, name: str, work: Callable[[], list[Merged]]) -> list[Merged]:
-        """What the work on one table comes to. A fault of that table is reported, and others go on."""
+        """Run the work on one table. Reports a fault of that table, so that others continue."""
         try:
             return work()
         except BaseException as error:
@@ -210,11 +210,11 @@ class MergeTask:
         touched_rejects = [*_touched(target.rejects_location, target.rejects_files, fold, every=target.is_rebuilt)]
 
         def documents() -> Iterator[pa.Table]:
-            """What has to be parsed, without typed columns."""
+            """Yield the rows to parse, without typed columns."""
             schema = documents_schema(xattrs=self.facts.xattrs, form=self.facts.document)
             if target.is_rebuilt:
                 yield from (rows.select(schema.names) for rows in _kept_rows(target.location, _staying(touched)))
-            # In the order of their files already: what typed columns are parsed from them need not be moved later.
+            # Sort first: the typed columns parsed from sorted rows need not be reordered later.
             yield from (sort_rows(_documents_of(changes, schema)) for changes in fold.live())
 
         try:
@@ -250,7 +250,7 @@ class MergeTask:
             rejects.write(_rejected(rows, parsed, reject_schema))
             return _with_typed(rows, parsed.columns)
 
-        # More columns can be had as long as nothing is written.
+        # More columns can be added until something is written.
         held, held_bytes = [], 0
         for rows in documents:
             held.append(parse(rows))
@@ -282,7 +282,7 @@ class MergeTask:
                 for rows in files_in_order(target.location, [(file, marks)], schema, target.cluster_by, (), left_out):
                     again.write(rows)
                 added += again.close()
-        # The rejects come first: once the documents are merged, they are not looked at again.
+        # The rejects come first: once the documents are merged, they are not checked again.
         return [
             self._merged(TableKind.REJECTS, target.name, add=added_rejects, remove=[it.file for it in touched_rejects]),
             self._merged(
@@ -297,8 +297,8 @@ class MergeTask:
         ]
 
     def _feed(self, target: DocumentsTarget, schema: pa.Schema, *, changes_files: bool) -> FeedWriter | None:
-        """What writes the change feed; None if the table has none, or if readers derive it because no row leaves."""
-        # Readers could derive it from deletion vectors, too. But deltalake 1.6.6 aborts the reader's process where the
+        """Return the writer of the change feed; None without a feed, or if readers derive it because no row leaves."""
+        # Readers could derive it from deletion vectors, too. But deltalake 1.6.6 aborts the reader's process if the
         # rows that a commit marks lie in more than one row group of a file (decision 73).
         if not target.has_feed or not (changes_files or target.replaced):
             return None
@@ -319,8 +319,8 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstDocuments:
-    """Writes the documents of a lake that holds nothing yet while the first changes are landed: what has just been
-    written to `changes` is at hand, and need not be read back."""
+    """Writes the documents of an empty lake while its first changes are landed: the rows just written to `changes` are
+    in memory, and need not be read back."""
 
     location: Location
     """Of the lake."""
@@ -329,20 +329,20 @@ class FirstDocuments:
     columns: Mapping[str, ColumnChoice]
     """By table, or for `EVERY_COLLECTION`."""
     cluster_by: Mapping[str, tuple[str, ...]]
-    """The same."""
+    """By table, or for `EVERY_COLLECTION`."""
     rules: Mapping[str, ColumnRules]
     is_marked: bool = False
-    """The tables will be merged on read."""
+    """Whether the tables will be merged on read."""
     file_bytes: int = FILE_BYTES_DEFAULT
     held_bytes_max: int = KEEP_BYTES
 
     def hold(self) -> HeldChanges:
-        """What the writer of the changes has to be given, as `on_rows`."""
+        """Return what the writer of the changes must be given, as `on_rows`."""
         return HeldChanges(self.facts, self.held_bytes_max)
 
     def write(self, report: ChangeReport, held: HeldChanges) -> list[Merged]:
-        """The documents of all groups of vbuckets in a report, each of which must be whole in it. Returns nothing where
-        it can't be done here, and a merge has to."""
+        """Write the documents of all groups of vbuckets in a report, which must contain each group as a whole. Returns
+        nothing if that is impossible here, and a merge has to do it."""
         if report.rollbacks or held.is_full or any(None in names for names in report.names.values()):
             return []
         names = {id_: table_name(*parts, id_) for id_, parts in report.names.items()}
@@ -385,7 +385,7 @@ class FirstDocuments:
 
 
 class HeldChanges:
-    """Sorted rows of `changes` that are kept in memory, up to a bound: beyond it, none are."""
+    """Sorted rows of `changes` kept in memory. Beyond a bound, it drops all of them."""
 
     def __init__(self, facts: LakeFacts, bytes_max: int) -> None:
         self._facts = facts
@@ -401,7 +401,7 @@ class HeldChanges:
         self._tables = [] if self.is_full else [*self._tables, rows]
 
     def of(self, group: int) -> list[ChangeRows]:
-        """The rows of a group of vbuckets."""
+        """Return the rows of a group of vbuckets."""
         found = []
         for rows in self._tables:
             groups = self._facts.group_of(numbers(rows, "vbucket").astype(np.int64))
@@ -414,8 +414,8 @@ class HeldChanges:
 def merged_rows(
     task: MergeTask, columns: Sequence[str] | None = None, keys: Collection[str] | None = None
 ) -> Iterator[pa.Table]:
-    """All documents that the group of the task's only table would hold after it: some of their columns, or those with
-    some keys. Then `key` is among the columns."""
+    """Yield the documents that the group of the task's only table would hold after the merge: some columns, or those
+    with some keys. For keys, `key` must be among the columns."""
     (target,) = task.documents
     fold = task.fold(target, task.read_pending())
     typed = None if target.columns is None else target.columns.schema
@@ -458,12 +458,13 @@ def _may_hold_keys(file: DataFile, keys: Iterable[str]) -> bool:
 
 
 class _KeysLookedUp:
-    """Documents that a reader wants by their keys."""
+    """Looks up documents by the keys that a reader wants."""
 
     def __init__(self, keys: frozenset[str], ids: Collection[int], vbuckets: int) -> None:
         self._shown = sorted(keys)
         self._index: KeyIndex | None = None
-        """By the bytes of the keys. A text with escapes may stand for other bytes; row groups are chosen for it."""
+        """By the bytes of the keys. None if a key may be escaped, and stand for other bytes: row groups are chosen
+        instead."""
         if not any(map(may_be_escaped, keys)):
             raw = [key.encode() for key in self._shown for _ in ids]
             homes = np.array([vbucket_of(key, vbuckets) for key in raw], dtype=np.int64)
@@ -471,8 +472,8 @@ class _KeysLookedUp:
             self._index = KeyIndex(pa.array(raw, pa.binary()), np.zeros(len(raw), dtype=np.int64), spaces)
 
     def marks(self, location: Location, file: DataFile) -> Marks:
-        """A mark on each live row of a file that may have one of the keys: those that its index of keys has, or all of
-        the row groups whose keys lie around one of them."""
+        """Mark each live row of a file that may have one of the keys: those in its index of keys, or all rows of row
+        groups whose key ranges contain one of the keys."""
         if self._index is not None:
             found = find_rows(location, file, partial(KeyPlaces.find, index=self._index))
             if found is not None:
@@ -500,8 +501,8 @@ def _touched(
     every: bool = False,
     within: Mapping[str, Marks] | None = None,
 ) -> Iterator[Leaving]:
-    """The files with rows that are replaced or gone, or all of them, and these rows. In a file with marks (`within`, by
-    its path), row groups without one are passed over."""
+    """Yield the files with rows that are replaced or removed, and these rows; with `every`, all files. In a file with
+    marks in `within`, row groups without a mark are skipped."""
     for file in files:
         can_change = fold.can_touch(file.ranges.get("vbucket", (float("-inf"), float("inf"))))
         if not every and not (can_change and fold.may_change(file.ranges.get("key"))):
@@ -514,7 +515,7 @@ def _touched(
                 start = 0
                 for row_group in reader.row_groups:
                     end = start + reader.row_group_rows(row_group)
-                    # Keys are read only where one of them may have changed.
+                    # Read keys only where one of them may have changed.
                     is_looked_at = marks is None or marks[start:end].any()
                     if is_looked_at and fold.may_change(reader.text_range(row_group, "key")):
                         kept[start:end] = fold.kept(end - start, partial(reader.read, row_group))
@@ -525,13 +526,13 @@ def _touched(
 
 
 def _staying(touched: Iterable[Leaving]) -> Iterator[tuple[DataFile, Marks]]:
-    """The files, with a mark on every row that stays."""
+    """Yield the files, with a mark on every row that stays."""
     return ((it.file, it.kept) for it in touched)
 
 
 def _leaving(target: DocumentsTarget, touched: Iterable[Leaving]) -> Iterable[tuple[DataFile, Marks | None]]:
-    """The rows that leave a table and are not left out while a file is written again: those that are marked in deletion
-    vectors, or all rows of files that a repair or other columns replace."""
+    """Return the rows that leave a table but are not read while a file is rewritten: those marked in deletion vectors,
+    or all rows of files that a repair or new columns replace."""
     if target.replaced or target.is_rebuilt:
         return [(file, None) for file in target.replaced or target.files]
     return [(it.file, ~it.kept) for it in touched] if target.is_marked else []
@@ -540,11 +541,11 @@ def _leaving(target: DocumentsTarget, touched: Iterable[Leaving]) -> Iterable[tu
 def _kept_rows(
     location: Location, files: Iterable[tuple[DataFile, Marks | None]], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """The rows of files that are marked, or all; with all columns, or with those of some that a file has."""
+    """Yield the marked rows of files, or all if a file has no marks; with all columns, or those of `columns` it has."""
     for file, marks in files:
         start = 0
         with FileReader(location, file) as reader:
-            # A file may have been written before any of them was added, and its rows count.
+            # A file may be older than all of these columns, but its rows count.
             there = None if columns is None else [name for name in columns if name in reader.schema.names] or ["key"]
             for row_group in reader.row_groups:
                 end = start + reader.row_group_rows(row_group)
@@ -556,7 +557,7 @@ def _kept_rows(
 
 
 def _documents_of(changes: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The documents that mutations make, without typed columns."""
+    """Return the documents that mutations make, without typed columns."""
     columns = document_columns(changes, schema)
     return pa.table({name: columns[name] for name in schema.names if name in columns})
 
@@ -568,7 +569,7 @@ def _with_typed(rows: pa.Table, typed: Mapping[str, pa.ChunkedArray]) -> pa.Tabl
 
 
 def _rejected(rows: pa.Table, parsed: Parsed, schema: pa.Schema) -> pa.Table:
-    """What does not fit the typed columns: the document, as often as it has such values."""
+    """Return a row for each value that does not fit its typed column, with the document."""
     if not len(parsed.misfits):
         return schema.empty_table()
     reasons = {"field": parsed.misfits.fields, "reason": parsed.misfits.reasons}
@@ -579,9 +580,9 @@ def _rejected(rows: pa.Table, parsed: Parsed, schema: pa.Schema) -> pa.Table:
 
 # --- what is pending --------------------------------------------------------------------------------------------------
 #
-# What of `changes` is not merged yet, counted by table and group: merges are planned by these numbers. The counts
-# follow the commits. When a lake is opened they are taken from `changes` once, out of a few columns of the files that
-# may hold something unmerged. They need not be exact: what a merge does is decided by the rows.
+# Changes that are not merged yet, counted by table and group: merges are planned by these numbers. Commits update the
+# counts. When a lake is opened, they are counted once from a few columns of the files that may hold unmerged changes.
+# They need not be exact: the rows decide what a merge does.
 
 
 _COLUMNS = ("vbucket", "collection_id", "op", "batch")
@@ -595,20 +596,20 @@ class Pending:
     rows: Counter[tuple[str, int]] = field(default_factory=Counter)
     """(table, group) → changes of documents."""
     urgent: set[tuple[str, int]] = field(default_factory=set)
-    """(table, group) where it can't wait: documents may have to go, or to come back."""
+    """(table, group) pairs that can't wait: documents may have to be removed or restored."""
     since_s: dict[str, float | None] = field(default_factory=dict)
-    """By table: nothing that was written before this time is pending, as far as that is known."""
+    """By table: nothing that was written before this time is pending; None if unknown."""
     size_bytes: int = 0
-    """Of the files of `changes` that have come since everything was merged."""
+    """Of the files that `changes` has got since everything was last merged."""
 
     @property
     def names(self) -> set[str]:
-        """The tables that have something pending."""
+        """The tables that have pending changes."""
         return {name for name, _ in [*self.rows, *self.urgent]}
 
     def add(self, report: ChangeReport, names: Mapping[int, str], facts: LakeFacts, *, since_s: float | None) -> None:
-        """Count what a batch has brought. `names` has the tables by collection id, those of the batch among them;
-        `since_s` is the time that the tables held everything of before the batch."""
+        """Count the changes of a batch. `names` has the tables by collection id, including those of the batch;
+        `since_s` is the time up to which the tables held everything before the batch."""
         before = self.names
         self.size_bytes += sum(file.size_bytes for file in report.files)
         for (id_, group), count in report.document_rows.items():
@@ -620,14 +621,14 @@ class Pending:
             self.since_s.setdefault(name, since_s)
 
     def documents(self, name: str) -> int:
-        """How many changes of documents wait for a table."""
+        """Return how many changes of documents wait for a table."""
         return sum(count for (table, _), count in self.rows.items() if table == name)
 
     def has(self, name: str, group: int) -> bool:
         return self.rows[name, group] > 0 or (name, group) in self.urgent
 
     def forget(self, name: str) -> None:
-        """It has been merged."""
+        """Drop the counts of a table that has been merged."""
         for counted in [key for key in self.rows if key[0] == name]:
             del self.rows[counted]
         self.urgent = {key for key in self.urgent if key[0] != name}
@@ -643,7 +644,7 @@ def count_pending(
     names: Mapping[int, str],
     merged_at: Callable[[str, int], int],
 ) -> Pending:
-    """Count what lies behind the batch that each table and group was merged at."""
+    """Count the changes after the batch at which each table and group was last merged."""
     least = min((merged_at(name, group) for name in set(names.values()) for group in range(facts.groups)), default=-1)
     waiting = [file for file in files if file.may_hold("batch", low=least + 1)]
     pending = Pending(size_bytes=sum(file.size_bytes for file in waiting))
@@ -661,7 +662,7 @@ def count_pending(
 
 
 def _counts(rows: pa.Table, facts: LakeFacts) -> Iterator[tuple[int, int, str, int, int]]:
-    """How often each collection, group, operation and batch is there together."""
+    """Count the rows of each combination of collection, group, operation and batch."""
     counted = pa.table(
         {
             "id": numbers(rows, "collection_id", null=_EVERY_TABLE),
@@ -677,13 +678,13 @@ def _counts(rows: pa.Table, facts: LakeFacts) -> Iterator[tuple[int, int, str, i
 
 # --- the tasks of a merge ---------------------------------------------------------------------------------------------
 #
-# One for each group of vbuckets that has something pending, for all tables together that have as many groups. When to
-# merge is decided by `headwater.landing.planning`. A merge takes everything that is pending, so after it all vbuckets
+# There is one task for each group of vbuckets with pending changes, for all tables with the same number of groups.
+# `headwater.landing.planning` decides when to merge. A merge takes everything that is pending, so after it all vbuckets
 # of a table are at the same batch.
 
 
 TASK_TABLES_MAX = 32
-"""More tables are the work of several tasks, for several cores."""
+"""More tables are divided among several tasks, for several cores."""
 
 
 @suggest_keywords
@@ -728,7 +729,7 @@ class Planner:
             for groups, group in sorted(due)
             for first in range(0, len(due[groups, group]), TASK_TABLES_MAX)
         ]
-        # The largest first: cores that are free take the next task, and none is left alone with a large one at the end.
+        # Largest first: free cores take the next task, so no core is left alone with a large one at the end.
         return sorted(tasks, key=_bytes_to_read, reverse=True)
 
     def history_lags(self, table: CollectionTables, group: int) -> bool:
@@ -758,7 +759,7 @@ class Planner:
         history: tuple[HistoryTarget, ...] = (),
         with_whole: bool,
     ) -> MergeTask:
-        """The work of one group of tables that have so many."""
+        """Return the task of `group`, out of `of` groups."""
         facts = replace(self.facts, groups=of)
         vbuckets = facts.vbuckets_of(group)
         targets: list[DocumentsTarget | HistoryTarget] = [*documents, *history]
@@ -777,7 +778,7 @@ class Planner:
         )
 
     def new_table_task(self, table: CollectionTables, group: int, *, with_history: bool, with_feed: bool) -> MergeTask:
-        """Build a group of the tables of a collection from all of `changes`, as if they held nothing."""
+        """Return the task that rebuilds a group of a collection's tables from all of `changes`."""
         target = self.documents_target(table, group)
         documents = replace(
             target,
@@ -814,7 +815,7 @@ class Planner:
 
 
 def _target_members(table: CollectionTables, kind: TableKind, merged: MergedTable | None, group: int) -> dict[str, Any]:
-    """What the targets of documents and of histories have in common."""
+    """Return the members that targets of documents and of histories share."""
     return {
         "name": table.name,
         "ids": frozenset(table.ids),
@@ -826,12 +827,12 @@ def _target_members(table: CollectionTables, kind: TableKind, merged: MergedTabl
 
 
 def _bytes_to_read(task: MergeTask) -> int:
-    """Of the tables. What is read of `changes` is in files that other groups share."""
+    """Return the bytes of the tables only: the files of `changes` are shared with other groups."""
     return sum(file.size_bytes for target in task.targets for file in target.files)
 
 
 def pending_files(files: Iterable[DataFile], *, after_batch: int, vbuckets: Sequence[int]) -> list[DataFile]:
-    """Those that may hold changes of some vbuckets after a batch."""
+    """Return the files that may hold changes of some vbuckets after a batch."""
     return [
         file
         for file in files

@@ -1,32 +1,30 @@
 """What a merge writes beside `documents`: the table of versions, and the change feed.
 
-The table of versions has every version of a document, with the time from which and up to which it was the document. It
-is partitioned by `is_current` as well as by group. Versions that have ended lie in files that are only ever added to;
-versions that are current lie in files of their own. So a merge, which ends some and begins others, writes no more than
-the documents' own merge does. As there, a file is written again by itself, apart from what is new, or it stays and the
-rows are marked.
+The table of versions has every version of a document, with the times between which it was current. It is partitioned
+by `is_current` as well as by group. Ended versions lie in files that are only ever added to; current versions lie in
+other files. So a merge, which ends some versions and begins others, writes no more than the merge of the documents
+does. As there, a file is either rewritten separately from new rows, or it stays and its rows are marked.
 
 A version ends with the next one of its document, with the document's removal, or with its collection. `valid_to_seqno`
-says which change that was. A rollback takes back every version above the seqno that is kept, and opens those again
-that were ended by a change above it. For that nothing but the table itself is needed.
+is the seqno of that change. A rollback removes every version above the kept seqno, and reopens those that a change
+above it had ended. This needs nothing but the table itself.
 
-The table has the typed columns of the documents. A version that no document is any longer may have a field that no
-document has: the documents get a column for it as well, so that both tables always have the same. A version keeps the
-values that it was written with; those that were written before the history had a column have null there.
+The table has the typed columns of the documents. An ended version may have a field that no current document has: the
+documents get a column for it as well, so that both tables always have the same columns. A version keeps the values
+that it was written with; versions written before the history had a column have null in it.
 
-`documents_merge.MergeTask` calls it, where a history is asked for. It writes files, and commits nothing.
+`documents_merge.MergeTask` uses this module if a history is kept. It writes files, and commits nothing.
 
-The change feed of `documents` says what each merge did, row by row, as Delta's change data feed has it. A table with
-`delta.enableChangeDataFeed` shows its readers which rows a commit inserted, updated and deleted. A reader takes them
-from the `cdc` files of the commit where it has any, and from these alone. Where it has none the reader derives them:
-every row of a file that was added is an insert, every row of one that was removed a delete, unless the commit says that
-no data has changed. So
+The change feed of `documents` records what each merge did, row by row, as Delta's change data feed. A table with
+`delta.enableChangeDataFeed` shows its readers which rows a commit inserted, updated and deleted. If a commit has `cdc`
+files, a reader uses these and nothing else. If it has none, the reader derives the changes: every row of an added file
+is an insert, every row of a removed one a delete, unless the commit declares that no data has changed. So
 
 * a merge that only adds files writes no `cdc` file: a first load costs nothing more;
-* a merge that replaces or removes a row, or marks it in a deletion vector, writes `cdc` files with all rows that it
-  changed, and no others: rows that were only written again are not among them, nor is a row that comes back equal in
-  every column, as most rows of a vbucket do that was rolled back;
-* a merge that changes no row at all says so, as joins and cuts into groups do.
+* a merge that replaces or removes a row, or marks it in a deletion vector, writes `cdc` files with exactly the rows
+  that it changed: not those that were only rewritten, nor those that come back equal in every column, as most rows of
+  a vbucket do after a rollback;
+* a merge that changes no row declares that, as joining files and dividing groups do.
 
 `MergeTask` gives a `FeedWriter` the new rows, then those that leave. `commits` completes the feed of a commit: a group
 that only adds files does not know whether another one replaces rows.
@@ -56,7 +54,7 @@ from headwater.lake.typed_columns import ColumnGrowth, FieldTypes, TypedColumns,
 from headwater.lake.variants import document_texts
 
 FEED_HELD_BYTES = 64 * 1024 * 1024
-"""New rows that are held in memory to be compared; more of them lie in a temporary file."""
+"""New rows held in memory for comparison; more of them are written to a temporary file."""
 _CHANGE_TYPE = pa.field(layout.FEED_COLUMNS[0], pa.string(), nullable=False)
 
 
@@ -66,7 +64,7 @@ def has_feed(properties: Mapping[str, str | None]) -> bool:
 
 
 def check_feed_columns(name: str, columns: Iterable[str]) -> None:
-    """Raise `InvalidInput` if a table has columns that are called as those of a change feed."""
+    """Raise `InvalidInput` if a table has columns with the names of a change feed's columns."""
     if taken := sorted({*layout.FEED_COLUMNS} & {column.lower() for column in columns}):
         raise InvalidInput(
             f"{name} can't have a change feed: it has the column {', '.join(taken)}, which the feed has as well",
@@ -75,8 +73,8 @@ def check_feed_columns(name: str, columns: Iterable[str]) -> None:
 
 
 class FeedWriter:
-    """Writes the `cdc` files of one group of a table: give it all rows `after` the merge that are new, then all rows
-    `before` it that leave."""
+    """Writes the `cdc` files of one group of a table: give it all new rows (`after`), then all rows that leave
+    (`before`)."""
 
     def __init__(
         self, location: Location, schema: pa.Schema, *, partition: Sequence[tuple[str, str]], file_bytes: int
@@ -91,13 +89,13 @@ class FeedWriter:
         """…and how many of them are equal to it in every column."""
 
     def after(self, rows: pa.Table) -> pa.Table:
-        """Take new rows. Returns them."""
+        """Take new rows, and return them."""
         assert self._index is None, "new rows come before those that leave"
         self._after.add(rows)
         return rows
 
     def before(self, rows: pa.Table) -> None:
-        """Take rows that leave, whether others take their places or not."""
+        """Take rows that leave, whether others replace them or not."""
         rows = data_files.aligned(data_files.conformed(rows, self._schema), self._schema).combine_chunks()
         found = self._indexed().find(raw_keys_of(rows), _spaces_of_rows(rows))
         is_equal = np.zeros(rows.num_rows, dtype=np.bool_)
@@ -121,7 +119,7 @@ class FeedWriter:
         for rows in leaving:
             self.before(rows)
         self._indexed()
-        # Of a damaged table two rows may have one key: then the new row is named, though it is equal to one of them.
+        # In a damaged table two rows may share a key: then the new row is listed, although it equals one of them.
         is_unchanged = (self._replaced == 1) & (self._equals == 1)
         for start, rows in self._after.parts():
             end = start + rows.num_rows
@@ -133,7 +131,7 @@ class FeedWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsertsTask:
-    """Write the `cdc` files of a group that a merge has only added files to."""
+    """Write the `cdc` files of a group to which a merge has only added files."""
 
     location: Location
     files: tuple[data_files.DataFile, ...]
@@ -148,7 +146,7 @@ class InsertsTask:
 
 
 class _CdcWriter:
-    """Writes rows with what has happened to them."""
+    """Writes rows with their change types."""
 
     def __init__(
         self, location: Location, schema: pa.Schema, partition: Sequence[tuple[str, str]], file_bytes: int
@@ -174,7 +172,7 @@ class _CdcWriter:
 
 
 class _HeldRows:
-    """Rows that are numbered in the order in which they come: in memory, and beyond a bound in a temporary file."""
+    """Rows numbered in the order of arrival: in memory, and beyond a bound in a temporary file."""
 
     def __init__(self) -> None:
         self._held: list[pa.Table] = []
@@ -195,7 +193,7 @@ class _HeldRows:
         self._held.append(rows if self._held_bytes <= FEED_HELD_BYTES else self._spill(rows))
 
     def _spill(self, rows: pa.Table) -> pa.Table:
-        """The same rows, mapped from a file."""
+        """Write rows to the temporary file, and return them mapped from it."""
         if self._spilled is None:
             self._spilled = tempfile.NamedTemporaryFile(prefix="headwater-feed-")  # noqa: SIM115
         start = self._spilled.seek(0, 2)
@@ -207,7 +205,7 @@ class _HeldRows:
         return pa.ipc.open_stream(mapped).read_all()
 
     def index(self) -> KeyIndex:
-        """All rows by their keys."""
+        """Return an index of all rows by key."""
         if not self._held:
             return KeyIndex(pa.array([], pa.binary()), np.zeros(0, dtype=np.int64))
         keys, seqnos, beside = pa.concat_arrays(self._keys), np.concatenate(self._seqnos), np.concatenate(self._beside)
@@ -215,7 +213,7 @@ class _HeldRows:
         return KeyIndex(keys, seqnos, beside)
 
     def parts(self) -> Iterable[tuple[int, pa.Table]]:
-        """The rows, and the number of the first of each part."""
+        """Yield the rows in parts, each with the number of its first row."""
         start = 0
         for rows in self._held:
             yield start, rows
@@ -232,8 +230,8 @@ def _spaces_of_rows(rows: pa.Table) -> NDArray[np.int64]:
 
 
 def _are_equal(rows: pa.Table, here: Column, others: pa.Table, there: Column) -> Marks:
-    """Which of some rows of one table are equal to those of another in every column."""
-    # Two versions of a document have different seqnos or CAS values, so hardly any document is compared in vain.
+    """Mark the pairs of rows, given by their numbers in two tables, that are equal in every column."""
+    # Versions of a document differ in seqno or CAS, so hardly any documents have to be compared.
     is_equal: Marks = np.ones(len(here), dtype=np.bool_)
     for name in ("seqno", "cas"):
         is_equal &= data_files.numbers(rows, name)[here] == data_files.numbers(others, name)[there]
@@ -262,18 +260,18 @@ class HistoryTarget:
     ids: frozenset[int]
     location: Location
     files: tuple[data_files.DataFile, ...]
-    """The live files of the group, current and ended."""
+    """The live files of the group, with current and with ended versions."""
     after_batch: int
     columns: TypedColumns | None = None
     unused: pa.Schema = field(default_factory=lambda: pa.schema([]))
-    """Typed columns that only versions have which are there already."""
+    """Typed columns that only existing versions have."""
     is_marked: bool = False
-    """Versions that have ended, or are taken back, are marked in deletion vectors, and their files stay."""
+    """Whether versions that end or are taken back are marked in deletion vectors, and their files stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergedVersions:
-    """What a merge of a group came to. The members are those of `documents_merge.Merged`."""
+    """The result of merging a group. The members are those of `documents_merge.Merged`."""
 
     add: list[data_files.DataFile]
     remove: list[data_files.DataFile]
@@ -299,7 +297,7 @@ def merge_history(
 
 
 def _may_change(file: data_files.DataFile, rolled: Mapping[int, int]) -> bool:
-    """Whether a file of ended versions may hold one that a rollback takes back or opens again.
+    """Whether a file of ended versions may hold one that a rollback removes or reopens.
 
     A version ends later than it begins, so its end alone decides.
     """
@@ -314,7 +312,7 @@ class _Ends:
     """By version, or by row of changes: the change that ends it."""
 
     seqnos: _Numbers
-    """`_FOREVER` where none does."""
+    """`_FOREVER` if no change ends it."""
     times_us: _Numbers
 
     @property
@@ -329,7 +327,7 @@ class _Ends:
         return _Ends(self.seqnos[chosen], self.times_us[chosen])
 
     def at(self, rows: _Numbers) -> _Ends:
-        """Those in some rows; -1 stands for none."""
+        """Return the ends at some rows; -1 stands for none."""
         is_there, ends = rows >= 0, _Ends.none(len(rows))
         ends.seqnos[is_there], ends.times_us[is_there] = self.seqnos[rows[is_there]], self.times_us[rows[is_there]]
         return ends
@@ -340,7 +338,7 @@ class _Ends:
 
     @classmethod
     def made_by(cls, parts: Sequence[tuple[change_rows.ChangeRows, Marks]]) -> _Ends:
-        """Changes as what ends others."""
+        """Return changes in the form of ends for earlier versions."""
         times_us = _joined([rows.times_us()[marks] for rows, marks in parts])
         return cls(_joined([rows.seqnos[marks] for rows, marks in parts]), times_us)
 
@@ -376,9 +374,9 @@ class _Merge:
             for rows, marks in parts
         ]
         self._collection_ends, self._ended = _Ends.made_by(events), _spaces(events)
-        """The events that end collections, and the collections in their vbuckets that they end."""
+        """The events that end collections, and for each the collection and vbucket in which it does."""
         self._is_any_touched = bool(rolled) or any(marks.any() for _, marks in events)
-        """Versions may end whose keys have not changed."""
+        """Whether versions may end although their keys have not changed."""
         self._parts = [(rows, marks & (rows.ops <= change_rows.UNMATCHED)) for rows, marks in parts]
         self._index_changes()
 
@@ -393,7 +391,7 @@ class _Merge:
         )
 
     def _index_changes(self) -> None:
-        """Put the changes of each document in the order of their seqnos."""
+        """Link the changes of each document in the order of their seqnos."""
         self._changes, self._spaces = _Ends.made_by(self._parts), _spaces(self._parts)
         keys = [rows.keys(marks) for rows, marks in self._parts if marks.any()]
         joined = pa.concat_arrays(keys) if keys else pa.array([], pa.binary())
@@ -407,21 +405,21 @@ class _Merge:
         starts = np.ones(len(order), dtype=np.bool_)
         starts[1:] = ~is_same
         self._first = np.full(len(order), -1, dtype=np.int64)
-        """By the number of a document in the index: the row with its least seqno."""
+        """By the number of a document in the index: the row with its lowest seqno."""
         self._first[documents[order[starts]]] = order[starts]
 
     def _ends_at(self, rows: _Numbers, spaces: _Numbers, seqnos: _Numbers) -> _Ends:
-        """What ends versions first: the changes in some rows, where -1 stands for none, or the ends of their
+        """Return what ends versions first: the changes in some rows (-1 stands for none), or the ends of their
         collections."""
         of_collections = change_rows.first_after(self._ended, self._collection_ends.seqnos, spaces, seqnos)
         return self._changes.at(rows).earlier(self._collection_ends.at(of_collections))
 
     def write(self) -> MergedVersions:
-        """Write the group. Raises `UnsettledColumns` where versions turn out to need other columns on the way."""
+        """Write the group. Raises `UnsettledColumns` if versions turn out to need other columns while it writes."""
         versions = ((is_current, self._typed(rows), ends) for is_current, rows, ends in self._new_versions())
         held, held_bytes = [], 0
         if self._growth is not None and self._growth.columns.is_inferred:
-            # More columns can be had as long as nothing is written.
+            # More columns can be added until something is written.
             for version in versions:
                 held.append(version)
                 held_bytes += version[1].nbytes
@@ -447,7 +445,7 @@ class _Merge:
         return MergedVersions([*self._added, *written], self._removed, wanted, columns)
 
     def wanted(self) -> FieldTypes:
-        """The fields that the new versions need columns for, of all of them."""
+        """Return all fields of the new versions that need columns."""
         assert self._target.columns is not None, "only columns that are inferred are unsettled"
         parse = partial(self._target.columns.parse, discovers=True)
         found = (parse(document_texts(rows.column("document"))).wanted for _, rows, _ in self._new_versions())
@@ -469,7 +467,7 @@ class _Merge:
         again = self._writer(True)
         with data_files.FileReader(self._location, file) as reader:
             for row_group, (stays, ends) in zip(reader.row_groups, fates, strict=True):
-                # Of a file that stays, the values of versions that have ended are needed, and no others.
+                # If the file stays, only the values of ended versions are needed.
                 if not self._is_marked or ends.is_ended.any():
                     rows = data_files.conformed(reader.read(row_group), self._schema)
                     if not self._is_marked:
@@ -503,8 +501,8 @@ class _Merge:
                 self._added += data_files.mark_rows(self._location, [data_files.Leaving.of(reader, stays)])
 
     def _fate(self, rows: int, read: Callable[[Sequence[str]], pa.Table]) -> tuple[Marks, _Ends]:
-        """Of so many versions that are current, or are again: which of them stay so, and what ends the others. Those
-        that a rollback took back neither stay nor end. `read` gives columns of them."""
+        """Decide on versions that are current, or are current again: return a mark for each that stays so, and what
+        ends the others. Versions that a rollback removed neither stay nor end. `read` returns columns of them."""
         stays: Marks = np.ones(rows, dtype=np.bool_)
         ends = _Ends.none(rows)
         keys = raw_keys_of(read(("key", "key_bytes")))
@@ -538,7 +536,7 @@ class _Merge:
     # --- versions that the changes bring ------------------------------------------------------------------------------
 
     def _new_versions(self) -> Iterator[tuple[bool, pa.Table, _Ends]]:
-        """Those that are current and those that are not, without typed columns, and what ends them."""
+        """Yield current and ended versions, without typed columns, and what ends them."""
         ends = self._ends_at(self._next, self._spaces, self._changes.seqnos)
         start = 0
         for rows, marks in self._parts:

@@ -1,25 +1,25 @@
-"""`changes` and the tables of documents as Iceberg tables as well, for engines that read Iceberg.
+"""`changes` and the tables of documents as Iceberg tables, too, for engines that read Iceberg.
 
-The Delta tables are the truth. The driver does the rest with pyiceberg: there is no jar in it.
+The Delta tables are the source of truth. The driver keeps the Iceberg tables with pyiceberg, without any jar.
 
-`changes` is copied, batch by batch (`IcebergChanges`). The rows of a batch are appended, and what its rollbacks took
-back is marked void, all in one commit of the catalog that also says which batch it was (the table property
-`headwater.batch`). A crash before that commit has the batch copied by the next run; a batch that is replayed is found
-to be there. So each table is exact by itself, and Iceberg is a batch behind at worst. Files are not shared with the
-Delta table, whose upkeep deletes its own. Upkeep of the Iceberg table is the owner's affair.
+`changes` is copied, batch by batch (`IcebergChanges`). One commit of the catalog appends the rows of a batch, marks
+what its rollbacks took back as void, and records the batch's number (in the table property `headwater.batch`). After a
+crash before that commit the next run copies the batch; after it, the next run finds the batch there. So each table is
+exact by itself, and Iceberg is a batch behind at worst. Files are not shared with the Delta table, whose upkeep deletes
+its own. Upkeep of the Iceberg table is left to its owner.
 
 The tables of documents share the files of the Delta tables (`IcebergDocuments`). A table of documents is a list of
-Parquet files, and a merge takes some out and puts others in. The Iceberg table of a collection is that list in the
-metadata of Iceberg: after each merge, one commit of the catalog removes the files that left the Delta table, and adds
-those that are new. No row is copied, so it costs what the footers of the new files cost. What the table holds says
-itself what is missing, so the next run completes what a crash between the two commits has left out.
+Parquet files; a merge removes some and adds others. The Iceberg table of a collection is that list in Iceberg's
+metadata: after each merge, one commit of the catalog removes the files that left the Delta table, and adds the new
+ones. No row is copied, so the cost is that of reading the new files' footers. Comparing the two lists shows what is
+missing, so the next run completes what a crash between the two commits has left out.
 
-Files do not carry Iceberg's field ids: the table has a mapping by names for its readers (the property
-`schema.name-mapping.default`). The column that the Delta table is partitioned by is not in its files, and so not in the
-Iceberg table. Files belong to the Delta table: its upkeep deletes them some time after a merge has replaced them
-(`--keep-files`), and no engine may delete them by way of Iceberg.
+Files do not carry Iceberg's field ids, so the table has a name mapping for its readers (the property
+`schema.name-mapping.default`). The partition column of the Delta table is not in its files, and so not in the Iceberg
+table. Files belong to the Delta table: its upkeep deletes them some time after a merge has replaced them
+(`--keep-files`), and no engine may delete them through Iceberg.
 
-`landing.loop` calls it before and after each batch, and after merges.
+`landing.loop` calls this module before and after each batch, and after merges.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ TABLE_DEFAULT = "headwater.changes"
 _BATCH = "headwater.batch"
 _BUCKET = "headwater.bucket_uuid"
 _TABLE = "headwater.table"
-"""A property: the collection that the table is of."""
+"""A property: the collection whose documents the table has."""
 _DESCRIPTION = "comment"
 """A property that catalogs and engines show as the description of the table."""
 SNAPSHOTS_KEPT = 32
-"""Older ones are forgotten: all of them are in the metadata, which every commit writes again."""
+"""Older snapshots are expired: the metadata lists all of them, and every commit rewrites it."""
 _PROPERTIES = {
-    # Engines then refuse to delete files of the table, which are the Delta table's.
+    # This makes engines refuse to delete files of the table, which belong to the Delta table.
     "gc.enabled": "false",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.metrics.default": "none",
 }
 _RETRIES = {"commit.retry.num-retries": "0"}
-"""pyiceberg would apply a commit again on top of another one: a batch that two processes copy would be there twice."""
+"""pyiceberg would reapply a failed commit on top of another one: a batch copied by two processes would appear twice."""
 
 
 @suggest_keywords
@@ -99,11 +99,11 @@ _FILE_IO = {
     "azure_storage_account_key": "adls.account-key",
     "azure_storage_sas_token": "adls.sas-token",
 }
-"""The options of a lake's store, as pyiceberg calls them. What else it needs is in its own configuration."""
+"""The options of a lake's store, with their names in pyiceberg. Anything else comes from pyiceberg's configuration."""
 
 
 def load_catalog_of(settings: IcebergSettings, lake: Location) -> Catalog:
-    """The catalog; a new one keeps its tables in the directory of the lake, beside the others."""
+    """Return the catalog; a new one keeps its tables in the directory of the lake, beside the others."""
     try:
         from pyiceberg.catalog import load_catalog
     except ImportError as error:
@@ -115,11 +115,11 @@ def load_catalog_of(settings: IcebergSettings, lake: Location) -> Catalog:
         if "://" not in settings.catalog:
             return load_catalog(settings.catalog, **store)
         if settings.catalog.startswith(("http://", "https://")):
-            # The service decides where tables are; to it, a warehouse is a name.
+            # The service decides where tables lie; to it, a warehouse is a name.
             return load_catalog("headwater", uri=settings.catalog, **store)
         return load_catalog("headwater", uri=settings.catalog, warehouse=f"{lake.full_uri}/iceberg", **store)
     except Exception as error:
-        # The URI may hold a password, and what is raised may repeat the URI.
+        # The URI may contain a password, and the message of the error may repeat the URI.
         raise InvalidInput(
             f"the Iceberg catalog can't be used ({type(error).__name__})",
             hint="Give a name from .pyiceberg.yaml, or a URI such as sqlite:////data/catalog.db",
@@ -127,7 +127,7 @@ def load_catalog_of(settings: IcebergSettings, lake: Location) -> Catalog:
 
 
 def _open_table(catalog: Catalog, name: str, schema: pa.Schema, properties: Mapping[str, str]) -> Table:
-    """A table of the catalog; it is made where there is none."""
+    """Return a table of the catalog, created if it is missing."""
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
     table = catalog.create_table_if_not_exists(name, schema, properties={**properties, **_RETRIES})
     if not _RETRIES.items() <= table.properties.items():
@@ -137,7 +137,7 @@ def _open_table(catalog: Catalog, name: str, schema: pa.Schema, properties: Mapp
 
 
 def _failed(table: str, what: str, error: Exception) -> LakeError:
-    """What a catalog and its file system raise depends on their kind."""
+    """Convert an error. Its class depends on the kind of catalog and file system."""
     from pyiceberg.exceptions import CommitFailedException
 
     if isinstance(error, CommitFailedException):
@@ -153,7 +153,7 @@ def _failed(table: str, what: str, error: Exception) -> LakeError:
 
 
 def _schema(schema: pa.Schema, kind: TableKind) -> pa.Schema:
-    """The columns with their comments, which pyiceberg calls docs. Iceberg has no integers of 16 bits."""
+    """Return the columns with their comments, which pyiceberg calls docs. Iceberg has no 16-bit integers."""
     return pa.schema(
         field.with_type(pa.int32() if pa.types.is_int16(field.type) else field.type).with_metadata(
             {"doc": field.metadata[COMMENT]}
@@ -166,7 +166,7 @@ def _schema(schema: pa.Schema, kind: TableKind) -> pa.Schema:
 
 
 class IcebergChanges:
-    """The table, open for the one pipeline that writes to it."""
+    """The Iceberg table of `changes`, open for the one pipeline that writes to it."""
 
     def __init__(self, table: Table, name: str) -> None:
         self._table = table
@@ -174,7 +174,7 @@ class IcebergChanges:
 
     @classmethod
     def open(cls, settings: IcebergSettings, lake: Lake) -> Self:
-        """The table of a lake; it is made where there is none."""
+        """Return the table of a lake, created if it is missing."""
         catalog = load_catalog_of(settings, lake.location)
         facts = {_BUCKET: lake.facts.bucket_uuid}
         described = {**facts, _DESCRIPTION: table_description(TableKind.CHANGES, "")}
@@ -192,11 +192,11 @@ class IcebergChanges:
 
     @property
     def last_batch(self) -> int:
-        """The number of the last batch that it has; -1 for none."""
+        """The number of the last batch in it; -1 if there is none."""
         return int(self._table.properties.get(_BATCH, -1))
 
     def catch_up(self, lake: Lake) -> int:
-        """Copy the batches that are missing. Returns how many those were."""
+        """Copy the missing batches. Returns their number."""
         missing = range(self.last_batch + 1, lake.last_batch + 1)
         for number in missing:
             self._copy(lake, number)
@@ -222,14 +222,14 @@ class IcebergChanges:
 
 
 def _rows(lake: Lake, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a batch, as the Delta table has them."""
+    """Yield the rows of a batch from the Delta table."""
     files = [file for file in lake.changes.files() if file.may_hold("batch", low=number, high=number)]
     for rows in read_files(lake.changes.location, files, schema.names):
         yield from rows.filter(pc.equal(rows.column("batch"), number)).cast(schema).to_batches()
 
 
 def _rollbacks(lake: Lake, number: int) -> Rollbacks:
-    """By vbucket, the last seqno that the batch has kept."""
+    """Return the last seqno that the batch's rollbacks kept, by vbucket."""
     kept: Rollbacks = {}
     schema = _schema(changes_schema(xattrs=lake.facts.xattrs), TableKind.CHANGES)
     for batch in _rows(lake, number, pa.schema([schema.field(name) for name in ("vbucket", "seqno", "op", "batch")])):
@@ -243,14 +243,14 @@ def _rollbacks(lake: Lake, number: int) -> Rollbacks:
 
 @dataclass(slots=True)
 class IcebergDocuments:
-    """The tables of a lake, for the one pipeline that writes to them."""
+    """The Iceberg tables of documents, for the one pipeline that writes to them."""
 
     catalog: Catalog
     namespace: str
     tables: dict[str, Table] = field(default_factory=dict)
-    """By collection, those that were opened."""
+    """By collection: the tables opened so far."""
     seen: dict[str, int] = field(default_factory=dict)
-    """By collection, the version of the Delta table that is there."""
+    """By collection: the version of the Delta table that the Iceberg table has."""
 
     @classmethod
     def open(cls, settings: IcebergSettings, lake: Lake) -> Self:
@@ -258,11 +258,11 @@ class IcebergDocuments:
         return cls(load_catalog_of(settings, lake.location), namespace)
 
     def name_of(self, collection: str) -> str:
-        """What the table of a collection is called. Other characters than these need quotes in most engines."""
+        """Return the table's name for a collection. Other characters would need quotes in most engines."""
         return f"{self.namespace}.documents_{plain_name(collection)}"
 
     def catch_up(self, lake: Lake) -> int:
-        """Bring the tables up to the Delta tables. Returns how many were changed."""
+        """Bring the tables up to date with the Delta tables. Returns how many have changed."""
         behind = [
             (name, tables)
             for name, tables in lake.tables.items()
@@ -313,16 +313,16 @@ class IcebergDocuments:
 
 
 def _commit(table: Table, schema: pa.Schema, *, add: list[str], remove: list[DataFile], batch: int) -> None:
-    """Exchange files. Columns that are new to the table are added first, in the same commit."""
+    """Exchange files. New columns are added in the same commit."""
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
     from pyiceberg.table import TableProperties
 
     with table.transaction() as transaction:
         with transaction.update_schema() as columns:
             columns.union_by_name(schema)
-        # Readers find columns by it, and so does what reads the footers here.
+        # Readers find columns by this mapping, and so does pyiceberg when it reads the footers below.
         mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
-        # Columns that our files have statistics of: pyiceberg logs a warning for each other one that it looks at.
+        # Our files have statistics of these columns: pyiceberg logs a warning for each other one that it inspects.
         metrics = {f"write.metadata.metrics.column.{name}": "full" for name in document_ranges(schema)}
         transaction.set_properties({**metrics, TableProperties.DEFAULT_NAME_MAPPING: mapping, _BATCH: str(batch)})
         with transaction.update_snapshot(snapshot_properties={_BATCH: str(batch)}).overwrite() as files:
@@ -333,7 +333,7 @@ def _commit(table: Table, schema: pa.Schema, *, add: list[str], remove: list[Dat
 
 
 def _forget_snapshots(table: Table) -> None:
-    """Forget the oldest snapshots, and delete the lists that no other one has. A crash in between leaves some."""
+    """Expire the oldest snapshots, and delete manifests that no other snapshot uses. A crash in between leaves some."""
     held = {ref.snapshot_id for ref in table.metadata.refs.values()}
     snapshots = sorted(table.metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
     old = [snapshot for snapshot in snapshots[:-SNAPSHOTS_KEPT] if snapshot.snapshot_id not in held]
@@ -343,5 +343,5 @@ def _forget_snapshots(table: Table) -> None:
     table.maintenance.expire_snapshots().by_ids([snapshot.snapshot_id for snapshot in old]).commit()
     for path in lists | {snapshot.manifest_list for snapshot in old}:
         with contextlib.suppress(OSError):
-            # What can't be deleted is in no one's way.
+            # Files that can't be deleted do no harm.
             table.io.delete(path)

@@ -1,13 +1,12 @@
-"""Where the values of JSON texts lie: one walk over the texts, with no object made.
+"""Locates values in JSON texts: one pass over the texts, which creates no objects.
 
-For every document and every wanted field of its top level the kernel notes what kind of value it has and the bytes that
-it stands in. What is nested is passed over by its brackets, and walked when it is asked for: `find_members` looks for
-named members of objects, `list_members` lists all members of objects or elements of arrays. The documents have been
-called JSON by a server that looked, so this checks no more than it needs in order never to leave the text; what is odd
-all the same is reported.
+For every document and every wanted top-level field the kernel records the kind of value and its byte range. It skips
+nested values by matching brackets; they are parsed only on request: `find_members` looks for named members of objects,
+`list_members` lists all members of objects or elements of arrays. A server has already parsed these documents as JSON,
+so the kernel only checks what it needs to stay within the text; malformed texts that it notices are reported.
 
-`column_values`, `typed_columns` and the exporter of `transfer` use it. `variants` uses its first section: the parts
-that pass over, compare and copy space, strings and their escapes.
+`column_values`, `typed_columns` and the exporter of `transfer` use this module. `variants` uses its first section,
+which skips, compares and copies space, strings and their escapes.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _QUOTE, _BACKSLASH, _COMMA, _COLON = (ord(sign) for sign in '"\\,:')
 _MINUS, _ZERO, _NINE, _T, _F, _N, _U = (ord(sign) for sign in "-09tfnu")
 _LOW_BITS, _QUOTES, _BACKSLASHES = (u64(sign * 0x0101010101010101) for sign in (0x7F, _QUOTE, _BACKSLASH))
 _LONG_STRING = 64
-"""A string that has gone on for so many bytes is looked at in larger steps."""
+"""A string longer than this many bytes is scanned in larger steps."""
 _ESCAPED_SIGNS = tuple(b'"\\/bfnrt')
 _ESCAPED_CODES = tuple(b'"\\/\b\f\n\r\t')
 
@@ -60,26 +59,26 @@ def skip_space(data: Bytes, at: int, end: int) -> int:
 
 @inlined_part
 def _zero_bytes(word: int) -> int:
-    """The highest bit of each of eight bytes that is zero. No carry goes from one byte into the next."""
+    """Set the highest bit of each of the eight bytes that is zero. No carry passes from one byte into the next."""
     return ~(((word & _LOW_BITS) + _LOW_BITS) | word | _LOW_BITS)
 
 
 @inlined_part
 def _signs(word: int) -> int:
-    """As `_zero_bytes`, of each quote and backslash."""
+    """Like `_zero_bytes`, for each quote and backslash."""
     return _zero_bytes(word ^ _QUOTES) | _zero_bytes(word ^ _BACKSLASHES)
 
 
 @inlined_part
 def _signs_in(data: Bytes, at: int) -> int:
-    """Of 32 bytes together."""
+    """Like `_signs`, for 32 bytes combined."""
     words = _signs(load_u64(data, at)) | _signs(load_u64(data, at + 8))
     return words | _signs(load_u64(data, at + 16)) | _signs(load_u64(data, at + 24))
 
 
 @inlined_part
 def skip_string(data: Bytes, at: int, end: int) -> tuple[int, bool]:
-    """From behind the opening quote to behind the closing one, or beyond the end; and whether it has escapes."""
+    """From behind an opening quote: the position behind the closing one, or beyond the end; and if it has escapes."""
     has_escapes, start = False, at
     while True:
         found = u64(0)
@@ -101,7 +100,7 @@ def skip_string(data: Bytes, at: int, end: int) -> tuple[int, bool]:
 
 @inlined_part
 def begins_with_name(data: Bytes, start: int, end: int, names: Bytes, name_at: int, name_end: int) -> bool:
-    """Whether a text begins with a name and the quote behind it."""
+    """Whether a text begins with a name, followed by a quote."""
     length = name_end - name_at
     if start + length >= end or load_u8(data, start + length) != _QUOTE:
         return False
@@ -121,7 +120,7 @@ def _hex_digit(sign: int) -> int:
 
 @kernel_part
 def _unit(data: Bytes, at: int, end: int) -> int:
-    """The number that four hexadecimal digits write, or -1."""
+    """Parse four hexadecimal digits; return -1 if they are not."""
     if at + 4 > end:
         return -1
     number = i64(0)
@@ -135,7 +134,7 @@ def _unit(data: Bytes, at: int, end: int) -> int:
 
 @kernel_part
 def read_escape(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """From a backslash: the code point that it stands for, and what is behind it; -1 where it stands for none.
+    """Decode the escape at a backslash: return its code point, or -1 if it is invalid, and the position behind it.
 
     RFC 8259, section 7: a character beyond U+FFFF is two escapes, a pair of surrogates. Half of one is no character.
     """
@@ -171,7 +170,7 @@ def utf8_byte(code: int, length: int, i: int) -> int:
 
 @kernel_part
 def unescape(data: Bytes, at: int, end: int, copied: Bytes, to: int) -> int:
-    """Write what a string with escapes says. Returns what is behind it, or -1. No escape is shorter than its UTF-8."""
+    """Write a string with its escapes decoded. Returns the end position, or -1. No escape is shorter than its UTF-8."""
     while at < end:
         if data[at] != _BACKSLASH:
             copied[to] = data[at]
@@ -196,7 +195,7 @@ Kinds = NDArray[np.uint8]
 
 
 class JsonKind(IntEnum):
-    """What a field holds."""
+    """The kind of a field's value."""
 
     MISSING = 0
     NULL = 1
@@ -211,7 +210,7 @@ class JsonKind(IntEnum):
 
 
 class Form(IntEnum):
-    """What a document is."""
+    """The form of a document."""
 
     OBJECT = 0
     OTHER_JSON = 1
@@ -226,13 +225,13 @@ ABSENT = (JsonKind.MISSING, JsonKind.NULL)
 
 @dataclass(frozen=True, slots=True)
 class JsonValues:
-    """Some values: what each of them is, and where in `data` it stands."""
+    """Some values: the kind of each, and where in `data` it lies."""
 
     data: Bytes
     kinds: Kinds
     starts: Numbers
     ends: Numbers
-    """Of a string, without its quotes."""
+    """For strings, without the quotes."""
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -248,16 +247,16 @@ class JsonValues:
         return self.kinds > _NULL
 
     def of(self, chosen: Column) -> JsonValues:
-        """Some of them, by marks or by numbers."""
+        """Return some of them, chosen by marks or by numbers."""
         return JsonValues(self.data, self.kinds[chosen], self.starts[chosen], self.ends[chosen])
 
     def where(self, marks: Marks) -> JsonValues:
-        """The same with nothing in the place of those that are not marked."""
+        """Return the same values, with those that are not marked as missing."""
         return replace(self, kinds=self.kinds * marks)
 
     def texts(self, wanted: Marks) -> tuple[pa.Array, Marks]:
-        """The wanted values as they are written, strings as what they say; and a mark on those that have a text. A
-        string that says half of a character has none."""
+        """Return the wanted values as texts, strings decoded, and a mark on each that has a text. A string with half of
+        a surrogate pair has none."""
         lengths = np.where(wanted, self.ends - self.starts, 0)
         copied = np.empty(int(lengths.sum()), dtype=np.uint8)
         offsets = np.zeros(len(self) + 1, dtype=np.int64)
@@ -271,25 +270,25 @@ class JsonValues:
         return (array if int(offsets[-1]) > _SHORT_BYTES_MAX else array.cast(pa.string())), good
 
     def integers(self) -> tuple[Numbers, Marks]:
-        """The integers among them, and a mark on those that are some and fit 64 bits."""
+        """Return the integers, and a mark on each value that is one and fits 64 bits."""
         return integers(self.data, self.starts, self.ends, self.kinds == _INTEGER)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonFields:
-    """Where named fields of some documents lie. By field and document, in two dimensions."""
+    """Where named fields of some documents lie. The last three arrays are indexed by field and document."""
 
     data: Bytes
     forms: Kinds
     """By document."""
     others: Numbers
-    """By document: how many fields it has, with a value, that were not asked for."""
+    """By document: how many other fields have a value that is not null."""
     kinds: NDArray[np.uint8]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
 
     def values(self, number: int) -> JsonValues:
-        """One field of all documents."""
+        """Return one field of all documents."""
         return JsonValues(self.data, self.kinds[number], self.starts[number], self.ends[number])
 
 
@@ -298,31 +297,31 @@ class JsonMembers:
     """All members of some objects, or elements of some arrays, one after the other."""
 
     offsets: Numbers
-    """Those of object `n` are from `offsets[n]` to before `offsets[n + 1]`."""
+    """The members of object `n` are from `offsets[n]` up to, but not including, `offsets[n + 1]`."""
     names: JsonValues
-    """Strings; nothing where they are elements."""
+    """Strings; empty for elements of arrays."""
     values: JsonValues
     is_whole: Marks
-    """By object: it could be read to its end."""
+    """By object: whether it could be read to its end."""
 
 
 def find_fields(documents: pa.Array, names: Sequence[str]) -> JsonFields:
-    """Find fields of the top level by their names, in an array of strings without nulls."""
+    """Find top-level fields by name in an array of strings without nulls."""
     return _find_named(_whole_texts(documents), names)
 
 
 def find_members(objects: JsonValues, names: Sequence[str]) -> JsonFields:
-    """Find members of those values that are objects."""
+    """Find members by name in those values that are objects."""
     return _find_named(_only(objects, objects.kinds == _OBJECT), names)
 
 
 def list_fields(documents: pa.Array) -> JsonMembers:
-    """All fields of the documents that are objects, in an array of strings without nulls."""
+    """List all fields of those documents that are objects, in an array of strings without nulls."""
     return list_members(_whole_texts(documents), JsonKind.OBJECT)
 
 
 def list_members(values: JsonValues, kind: JsonKind) -> JsonMembers:
-    """All members of those values that are objects, or all elements of those that are arrays."""
+    """List all members of those values that are objects, or all elements of those that are arrays."""
     spans = _only(values, values.kinds == kind)
     is_object = np.array([kind == JsonKind.OBJECT])
     counts = np.zeros(len(spans), dtype=np.int64)
@@ -343,7 +342,7 @@ def list_members(values: JsonValues, kind: JsonKind) -> JsonMembers:
 
 
 def integers(data: Bytes, starts: Numbers, ends: Numbers, wanted: Marks) -> tuple[Numbers, Marks]:
-    """Parts of a text as integers, and a mark on those that are wanted and fit 64 bits."""
+    """Parse parts of a text as integers; return them, and a mark on each that is wanted and fits 64 bits."""
     values = np.zeros(len(starts), dtype=np.int64)
     fits = np.zeros(len(starts), dtype=np.bool_)
     _parse_integers(read_only(data), np.ascontiguousarray(starts), np.ascontiguousarray(ends), wanted, values, fits)
@@ -354,7 +353,7 @@ _SHORT_BYTES_MAX = 2**31 - 1
 
 
 def _whole_texts(documents: pa.Array) -> JsonValues:
-    """Each text as one value, from end to end. Those that begin like an object are called one."""
+    """Return each text as one value from end to end, with the kind object."""
     documents = documents.cast(pa.large_string())
     rows = len(documents)
     _, offsets, data = documents.buffers()
@@ -364,7 +363,7 @@ def _whole_texts(documents: pa.Array) -> JsonValues:
 
 
 def _only(values: JsonValues, wanted: Marks) -> JsonValues:
-    """The same with nothing in the place of what is not wanted."""
+    """Return the values with the range of each unwanted one empty."""
     starts = np.ascontiguousarray(values.starts)
     return JsonValues(values.data, values.kinds, starts, np.where(wanted, values.ends, starts))
 
@@ -387,7 +386,7 @@ def _find_named(texts: JsonValues, names: Sequence[str]) -> JsonFields:
         np.zeros(shape, dtype=np.int64),
     )
     name_bytes = np.frombuffer(b"".join(encoded), dtype=np.uint8)
-    # Others are written with escapes in a text.
+    # Texts write other names with escapes.
     is_plain = np.array([not {_QUOTE, _BACKSLASH} & {*name} for name in encoded], dtype=np.bool_)
     _find(
         texts.data, texts.starts, texts.ends, name_bytes, name_ends, is_plain, fields.forms, fields.others,
@@ -403,7 +402,7 @@ _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = (ord(sign) for sign in 
 
 @inlined_part
 def _skip_nested(data: Bytes, at: int, end: int) -> int:
-    """From an opening bracket to behind its closing one, or beyond the end."""
+    """Skip from an opening bracket to behind its closing one, or beyond the end."""
     depth = 0
     while at < end:
         sign = load_u8(data, at)
@@ -421,7 +420,7 @@ def _skip_nested(data: Bytes, at: int, end: int) -> int:
 
 @inlined_part
 def _skip_scalar(data: Bytes, at: int, end: int) -> tuple[int, bool]:
-    """To behind a number or a word, and whether it is all digits."""
+    """Skip a number or a word; also return whether it could be an integer."""
     is_integer = True
     while at < end:
         sign = load_u8(data, at)
@@ -434,7 +433,7 @@ def _skip_scalar(data: Bytes, at: int, end: int) -> tuple[int, bool]:
 
 @inlined_part
 def _skip_value(data: Bytes, at: int, end: int) -> tuple[int, int, bool]:
-    """From the first byte of a value to behind its last; its kind; and whether it is one at all."""
+    """Skip a value; return the position behind it, its kind, and whether it is valid."""
     sign = load_u8(data, at)
     if sign == _QUOTE:
         behind, has_escapes = skip_string(data, at + 1, end)
@@ -452,7 +451,7 @@ def _skip_value(data: Bytes, at: int, end: int) -> tuple[int, int, bool]:
 
 @kernel_part
 def _is_name(data: Bytes, at: int, end: int, names: Bytes, name_at: int, name_end: int) -> bool:
-    """Whether a name with escapes says a name that has none."""
+    """Whether a name with escapes equals a plain name."""
     while at < end:
         if data[at] != _BACKSLASH:
             if name_at >= name_end or names[name_at] != data[at]:
@@ -475,7 +474,7 @@ def _is_name(data: Bytes, at: int, end: int, names: Bytes, name_at: int, name_en
 
 @inlined_part
 def _field_of(data: Bytes, start: int, end: int, names: Bytes, name_ends: Column, guess: int) -> int:
-    """The number of a field by its name, or -1. Where one was left out, the next is near the guess."""
+    """Return the number of the field with this name, or -1. After an omitted field, the next one is near the guess."""
     count = len(name_ends) - 1
     field = guess if guess < count else 0
     for _ in range(count):
@@ -501,7 +500,7 @@ def _field_of_escaped(data: Bytes, start: int, end: int, names: Bytes, name_ends
 
 @inlined_part
 def _skip_colon(data: Bytes, at: int, end: int) -> int:
-    """From behind a name to its value, or to the end where it has none."""
+    """Skip from behind a name to its value, or to the end if it has none."""
     at = skip_space(data, at, end)
     if at >= end or load_u8(data, at) != _COLON:
         return end
@@ -513,7 +512,7 @@ def _find_in(
     data: Bytes, at: int, end: int, names: Bytes, name_ends: Column, is_plain: Column, row: int, others: Column,
     kinds: Column, starts: Column, ends: Column,
 ) -> int:  # fmt: skip
-    """Note the fields of one document. Returns its form."""
+    """Record the fields of one document. Returns its form."""
     guess, count = 0, len(is_plain)
     at = skip_space(data, at + 1, end)
     if at < end and load_u8(data, at) == _CLOSE_OBJECT:
@@ -522,7 +521,7 @@ def _find_in(
         if at >= end or load_u8(data, at) != _QUOTE:
             return _FORM_MALFORMED
         name_at = at + 1
-        # Documents are alike: the field is the one that has come next in others, and its name is not looked for.
+        # Documents are alike: first try the field that came next in others, which avoids a search for its name.
         if (
             guess < count
             and is_plain[guess]
@@ -583,7 +582,7 @@ def _list_in(
     data: Bytes, at: int, end: int, is_object: bool, first: int, name_kinds: Column, name_starts: Column,
     name_ends: Column, kinds: Column, starts: Column, ends: Column,
 ) -> int:  # fmt: skip
-    """Note the members of one value, if there is room. Returns how many there are, or -1 where it is malformed."""
+    """Record the members of one value, if there is room. Returns their number, or -1 if the value is malformed."""
     closing = _CLOSE_OBJECT if is_object else _CLOSE_ARRAY
     count = 0
     at = skip_space(data, at, end)
@@ -632,7 +631,7 @@ def _list(
     data: ReadOnlyBytes, row_starts: Int64s, row_ends: Int64s, is_object: Bools, counts: Int64s, name_kinds: Bytes,
     name_starts: Int64s, name_ends: Int64s, kinds: Bytes, starts: Int64s, ends: Int64s,
 ) -> None:  # fmt: skip
-    """The first time, with no room for members, they are counted; the second time they are noted."""
+    """Count members if there is no room for them (the first call), record them otherwise (the second)."""
     data, name_kinds, name_starts, name_ends = (
         borrowed(data), borrowed(name_kinds), borrowed(name_starts), borrowed(name_ends)
     )  # fmt: skip
@@ -669,7 +668,7 @@ def _copy_texts(
 def _parse_integers(
     data: ReadOnlyBytes, starts: Int64s, ends: Int64s, wanted: Bools, values: Int64s, fits: Bools
 ) -> None:
-    """Digits are added up below zero, where there is room for one number more than above."""
+    """Accumulate digits as a negative number: 64 bits hold one more number below zero than above."""
     data = borrowed(data)
     least = i64(-9223372036854775807 - 1)
     last_safe = i64(-922337203685477580)

@@ -1,21 +1,21 @@
-"""Documents by their key: an index of the changes of one merge, and one that a file keeps of its rows.
+"""Documents by their key: an in-memory index of the changes of one merge, and an index of the rows in a file.
 
-`KeyIndex` is a hash table over rows in memory, made for one merge and then dropped. Two rows are of one document where
-the bytes of their keys are equal and the numbers beside them, which say where the key is; so the hash only has to be
-good, not unique.
+`KeyIndex` is a hash table over rows in memory, created for one merge and then dropped. Two rows are of one document if
+the bytes of their keys are equal, and so are the numbers beside them, which say in which collection and vbucket the key
+is. Since keys are compared, the hash need not be unique.
 
 `KeyPlaces` finds the rows of a file that have some keys, without reading the file's keys. Without it a merge of few
-changes into a large table would read all keys of the table. A file of a table with deletion vectors keeps it behind its
-last row group, where readers of Parquet never look (`data_files`):
+changes into a large table would read all keys of the table. A file of a table with deletion vectors has this index
+behind its last row group, where Parquet readers never look (`data_files`):
 
     secret (16 bytes) | first hash of each block (8 bytes each) | blocks of 128 entries
     a block: hash of each entry (8 bytes each) | place of each entry (4 bytes each)
 
-All numbers are little-endian. There is an entry for each row, in the order of the hashes, and the last block is filled
-up with all bits set. A place has the number of its row in the low
-bits, as many as the file's rows need, and above them bits of the hash's second half. So 76 bits of a hash are compared
-in a file of a million rows, and no two keys are taken for one in the life of a lake: a billion changes a day would have
-to go on for 200,000 years. Each file has a secret of its own, so that no client can find keys that collide.
+All numbers are little-endian. There is an entry for each row, ordered by hash; the last block is padded with all bits
+set. The low bits of a place are the row's number, as many as the file's rows need; the bits above are from the hash's
+second half. So 76 bits of a hash are compared in a file of a million rows, and in the life of a lake no two keys are
+confused: that would take a billion changes a day for 200,000 years. Each file has its own secret, so that no client can
+find keys that collide.
 
 A lookup reads the first hashes of all blocks, 0.06 bytes a row, and the blocks that may have a wanted hash.
 """
@@ -53,7 +53,7 @@ from headwater.lake.layout import raw_keys
 
 Marks = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]
-"""Two words a row."""
+"""Two words per row."""
 
 
 _SECRET: Any = (np.uint64(secrets.randbits(64)), np.uint64(secrets.randbits(64)))
@@ -61,16 +61,16 @@ _FILTER_PLACES_MAX = 1 << 22
 _SECRET_BYTES = 16
 BLOCK_ROWS = 128
 _BLOCK_BYTES = 12 * BLOCK_ROWS
-"""A block has 1.5 KiB: small against what opening a file costs, and large against its first hash."""
+"""A block has 1.5 KiB: small compared with the cost of opening a file, and large compared with its first hash."""
 _PLACES_SHARE = 4
-"""Read all blocks at once where one of so many is wanted: requests cost more than bytes then."""
+"""Read all blocks at once if at least one in this many is wanted: then requests cost more than bytes."""
 _NO_BYTES = np.frombuffer(b"", dtype=np.uint8)
 _NO_OFFSETS = np.frombuffer(bytes(8), dtype=np.int64)
-"""Not to be written, as what is made of Arrow's buffers: a kernel is compiled once more for arrays that are."""
+"""Read-only, like arrays of Arrow's buffers: for writable arrays, numba would compile each kernel once more."""
 
 
 class KeyIndex:
-    """The rows of a merge by their key."""
+    """The rows of a merge by key."""
 
     def __init__(self, keys: pa.Array, seqnos: Column, beside: Column | None = None) -> None:
         self._offsets, self._data = _parts(keys)
@@ -79,9 +79,9 @@ class KeyIndex:
         self._rows = np.full(capacity, -1, dtype=np.int64)
         self._tags = np.zeros(capacity, dtype=np.uint32)
         self.newest: Marks = np.zeros(len(keys), dtype=np.bool_)
-        """By row: it has the highest seqno of its key. Of rows that have the same, the last."""
+        """By row: whether it has the highest seqno of its key. Among equal seqnos, the last row."""
         self.documents: NDArray[np.int64] = np.zeros(len(keys), dtype=np.int64)
-        """By row: the first row of its key."""
+        """By row: the first row with its key."""
         _insert(
             self._data, self._offsets, self._beside, np.array(seqnos, dtype=np.int64), self._rows, self._tags,
             _SECRET[0], _SECRET[1], self.newest, self.documents,
@@ -92,8 +92,8 @@ class KeyIndex:
         return len(self.newest)
 
     def maybe(self, keys: pa.Array) -> NDArray[np.int64]:
-        """The numbers of those keys that may be here, wherever they are. Of any others, hardly one in thirty is among
-        them. It takes a tenth of the time of `find`, which a table with many keys that are not here would spend."""
+        """Return the numbers of those keys that may be in the index. Of the others, hardly one in thirty passes. This
+        takes a tenth of the time of `find`, which matters for tables with many keys that are not in the index."""
         marks: Marks = np.zeros(len(keys), dtype=np.bool_)
         if len(self) and len(keys):
             if self._filter is None:
@@ -104,11 +104,11 @@ class KeyIndex:
         return np.flatnonzero(marks)
 
     def hashes(self, secret: bytes) -> Hashes:
-        """Of every row's key, under a secret of 16 bytes."""
+        """Return the hash of each row's key, with a secret of 16 bytes."""
         return _hashed(self._offsets, self._data, self._beside, secret)
 
     def find(self, keys: pa.Array, beside: Column | None = None) -> NDArray[np.int64]:
-        """By key: the newest row that has it, or -1."""
+        """By key: return the newest row that has it, or -1."""
         found = np.full(len(keys), -1, dtype=np.int64)
         if len(self) and len(keys):
             offsets, data = _parts(keys)
@@ -120,8 +120,8 @@ class KeyIndex:
 
 
 class KeyPlaces:
-    """The rows of a file by their key, as the file has it. `read` gives ranges of bytes of it, each a start and an end,
-    in their order."""
+    """The index of a file's rows by key, as stored in the file. `read` returns byte ranges of it, each given by start
+    and end, in their order."""
 
     def __init__(self, rows: int, read: Callable[[Sequence[tuple[int, int]]], Sequence[bytes]]) -> None:
         self.rows = rows
@@ -133,7 +133,7 @@ class KeyPlaces:
         self._firsts = np.frombuffer(head, "<u8", offset=_SECRET_BYTES)
 
     def find(self, index: KeyIndex) -> NDArray[np.int64]:
-        """The numbers of the file's rows, dead ones too, whose keys an index has. They rise."""
+        """Return the numbers of the file's rows, dead ones included, whose keys an index has, in ascending order."""
         if not self.rows or not len(index):
             return np.zeros(0, dtype=np.int64)
         wanted = index.hashes(self._secret)
@@ -141,7 +141,7 @@ class KeyPlaces:
         hashes, places = self._entries(self._blocks_of(wanted[:, 0]))
         low, high = (np.searchsorted(hashes, wanted[:, 0], side) for side in ("left", "right"))
         counts = high - low
-        # One row for each pair of a wanted hash and an entry that has it: nearly always one of one.
+        # One item for each pair of a wanted hash and an entry with that hash: nearly always exactly one.
         entries = np.repeat(low - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) + np.arange(counts.sum())
         bits = _row_bits(self.rows)
         found = places[entries]
@@ -150,8 +150,8 @@ class KeyPlaces:
         return np.unique(rows[is_same]).astype(np.int64)
 
     def _blocks_of(self, wanted: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The numbers of the blocks that may have some hashes."""
-        # One that a block begins with may end the block before it, too.
+        """Return the numbers of the blocks that may have some hashes."""
+        # A hash at the start of a block may also be at the end of the block before.
         first = np.maximum(np.searchsorted(self._firsts, wanted, "left") - 1, 0)
         last = np.searchsorted(self._firsts, wanted, "right") - 1
         steps = np.zeros(len(self._firsts) + 1, dtype=np.int64)
@@ -160,10 +160,10 @@ class KeyPlaces:
         return np.flatnonzero(np.cumsum(steps)[:-1])
 
     def _entries(self, blocks: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        """The hashes and the places of some blocks, or of more, in the order of the hashes."""
+        """Return the hashes and places of at least these blocks, ordered by hash."""
         if _PLACES_SHARE * len(blocks) >= len(self._firsts):
             blocks = np.arange(len(self._firsts))
-        # Neighbours are read together.
+        # Read neighbours together.
         firsts = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)
         lasts = np.append(firsts[1:], len(blocks)) - 1
         starts, ends = (self._blocks_at + _BLOCK_BYTES * it for it in (blocks[firsts], blocks[lasts] + 1))
@@ -174,7 +174,7 @@ class KeyPlaces:
 
 
 def packed_places(hashes: Hashes, secret: bytes) -> bytes:
-    """The keys of a file for `KeyPlaces`: the hashes of its rows in their order, under the secret."""
+    """Encode an index for `KeyPlaces` from the hashes of a file's rows, in row order, made with the secret."""
     order, bits = np.argsort(hashes[:, 0], kind="stable"), _row_bits(len(hashes))
     blocks = -(-len(hashes) // BLOCK_ROWS)
     firsts = np.full((blocks, BLOCK_ROWS), -1).astype("<u8")
@@ -186,13 +186,13 @@ def packed_places(hashes: Hashes, secret: bytes) -> bytes:
 
 
 def _row_bits(rows: int) -> np.uint32:
-    """How many bits the number of a row has in a file of so many."""
+    """Return how many bits a row's number needs in a file of `rows` rows."""
     assert rows <= 1 << 31, "a place has 32 bits"
     return np.uint32(max(1, (rows - 1).bit_length()))
 
 
 def _tags(seconds: NDArray[np.uint64], row_bits: np.uint32) -> NDArray[np.uint32]:
-    """What places have of the second halves of hashes."""
+    """Return the bits that places store of the second halves of hashes."""
     return (seconds >> np.uint64(32 + int(row_bits))).astype(np.uint32)
 
 
@@ -201,7 +201,7 @@ def new_secret() -> bytes:
 
 
 def key_hashes(keys: pa.Array, beside: Column, secret: bytes) -> Hashes:
-    """The hashes of keys, under a secret of 16 bytes."""
+    """Return the hashes of keys, with a secret of 16 bytes."""
     return _hashed(*_parts(keys), _numbers_beside(beside, len(keys)), secret)
 
 
@@ -220,16 +220,16 @@ def raw_keys_of(rows: pa.Table) -> pa.Array:
 
 
 def key_spaces(vbuckets: Column, ids: Column) -> NDArray[np.int64]:
-    """One number for a collection in a vbucket: there a key is one document.
+    """Return a number for each pair of collection and vbucket, within which a key is one document.
 
-    A key has one vbucket by its hash, but no server holds a client to that.
+    A key's hash determines its vbucket, but servers do not force clients to follow this.
     """
     spaces: NDArray[np.int64] = ids.astype(np.int64) << 16 | vbuckets
     return spaces
 
 
 def _parts(keys: pa.Array) -> tuple[NDArray[np.int64], Bytes]:
-    """The offsets and the bytes of an array of binaries without nulls."""
+    """Return the offsets and the bytes of an array of binaries without nulls."""
     assert keys.null_count == 0, "every document has a key"
     keys = keys.cast(pa.large_binary())
     _, offsets, data = keys.buffers()
@@ -270,7 +270,7 @@ def _are_equal(data: Bytes, start: int, end: int, other: Bytes, other_start: int
 
 @kernel_part
 def _place_in_filter(data: Bytes, start: int, end: int, places: int) -> int:
-    """A number below `places`, a power of two, by the first and the last bytes of a key and its length."""
+    """Return a number below `places`, a power of two, from the first and last bytes of a key and its length."""
     first, last = u64(end - start), u64(0)
     if end - start >= 8:
         first, last = first ^ load_u64(data, start), load_u64(data, end - 8)

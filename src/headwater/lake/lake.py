@@ -1,14 +1,14 @@
 """The lake as its driver sees it: one object that knows all tables, and what they hold.
 
-A batch goes this way:
+A batch is landed in these steps:
 
     batch = begin_batch(lake)                                  # begins at `lake.held_offsets()`
     reports = …                                                # executors: batch.writer over the rows
     commit_batch(lake, batch, reports, run)                    # now `changes` has it
     merge(lake, run)                                           # now the documents have it
 
-These functions are in `commits`. The tables are the only memory: after a crash anywhere the next batch begins where
-they end, and what a commit has not named was never there. So a `Lake` must never know more than the logs say.
+These functions are in `commits`. The tables are the only state: after any crash the next batch begins where they end,
+and files that no commit names do not count. So a `Lake` must never know more than the logs say.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 BATCH_TRANSACTION = "headwater.batch"
 TRIMMED_TRANSACTION = "headwater.trimmed"
 _OPENING_ATTEMPTS = 10
-"""Tables may go on while they are opened, but hardly each time that they are."""
+"""Tables may advance while they are being opened, but hardly during every attempt."""
 _BOUNDARY_COMMITS = 64
-"""How many commits of `changes` are looked through for boundaries: a failover takes back seconds, not hours."""
+"""How many commits of `changes` are searched for boundaries: a failover takes back seconds, not hours."""
 BOUNDARIES_MAX = 16
-"""Of each vbucket, how many of them are kept."""
+"""How many boundaries are kept for each vbucket."""
 _SELECTION = "selection.json"
 
 
@@ -79,11 +79,11 @@ class LakeSettings:
     infer: bool = True
     """Infer columns for new tables that `columns` does not name. Otherwise these tables must have none."""
     rules: Mapping[str, ColumnRules] = field(default_factory=dict)
-    """By table, and for `*`: what is asked for of columns that are inferred. A table remembers it; where it changes,
-    all documents of the table are parsed again."""
+    """By table, and for `*`: rules for inferred columns. A table remembers its rules; if they change, all its documents
+    are parsed again."""
     cluster_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By table, or for `*`: the columns that documents are sorted by before their keys. Applies to files that are
-    written from now on. A table that is not named keeps its order."""
+    """By table, or for `*`: the columns by which documents are sorted before their keys. Applies to files written from
+    now on. A table that is not named keeps its order."""
     document: DocumentForm | str | None = None
     """What the column `document` is: "string" or "variant". `None` leaves an existing lake as it is, and is "string"
     for a new one; an existing lake can't be switched."""
@@ -106,12 +106,12 @@ class LakeSettings:
                 )
 
     def columns_of(self, name: str) -> ColumnChoice | None:
-        """What is asked for of the typed columns of a table; None where it may have any."""
+        """Return the typed columns that are required of a table; None if it may have any."""
         asked = self.columns.get(name, self.columns.get(EVERY_COLLECTION))
         return ColumnMode.NONE if asked is None and not self.infer else asked
 
     def cluster_by_of(self, name: str) -> tuple[str, ...] | None:
-        """What a table is to be clustered by; None where it may stay as it is."""
+        """Return the columns to cluster a table by; None if it keeps its order."""
         return self.cluster_by.get(name, self.cluster_by.get(EVERY_COLLECTION))
 
 
@@ -141,7 +141,7 @@ class Lake:
         self.tables: dict[str, CollectionTables] = {}
         self.step = step
         self.writer = writer or uuid.uuid4().hex
-        """Who commits here: another landing has another one."""
+        """Identifies this landing in commits: another landing has another value."""
         self.aside = AsideTables() if aside is None else aside
         self._is_landed_into = aside is not None
         self._pending: Pending | None = None
@@ -161,11 +161,11 @@ class Lake:
         as_of_batch: int | None = None,
         aside: AsideTables | None = None,
     ) -> Lake | None:
-        """The lake in a directory, or None where there is none.
+        """Open the lake in a directory. Returns None if there is none.
 
-        `step` is called before each step that a crash could come between, with its name. With `as_of_batch`, all tables
-        are shown as they were when that batch was the last one, for reading. A table that can't be opened is put on the
-        list `aside`, where one is given; without it, its error is raised.
+        Calls `step` with a name before each step that a crash could interrupt. With `as_of_batch`, all tables are shown
+        as of that batch, for reading. A table that can't be opened is put on the list `aside`, if one is given;
+        otherwise its error is raised.
         """
         location = Location.of(location)
         changes = DeltaLog.open(location.join(TableKind.CHANGES))
@@ -205,7 +205,7 @@ class Lake:
         settings: LakeSettings | None = None,
         step: Callable[[str], None] = lambda name: None,
     ) -> Lake:
-        """The lake in a directory; one is made where there is none, for a selection of the bucket or for all of it."""
+        """Open the lake in a directory, or create one for a selection of the bucket, by default all of it."""
         location = Location.of(location)
         form = DocumentForm((settings and settings.document) or DocumentForm.STRING)
         facts = LakeFacts(
@@ -255,7 +255,7 @@ class Lake:
         return lake
 
     def check_transform(self, name: str | None) -> None:
-        """Raise unless this is the transform that all changes went through; None for none."""
+        """Raise `InvalidInput` unless this is the transform that all changes went through; None for none."""
         if self.facts.transform != name:
             had = "no transform" if self.facts.transform is None else f"the transform {self.facts.transform}"
             raise errors.InvalidInput(
@@ -264,11 +264,11 @@ class Lake:
             )
 
     def _load(self) -> None:
-        """Open all tables. A reader sees `changes` at least as new as what is made from it, so `changes` comes last."""
+        """Open all tables. `changes` comes last, so a reader sees it at least as new as the tables made from it."""
         opened: set[str] = set()
         stale: list[str] = []
         for _ in range(_OPENING_ATTEMPTS):
-            # Earlier versions have the number of the batch in the transaction only.
+            # Earlier versions recorded the number of the batch only in the transaction.
             self.state = replace(self.changes.state(), batch=self.last_batch)
             self._know_collections()
             stale = [table.name for table in self.in_service if self._is_stale(table)]
@@ -293,26 +293,25 @@ class Lake:
 
     @contextmanager
     def containing(self, name: str) -> Iterator[None]:
-        """Set a table aside where something fails inside that is its own fault. All others go on."""
+        """Set a table aside if the code inside fails through the table's own fault. All others continue."""
         try:
             yield
         except BaseException as error:
             fault = own_fault(error)
             if fault is None:
                 raise
-            # In a lake that is gone anything may fail first.
+            # If the lake is gone, any operation may be the first to fail.
             self.changes.check_there()
             self.set_aside(name, fault)
 
     def set_aside(self, name: str, fault: errors.HeadwaterError) -> None:
-        """Do nothing with a table for a while. What it misses stays in `changes`."""
+        """Do nothing with a table for a while. The changes that it misses stay in `changes`."""
         self.aside.put(name, fault)
         if self._pending is not None:
             self._pending.forget(name)
 
     def try_set_aside(self) -> bool:
-        """Let tables that were set aside take part again, once they have been left alone for long enough. Returns
-        whether there were any."""
+        """Let tables that were set aside take part again after their pause. Returns whether there were any."""
         due = self.aside.try_due()
         for name in due:
             with self.containing(name):
@@ -341,15 +340,15 @@ class Lake:
 
     @property
     def trimmed_batch(self) -> int:
-        """The last batch that was trimmed; -1 where none was."""
+        """The last batch that was trimmed; -1 if none was."""
         trimmed = self.changes.transaction(TRIMMED_TRANSACTION)
         return NOT_MERGED if trimmed is None else trimmed
 
     def refresh(self) -> None:
-        """Look again at everything if the log of `changes` has gone on without us.
+        """Reload everything if the log of `changes` has advanced without us.
 
-        Another tool may have tidied the table up, or a commit of ours was done though it seemed to fail. Raises
-        `LakeTaken` where another landing has landed a batch.
+        Another tool may have maintained the table, or a commit of ours succeeded although it seemed to fail. Raises
+        `LakeTaken` if another landing has landed a batch.
         """
         batch = self.last_batch
         self.changes.refresh()
@@ -372,11 +371,11 @@ class Lake:
 
     @property
     def is_growing(self) -> bool:
-        """Whether some tables have been cut into more groups, and the lake has not been yet."""
+        """Whether some tables have been split into more groups, but the lake has not been yet."""
         return any(table.groups > self.facts.groups for it in self.in_service for table in it.there)
 
     def set_groups(self, groups: int) -> None:
-        """Say that all tables have so many groups."""
+        """Record that all tables have this many groups."""
         self.commit_changes(TableCommit(transactions={GROUPS_TRANSACTION: groups}, state=self.state))
         self.facts = replace(self.facts, groups=groups)
         self.tables = {}
@@ -404,7 +403,7 @@ class Lake:
             check_feed_columns(table.name, table.documents.log.schema.names)
 
     def is_switched(self, table: CollectionTables) -> bool:
-        """Whether the columns of a table that is there are to be inferred from now on, or by other rules."""
+        """Whether an existing table's columns are to be inferred from now on, or by other rules."""
         if table.documents is None:
             return False
         asked = rules_of(table.name, self.settings.rules)
@@ -416,12 +415,12 @@ class Lake:
 
     @property
     def last_batch(self) -> int:
-        """The number of the last batch in `changes`, counted from 0; -1 where there is none."""
+        """The number of the last batch in `changes`, counted from 0; -1 if there is none."""
         number = self.changes.transaction(BATCH_TRANSACTION)
         return NOT_MERGED if number is None else number
 
     def held_offsets(self, name: str | None = None) -> Offsets:
-        """The offsets that `changes` holds, or the table of a collection: of every vbucket, where its rows end."""
+        """Return the offset of every vbucket up to which `changes`, or the table of a collection, holds rows."""
         if name is None:
             return self.state.offsets
         documents = self.tables[name].documents
@@ -429,10 +428,11 @@ class Lake:
 
     @property
     def boundaries(self) -> Mapping[VBucketId, Sequence[Seqno]]:
-        """By vbucket, seqnos at which the tables held all there was, rising: what a rollback can go back to.
+        """By vbucket, in ascending order: seqnos at which the tables held a whole snapshot. A rollback can go back
+        there.
 
-        They are the offsets of earlier commits. What a rollback has given up is no boundary, so every commit names
-        its rollbacks. Commits of versions that did not are where the search ends.
+        They are the offsets of earlier commits. A seqno that a rollback gave up is no boundary, so every commit records
+        its rollbacks. The search ends at commits of versions that did not record them.
         """
         if self._boundaries is None:
             found: dict[VBucketId, list[Seqno]] = {}
@@ -451,7 +451,7 @@ class Lake:
         return self._boundaries
 
     def _note_boundaries(self, state: TableState) -> None:
-        """A commit has been made: its offsets are boundaries, and what its rollbacks gave up are none."""
+        """After a commit: add its offsets as boundaries, and drop those that its rollbacks gave up."""
         if self._boundaries is None or state.rollbacks is None:
             self._boundaries = None
             return
@@ -465,7 +465,7 @@ class Lake:
 
     @property
     def pending(self) -> Pending:
-        """What waits to be merged."""
+        """The changes that wait to be merged."""
         if self._pending is None:
             names = {id_: name for id_, name in self.state.collections.items() if name not in self.aside}
             self._pending = count_pending(
@@ -489,25 +489,25 @@ class Lake:
 
     @property
     def is_merged_on_read(self) -> bool:
-        """Merges mark superseded documents in all tables."""
+        """Whether merges mark superseded documents in all tables."""
         documents = [table.documents for table in self.in_service]
         return all(table is not None and table.is_merged_on_read for table in documents)
 
     @property
     def merge_bytes(self) -> int:
-        """What a merge of all that is pending is expected to write: as much as the last one of each table did."""
+        """How many bytes a merge of all pending changes should write: as many as the last merge of each table."""
         return sum(self.tables[name].merge_bytes for name in self.pending.names)
 
     def documents_as_of_s(self, name: str) -> float | None:
-        """Everything that was written to the bucket before this time is in the table of a collection; None where that
-        is not known. For a table that has something pending."""
+        """Return the time before which everything written to the bucket is in the table of a collection; None if
+        unknown. For a table with pending changes."""
         documents = self.tables[name].documents
         of_table = None if documents is None else documents.state.as_of_s
         return self.pending.since_s.get(name, of_table)
 
     @contextmanager
     def counting_pending(self) -> Iterator[Pending]:
-        """What waits to be merged, to be brought up to date. Should anything fail meanwhile, it is counted again."""
+        """Yield the pending counts for an update. If the code inside fails, they are counted again."""
         pending, self._pending = self.pending, None
         yield pending
         for table in self.aside.tables:
@@ -516,7 +516,7 @@ class Lake:
         self._pending = pending
 
     def planner(self) -> Planner:
-        """Plans merges of what the tables hold now."""
+        """Return a planner for merges of what the tables hold now."""
         return Planner(
             location=self.location,
             facts=self.facts,
@@ -526,7 +526,7 @@ class Lake:
         )
 
     def read_tasks(self, name: str) -> list[MergeTask]:
-        """The work of reading a collection as it is now, one task a group, for `merged_rows` in any process."""
+        """Return the tasks that read a collection as it is now, one per group, for `merged_rows` in any process."""
         planner, table = self.planner(), self.tables[name]
         return [
             planner.merge_task(
@@ -536,13 +536,13 @@ class Lake:
         ]
 
     def documents_now(self, name: str) -> Iterator[pa.Table]:
-        """The documents of a collection as they are now, whether merged or not, with the columns of their table."""
+        """Yield the current documents of a collection, merged or not, with the columns of their table."""
         for task in self.read_tasks(name):
             for rows in merged_rows(task):
                 yield rows.append_column(GROUP, pa.repeat(pa.scalar(task.group, GROUP.type), rows.num_rows))
 
     def commit_changes(self, commit: TableCommit) -> None:
-        """A commit to `changes`. What it says of the table holds from then on."""
+        """Commit to `changes`, and take over the committed state."""
         self.changes.commit(commit)
         self._note_boundaries(commit.state)
         self.state, self._seen_version = commit.state, self.changes.version
@@ -550,9 +550,9 @@ class Lake:
 
 
 def _changes_as_of(changes: DeltaLog, batch: int) -> DeltaLog:
-    """`changes` as it was when this batch was the last one. What rollbacks have made void since then is not void."""
+    """Open `changes` as of the commit of this batch. Rows that rollbacks have voided since then are not void in it."""
     found = None
-    with contextlib.suppress(errors.LakeDamaged):  # The entry is there, and not all of those before it.
+    with contextlib.suppress(errors.LakeDamaged):  # The entry exists, but some before it are missing.
         found = changes.as_of(batch)
     if found is None or found.transaction(BATCH_TRANSACTION) != batch or found.missing_files():
         known = [state.batch for state in changes.states() if state.batch != NOT_MERGED]
@@ -565,7 +565,7 @@ def _changes_as_of(changes: DeltaLog, batch: int) -> DeltaLog:
 
 
 def landed_selection(lake: Lake) -> Selection | None:
-    """What of the bucket is landed in a lake; None where that is not known."""
+    """Return which part of the bucket is landed in a lake; None if unknown."""
     if lake.state.selection is not None:
         return lake.state.selection
     path = f"{OWN_FOLDER}/{_SELECTION}"
@@ -582,9 +582,9 @@ def landed_selection(lake: Lake) -> Selection | None:
 
 # --- work that any process can do -------------------------------------------------------------------------------------
 #
-# A task is pickled, carried to where it is run, and its result is carried back. It only writes files that no commit
-# names yet, so it can be run twice, or be given up half-way, and nothing is harmed. `headwater.landing.tasks` has a
-# runner with threads, and `headwater.spark.executors` one that runs a Spark job.
+# A task is pickled and sent to where it runs; its result is sent back. It only writes files that no commit names, so
+# running it twice, or abandoning it half-way, does no harm. `headwater.landing.tasks` has a runner with threads, and
+# `headwater.spark.executors` one that runs a Spark job.
 
 
 class Task(Protocol):
@@ -594,7 +594,7 @@ class Task(Protocol):
 
 
 Runner = Callable[[Sequence[Any]], list[Any]]
-"""Runs tasks, wherever that is, and gives their results in their order."""
+"""Runs tasks, locally or elsewhere, and returns their results in order."""
 
 
 def run_here(tasks: Sequence[Task]) -> list[Any]:
@@ -602,28 +602,28 @@ def run_here(tasks: Sequence[Task]) -> list[Any]:
     return [task.run() for task in tasks]
 
 
-# What came of a task is a value: an error goes the same way as a result, whatever carries them. An error that is raised
-# in a worker of Spark reaches the driver as text in an error of Java, and Spark logs hundreds of lines of traceback. As
-# a value it keeps its class and its sentence, through Py4J and through Spark Connect.
+# A task's outcome is a value: errors travel the same way as results, whatever transports them. An error raised in a
+# Spark worker would reach the driver as text in a Java error, and Spark would log hundreds of lines of traceback. As a
+# value it keeps its class and its sentence, through Py4J and through Spark Connect.
 #
-# A batch of which one task has failed is run again as a whole. So the files of all its tasks are removed: on a full
-# disk they would take the room that was made for the next attempt.
+# If one task of a batch fails, the whole batch is run again. So the files of all its tasks are removed: on a full disk
+# they would take the room that was made for the next attempt.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutcome:
-    """A result, or what the task has failed with."""
+    """The result of a task, or the error with which it failed."""
 
     result: Any = None
     failure: errors.HeadwaterError | None = None
     outputs: tuple[str, ...] = ()
-    """The files that it has written on a disk."""
+    """The files that it has written on a local disk."""
     unrecorded: telemetry.Unrecorded | None = None
-    """Its span, if the process that ran it records none."""
+    """Its span, if the process that ran it does not record spans."""
 
 
 def run_task(task: Task, parent: str | None = None) -> TaskOutcome:
-    """Run a task. Whatever it raises becomes an error of ours. `parent` is the `traceparent` of who wants it run."""
+    """Run a task. Converts any error to one of ours. `parent` is the caller's `traceparent`."""
     if parent is None:
         return _run(task)
     name, about = "headwater.task", {"headwater.task": type(task).__name__, "headwater.host": socket.gethostname()}
@@ -644,17 +644,17 @@ def _run(task: Task) -> TaskOutcome:
         except errors.HeadwaterError as error:
             failure = error
         except Exception as error:
-            # The sentence has the cause. Where it came from is for the log of the worker.
+            # The error's sentence has the cause; the traceback is for the worker's log.
             traceback.print_exc()
             failure = lake_error(error, "the tables")
     remove_outputs(outputs)
-    # Tracebacks keep what the task held, such as files that are open.
+    # Tracebacks would keep alive what the task held, such as open files.
     failure.__cause__ = failure.__context__ = None
     return TaskOutcome(failure=failure.with_traceback(None))
 
 
 def results(outcomes: Iterable[TaskOutcome]) -> list[Any]:
-    """The results of all tasks. If one has failed, remove what the others have written, and raise its error."""
+    """Return the results of all tasks. If one has failed, remove what the others have written, and raise its error."""
     outcomes = list(outcomes)
     for outcome in outcomes:
         if outcome.unrecorded is not None:
@@ -670,7 +670,7 @@ def results(outcomes: Iterable[TaskOutcome]) -> list[Any]:
 def remove_outputs(paths: Iterable[str]) -> None:
     """Remove the files of a task whose result is not used."""
     for path in paths:
-        # Vacuum removes later what can't be removed now. A file that is open takes its room until it is truncated.
+        # Vacuum later removes what can't be removed now. An open file takes up its space until it is truncated.
         with contextlib.suppress(OSError):
             os.truncate(path, 0)
             os.unlink(path)

@@ -1,11 +1,11 @@
-"""A lake as people look at it: how its tables stand, what has happened to them, and samples of their rows.
+"""A lake as people see it: the state of its tables, what has happened to them, and samples of their rows.
 
-`LakeWatch` looks again and again, for the lake's page (`headwater.lake_page`); `look_at_lake` looks once, for
-notebooks. Both only read. Everything here comes from the tables and from the notes beside them, so it is true of a lake
-at rest, after a restart, and while another process lands.
+`LakeWatch` looks repeatedly, for the lake's page (`headwater.lake_page`); `look_at_lake` looks once, for notebooks.
+Both only read. All information comes from the tables and from the notes beside them, so it is valid for a lake at rest,
+after a restart, and while another process lands.
 
-`health_of_landing` says whether a landing is well, and what to do if not: from its notes beside the tables, or from the
-landing itself if it runs in this process. The page of a landing shows the verdict, and `headwater health` prints it.
+`health_of_landing` decides whether a landing is healthy, and what to do if not: from its notes beside the tables, or
+from the landing itself if it runs in this process. A landing's page shows the verdict; `headwater health` prints it.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from headwater.phrases import counted
 
 # --- notes beside the tables ------------------------------------------------------------------------------------------
 #
-# How `verify` last judged them, and how the landing stands. The tables are the only memory of a landing, and nothing
-# here changes that: a note may be missing, old or damaged, and then what it would say is unknown. Notes are for people
-# who look at a lake that another process, or none, writes to. `headwater verify` and `headwater.spark.verify` keep the
-# verdict, `LandingQuery` its own state, and the lake's page and notebooks show both.
+# The last verdict of `verify`, and the state of the landing. The tables are the only state that a landing depends on: a
+# note may be missing, old or damaged, and then its content is unknown. Notes are for people who look at a lake that
+# another process, or none, writes to. `headwater verify` and `headwater.spark.verify` write the verdict, `LandingQuery`
+# writes its own state, and the lake's page and notebooks show both.
 
 NOTE_BYTES_MAX = 64 * 1024
 FINDINGS_NOTED_MAX = 20
 _SENTENCE_CHARS_MAX = 500
 LANDING_EVERY_S = 5.0
-"""How often a landing that runs says so. Beside a batch's commit that is nothing, in an object store as well."""
+"""How often a running landing writes its note. Beside a batch's commit this costs nothing, even in an object store."""
 LANDING_SILENT_S = 30.0
 """A landing that has written no note for this long has stopped, or can't write."""
 _VERDICT = f"{OWN_FOLDER}/verified.json"
@@ -58,53 +58,53 @@ _LANDING = f"{OWN_FOLDER}/landing.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What `verify` found."""
+    """The result of a `verify` run."""
 
     time_s: float
-    """When it had ended."""
+    """When the run ended."""
     is_equal: bool
     sentence: str
     landed: int
     pending: int
     differing: int
     compared: str
-    """What was looked at, such as "all collections"."""
+    """What was compared, such as "all collections"."""
     findings: tuple[str, ...] = ()
-    """The first of them."""
+    """The first findings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingNote:
-    """How a landing stood when it last said so."""
+    """The state of a landing when it last wrote its note."""
 
     time_s: float
     started_s: float
     source: str
-    """The address of the bucket, with no user in it."""
+    """The address of the bucket, without a user."""
     bucket: str
     host: str
     every_s: float | None
-    """None where it ends when all is landed."""
+    """The interval between batches in seconds; None if the landing ends when everything is landed."""
     is_running: bool
     failure: str | None = None
-    """What has ended it, if that was no order."""
+    """The error that ended it; None if it was stopped normally."""
     page: str | None = None
-    """Where its own page is."""
+    """The address of its own page."""
     node_page: str | None = None
-    """The dashboard of the node that it reads from, where that is one of ours."""
+    """The dashboard of the node that it reads from, if that is one of ours."""
     status: Mapping[str, Any] = field(default_factory=dict)
     """The members of `LandingStatus`."""
 
     def state_at(self, now_s: float) -> str:
-        """`running`, `silent` where a landing that runs should have said so, `stopped` or `failed`."""
+        """Return `running`, `silent` if a running landing's note is overdue, `stopped` or `failed`."""
         if not self.is_running:
             return "stopped" if self.failure is None else "failed"
         return "running" if now_s - self.time_s < LANDING_SILENT_S else "silent"
 
 
 def keep_verdict(location: Location, found: Verification, *, compared: str) -> str | None:
-    """Note what `verify` found. Returns why it could not be noted: a user who may read a lake need not be allowed to
-    write to it, and the verdict is no less true."""
+    """Write a note of the result of `verify`. If that fails, returns why instead of raising: a user who may read a lake
+    need not be allowed to write to it, and the verdict is still true."""
     sentences = tuple(one.sentence[:_SENTENCE_CHARS_MAX] for one in found.findings[:FINDINGS_NOTED_MAX])
     verdict = Verdict(
         time_s=time.time(),
@@ -124,7 +124,7 @@ def keep_verdict(location: Location, found: Verification, *, compared: str) -> s
 
 
 def read_verdict(location: Location) -> Verdict | None:
-    """What `verify` found last; None where that is not known."""
+    """Return the last result of `verify`; None if unknown."""
     members = _read(location, _VERDICT)
     try:
         return None if members is None else Verdict(**{**members, "findings": tuple(members["findings"])})
@@ -133,12 +133,12 @@ def read_verdict(location: Location) -> Verdict | None:
 
 
 def keep_landing(location: Location, note: LandingNote) -> None:
-    """Note how a landing stands. Raises `LakeError` or `OSError` where the lake can't be written."""
+    """Write a note of a landing's state. Raises `LakeError` or `OSError` if the lake can't be written."""
     location.write(_LANDING, json.dumps(asdict(note)).encode())
 
 
 def read_landing(location: Location) -> LandingNote | None:
-    """What the last landing said of itself; None where that is not known."""
+    """Return the last landing's note; None if unknown."""
     members = _read(location, _LANDING)
     try:
         return None if members is None else LandingNote(**members)
@@ -163,16 +163,16 @@ COLUMNS_SHOWN_MAX = 300
 TABLES_SHOWN_MAX = 400
 SAMPLE_ROWS = 20
 SAMPLE_BYTES = 4 * 1024 * 1024
-"""What is read of a table for a sample, uncompressed."""
+"""How many uncompressed bytes of a table are read for a sample."""
 CELL_CHARS_MAX = 200
 UNDONE_ROWS_MAX = 200
 UNDONE_FILES_MAX = 8
-"""Files of `changes` that are searched for what a rollback has undone."""
+"""Files of `changes` that are searched for rows that a rollback has undone."""
 PENDING_ROWS_MAX = 2_000_000
-"""With more changes that may be pending, these are not counted: that reads them."""
+"""If more changes may be pending, they are not counted: counting reads them."""
 RATE_S = 60.0
 _WHOLE_S = 60.0
-"""How often the tables of documents are looked at though `changes` has no news: another tool may have written them."""
+"""How often the tables of documents are read although `changes` is unchanged: another tool may have written to them."""
 
 
 # --- how it stands ----------------------------------------------------------------------------------------------------
@@ -191,18 +191,18 @@ class TableLook:
     columns: tuple[tuple[str, str], ...]
     """Names and types as SQL writes them."""
     typed: str | None
-    """Of `documents`: where the typed columns come from, such as "inferred"."""
+    """For `documents`: where the typed columns come from, such as "inferred"."""
     batch: int
     """The last batch that it holds."""
     changed_s: float | None
     """When its newest file was written."""
     pending: int | None
-    """Of `documents`: changes that wait to be merged; None where that is not known, or has no meaning."""
+    """For `documents`: changes that wait to be merged; None if unknown or not applicable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeLook:
-    """A lake at one moment. `None` stands for what is not known."""
+    """A lake at one moment. `None` means unknown."""
 
     time_s: float
     uri: str
@@ -210,30 +210,30 @@ class LakeLook:
     vbuckets: int
     selection: str
     batch: int
-    """The last batch; -1 where there is none."""
+    """The last batch; -1 if there is none."""
     rows: int | None
-    """Ever landed in `changes`."""
+    """Rows ever landed in `changes`."""
     rollbacks: int | None
-    """Of vbuckets, ever landed."""
+    """Rollbacks of vbuckets ever landed."""
     as_of_s: float | None
     """Everything that was written to the bucket before this time is in `changes`."""
     documents_as_of_s: float | None
     """Everything that was written to the bucket before this time is in `documents`."""
     rows_per_s: float | None
-    """Landed within the last minute."""
+    """The rate of rows landed in the last minute."""
     documents: int
     """Rows of all tables of documents."""
     collections: int
-    """That have tables."""
+    """The number of collections that have tables."""
     tables: tuple[TableLook, ...]
     tables_more: int
-    """Tables that are there and not listed."""
+    """How many tables are not listed."""
     events: tuple[Event, ...]
     """Newest first."""
     verdict: Verdict | None
     landing: LandingNote | None
     unreadable: tuple[str, ...] = ()
-    """Why tables that are there can't be shown, a sentence each."""
+    """A sentence for each table that can't be shown, with the reason."""
 
     @property
     def is_merged(self) -> bool:
@@ -243,7 +243,7 @@ class LakeLook:
 
     @property
     def is_landing(self) -> bool:
-        """Whether a landing has said of late that it runs."""
+        """Whether a landing has recently reported that it runs."""
         note = self.landing
         return note is not None and note.is_running and self.time_s - note.time_s < LANDING_SILENT_S
 
@@ -254,7 +254,7 @@ class LakeLook:
         )
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return HTML for notebooks."""
         verdict = "never, as far as is known" if self.verdict is None else self.verdict.sentence
         facts = [
             ("landing", "runs" if self.is_landing else "does not run, as far as is known"),
@@ -273,7 +273,7 @@ class LakeLook:
 
 
 def html_facts(title: str, facts: Iterable[tuple[str, str]]) -> str:
-    """A small table of names and values, as notebooks show it."""
+    """Return a small HTML table of names and values, for notebooks."""
     rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in facts)
     return f"<table><caption>{html.escape(title)}</caption><tbody>{rows}</tbody></table>"
 
@@ -294,7 +294,7 @@ def look_at_lake(into: str | Location) -> LakeLook:
 
 
 class LakeWatch:
-    """Looks at a lake again and again. For one thread at a time."""
+    """Looks at a lake repeatedly. For one thread at a time."""
 
     def __init__(self, location: Location) -> None:
         self.location = location
@@ -303,7 +303,7 @@ class LakeWatch:
         self._looked: LakeLook | None = None
         self._whole_s = 0.0
         self._is_settled = False
-        """Nothing was pending."""
+        """Whether nothing was pending."""
 
     def _open(self) -> Lake:
         lake = Lake.open(self.location, aside=AsideTables(is_logged=False))
@@ -314,10 +314,10 @@ class LakeWatch:
         return lake
 
     def look(self) -> LakeLook:
-        """How the lake stands now."""
+        """Return the state of the lake now."""
         now_s, version = time.time(), self._lake.changes.version
         has_news = not self._lake.changes.is_current() or self._lake.changes.version != version
-        # What is made from `changes` has no news while that has none and nothing is pending.
+        # The other tables can't have changed if `changes` has not and nothing is pending.
         if self._looked is None or has_news or not self._is_settled or now_s - self._whole_s >= _WHOLE_S:
             self._looked, self._whole_s = self._look_at_all(), now_s
         return replace(
@@ -363,7 +363,7 @@ class LakeWatch:
     # --- samples ------------------------------------------------------------------------------------------------------
 
     def sample(self, kind: TableKind, name: str) -> Sample:
-        """Some rows of the newest file of a table: the newest of those that are read."""
+        """Return the newest rows among those read from the newest file of a table."""
         log = self._log_of(kind, name)
         files = sorted((file for file in log.files() if file.live_rows), key=lambda file: file.modified_ms)
         if not files:
@@ -384,7 +384,7 @@ class LakeWatch:
         return table.log
 
     def undone(self, batch: int) -> Sample:
-        """The changes that the rollbacks of a batch have undone, up to `UNDONE_ROWS_MAX` of them, as far as `changes`
+        """Return the changes that the rollbacks of a batch have undone, up to `UNDONE_ROWS_MAX`, if `changes`
         still has them."""
         found = [event for event in self._timeline.events if isinstance(event, RollbackEvent)]
         event = next((event for event in found if event.batch == batch), None)
@@ -409,7 +409,7 @@ class LakeWatch:
 
 
 def _may_be_undone(file: DataFile, event: RollbackEvent) -> bool:
-    """Whether a file can hold what a rollback has undone, by what the log says of it."""
+    """Whether a file can hold rows that a rollback has undone, according to its ranges in the log."""
     return file.may_hold("batch", high=event.batch - 1) and any(
         file.may_hold("vbucket", low=part.vbucket, high=part.vbucket)
         and file.may_hold("seqno", low=part.kept_seqno + 1, high=part.from_seqno)
@@ -434,14 +434,14 @@ def _undone_rows(location: Location, file: DataFile, event: RollbackEvent, vbuck
 
 
 def _rows_per_s(events: Iterable[Event], now_s: float) -> float | None:
-    """Of the last minute; None where a batch in it was not counted."""
+    """Return the rate of the last minute; None if a batch in it was not counted."""
     rows = [event.rows for event in events if isinstance(event, BatchEvent) and now_s - event.time_s < RATE_S]
     known = [count for count in rows if count is not None]
     return sum(known) / RATE_S if len(known) == len(rows) else None
 
 
 def _pending_rows(lake: Lake) -> dict[str, int] | None:
-    """By collection, how many changes wait to be merged; None where so many may that they are not counted."""
+    """Return how many changes wait to be merged, by collection; None if there may be too many to count."""
     merged = [at for tables in lake.tables.values() if tables.documents for at in tables.documents.merged.values()]
     waiting = [file for file in lake.changes.files() if file.may_hold("batch", low=min(merged, default=-1) + 1)]
     if sum(file.live_rows for file in waiting) > PENDING_ROWS_MAX:
@@ -451,7 +451,7 @@ def _pending_rows(lake: Lake) -> dict[str, int] | None:
 
 
 def _documents_as_of_s(lake: Lake, pending: dict[str, int] | None) -> float | None:
-    """Tables with nothing pending are as new as `changes`."""
+    """Return the time up to which `documents` has everything. Tables with nothing pending are as new as `changes`."""
     waiting = lake.tables if pending is None else {*pending, *(table.name for table in lake.aside.tables)}
     times = [
         lake.state.as_of_s,
@@ -473,7 +473,7 @@ def _collection_looks(tables: CollectionTables, pending: int | None, last_batch:
                 kind,
                 tables.name,
                 table.log,
-                # Batches that have nothing for a table make no commit of it.
+                # Batches without rows for a table make no commit to it.
                 batch=last_batch if is_documents and pending == 0 else batch,
                 typed=typed if is_documents else None,
                 pending=pending if is_documents else None,
@@ -514,12 +514,12 @@ def _sql_type(type_: pa.DataType) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Some rows of a table, as text. Long values are cut, and end in `…` then."""
+    """Some rows of a table, as text. Long values are cut, and then end in `…`."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str | None, ...], ...]
     of: str
-    """Where they come from."""
+    """Where the rows come from."""
 
 
 _CHANGES_SHOWN = ("changed_at", "op", "scope", "collection", "key", "value", "vbucket", "seqno", "batch", "void")
@@ -537,7 +537,7 @@ _TYPED_SHOWN_MAX = 24
 
 
 def _sample_columns(kind: TableKind, names: Sequence[str]) -> list[str]:
-    """What a reader looks for first: the key, the typed columns, the document."""
+    """Return the columns that a reader looks for first: the key, the typed columns, the document."""
     if kind is TableKind.CHANGES:
         return [name for name in _CHANGES_SHOWN if name in names]
     typed: list[str] = []
@@ -568,11 +568,11 @@ def _text(value: Any) -> str | None:
     return text if len(text) <= CELL_CHARS_MAX else text[:CELL_CHARS_MAX] + "…"
 
 
-# --- whether the landing is well --------------------------------------------------------------------------------------
+# --- the health of the landing ----------------------------------------------------------------------------------------
 
 
 LAG_S_MAX = 300.0
-"""A landing that is further behind than this does not keep up, or is stuck."""
+"""A landing that lags more than this does not keep up, or is stuck."""
 _AGAIN = "Start `headwater land` again: it resumes where the tables end"
 _SEE_LOG = "Check the log of the landing"
 
@@ -580,21 +580,21 @@ _SEE_LOG = "Check the log of the landing"
 def health_of_landing(
     state: str, note: LandingNote | None, *, lag_s: float | None, problem: str | None, verified: Verdict | None
 ) -> findings.Verdict:
-    """The verdict on a landing.
+    """Return the verdict on a landing.
 
     Args:
-        state: As `LandingNote.state_at` says, or `starting`, or `unknown` where there is no note.
-        note: What the landing said last.
-        lag_s: All that was written to the bucket longer ago than this is in `changes`; None where that is unknown.
-        problem: Why the tables can't be read; None where they can.
-        verified: What `headwater verify` found last.
+        state: The result of `LandingNote.state_at`, or `starting`, or `unknown` if there is no note.
+        note: The landing's last note.
+        lag_s: All that was written to the bucket longer ago than this is in `changes`; None if unknown.
+        problem: Why the tables can't be read; None if they can.
+        verified: The last result of `headwater verify`.
     """
     status = {} if note is None else note.status
     found = [*_ended(state, note)]
     if state == "running":
         found += _running(status, lag_s)
     found += _tables(status)
-    # A landing that is being started has not made its tables yet.
+    # A landing that is starting has not created its tables yet.
     if problem is not None and state != "starting":
         do = "Check the location and the rights of this user on it"
         found.append(Finding(check="tables", level=Level.BAD, text=f"The tables can't be read: {problem}", do=do))
@@ -608,7 +608,7 @@ def health_of_landing(
 
 
 def _ended(state: str, note: LandingNote | None) -> Iterator[Finding]:
-    """Why no landing is running, as far as that is known."""
+    """Yield why no landing is running, as far as known."""
     if note is None:
         text, do = "It is unknown whether a landing is running: there is no status file beside the tables", _SEE_LOG
         if state == "starting":
@@ -621,7 +621,7 @@ def _ended(state: str, note: LandingNote | None) -> Iterator[Finding]:
         text = f"No sign of the landing since {_moment(note.time_s)}: it was killed, or {note.host} can't write here"
         yield Finding(check="running", level=Level.BAD, text=text, do=_AGAIN)
     elif state == "stopped" and note.every_s is not None:
-        # One without an interval has ended because all was landed.
+        # A landing without an interval ends when everything is landed.
         text = f"The landing was stopped at {_moment(note.time_s)}"
         yield Finding(check="running", level=Level.BAD, text=text, do=_AGAIN)
 

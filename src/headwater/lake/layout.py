@@ -1,13 +1,13 @@
-"""Where the tables lie, which columns they have, and how vbuckets are put into groups.
+"""Where the tables lie, which columns they have, and how vbuckets are divided into groups.
 
     DIR/changes                            every change of every collection, in one table
-    DIR/documents/<scope>.<collection>     one row a live document
-    DIR/history/<scope>.<collection>       one row a version, with the time that it was valid
+    DIR/documents/<scope>.<collection>     one row per live document
+    DIR/history/<scope>.<collection>       one row per version, with the time that it was valid
     DIR/rejects/<scope>.<collection>       the live documents that do not fit the typed columns
 
-Neither a scope's name nor a collection's may have a dot, so the name of a table is read in one way only. The folder of
-a table has its name, but for what paths can't have (`folder_name`). All modules of the lake use this. What is written
-here is a file format: tables of earlier versions must stay readable.
+Names of scopes and collections can't contain a dot, so a table's name is unambiguous. The folder of a table has the
+table's name, except for characters that paths can't have (`folder_name`). All modules of the lake use this one. It
+defines a file format: tables of earlier versions must stay readable.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from headwater.lake.variants import VARIANT, to_variants
 from headwater.protocol.values import Datatype
 
 FORMAT_VERSION = 6
-"""Of the tables. In format 1 every commit has the whole state in its metadata, since format 2 most have what is
-different from that of an earlier commit, and since format 6 the state is in a file that the commit names (`delta_log`).
-In format 3 the tables may have more groups than they were made with, and since format 4 small tables have fewer than
-the lake. Format 5 is of lakes that leave rows out (`chosen_rows`) or have documents as variants.
+"""The format of the tables. In format 1 every commit has the whole state in its metadata; from format 2 on most have
+the difference from an earlier commit; from format 6 on the state is in a file that the commit names (`delta_log`). From
+format 3 on tables may have more groups than they were created with; from format 4 on small tables have fewer than the
+lake. Format 5 is for lakes that leave rows out (`chosen_rows`) or have documents as variants.
 
-Every format is read. A table gets this one with the next commit, in the same entry: earlier versions would pass over
-that commit, and land again what it has."""
+Every format can be read. The next commit upgrades a table to the current one, in the same entry: otherwise earlier
+versions would ignore that commit, and land its rows again."""
 FORMAT_PROPERTY = "headwater.format"
 STATE_FOLDER = "_headwater_state"
-"""Of each table: the files that say what it holds. Readers, and VACUUM of other tools, pass over folders that begin
+"""In each table: the files that record what it holds. Readers, and VACUUM of other tools, ignore folders that begin
 with an underscore."""
 DOCUMENT_PROPERTY = "headwater.document"
-"""The form of documents, where it is not a string."""
+"""The form of documents, if it is not a string."""
 GROUPS_TRANSACTION = "headwater.groups"
-"""Of any table that has been cut into more groups: how many. It is in the commit that has done it."""
+"""For a table that has been split into more groups: how many. It is in the commit that has split it."""
 SMALL_GROUP_DOCUMENTS = 4096
-"""A table has fewer groups than the lake while they would have fewer documents than this: each group is a file more to
-write, and a small table is merged in no time."""
+"""A table has fewer groups than the lake as long as a group would have fewer documents than this: each group costs one
+more file, and a small table is merged quickly anyway."""
 GROUPS_MIN = 16
 GROUP_DOCUMENTS = 500_000
-"""Of so many documents a merge holds the keys in memory, and writes some hundred megabytes if all have changed."""
+"""For this many documents a merge holds the keys in memory, and writes some hundred megabytes if all have changed."""
 _GROWTH_MAX = 4
 EVERY_COLLECTION = "*"
-"""Where settings are by table: what holds for all others."""
+"""In settings by table: the value for all others."""
 _PROPERTY = "headwater."
 
 
 class DocumentForm(StrEnum):
-    """What the column `document` is."""
+    """The type of the column `document`."""
 
     STRING = "string"
     """The text of the document."""
@@ -74,30 +74,30 @@ class TableKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeFacts:
-    """What is decided when a lake is made, and kept in the properties of `changes`. Only the number of groups may grow
-    later (`GROUPS_TRANSACTION`)."""
+    """What is decided when a lake is created, and kept in the properties of `changes`. Only the number of groups may
+    grow later (`GROUPS_TRANSACTION`)."""
 
     bucket_uuid: str
     vbuckets: int
     """Of the bucket."""
     groups: int = GROUPS_MIN
-    """Into how many parts large tables of documents are cut. A key is always in the same vbucket, and a vbucket always
-    in the same group, so every group is merged by itself. Where that number is doubled, each is cut in two."""
+    """The number of parts of large tables of documents. A key is always in the same vbucket, and a vbucket always in
+    the same group, so every group is merged by itself. When the number is doubled, each group is split in two."""
     xattrs: bool = False
-    """The tables have a column for extended attributes."""
+    """Whether the tables have a column for extended attributes."""
     document: DocumentForm = DocumentForm.STRING
-    """Of all tables but `changes`."""
+    """In all tables but `changes`."""
     transform: str | None = None
     """The name of the function that all changes went through (`Transform`)."""
     bucket_name: str | None = None
-    """How the bucket was called, and where it was, for messages: the UUID decides. None in older lakes."""
+    """The bucket's name and address, for messages only: the UUID identifies it. None in older lakes."""
 
     def __post_init__(self) -> None:
         assert 0 < self.groups <= self.vbuckets, "a group has at least one vbucket"
 
     def group_of(self, vbucket: Any) -> Any:
-        """The group of a vbucket, or of an array of them. Groups are ranges, so that files can be assigned by the
-        least and the highest vbucket in them."""
+        """Return the group of a vbucket, or of an array of them. Groups are ranges, so that files can be assigned by
+        the lowest and the highest vbucket in them."""
         return vbucket * self.groups // self.vbuckets
 
     def vbuckets_of(self, group: int) -> range:
@@ -105,18 +105,18 @@ class LakeFacts:
         return range(first, end)
 
     def grown(self, documents: int) -> int:
-        """The number of groups that the tables should have, now that they hold so many documents: it is doubled until
-        no group has more than twice of what it is made for. A task writes all groups that one becomes at once, and
-        holds a row group of each, so there are not many of them; the rest is for the next time."""
+        """Return how many groups the tables should have for this many documents: the number is doubled until no group
+        has more than twice its intended size. A task writes all groups that one is split into at once, and holds a row
+        group for each, so one call at most multiplies by `_GROWTH_MAX`; the rest follows next time."""
         groups = self.groups
         while documents > 2 * GROUP_DOCUMENTS * groups and 2 * groups <= min(self.vbuckets, _GROWTH_MAX * self.groups):
             groups *= 2
         return groups
 
     def groups_of_table(self, documents: int, *, least: int = 1, each: int | None = None) -> int:
-        """How many groups a table of so many documents should have that has `least` by now: a multiple of that, and a
-        divisor of the lake's number, so that a group of one is always a number of groups of the other. A group gets no
-        more than `each`, by default `SMALL_GROUP_DOCUMENTS`, unless there are as many groups as the lake has."""
+        """Return how many groups a table of this many documents should have: a multiple of `least`, its current number,
+        and a divisor of the lake's number, so that groups of both always nest. A group gets at most `each` documents,
+        by default `SMALL_GROUP_DOCUMENTS`, unless there are as many groups as the lake has."""
         for groups in range(least, self.groups, least):
             if self.groups % groups == 0 and documents <= groups * (each or SMALL_GROUP_DOCUMENTS):
                 return groups
@@ -162,38 +162,38 @@ class LakeFacts:
 
 
 def groups_within(group: int, *, of: int, groups: int) -> range:
-    """Those of so many `groups` that have the vbuckets of one group, where there are `of`; or the one that has them
-    among others, where there are fewer."""
+    """Return those of `groups` groups that together have the vbuckets of `group` out of `of`; or the one that contains
+    it, if there are fewer."""
     first = group * groups // of
     return range(first, max(first + 1, (group + 1) * groups // of))
 
 
 def groups_for(documents: int) -> int:
-    """Into how many groups a lake is cut that is made for so many documents; no more than there are vbuckets."""
+    """Return the number of groups for a new lake of this many documents. The caller limits it to the vbuckets."""
     return max(GROUPS_MIN, -(-documents // GROUP_DOCUMENTS))
 
 
 def table_name(scope: str | None, collection: str | None, collection_id: int) -> str:
-    """The table of a collection. One that was dropped before its name was known goes by its id, under a name that no
-    scope can have."""
+    """Return the name of a collection's table. A collection that was dropped before its name was known gets its id,
+    under a name that no scope can have."""
     if scope is None or collection is None:
         return f"_unnamed.{collection_id:x}"
     return f"{scope}.{collection}"
 
 
 FOLDER_BYTES_MAX = 255
-"""Of a folder's name: what file systems take."""
+"""The maximum of a folder's name on common file systems."""
 _DIGEST_CHARS = 32
 TABLE_PROPERTY = "headwater.table"
-"""The name of a table whose folder has another one."""
+"""The name of a table whose folder has another name."""
 
 
 def folder_name(table: str) -> str:
-    """The folder that a table lies in, under each kind. No two tables have the same.
+    """Return the folder of a table, under each kind. No two tables share one.
 
     Names consist of letters, digits, `_`, `-` and `%`. A percent sign becomes `~`, because delta-rs reads `%20` in a
-    path as a space. A name that is too long for a folder is cut, and gets its digest behind `.~`, which no other folder
-    has: no collection's name begins with a percent sign.
+    path as a space. A name that is too long for a folder is cut, and its digest appended after `.~`, which no other
+    folder contains: no collection's name begins with a percent sign.
     """
     name = table.replace("%", "~")
     if len(name) <= FOLDER_BYTES_MAX:
@@ -204,21 +204,21 @@ def folder_name(table: str) -> str:
 
 # --- the columns of the tables ----------------------------------------------------------------------------------------
 #
-# Delta has no unsigned integers. What may exceed 63 bits (vbuuids, and by their type seqnos, revisions and CAS) keeps
-# its 64 bits and is read as signed; what has 32 bits gets 64.
+# Delta has no unsigned integers. Numbers that may exceed 63 bits (vbuuids, and by their type seqnos, revisions and CAS)
+# keep their 64 bits and are read as signed; 32-bit numbers are widened to 64.
 #
-# Keys are UTF-8 by Couchbase's rules, but no server enforces them. A key that is no UTF-8 has its bytes in
-# `key_bytes`, and `key` shows them with escapes such as `\xff`; `key_bytes` is null for all others. The tables compare
-# keys by their bytes, so two keys that look alike are still two documents.
+# Keys are UTF-8 by Couchbase's rules, but no server enforces them. If a key is not UTF-8, its bytes are in `key_bytes`,
+# and `key` shows them with escapes such as `\xff`; `key_bytes` is null for all others. The tables compare keys by their
+# bytes, so two keys that look alike are still two documents.
 
 TIME = pa.timestamp("us", tz="UTC")
 XATTRS = pa.field("xattrs", pa.map_(pa.string(), pa.binary()))
 GROUP = pa.field("vbucket_group", pa.int32(), nullable=False)
 FEED_PROPERTY = "delta.enableChangeDataFeed"
 FEED_FOLDER = "_change_data"
-"""Of the files of a change feed, as Delta's protocol names it."""
+"""The folder of a change feed's files, as Delta's protocol names it."""
 FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
-"""What a change feed has beside the columns of its table, as Delta's protocol names them."""
+"""The additional columns of a change feed, as Delta's protocol names them."""
 IS_CURRENT = pa.field("is_current", pa.bool_(), nullable=False)
 _KEY = [
     pa.field("key", pa.string()),
@@ -269,64 +269,65 @@ _RANGES = ("key", "changed_at", "seqno", "vbucket")
 CHANGE_RANGES = (*_RANGES, "collection_id", "batch", "landed_at")
 DOCUMENT_RANGES = _RANGES
 HISTORY_RANGES = (*_RANGES, *(field.name for field in _VALIDITY))
-"""The columns whose least and highest value the log has for each file, so that files can be passed over unread."""
+"""The columns whose minimum and maximum the log has for each file, so that files can be skipped unread."""
 UNMATCHED_OP = "unmatched"
-"""A document was written that does not meet the condition of the landing (`chosen_rows`)."""
+"""A write of a document that does not meet the condition of the landing (`chosen_rows`)."""
 DOCUMENT_OPS = (*OPS[:3], UNMATCHED_OP)
-"""Changes of documents. All but the first leave none."""
+"""Changes of documents. Only the first leaves a document."""
 LANDED_OPS = (*DOCUMENT_OPS, *OPS[3:])
 """The values of `op` in `changes`."""
 NAME_COLUMNS = ("op", "scope", "collection")
 NAME_TYPE = pa.dictionary(pa.int32(), pa.string())
-"""Few different values: in memory they are numbers of a dictionary."""
+"""They have few distinct values, so in memory they are dictionary-encoded."""
 NARROW = (*("vbucket", "seqno", "op", "collection_id", "key", "key_bytes", "changed_at", "batch", "landed_at", "void"),)
-"""Of `changes`: all that decides which rows make up the documents."""
+"""The columns of `changes` that decide which rows make up the documents."""
 
 
 def changes_schema(*, xattrs: bool) -> pa.Schema:
-    """One row a change. `batch` counts the commits of batches, `landed_at` is the time of that batch, and `void` marks
-    what a rollback took back."""
+    """Return the schema of `changes`: one row per change. `batch` numbers the commits of batches, `landed_at` is the
+    time of that batch, and `void` marks what a rollback took back."""
     return pa.schema([*_CHANGE, *([XATTRS] if xattrs else []), *_LANDING])
 
 
 def name_columns(columns: Collection[str]) -> list[str]:
-    """Those columns of a table that hold names. Only `changes` has them: what is called so in other tables is a typed
-    column, for a field of that name."""
+    """Return the columns of a table that hold names. Only `changes` has them: in other tables, a column with such a
+    name is a typed column for a field of that name."""
     return [] if "document" in columns else [name for name in NAME_COLUMNS if name in columns]
 
 
 def documents_schema(
     *, xattrs: bool, form: DocumentForm = DocumentForm.STRING, typed: pa.Schema | None = None
 ) -> pa.Schema:
-    """One row a live document, without the columns it is partitioned by. `document` is one that is JSON, as a text or
-    as a variant; `content` has the bytes of any other."""
+    """Return the schema of documents: one row per live document, without the partition columns. `document` has JSON, as
+    text or as a variant; `content` has the bytes of any other document."""
     return pa.schema([*_DOCUMENT[form], *([XATTRS] if xattrs else []), *(typed or [])])
 
 
 def history_schema(
     *, xattrs: bool, form: DocumentForm = DocumentForm.STRING, typed: pa.Schema | None = None
 ) -> pa.Schema:
-    """One row a version of a document, without the columns it is partitioned by. `valid_to` and `valid_to_seqno` are
-    the time and the seqno of the change that ended it. A typed column that is called as one of these is left out."""
+    """Return the schema of a history: one row per version, without the partition columns. `valid_to` and
+    `valid_to_seqno` are the time and the seqno of the change that ended it. Typed columns with the name of one of these
+    are left out."""
     own = {IS_CURRENT.name, *(field.name for field in _VALIDITY)}
     others = [field for field in typed or [] if field.name.lower() not in own]
     return pa.schema([*_DOCUMENT[form], *([XATTRS] if xattrs else []), *_VALIDITY, *others])
 
 
 def document_ranges(schema: pa.Schema) -> tuple[str, ...]:
-    """The columns of a table of documents that the log has ranges of: typed columns of one value are among them."""
+    """Return the columns of documents that the log has ranges of, including typed columns of simple types."""
     own = {*(field.name for field in _DOCUMENT[DocumentForm.STRING]), XATTRS.name, GROUP.name}
     return (*DOCUMENT_RANGES, *(field.name for field in schema if field.name not in own and has_bounds(field.type)))
 
 
 def history_ranges(schema: pa.Schema) -> tuple[str, ...]:
-    """The same of a history."""
+    """Return the columns of a history that the log has ranges of."""
     typed = [name for name in document_ranges(schema) if name not in HISTORY_RANGES]
     return (*HISTORY_RANGES, *typed)
 
 
 def has_bounds(type_: pa.DataType) -> bool:
-    """Whether a log can have the least and the highest value of a column of this type."""
+    """Whether a log can have the minimum and maximum of a column of this type."""
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
     return any(is_kind(type_) for is_kind in kinds)
 
@@ -335,23 +336,23 @@ FIELD = pa.field("field", pa.string())
 
 
 def rejects_schema(*, with_field: bool, form: DocumentForm = DocumentForm.STRING) -> pa.Schema:
-    """One row a live document that does not fit the typed columns. `field` is the first of its fields that does not,
-    which earlier versions did not note."""
+    """Return the schema of rejects: one row per live document that does not fit the typed columns. `field` is the first
+    field that does not fit; earlier versions did not record it."""
     reason = pa.field("reason", pa.string(), nullable=False)
     return pa.schema([*_DOCUMENT[form], *([FIELD] if with_field else []), reason])
 
 
-# --- what the tables say of themselves --------------------------------------------------------------------------------
+# --- descriptions of the tables ---------------------------------------------------------------------------------------
 #
-# Delta keeps a description of a table and a comment for each column in its metadata. Engines show them, and catalogs
-# get them from there.
+# Delta keeps a description of each table and a comment for each column in its metadata. Engines show them, and
+# catalogs copy them.
 
 FIELD_METADATA = b"headwater.field"
-"""On a column: the field that it holds, where that has another name."""
+"""On a column: the field that it holds, if that has another name."""
 BESIDE_METADATA = b"headwater.beside"
-"""On a column: it has the values of its field that are of another type than the columns before it."""
+"""On a column: it has those values of its field whose type differs from the columns before it."""
 COMMENT = b"comment"
-"""On a column: what Delta calls its comment."""
+"""On a column: Delta's key for its comment."""
 _DESCRIPTIONS = {
     "changes": "Every change that was landed, in the order of its seqno within each vbucket; void marks those that a "
     "rollback took back",
@@ -395,12 +396,12 @@ _COMMENTS = {
 
 
 def table_description(kind: TableKind, collection: str) -> str:
-    """What a table has. `changes` is of no collection."""
+    """Return the description of a table. `changes` belongs to no collection."""
     return _DESCRIPTIONS[kind].format(collection)
 
 
 def commented(schema: pa.Schema, kind: TableKind) -> pa.Schema:
-    """A schema whose columns say what they have, where they do not yet. Other columns than ours are typed ones."""
+    """Return a schema with comments on all columns that lack one. Columns other than our own are typed columns."""
     own = [*_CHANGE, *_LANDING] if kind is TableKind.CHANGES else _DOCUMENT[DocumentForm.STRING]
     validity = _VALIDITY if kind is TableKind.HISTORY else []
     rejected = rejects_schema(with_field=True) if kind is TableKind.REJECTS else []
@@ -420,7 +421,7 @@ def commented(schema: pa.Schema, kind: TableKind) -> pa.Schema:
 
 
 def to_change_columns(batch: pa.RecordBatch, schema: pa.Schema) -> dict[str, pa.Array]:
-    """The columns that a batch brings, in the types of the table. Names become dictionaries."""
+    """Return the columns of a batch, in the types of the table. Names become dictionaries."""
     keys, key_bytes = split_keys(_key_bytes(batch))
     columns = {"key": keys, "key_bytes": key_bytes}
     for field in schema:
@@ -432,7 +433,7 @@ def to_change_columns(batch: pa.RecordBatch, schema: pa.Schema) -> dict[str, pa.
 
 
 def _key_bytes(batch: pa.RecordBatch) -> pa.Array:
-    """Spark's source gives keys as text, with the bytes of those that are none beside it; the reader gives bytes."""
+    """Return the keys as bytes. Spark's source gives texts, and the bytes of keys that are not UTF-8 beside them."""
     keys = _as_type(batch.column("key"), pa.binary())
     return keys if "key_bytes" not in batch.schema.names else raw_keys(batch.column("key"), batch.column("key_bytes"))
 
@@ -452,7 +453,7 @@ def _as_dictionary(column: pa.Array) -> pa.Array:
 
 
 def raw_keys(key: Any, key_bytes: Any) -> Any:
-    """The bytes of keys: what `split_keys` was given. Takes arrays or chunked arrays."""
+    """Return the bytes of keys, the inverse of `split_keys`. Takes arrays or chunked arrays."""
     plain = key.cast(pa.binary())
     return plain if key_bytes.null_count == len(key_bytes) else pc.coalesce(key_bytes, plain)
 
@@ -461,12 +462,12 @@ def raw_keys(key: Any, key_bytes: Any) -> Any:
 
 
 _Array = Any
-"""One of Arrow's, chunked or not."""
+"""An Arrow array, chunked or not."""
 _NOTHING = pa.scalar(None, pa.binary())
 
 
 def document_columns(changes: pa.Table, schema: pa.Schema) -> dict[str, _Array]:
-    """The columns of a table of documents that mutations give, by name; `schema` may have more."""
+    """Return the columns of a table of documents that mutations fill, by name; `schema` may have more."""
     has_variants = pa.types.is_struct(schema.field("document").type)
     split = split_variants if has_variants else split_values
     documents, contents = split(changes.column("value"), np.asarray(changes.column("datatype").to_numpy()))
@@ -478,9 +479,9 @@ def document_columns(changes: pa.Table, schema: pa.Schema) -> dict[str, _Array]:
 
 
 def split_values(values: pa.ChunkedArray, datatypes: NDArray[np.int16]) -> tuple[_Array, _Array]:
-    """The texts of those values that are JSON, and the bytes of all others.
+    """Return the texts of those values that are JSON, and the bytes of all others.
 
-    A value that is called JSON and is no UTF-8 is none: it goes with the others.
+    A value that claims to be JSON but is not UTF-8 goes with the others.
     """
     is_json = (datatypes & Datatype.JSON) != 0
     if is_json.all():
@@ -490,7 +491,7 @@ def split_values(values: pa.ChunkedArray, datatypes: NDArray[np.int16]) -> tuple
 
 
 def split_variants(values: _Array, datatypes: NDArray[np.int16]) -> tuple[_Array, _Array]:
-    """Those values that are JSON as variants, as far as they can be, and the bytes of all others."""
+    """Return those JSON values that can be variants as such, and the bytes of all others."""
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     is_json = (datatypes & Datatype.JSON) != 0
     if is_json.all():
@@ -500,7 +501,7 @@ def split_variants(values: _Array, datatypes: NDArray[np.int16]) -> tuple[_Array
 
 
 def split_texts(values: _Array) -> tuple[_Array, _Array]:
-    """Values as text, and the bytes of those that are no UTF-8."""
+    """Return values as text, and the bytes of those that are not UTF-8."""
     try:
         return values.cast(pa.string()), pa.nulls(len(values), pa.binary())
     except pa.ArrowInvalid:

@@ -1,12 +1,12 @@
 """Where a lake lies, and how files are read and written there: a directory, or a prefix in an object store.
 
-`Location.of` is the only reader of what a user gives as a lake, and every module of the lake reads and writes through
-a location. Tasks carry it to executors, with the options of its store; a `repr` shows none of them, for some are
-secrets.
+`Location.of` is the only code that parses a lake's address from the user, and every module of the lake reads and writes
+through a location. Tasks carry it to executors, with the options of its store; its `repr` shows none of them, for some
+are secrets.
 
-Object stores are reached by obstore. It is the library that delta-rs has inside, so that the logs, which delta-rs
-writes, and the files, which are written here, take the same options, find the same credentials in the environment and
-try again by the same rules. A file appears in a store when it is complete, or never.
+Object stores are accessed with obstore. delta-rs contains the same library, so that the logs, which delta-rs writes,
+and the files, which this module writes, take the same options, find the same credentials in the environment and retry
+by the same rules. A file appears in a store only when it is complete.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _STORES = {
     "abfs": "AZURE_",
     "abfss": "AZURE_",
 }
-"""The schemes of object stores, and how the environment variables begin that are about them."""
+"""The schemes of object stores, and the prefixes of their environment variables."""
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):(?=/)")
 _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]|^\x00-\x1f\x7f]")
 _UNUSABLE_IN_STORES = re.compile(r"%25[0-9A-Fa-f]{2}|[#?\\\[\]|^\x00-\x1f\x7f]")
-"""What delta-rs would look for in another place than Arrow and obstore, or ends with a panic for."""
+"""Characters for which delta-rs looks in another place than Arrow and obstore, or panics."""
 _CLIENT_OPTIONS = frozenset(
     {"allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url", "proxy_ca_certificate",
      "proxy_excludes", "user_agent", "root_certificate"}
@@ -66,7 +66,7 @@ _VALUES = {
     "allow_http": _SWITCH,
     "allow_invalid_certificates": _SWITCH,
 }
-"""Options whose values are read here or in the HTTP client: how they look, and how to say so."""
+"""Options whose values are parsed here or in the HTTP client: their pattern, and its description."""
 _DELTA_OPTIONS = frozenset({"aws_s3_allow_unsafe_rename", "allow_unsafe_rename"})
 """For delta-rs alone."""
 _KNOWN_OPTIONS = {
@@ -82,15 +82,15 @@ _KNOWN_OPTIONS = {
     ),
     "GOOGLE_": ("service_account", "service_account_key", "application_credentials"),
 }
-"""The options that people give, without their prefixes. As variables of the environment they are in capitals."""
+"""The options in common use, without their prefixes. As environment variables they are upper case."""
 OWN_FOLDER = "_headwater"
-"""Beside the tables: notes for people (`notes`). Earlier versions kept the selection in it."""
+"""Beside the tables: notes for people (`lake_look`). Earlier versions kept the selection in it."""
 _PROBE_RETRIES = {"max_retries": "2", "retry_timeout": "10s"}
-"""For the first look at a store: a user waits for it."""
+"""For the first access to a store: a user waits for it."""
 
 
 class Output(Protocol):
-    """A file that is being written. One that is never closed is never there."""
+    """A file that is being written. It exists only once it is closed."""
 
     def write(self, data: bytes) -> Any: ...
 
@@ -101,7 +101,7 @@ class Output(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or a folder, by its name in the folder that was listed."""
+    """A file or a folder, by its name in the listed folder."""
 
     name: str
     changed_at: datetime | None = None
@@ -115,13 +115,13 @@ class Location:
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of the object store, as delta-rs and obstore call them: `aws_access_key_id`, `endpoint`, `timeout`, …"""
+    """Of the object store, with the names of delta-rs and obstore: `aws_access_key_id`, `endpoint`, `timeout`, …"""
     lake_uri: str | None = field(default=None, compare=False, repr=False)
-    """Of a folder in a lake, where that lake lies."""
+    """For a folder in a lake: where that lake lies."""
 
     @classmethod
     def of(cls, text: str | Self, options: Mapping[str, str] | None = None) -> Self:
-        """The location that a user has given. Raises `InvalidInput` for one that can't be used."""
+        """Parse a location given by a user. Raises `InvalidInput` if it can't be used."""
         location = text if not isinstance(text, str) else cls._of_text(text, options)
         unusable = (_UNUSABLE if location.is_local else _UNUSABLE_IN_STORES).search(location.uri)
         if unusable is not None:
@@ -141,7 +141,7 @@ class Location:
         if options:
             raise InvalidInput(f"{text} is not an object store and takes no options", hint="Omit the storage options")
         if match is None:
-            # Processes of Spark work in the directory that the session was started in.
+            # Spark processes work in the directory in which the session was started.
             return cls(os.path.abspath(text))
         if scheme == "dbfs" and Path("/dbfs").is_dir():
             return cls("/dbfs/" + text[len("dbfs:") :].strip("/"))
@@ -154,7 +154,7 @@ class Location:
         return cls(unquote(parts.path).rstrip("/") or "/")
 
     def join(self, *names: str) -> Self:
-        """A folder in this one."""
+        """Return a folder in this one."""
         return type(self)("/".join((self.uri.rstrip("/"), *names)), self.options, self.lake_uri or self.uri)
 
     @property
@@ -163,7 +163,7 @@ class Location:
 
     @property
     def full_uri(self) -> str:
-        """The URI with its scheme, as engines of other languages and catalogs want it."""
+        """The URI with its scheme, as engines in other languages and catalogs expect it."""
         return f"file://{self.uri}" if self.is_local else self.uri
 
     @property
@@ -174,7 +174,7 @@ class Location:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, path: str) -> bytes:
-        """A whole file. Raises `FileNotFoundError` where there is none."""
+        """Return a whole file. Raises `FileNotFoundError` if there is none."""
         if self.is_local:
             return Path(self.uri, path).read_bytes()
         import obstore
@@ -183,7 +183,7 @@ class Location:
             return bytes(obstore.get(self._store(), path).bytes())
 
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Some ranges of a file, each a start and an end. Raises `FileNotFoundError` where there is no such file."""
+        """Return ranges of a file, each given by start and end. Raises `FileNotFoundError` if there is no such file."""
         if self.is_local:
             with open(f"{self.uri}/{path}", "rb") as file:
                 return [os.pread(file.fileno(), end - start, start) for start, end in ranges]
@@ -191,17 +191,17 @@ class Location:
 
         starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
         with self.answering():
-            # Ranges that are near to each other are one request.
+            # Ranges that are close to each other become one request.
             return [bytes(part) for part in obstore.get_ranges(self._store(), path, starts=starts, ends=ends)]
 
     def open_input(self, path: str) -> pa.NativeFile:
-        """A file to read parts of."""
+        """Open a file for reading parts of it."""
         if self.is_local:
             return fs.LocalFileSystem().open_input_file(f"{self.uri}/{path}")
         return pa.PythonFile(_StoredInput(self._store(), path), mode="r")
 
     def entries(self, folder: str = "") -> list[Entry]:
-        """The files and folders in a folder, by name; none where there is no such folder."""
+        """Return the files and folders in a folder, sorted by name; none if the folder does not exist."""
         if self.is_local:
             found = fs.LocalFileSystem().get_file_info(
                 fs.FileSelector(f"{self.uri}/{folder}".rstrip("/") or "/", allow_not_found=True)
@@ -220,8 +220,8 @@ class Location:
         return sorted(made, key=lambda entry: entry.name)
 
     def identity(self) -> tuple[int, int] | None:
-        """Identifies this directory, so that another one in its place is noticed; None in an object store.
-        Raises `LakeGone` where the directory is not there."""
+        """Return an identity of this directory that another one in its place would not have; None in an object store.
+        Raises `LakeGone` if the directory does not exist."""
         if not self.is_local:
             return None
         try:
@@ -231,7 +231,7 @@ class Location:
         return found.st_dev, found.st_ino
 
     def gone(self) -> LakeGone:
-        """The error for a lake that is not where it was."""
+        """Return the error for a lake that is no longer at its place."""
         return LakeGone(
             f"the tables in {self.lake_uri or self.uri} were moved, removed or replaced while they were in use",
             hint="Restore them, or give their new directory, then start again: nothing is lost",
@@ -240,7 +240,7 @@ class Location:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def open_output(self, path: str) -> Output:
-        """A new file. Its folders are made, in a lake that is there."""
+        """Open a new file. Creates its folders, but only in an existing lake."""
         if self.is_local:
             self._make_folder_of(path)
             if (outputs := _OUTPUTS.get()) is not None:
@@ -250,12 +250,12 @@ class Location:
         return _StoredOutput(self._store(), path)
 
     def make(self) -> None:
-        """Make the directory, unless it is there. An object store has none."""
+        """Create the directory if it is missing. An object store has none."""
         if self.is_local:
             Path(self.uri).mkdir(parents=True, exist_ok=True)
 
     def write(self, path: str, data: bytes) -> None:
-        """A whole file, in place of any that is there. The lake has to be there."""
+        """Write a whole file, replacing an existing one. The lake must exist."""
         if self.is_local:
             with self.answering():
                 self._make_folder_of(path)
@@ -267,7 +267,7 @@ class Location:
                 obstore.put(self._store(), path, data)
 
     def create(self, path: str, data: bytes) -> None:
-        """A whole file that is not there yet. Raises `FileExistsError` where it is: of several writers one succeeds."""
+        """Write a new file. Raises `FileExistsError` if it exists already: of several writers only one succeeds."""
         with self.answering():
             if self.is_local:
                 create_file(Path(self.uri, path), data)
@@ -281,7 +281,7 @@ class Location:
                 raise FileExistsError(path) from error
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Delete files. One that is gone already is as good."""
+        """Delete files. Ignores missing ones."""
         if self.is_local:
             with self.answering():
                 for path in paths:
@@ -293,9 +293,9 @@ class Location:
                 obstore.delete(self._store(), [*paths])
 
     def check(self) -> None:
-        """Raise `LakeError`, in one sentence, if an object store can't be read and written, each object by one writer.
+        """Raise `LakeError`, with one sentence, if an object store does not permit reads, writes and exclusive creates.
 
-        Nothing is left there. Whether a directory can be written shows when it is made.
+        Leaves nothing behind. For a directory, creating it shows whether it can be written.
         """
         if self.is_local:
             return
@@ -312,7 +312,7 @@ class Location:
                 is_exclusive = False
             except AlreadyExistsError:
                 is_exclusive = True
-            # delta-rs looks for new entries of a log this way.
+            # delta-rs looks for new log entries this way.
             is_listed_from = probe in _paths_after(store, OWN_FOLDER) and probe not in _paths_after(store, f"{probe}~")
             obstore.delete(store, probe)
         except (BaseError, OSError) as error:
@@ -339,8 +339,8 @@ class Location:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Raise `LakeUnreachable` where the store fails at what is done inside, and `LakeFull` or `LakeError` where the
-        disk does: in one sentence, with its cause."""
+        """Raise `LakeUnreachable` if the store fails inside, and `LakeFull` or `LakeError` if the disk does: in one
+        sentence, with the cause."""
         try:
             yield
         except (FileNotFoundError, FileExistsError):
@@ -360,7 +360,7 @@ _OUTPUTS: ContextVar[list[str] | None] = ContextVar("outputs", default=None)
 
 @contextmanager
 def noting_outputs() -> Iterator[list[str]]:
-    """The paths of the files on a disk that are begun inside, in the order in which they are."""
+    """Yield a list that collects the paths of local files opened for writing inside, in order."""
     outputs: list[str] = []
     token = _OUTPUTS.set(outputs)
     try:
@@ -374,7 +374,7 @@ def noting_outputs() -> Iterator[list[str]]:
 
 @lru_cache(maxsize=64)
 def _open_store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
-    """The prefix of a store. One client serves all threads of a process."""
+    """Open the prefix of a store. One client serves all threads of a process."""
     from obstore.store import from_url
 
     config: dict[str, Any] = {}
@@ -394,7 +394,7 @@ def _open_store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
 
 
 def _paths_after(store: ObjectStore, offset: str) -> list[str]:
-    """The files of our own folder whose paths come after another one."""
+    """Return the files of our own folder whose paths come after `offset`."""
     return [entry["path"] for entries in store.list(OWN_FOLDER, offset=offset) for entry in entries]
 
 
@@ -402,9 +402,9 @@ _TAIL_BYTES = 256 * 1024
 
 
 class _StoredInput:
-    """An object as a file that parts are read of.
+    """An object as a file for reading parts.
 
-    The first request brings its size and its last bytes: of a Parquet file the footer, of a small one all of it. Each
+    The first request returns its size and its last bytes: the footer of a Parquet file, or all of a small file. Each
     other part is one more request: Arrow asks for few and large ones.
     """
 
@@ -417,7 +417,7 @@ class _StoredInput:
             found = obstore.get(store, path, options={"range": {"suffix": _TAIL_BYTES}})
             self._size, self._tail = int(found.meta["size"]), bytes(found.bytes())
         except (NotSupportedError, GenericError) as error:
-            # Azure has no ranges from the end, and an empty object has no part.
+            # Azure has no suffix ranges, and an empty object has no part.
             if isinstance(error, GenericError) and "NotPartial" not in str(error):
                 raise
             self._size, self._tail = int(obstore.head(store, path)["size"]), b""
@@ -456,7 +456,7 @@ class _StoredInput:
 
 
 class _StoredOutput:
-    """An object that is uploaded in parts as it is written, and is there when it is closed."""
+    """An object that is uploaded in parts while it is written. It exists once it is closed."""
 
     def __init__(self, store: ObjectStore, path: str) -> None:
         import obstore
@@ -480,20 +480,20 @@ class _StoredOutput:
 
 
 def _environment_options(scheme: str) -> dict[str, str]:
-    """What the environment says of the store, for executors, whose environment is another one."""
+    """Return the environment's options for the store, to send to executors, whose environment differs."""
     prefix = _STORES[scheme]
     names = [prefix + name.upper() for name in _KNOWN_OPTIONS[prefix]]
     return {name.lower(): value for name in names if (value := os.environ.get(name))}
 
 
 def _without_prefix(name: str) -> str:
-    """An option of the HTTP client as obstore has it. delta-rs knows it as `aws_allow_http` and the like as well."""
+    """Return obstore's name of an HTTP client option. delta-rs also accepts names such as `aws_allow_http`."""
     plain = name.partition("_")[2] if name.startswith(("aws_", "azure_", "google_")) else name
     return plain if plain in _CLIENT_OPTIONS else name
 
 
 def _checked(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Options as the user gave them, with names in lower case. Raises for one that the store does not know."""
+    """Return the user's options with lower-case names. Raises `InvalidInput` for names that the store does not know."""
     from obstore.exceptions import BaseError
 
     checked = {name.lower(): str(value) for name, value in options.items()}
@@ -515,12 +515,12 @@ def _checked(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
     return checked
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _CHECK_ENDPOINT = "Check the endpoint and the network"
 _CAUSES = (
-    # What an error says, what that means, and what to do.
+    # Pattern of the error's text, its meaning, and what to do.
     (
         r"NoSuchBucket|ContainerNotFound|The specified bucket does not exist",
         "there is no such bucket",
@@ -571,7 +571,7 @@ _OF_STORE = re.compile(r"Generic (S3|GCS|\w*Azure\w*) error|Error performing (GE
 
 
 def _store_error(error: Exception, uri: str) -> LakeUnreachable | None:
-    """An error that is the store's own; None for any other. delta-rs has no type for these."""
+    """Convert an error of the store; return None for any other. delta-rs has no class for these."""
     if not type(error).__module__.startswith("obstore") and not _OF_STORE.search(str(error)):
         return None
     reason, hint = _cause(error)
@@ -607,11 +607,11 @@ _DISK_ERRORS: Mapping[int, tuple[type[LakeError], str, str]] = {
     ),
 }
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")
-"""How Rust and Arrow write the number of an error of the system into their texts."""
+"""How Rust and Arrow include the number of a system error in their texts."""
 
 
 def system_error(error: BaseException) -> int:
-    """The number of an error of the system, whichever library has met it; 0 for any other."""
+    """Return the number of a system error, whichever library reports it; 0 for any other error."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (match := _OS_ERROR.search(str(error))):
         number = int(match[1] or match[2])
@@ -619,7 +619,7 @@ def system_error(error: BaseException) -> int:
 
 
 def _disk_error(error: BaseException, where: str) -> LakeError | None:
-    """An error of the disk; None for any other."""
+    """Convert an error of the disk; return None for any other."""
     if (found := _DISK_ERRORS.get(system_error(error))) is None:
         return None
     kind, reason, hint = found
@@ -627,8 +627,8 @@ def _disk_error(error: BaseException, where: str) -> LakeError | None:
 
 
 def lake_error(error: Exception, where: str) -> HeadwaterError:
-    """Any error of work on tables as one of ours: a sentence with its cause. `where` is a place that it may be about,
-    if it names none itself."""
+    """Convert any error of work on tables to one of ours: a sentence with its cause. `where` is the place to name if
+    the error names none itself."""
     if isinstance(error, HeadwaterError):
         return error
     place = error.filename if isinstance(error, OSError) and isinstance(error.filename, str) else where

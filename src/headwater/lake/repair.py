@@ -1,17 +1,17 @@
-"""`headwater repair`: make again what `verify` finds wrong, as far as it can be had.
+"""`headwater repair`: rebuild what `verify` finds wrong, as far as the data still exists.
 
-What can be made from what:
+What is rebuilt from what:
 
 * The statistics in a log, from the files.
-* `documents`, `rejects` and `history`, from `changes`: the table is built as if it was new, and one commit puts the new
-  files in the place of all others.
-* `changes`, from the bucket: of each vbucket with a fault all rows are taken out, and the vbucket is read from 0 again.
-  The batch that brings it says that it was rolled back to 0, so the other tables follow as after any rollback.
+* `documents`, `rejects` and `history`, from `changes`: the table is built as if it was new, and one commit replaces all
+  its old files with the new ones.
+* `changes`, from the bucket: all rows of each faulty vbucket are removed, and the vbucket is read again from 0. The
+  batch that contains the new rows records a rollback to 0, so the other tables follow as after any rollback.
 
 Each is an ordinary commit, so readers continue, and after a crash the next repair or landing continues.
 What the bucket no longer has, the superseded versions of such a vbucket, is lost; so are the versions that were trimmed
-from `changes`, and `history` is not built without them. After each step the lake is verified again: what to do next is
-decided by that alone.
+from `changes`, and `history` is not rebuilt without them. After each step the lake is verified again, and only the
+result decides what to do next.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ _NOT_OF_ROWS = frozenset(
 
 Verify = Callable[[], Verification]
 ReadVBuckets = Callable[[Lake, ChangeWriter, Collection[int]], ChangeReport]
-"""Reads vbuckets from 0, writes them, and reports the offsets that were reached."""
+"""Reads vbuckets from 0, writes their rows, and reports the offsets that it reached."""
 
 
 @dataclass(slots=True)
 class Repair:
-    """What a repair has done."""
+    """The result of a repair."""
 
     found: Verification
-    """Before it."""
+    """The verification before the repair."""
     left: Verification
-    """After it."""
+    """The verification after it."""
     done: list[str] = field(default_factory=list)
-    """Sentences."""
+    """A sentence for each step."""
     lost: list[str] = field(default_factory=list)
-    """What could not be had again."""
+    """What could not be rebuilt."""
 
 
 def repair(location: Location, verify: Verify, read: ReadVBuckets, *, run: Runner = run_here) -> Repair:
-    """Repair the tables of a lake. `verify` judges them; `read` reads the bucket where `changes` is wrong.
+    """Repair the tables of a lake. `verify` judges them; `read` reads the bucket if `changes` is wrong.
 
     Raises `LakeTaken` or `LakeInUse` while a landing writes to the tables.
     """
@@ -84,7 +84,7 @@ def repair(location: Location, verify: Verify, read: ReadVBuckets, *, run: Runne
         try:
             lake = _open(location)
         except UNREADABLE_LOG:
-            # `verify` names the logs.
+            # `verify` reports the unreadable logs.
             break
         if step(lake, report, read, run):
             report.left = verify()
@@ -92,7 +92,7 @@ def repair(location: Location, verify: Verify, read: ReadVBuckets, *, run: Runne
 
 
 def check_no_landing(location: Location) -> None:
-    """Raise if a landing says that it writes to the tables."""
+    """Raise `LakeTaken` if a landing has recently reported that it writes to the tables."""
     note = read_landing(location)
     if note is not None and note.is_running and time.time() - note.time_s < LANDING_SILENT_S:
         raise LakeTaken(
@@ -128,7 +128,7 @@ def _restate(lake: Lake, report: Repair, read: ReadVBuckets, run: Runner) -> boo
 
 
 def _restated(log: DeltaLog, ranges: Sequence[str]) -> list[DataFile]:
-    """The files of which the log says what they do not. Damaged ones come later."""
+    """Return the files whose statistics in the log are wrong, with correct ones. Damaged files are repaired later."""
     found = []
     for file in log.files():
         try:
@@ -207,22 +207,22 @@ class KeptRows:
 
     file: DataFile | None
     rows: int
-    """Without those that a landing has written itself."""
+    """Without the rollbacks that a landing has written itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepTask:
-    """Write a file of `changes` without the rows of some vbuckets, and of those that the bucket does not have."""
+    """Rewrite a file of `changes` without the rows of some vbuckets, and of vbuckets that the bucket does not have."""
 
     location: Location
     xattrs: bool
     file: DataFile
     vbuckets: tuple[int, ...]
     last: int
-    """So many vbuckets has the bucket."""
+    """The number of vbuckets of the bucket."""
 
     def run(self) -> KeptRows | None:
-        """None for a file that can't be read."""
+        """Returns None if the file can't be read."""
         try:
             with FileReader(self.location, self.file, checks=True) as reader:
                 return self._kept(reader)
@@ -256,14 +256,14 @@ class KeepTask:
 
 
 def read_from_bucket(settings: ClientSettings, transform: Transform | None = None) -> ReadVBuckets:
-    """Reads vbuckets as a landing does, in this process."""
+    """Return a function that reads vbuckets as a landing does, in this process."""
 
     def read(lake: Lake, writer: ChangeWriter, vbuckets: Collection[int]) -> ChangeReport:
         selection = landed_selection(lake) or Selection()
         known = Selection(scopes=tuple(name.partition(".")[0] for name in lake.tables), collections=tuple(lake.tables))
         left = what_is_left(look_at_bucket(settings).manifest, selection, known)
         if left is None:
-            # All that was landed has been dropped. The next landing passes over what is left.
+            # Everything that was landed has been dropped. The next landing skips what is left.
             return ChangeReport()
         options = ReadOptions.make(
             name=AGENT,
@@ -291,10 +291,10 @@ def read_from_bucket(settings: ClientSettings, transform: Transform | None = Non
 
 
 def _build_again(lake: Lake, report: Repair, read: ReadVBuckets, run: Runner) -> bool:
-    """Build what is wrong, and merge what is pending into all others."""
+    """Rebuild what is wrong, and merge pending changes into all other tables."""
     wrong = {label for kind, label in report.left.counts if kind not in _NOT_OF_ROWS}
     if _CHANGES in wrong:
-        # Nothing sound can be made from it.
+        # `changes` itself is wrong, so nothing correct can be made from it.
         return False
     for name, tables in sorted(lake.tables.items()):
         label = table_label(TableKind.HISTORY, name)
@@ -308,7 +308,7 @@ def _build_again(lake: Lake, report: Repair, read: ReadVBuckets, run: Runner) ->
         kinds = (TableKind.DOCUMENTS, TableKind.REJECTS)
         with_documents = any(table_label(kind, name) in wrong for kind in kinds)
         if tables.documents is not None and (with_documents or with_history):
-            # Readers derive the feed from files that can't be read: they end, and begin again with the table of now.
+            # Readers derive the feed from files that can't be read: they stop, and start again with the current table.
             with_feed = (FindingKind.DAMAGED_FILE, table_label(TableKind.DOCUMENTS, name)) not in report.left.counts
             _build_tables(lake, tables, run, with_history=with_history, with_feed=with_feed)
             built = [TableKind.DOCUMENTS, *([TableKind.HISTORY] if with_history else [])]
@@ -318,7 +318,7 @@ def _build_again(lake: Lake, report: Repair, read: ReadVBuckets, run: Runner) ->
 
 
 def _build_tables(lake: Lake, tables: CollectionTables, run: Runner, *, with_history: bool, with_feed: bool) -> None:
-    """Build the documents, the rejects and perhaps the history of a collection, with all that is pending."""
+    """Rebuild the documents, the rejects and, if wanted, the history of a collection, with all pending changes."""
     planner = lake.planner()
     tasks = [
         planner.new_table_task(tables, group, with_history=with_history, with_feed=with_feed)
@@ -326,7 +326,7 @@ def _build_tables(lake: Lake, tables: CollectionTables, run: Runner, *, with_his
     ]
 
     def run_and_replace(tasks: Sequence[MergeTask]) -> list[list[Merged]]:
-        """What was there goes, also what is in no group of the table."""
+        """Remove all old files, including those in groups that the table does not have."""
         return [[replace(part, remove=_replaced(tables, part)) for part in parts] for parts in run(tasks)]
 
     commit_merges(lake, tasks, run_and_replace(tasks), run_and_replace)

@@ -1,14 +1,14 @@
 """The order of rows in the files of documents: by key, or first by the columns that a table is clustered by.
 
-So a file holds a range of what it is sorted by, and a row group a small one: a query on it reads few of them. Nulls
-come last. Which rows a table holds never depends on the order: one that is not perfect only costs time.
+So a file covers a range of the sort columns, and a row group a small one: a query on them reads few row groups. Nulls
+come last. The order never decides which rows a table holds: an imperfect order only costs time.
 
-A join has sorted row groups of several files, a merge has new rows in any order. `in_order` reads them in the order of
-their least places, and hands on what no later part can come before: of files that do not overlap it holds one row group
-at a time. What overlaps is held together, up to a bound. Beyond it the rows are handed on as a run that is sorted in
-itself; the next join brings the runs together.
+A join has sorted row groups of several files, a merge has new rows in any order. `in_order` reads them by their lowest
+places, and passes on each row that no later part can precede: for files that do not overlap it holds one row group at a
+time. Overlapping parts are held together, up to a bound. Beyond it the rows are passed on as a separate sorted run; the
+next join merges the runs.
 
-Called by the tasks of merges and joins, in any process.
+The tasks of merges and joins use this module, in any process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from headwater.lake.layout import has_bounds
 from headwater.lake.location import Location
 
 SORT_BYTES = 256 * 1024 * 1024
-"""What is held in memory to be sorted together."""
+"""How many bytes of rows are held in memory to be sorted together."""
 BY_KEY = ("key",)
 _WORD = 8
 _MASKS = np.array([(1 << 64) - (1 << 8 * (_WORD - kept)) for kept in range(_WORD + 1)], dtype=np.uint64)
-"""By the number of bytes that a key has left: what of a word is the key's."""
+"""By the number of bytes left in a key: the mask of the part of a word that belongs to the key."""
 
 Place = tuple[Bound, ...]
-"""Where a row belongs: its values in the columns that it is sorted by, or in the first of them."""
+"""Where a row belongs: its values in the sort columns, or in the first few of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class PlacedRows:
     """Rows that are read when it is their turn."""
 
     least: Place
-    """No row among them comes before it; empty where that is not known."""
+    """A lower bound on their places; empty if unknown."""
     read: Callable[[], pa.Table]
 
 
 def sort_columns(schema: pa.Schema, cluster_by: Iterable[str]) -> tuple[str, ...]:
-    """The columns that rows are sorted by: those of `cluster_by` that are there and have an order, then the key."""
+    """Return the columns to sort by: those of `cluster_by` that exist and have an order, then the key."""
     there = (name for name in cluster_by if name in schema.names and has_bounds(schema.field(name).type))
     return (*there, *BY_KEY)
 
@@ -63,8 +63,8 @@ def files_in_order(
     unsorted: Iterable[pa.Table] = (),
     left_out: Callable[[pa.Table], None] | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of some files, each with a mark on the rows that are wanted, or None for all, and others, sorted. All
-    others are taken first. Rows that are not marked go to `left_out`."""
+    """Yield the rows of files and of `unsorted`, sorted. Each file comes with marks on its wanted rows, or None for
+    all. `unsorted` is read first. Rows that are not marked go to `left_out`."""
     by = sort_columns(schema, cluster_by)
     with ExitStack() as opened:
         parts: list[PlacedRows] = []
@@ -81,7 +81,7 @@ def placed_row_groups(
     marks: Column | None = None,
     left_out: Callable[[pa.Table], None] | None = None,
 ) -> Iterator[PlacedRows]:
-    """The row groups of a file, or the rows of them that are marked. It has to stay open until they are read."""
+    """Yield the row groups of a file, or their marked rows. The file has to stay open until they are read."""
     start, own = 0, reader.schema
     for row_group in reader.row_groups:
         end = start + reader.row_group_rows(row_group)
@@ -92,13 +92,13 @@ def placed_row_groups(
 
 
 def _least_place(reader: FileReader, row_group: int, own: pa.Schema, schema: pa.Schema, by: Sequence[str]) -> Place:
-    """The least values of all columns together: no row comes before them, whichever row each of them is from."""
+    """Return the lowest value of each column: no row precedes this place, though they may be from different rows."""
     least: list[Bound] = []
     for name in by:
         if name not in own.names:
             least.append((True, None))
             continue
-        # Another engine may have written it in another type, with values that can't be compared.
+        # Another engine may have written the column with another type, whose values can't be compared.
         bound = reader.least(row_group, name) if own.field(name).type == schema.field(name).type else None
         if bound is None:
             break
@@ -111,7 +111,7 @@ def _place(rows: pa.Table, by: Sequence[str], row: int) -> Place:
 
 
 def _bound(value: pa.Scalar) -> Bound:
-    # Of times, Python has only some.
+    # Python can't represent all times.
     plain = value.value if pa.types.is_temporal(value.type) else value.as_py()
     return (True, None) if plain is None or plain != plain else (False, plain)
 
@@ -137,7 +137,7 @@ def in_order(
     by: Sequence[str] = BY_KEY,
     bytes_max: int = SORT_BYTES,
 ) -> Iterator[pa.Table]:
-    """The rows of all parts, and others that are in any order, sorted by some columns."""
+    """Yield the rows of all parts, and of `unsorted`, sorted by some columns."""
     waiting: list[pa.Table] = []
     waiting_bytes = waiting_rows = kept_rows = 0
     for rows, floor in _turns(schema, parts, unsorted):
@@ -146,7 +146,7 @@ def in_order(
             waiting_bytes += rows.nbytes
             waiting_rows += rows.num_rows
         is_full = waiting_bytes >= bytes_max
-        # What is kept is sorted again the next time, so there has to be twice as much by then.
+        # Kept rows are sorted again next time, so wait until there are twice as many.
         is_worth_it = floor != () and waiting_rows >= 2 * kept_rows
         if not waiting or not (floor is None or is_full or is_worth_it):
             continue
@@ -164,7 +164,7 @@ def in_order(
 def _turns(
     schema: pa.Schema, parts: Iterable[PlacedRows], unsorted: Iterable[pa.Table]
 ) -> Iterator[tuple[pa.Table, Place | None]]:
-    """Rows, and a place that no row of a later turn comes before; None at the end."""
+    """Yield rows, each with a place that no later row precedes; None at the end."""
     for rows in unsorted:
         yield rows, ()
     ordered = sorted(parts, key=lambda part: part.least)
@@ -174,7 +174,7 @@ def _turns(
 
 
 def sort_rows(rows: pa.Table, by: Sequence[str] = BY_KEY) -> pa.Table:
-    """The rows in the order of some columns, texts by their bytes."""
+    """Sort rows by some columns, texts by their bytes."""
     if tuple(by) == BY_KEY:
         order = key_order(rows.column("key").combine_chunks())
         return rows if order is None else reordered(rows, order)
@@ -183,10 +183,10 @@ def sort_rows(rows: pa.Table, by: Sequence[str] = BY_KEY) -> pa.Table:
 
 
 def key_order(keys: pa.StringArray) -> NDArray[np.int64] | None:
-    """The numbers of the rows in the order of their keys; None where they are in order.
+    """Return the numbers of the rows in the order of their keys; None if they are in order.
 
-    The eight bytes behind what all keys begin with distinguish most keys, and numbers are sorted in a fraction of the
-    time that texts take. Of keys that have the same eight, Arrow compares the texts.
+    The eight bytes after the common prefix distinguish most keys, and sorting numbers takes a fraction of the time of
+    sorting texts. For keys with the same eight bytes, Arrow compares the texts.
     """
     if len(keys) < 2:
         return None
@@ -202,14 +202,14 @@ def key_order(keys: pa.StringArray) -> NDArray[np.int64] | None:
     is_tie[1:] = words[1:] == words[:-1]
     is_tie[:-1] |= is_tie[1:]
     if is_tie.any():
-        # Keys with the same word lie together, so sorting all of them as texts keeps each where its word belongs.
+        # Keys with the same word are adjacent, so sorting all of them as texts keeps each in the place of its word.
         tied = order[is_tie]
         order[is_tie] = tied[np.asarray(pc.sort_indices(keys.take(pa.array(tied))))]
     return order
 
 
 def _words(keys: pa.StringArray, skipped: int) -> NDArray[np.uint64]:
-    """Eight bytes of each key as a number in the order of the bytes; those that a key does not have are zero."""
+    """Return eight bytes of each key as a number that sorts like the bytes; missing bytes are zero."""
     keys = keys.cast(pa.large_binary())
     _, offsets, data = keys.buffers()
     edges = np.frombuffer(offsets, np.int64)[keys.offset : keys.offset + len(keys) + 1]

@@ -1,10 +1,9 @@
-"""Tables that are set aside: what is wrong with one table stops no other.
+"""Tables that are set aside: a fault of one table does not stop the others.
 
-A table whose log or files are damaged, that can't be made, or that can't take what is to be merged into it, is set
-aside with the reason and with what to do. All other tables go on, and `changes` has everything: nothing that a table
-misses is trimmed, and its changes are merged as soon as it is in order. It is tried again after a while, and by every
-new run. What is wrong with the whole lake, such as a store that does not answer or a full disk, is no reason to set a
-table aside.
+A table is set aside, with the reason and with what to do, if its log or files are damaged, if it can't be created, or
+if it can't take what is to be merged into it. All other tables continue, and `changes` has everything: nothing that the
+table misses is trimmed, and its changes are merged as soon as it is in order. It is retried after a while, and by every
+new run. Faults of the whole lake, such as a store that does not answer or a full disk, set no table aside.
 
 `Lake` has the list, `commits` and `upkeep` put tables on it, and the landing shows it.
 """
@@ -42,9 +41,9 @@ from headwater.phrases import counted, printable
 logger = logging.getLogger(__name__)
 
 RETRY_S_MIN, RETRY_S_MAX = 30.0, 600.0
-"""How long a table is left alone: longer each time that it fails."""
+"""The pause before a table is retried, which grows with each failure."""
 SHOWN_MAX = 16
-"""So many tables are named where they are shown. All are counted."""
+"""How many tables are named in a list. All are counted."""
 _REASON_CHARS_MAX = 500
 _BACKOFF = Backoff(delay_s_min=RETRY_S_MIN, delay_s_max=RETRY_S_MAX, random=lambda: 1.0)
 
@@ -59,26 +58,26 @@ class SetAside:
     """What to do."""
     since_s: float
     retry_s: float
-    """When it is tried again."""
+    """When it is retried."""
     failures: int
-    """In a row."""
+    """Consecutive failures."""
 
 
 class AsideTables:
-    """The tables of a lake that are set aside, in one run of a landing, or in one look at a lake."""
+    """The tables of a lake that are set aside in one run of a landing, or in one look at a lake."""
 
     def __init__(self, clock: Callable[[], float] = time.time, *, is_logged: bool = True) -> None:
         self._clock = clock
         self._is_logged = is_logged
         self._tables: dict[str, SetAside] = {}
         self._tried: set[str] = set()
-        """Those that take part again, until it shows whether they are in order."""
+        """Tables that are being retried, until it is known whether they are in order."""
 
     def __len__(self) -> int:
         return len(self._tables)
 
     def __contains__(self, name: object) -> bool:
-        """Whether a table takes no part now."""
+        """Whether a table is left out now."""
         return name in self._tables and name not in self._tried
 
     @property
@@ -106,14 +105,14 @@ class AsideTables:
             )
 
     def try_due(self) -> list[str]:
-        """Let those take part again whose time has come. Returns their names."""
+        """Let tables whose pause is over take part again. Returns their names."""
         now_s = self._clock()
         due = [name for name, table in self._tables.items() if table.retry_s <= now_s and name not in self._tried]
         self._tried.update(due)
         return due
 
     def settle(self) -> None:
-        """Those that were tried and are not set aside again are in order."""
+        """Take tables off the list that were retried and not set aside again."""
         for name in self._tried:
             del self._tables[name]
             logger.info("%s is in order again", name, extra=fields(event=LogEvent.TABLE_RETURNED, table=name))
@@ -121,7 +120,7 @@ class AsideTables:
 
 
 def set_aside_error(tables: Sequence[SetAside]) -> TablesSetAside:
-    """All of them in one sentence."""
+    """Return one error for all of them."""
     first, *others = tables
     more = f"; {counted(len(others), 'more table')} {'is' if len(others) == 1 else 'are'} set aside" if others else ""
     return TablesSetAside(
@@ -130,13 +129,13 @@ def set_aside_error(tables: Sequence[SetAside]) -> TablesSetAside:
     )
 
 
-# --- whose fault it is ------------------------------------------------------------------------------------------------
+# --- faults of one table ----------------------------------------------------------------------------------------------
 
 _OF_ALL = (
     *(LakeFull, LakeInUse, LakeUnreachable, LakeOfOtherBucket, QueryFailed, InvalidInput, ColumnsChanged),
     *(ConnectionError, TimeoutError, MemoryError),
 )
-"""About the lake, its store, the machine, or what was asked for."""
+"""Errors of the lake, its store, the machine, or the user's input."""
 _OF_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 _OF_ONE = (
     *(HeadwaterError, DeltaError, pa.ArrowException, OSError),
@@ -146,13 +145,13 @@ _CAUSES_MAX = 8
 
 
 def own_fault(error: BaseException) -> HeadwaterError | None:
-    """An error as what is wrong with one table; None where it says nothing of that table."""
+    """Convert an error to the fault of one table; None if the error is not about that table."""
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < _CAUSES_MAX:
         chain.append(cause)
     if any(isinstance(it, _OF_ALL) or system_error(it) in _OF_MACHINE for it in chain):
         return None
-    # What delta-rs raises for a panic is no `Exception`, and can't be imported.
+    # The exception of a panic in delta-rs is no `Exception`, and can't be imported.
     if not isinstance(error, _OF_ONE) and type(error).__name__ != "PanicException":
         return None
     hint = "This is a fault of Headwater: report it, and update when it is fixed"

@@ -1,7 +1,7 @@
-"""What a table holds, and how a file says it: as a whole, or as what is different from an earlier state.
+"""What a table holds, and how a file stores it: as a whole, or as the difference from an earlier state.
 
 The whole state of 1,024 vbuckets takes 20 KB, most of which are vbuuids that hardly ever change: at a batch every five
-seconds that is 350 MB a day. What is different between two states takes less than a tenth of it.
+seconds that is 350 MB a day. The difference between two states takes less than a tenth of it.
 
 `delta_log` decides which of the two a commit has, and finds the other one. No other module reads or writes the files.
 """
@@ -20,17 +20,17 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 
 _OTHERS_SHARE = 8
-"""Where one in so many of the vbuckets is on another branch than before, a state is written as a whole."""
+"""If more than one in this many vbuckets has changed its branch, the state is written as a whole."""
 _GZIP, _GZIP_OR_ZLIB = 31, 47
-"""What zlib calls these. Files are of gzip, which has a checksum and which people can unpack; earlier versions had the
-text of zlib in commits."""
+"""Parameters of zlib. Files use gzip, which has a checksum and which people can unpack; earlier versions had zlib's own
+format in commits."""
 _STATE_BYTES_MAX = 256 * 1024 * 1024
-"""Of a state that is read: it takes some hundred bytes for each vbucket and collection."""
+"""The limit for reading a state, which takes some hundred bytes for each vbucket and collection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandedTotals:
-    """What was landed since the tables were made."""
+    """What has been landed since the tables were created."""
 
     rows: int = 0
     rollbacks: int = 0
@@ -39,14 +39,14 @@ class LandedTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What of a bucket is landed: everything, or these scopes and collections; and what of them (`chosen_rows`)."""
+    """What of a bucket is landed: everything, or these scopes and collections; and which rows (`chosen_rows`)."""
 
     scopes: tuple[str, ...] = ()
     collections: tuple[str, ...] = ()
     system: bool = True
-    """With the records of the system. Earlier versions had no choice."""
+    """Whether system records are included. Earlier versions always included them."""
     where: str = ""
-    """The condition that documents meet, or nothing."""
+    """The condition that documents must meet; empty for none."""
 
     @classmethod
     def of(cls, scopes: Iterable[str], collections: Iterable[object], *, system: bool = True, where: str = "") -> Self:
@@ -56,12 +56,12 @@ class Selection:
 
     @classmethod
     def of_note(cls, note: Mapping[str, Any]) -> Self:
-        """From the members that a commit has."""
+        """Convert from the form in a commit."""
         return cls.of(note["scopes"], note["collections"], system=note.get("system", True), where=note.get("where", ""))
 
     @property
     def is_of_all(self) -> bool:
-        """No scope and no collection is named."""
+        """Whether no scope and no collection is named."""
         return not self.scopes and not self.collections
 
     def __str__(self) -> str:
@@ -77,29 +77,29 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
-    """What a table holds, as its newest commit says."""
+    """What a table holds, according to its newest commit."""
 
     offsets: Offsets
-    """Of every vbucket, the offset where the rows of the table end: the end of a snapshot, on its branch."""
+    """The offset of every vbucket up to which the table has rows: the end of a snapshot, on its branch."""
     batch: int = -1
     """The last batch that the table holds."""
     as_of_s: float | None = None
-    """Everything that was written to the bucket before this time is in the table; None where that is not known."""
+    """Everything that was written to the bucket before this time is in the table; None if unknown."""
     collections: Mapping[int, str] = field(default_factory=dict)
     """Of `changes`: collection id → the name of its tables. An id keeps its tables for ever."""
     rollbacks: Mapping[int, int] | None = None
     """Of `changes`: by vbucket, the last seqno that the rollbacks of the newest batch have kept. None in commits of
-    versions that did not note it."""
+    versions that did not record it."""
     undone: int | None = None
-    """Of `changes`: how many rows the rollbacks of the newest batch have made void. None as above."""
+    """Of `changes`: how many rows the rollbacks of the newest batch have made void. None if not recorded."""
     totals: LandedTotals | None = None
-    """Of `changes`, since it was made; None where an earlier version has begun it and did not count."""
+    """Of `changes`, since it was created; None if an earlier version created it and did not count."""
     selection: Selection | None = None
-    """Of `changes`: what of the bucket is landed; None where an earlier version has begun it."""
+    """Of `changes`: what of the bucket is landed; None if an earlier version created it."""
     tidied_s: float = 0.0
     """Of `changes`: when old files were last deleted."""
     writer: str = ""
-    """Of `changes`: the landing that has landed the last batch; empty in commits of earlier versions."""
+    """Of `changes`: the landing that committed the last batch; empty in commits of earlier versions."""
 
     def encode(self) -> bytes:
         return _pack({"offsets": self.offsets.to_json(), **self._members()}, level=1)
@@ -109,8 +109,8 @@ class TableState:
         return cls._of(Offsets.from_json(members["offsets"]), members)
 
     def encode_since(self, earlier: TableState, file: str) -> bytes | None:
-        """What is different from an earlier state, which a file has as a whole. None where that is nearly
-        everything."""
+        """Encode the difference from an earlier state, which `file` has as a whole. Returns None if it is not
+        worthwhile because most has changed."""
         difference = _last_difference(earlier.offsets, self.offsets)
         if difference is None:
             return None
@@ -123,7 +123,7 @@ class TableState:
         return cls._of(_changed(earlier.offsets, members["offsets"]), {**earlier._members(), **members})
 
     def _members(self) -> dict[str, Any]:
-        """All but the offsets, for JSON, which makes texts of the keys."""
+        """Return all members but the offsets, for JSON, which turns number keys into texts."""
         return {
             "batch": self.batch,
             "as_of_s": self.as_of_s,
@@ -169,8 +169,9 @@ def unpack_state(data: bytes) -> dict[str, Any]:
 
 
 def _difference(earlier: Offsets, now: Offsets) -> dict[str, Any] | None:
-    """Vbuckets that go on in their branch, as nearly always, are two small numbers each, which compress well: the step
-    from the vbucket before, and what the seqno has grown by. None where too many others have changed."""
+    """Return the difference. A vbucket that continues in its branch, as nearly always, is two small numbers, which
+    compress well: the step from the vbucket before, and the growth of its seqno. None if too many others have changed.
+    """
     steps, grown, others, last = [], [], {}, 0
     for vbucket in now.vbuckets:
         at, before = now[vbucket], earlier.get(vbucket)
@@ -189,7 +190,7 @@ def _difference(earlier: Offsets, now: Offsets) -> dict[str, Any] | None:
 
 
 _last: tuple[Offsets, Offsets, dict[str, Any] | None] | None = None
-"""The last difference: all tables that a merge commits say the same, and there may be hundreds of them."""
+"""The last difference: all tables of a merge commit the same one, and there may be hundreds of them."""
 
 
 def _last_difference(earlier: Offsets, now: Offsets) -> dict[str, Any] | None:
@@ -200,7 +201,7 @@ def _last_difference(earlier: Offsets, now: Offsets) -> dict[str, Any] | None:
 
 
 def _changed(earlier: Offsets, difference: Mapping[str, Any]) -> Offsets:
-    """The offsets that a difference was made of."""
+    """Apply a difference to the earlier offsets."""
     offsets = dict(earlier.offsets)
     for gone in difference["gone"]:
         del offsets[gone]

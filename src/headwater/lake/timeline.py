@@ -1,10 +1,10 @@
-"""What has happened to a lake: batches, merges, rollbacks and upkeep, as the logs of its tables say it.
+"""What has happened to a lake: batches, merges, rollbacks and upkeep, according to the logs of its tables.
 
-Nothing is remembered beside the tables, so the timeline is the same after a restart, and for a landing that has stopped
-or runs elsewhere. A batch is a commit of `changes` with a new number. What it says in its state, beside that of the
-commit before it, is what a rollback was: where the vbucket was, where it went back to, and on which branch it is now.
+Nothing is stored beside the tables, so the timeline is the same after a restart, and for a landing that has stopped or
+runs elsewhere. A batch is a commit of `changes` with a new number. Comparing its state with that of the commit before
+shows what a rollback was: where the vbucket was, where it went back to, and on which branch it is now.
 
-`Timeline` reads only what is new in the logs since it last looked. `lake_look` puts it beside the tables themselves.
+`Timeline` reads only entries of the logs that are new since its last look. `lake_look` combines it with the tables.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from headwater.phrases import counted
 from headwater.protocol.numbers import VBucketId
 
 CHANGES_ENTRIES_MAX = 300
-"""Commits of `changes` that are looked back at: reading one takes two milliseconds."""
+"""How many commits of `changes` are read: reading one takes two milliseconds."""
 TABLE_ENTRIES_MAX = 60
 TABLES_MAX = 64
-"""Of each table of documents, and of so many tables."""
+"""How many commits of each table of documents are read, and of how many tables."""
 EVENTS_MAX = 400
 ROLLBACKS_MAX = 100
-"""Rollbacks are few, and what one looks for: batches do not push them out."""
+"""Rollbacks are rare, and what people look for, so batches do not push them out."""
 ROLLED_BACK_SHOWN_MAX = 64
-"""Vbuckets that a rollback names; the rest is counted."""
+"""How many vbuckets a rollback lists; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,49 +40,49 @@ class BatchEvent:
     time_s: float
     batch: int
     rows: int | None
-    """None where an earlier version has begun the table, and did not count."""
+    """None if an earlier version created the table, and did not count."""
     took_s: float | None
-    """From its beginning to its commit."""
+    """From its start to its commit."""
     kind: str = "batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VBucketRollback:
-    """What a rollback was in one vbucket."""
+    """A rollback of one vbucket."""
 
     vbucket: int
     from_seqno: int
-    """Where the tables were."""
+    """The seqno that the tables had reached."""
     kept_seqno: int
-    """Everything above it was undone. It is the newest place that the tables held whole, which may be further back than
-    what the bucket has lost: the rest is read again in the same batch."""
+    """Everything above it was undone. It is the newest boundary of the tables, which may be further back than what the
+    bucket has lost: the rest is read again in the same batch."""
     reached_seqno: int | None
-    """Where the tables were after that batch; None where the vbucket is read again from 0."""
+    """The seqno of the tables after that batch; None if the vbucket is read again from 0."""
     is_new_branch: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackEvent:
-    """A batch has brought rollbacks, and what they took back was marked as void in the same commit."""
+    """A batch contained rollbacks, and its commit marked as void what they took back."""
 
     time_s: float
     batch: int
     vbuckets: int
     undone: int | None
-    """Rows of `changes` that became void; None where an earlier version did not count them."""
+    """Rows of `changes` that became void; None if an earlier version did not count them."""
     why: str
     parts: tuple[VBucketRollback, ...]
-    """The first of them."""
+    """The first rollbacks, one per vbucket."""
     kind: str = "rollback"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeEvent:
-    """Pending changes became a part of `documents`."""
+    """Pending changes were merged into `documents`."""
 
     time_s: float
     batch: int
-    """Up to this one."""
+    """The last batch that was merged."""
     tables: tuple[str, ...]
     files: int
     written_bytes: int
@@ -91,7 +91,7 @@ class MergeEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepEvent:
-    """The same rows lie in other files now."""
+    """The same rows were moved to other files."""
 
     time_s: float
     table: str
@@ -110,16 +110,16 @@ class Timeline:
     events: list[Event] = field(default_factory=list)
     """Newest first."""
     _seen: dict[str, int] = field(default_factory=dict)
-    """By table: the newest version that was looked at."""
+    """By table: the newest version that was read."""
 
     def look(self, lake: Lake) -> None:
-        """Add what has happened up to the versions that the tables are open at."""
+        """Add events up to the versions at which the tables are open."""
         logs = {
             table.documents.log: name for name, table in sorted(lake.tables.items())[:TABLES_MAX] if table.documents
         }
         versions = {log.location.uri: log.version for log in (lake.changes, *logs)}
         if any(version < self._seen.get(uri, -1) for uri, version in versions.items()):
-            # The tables were put back to an earlier time, or are others.
+            # The tables were restored to an earlier time, or replaced by others.
             self.events, self._seen = [], {}
         found = [*self.events]
         for entry, state, before in self._new(lake.changes, CHANGES_ENTRIES_MAX):
@@ -131,12 +131,12 @@ class Timeline:
         rollbacks = [event for event in in_order if isinstance(event, RollbackEvent)][:ROLLBACKS_MAX]
         others = [event for event in in_order if not isinstance(event, RollbackEvent)][:EVENTS_MAX]
         self.events = sorted([*rollbacks, *others], key=lambda event: -event.time_s)
-        # Last: a look that fails is made again.
+        # Last, so that a failed look is repeated.
         self._seen |= versions
 
     def _new(self, log: DeltaLog, entries_max: int) -> Iterator[tuple[LogEntry, TableState, TableState]]:
-        """The commits that have come since the last look, each with what the table held after it and before it. Commits
-        of others say neither, and change neither."""
+        """Yield the commits since the last look, each with what the table held after and before it. Commits of other
+        tools record neither, and change neither."""
         seen, version = self._seen.get(log.location.uri, -1), log.version
         after: tuple[LogEntry, TableState] | None = None
         for entry in islice(log.entries(), entries_max) if version > seen else ():
@@ -148,7 +148,7 @@ class Timeline:
 
 
 def _changes_events(entry: LogEntry, state: TableState, before: TableState) -> Iterator[Event]:
-    # Earlier versions have the number of the batch in the transaction only.
+    # Earlier versions recorded the number of the batch only in the transaction.
     batch = _transaction(entry, BATCH_TRANSACTION)
     if batch is None:
         yield from _upkeep(entry, TableKind.CHANGES)
@@ -156,7 +156,7 @@ def _changes_events(entry: LogEntry, state: TableState, before: TableState) -> I
     rows = None
     if state.totals is not None and before.totals is not None:
         rows = state.totals.rows - before.totals.rows
-    # A batch begins when its rows say that they were landed.
+    # A batch begins at the landing time of its rows.
     began_s = [at.timestamp() for at in entry.landed_at(batch)]
     took_s = max(0.0, entry.time_ms / 1000 - min(began_s)) if began_s else None
     yield BatchEvent(time_s=entry.time_ms / 1000, batch=batch, rows=rows, took_s=took_s)
@@ -165,7 +165,7 @@ def _changes_events(entry: LogEntry, state: TableState, before: TableState) -> I
 
 
 def _transaction(entry: LogEntry, prefix: str) -> int | None:
-    """The highest number that a commit gives to transactions whose names begin so; None where it names none."""
+    """Return the highest number in a commit's transactions with this prefix; None if it has none."""
     found = [int(one["version"]) for one in entry.actions("txn") if one["appId"].startswith(prefix)]
     return max(found, default=None)
 
@@ -194,7 +194,7 @@ def _rollback(entry: LogEntry, state: TableState, before: TableState) -> Rollbac
 
 
 def _reasons(parts: Sequence[VBucketRollback]) -> Iterator[str]:
-    """Why the server took changes back, as far as offsets can say it (kv_engine's docs, "Rollback": the branch of a
+    """Yield why the server took changes back, as far as offsets show it (kv_engine's docs, "Rollback": the branch of a
     failover log that the consumer is on ends before the seqno that it asks from)."""
     branches = sum(part.is_new_branch for part in parts)
     again = sum(part.reached_seqno is None for part in parts)
@@ -209,7 +209,7 @@ def _reasons(parts: Sequence[VBucketRollback]) -> Iterator[str]:
 
 def _documents_events(entry: LogEntry, name: str) -> Iterator[Event]:
     batch, added = _transaction(entry, MERGED_TRANSACTION), entry.actions("add")
-    # Where groups are cut in two the same rows are written again, with what is merged of each.
+    # Splitting groups rewrites the same rows, and records up to which batch each new group is merged.
     if batch is None or not any(add["dataChange"] for add in added):
         yield from _upkeep(entry, f"{TableKind.DOCUMENTS}/{name}")
     else:
@@ -229,7 +229,7 @@ def _upkeep(entry: LogEntry, table: str) -> Iterator[UpkeepEvent]:
 
 
 def _joined(events: Iterable[Event]) -> Iterator[Event]:
-    """A merge is a commit of each table, one after the other, and a look may come in between: here it is one event."""
+    """Join the commits of a merge into one event: it commits the tables one by one, and a look may come in between."""
     merges: dict[int, MergeEvent] = {}
     for event in events:
         if not isinstance(event, MergeEvent):

@@ -3,18 +3,18 @@
 A field that is missing or null gives null. One that the column's type can't hold gives null as well, in that column
 alone, and `rejects` has the document with the field and the reason. The document itself stays where it is.
 
-The columns of a table are *fixed*, as a user wrote them, or *inferred* from the documents: then a field that comes up
-gets a column before any document with it is merged, so that a column never misses a value that was there before it. A
-value that an inferred column does not hold goes into a wider column of its own beside it, where there is one
-(`_WIDER`): `n` has the integers, `n_double` the other numbers. Delta's type widening has no step from BIGINT to DOUBLE
-or from DATE to TIMESTAMP, and few engines read it at all.
+The columns of a table are *fixed*, as a user wrote them, or *inferred* from the documents: then a new field gets a
+column before any document with it is merged, so that a column never misses an earlier value. A value that an inferred
+column can't hold goes into a wider column beside it, if there is one (`_WIDER_KINDS`): `n` has the integers, `n_double`
+the other numbers. Delta's type widening has no step from BIGINT to DOUBLE or from DATE to TIMESTAMP, and few engines
+read it at all.
 
-A value that none of these takes is a misfit, or goes to a column of texts beside them (`n__string`), as the rules of
-the table say (`ColumnRules`). That column comes last, whenever it was added: so what it has depends on the value alone.
+A value that none of these columns can hold is a misfit, or goes to a text column beside them (`n__string`), depending
+on the table's rules (`ColumnRules`). That column is tried last, whenever it was added, so whether it holds a
+value depends on the value alone.
 
-`collection_tables` keeps the columns with the table, merges parse with them and find further ones (`ColumnGrowth`), and
-`verify` parses again. The same text must always give the same columns, whatever columns are added later: they are
-compared.
+`collection_tables` keeps the columns with the table, merges parse with them and find more of them (`ColumnGrowth`), and
+`verify` parses again. The same text must always give the same columns, whichever are added later: they are compared.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ from headwater.lake.layout import (
 )
 
 INFERRED_MAX = 256
-"""A table gets no more inferred columns than this. Fields beyond stay in `document`."""
+"""The maximum of inferred columns. Further fields stay in `document`."""
 LEAVES_MAX = 1000
-"""Nor more columns in its Parquet files. A nested field that would bring them beyond becomes JSON text."""
+"""The maximum of columns in the table's Parquet files. A nested field that would exceed it becomes JSON text."""
 BESIDE_MAX = 64
-"""Of the inferred columns, how many may be for values of another type."""
+"""How many of the inferred columns may be for values of another type."""
 FieldTypes = Mapping[str, pa.DataType]
-"""By field. With `_BESIDE` behind its name, for its values of another type."""
+"""By field. The field's name followed by `_BESIDE` stands for its values of another type."""
 _BESIDE = "\0"
-"""No column has it in its name."""
+"""No column has this character in its name."""
 _KEY = "key"
 _KIND_NAMES = {
     **dict.fromkeys(ABSENT, "nothing"),
@@ -88,7 +88,7 @@ _KIND_NAMES = {
 _ROWS_A_TIME = 64 * 1024
 _FIRST_ROWS = 512
 _PASSED_MAX = 256
-"""So many fields that get no column are known by name while others are looked for."""
+"""How many fields without a column are remembered by name while others are searched for."""
 _SAMPLE_ROWS = 2048
 
 
@@ -101,12 +101,12 @@ class ColumnMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Misfits:
-    """What does not fit the columns, in the order of the documents: a value each, or a document as a whole."""
+    """What does not fit the columns, in the order of the documents: one value each, or a whole document."""
 
     rows: Numbers
     """The numbers of the documents."""
     fields: pa.Array
-    """The fields that the values are of; null where it is not about one."""
+    """The fields of the values; null for a whole document."""
     reasons: pa.Array
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class Misfits:
 
     @classmethod
     def joined(cls, parts: Sequence[Misfits], starts: Iterable[int]) -> Misfits:
-        """Those of parts of the documents, each of which starts at a number."""
+        """Join the misfits of parts of the documents, given the number of each part's first document."""
         moved = [part.rows + start for part, start in zip(parts, starts, strict=True)]
         return cls(
             np.concatenate([np.zeros(0, dtype=np.int64), *moved]),
@@ -128,10 +128,10 @@ class Parsed:
     """Documents in columns."""
 
     columns: dict[str, pa.ChunkedArray]
-    """Of a part of the documents: arrays."""
+    """Plain arrays for a part of the documents."""
     misfits: Misfits
     wanted: FieldTypes
-    """Fields that need a column which is not there yet, or a column of another type. Empty unless it was asked for."""
+    """Fields that need a new column, or a column of another type. Empty unless asked for."""
 
 
 @dataclass(frozen=True)
@@ -139,17 +139,25 @@ class TypedColumns:
     """The typed columns of a table."""
 
     definitions: tuple[ColumnDef, ...] = ()
-    """A field may have several: a value is in the first that holds it."""
+    """A field may have several: a value goes into the first that can hold it."""
     is_inferred: bool = False
     is_whole_row: bool = False
-    """What does not fit nulls all columns of its row: so have earlier versions made their tables."""
+    """Whether a misfit nulls all columns of its row, as in tables of earlier versions."""
     rules: ColumnRules = ColumnRules()
-    """Of those that are inferred."""
+    """The rules for inferred columns."""
     unused: tuple[ColumnDef, ...] = ()
-    """Columns that the table has, and that the rules leave nothing for. They are null."""
+    """Columns of the table that the rules no longer fill. They are null."""
 
     @classmethod
     def from_ddl(cls, ddl: str) -> TypedColumns:
+        """Parse fixed columns.
+
+        Args:
+            ddl: The columns as SQL writes them, such as `name STRING, age INT NOT NULL`.
+
+        Raises:
+            InvalidColumns: The text can't be parsed, or a column has a name that the tables use themselves.
+        """
         columns = parse_columns(ddl)
         for column in columns:
             if column.name.lower() in RESERVED:
@@ -166,12 +174,12 @@ class TypedColumns:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        # Also what is required is null where a document does not fit.
+        # Required columns are nullable, too: they are null if a document does not fit.
         return pa.schema([pa.field(column.name, column.type) for column in self.definitions])
 
     @property
     def whole_schema(self) -> pa.Schema:
-        """With unused columns. Rows are written with them: a change feed has to say where they become null."""
+        """The schema with unused columns. Rows are written with them: a change feed must show when they become null."""
         return pa.schema([*self.schema, *(pa.field(column.name, column.type) for column in self.unused)])
 
     @cached_property
@@ -190,10 +198,10 @@ class TypedColumns:
         discovers: bool = False,
         unsettled: FieldTypes = MappingProxyType({}),
     ) -> Parsed:
-        """The columns of documents; null stands for one that is not JSON.
+        """Parse the columns of documents; null stands for a document that is not JSON.
 
-        With `discovers`, look for fields that need further columns. `unsettled` are fields whose column no table has
-        yet, with the type of their values so far: they need another one where the column does not take all values.
+        With `discovers`, also look for fields that need more columns. `unsettled` are fields whose column no table has
+        yet, with the type of their values so far: they need another column if theirs can't hold all values.
         """
         starts = range(0, len(documents), _ROWS_A_TIME)
         parts = [
@@ -210,7 +218,7 @@ class TypedColumns:
 
     def _parse_part(self, documents: pa.Array | pa.ChunkedArray, unsettled: FieldTypes | None) -> Parsed:
         if isinstance(documents, pa.ChunkedArray):
-            # Arrow copies a single chunk as well.
+            # Arrow would copy even a single chunk.
             documents = documents.chunk(0) if documents.num_chunks == 1 else documents.combine_chunks()
         is_json = np.asarray(documents.is_valid())
         texts = documents.fill_null("")
@@ -220,7 +228,7 @@ class TypedColumns:
         misfits = _FoundMisfits()
         misfits.add((fields.forms == Form.MALFORMED) & is_json, "it is called JSON, but can't be read as such")
         if not self.is_inferred:
-            # What has no fields misses nothing in columns that were inferred.
+            # Documents without fields miss nothing in inferred columns.
             misfits.add(fields.forms == Form.OTHER_JSON, "it is JSON, but no object")
             misfits.add(~is_json, "it is not JSON")
         arrays: dict[str, pa.Array] = {}
@@ -247,12 +255,12 @@ class TypedColumns:
                 arrays[name] = pc.if_else(pa.array(fits), values, pa.scalar(None, values.type))
         return Parsed(arrays, found, wanted)
 
-    # --- columns that are not there yet -------------------------------------------------------------------------------
+    # --- new columns --------------------------------------------------------------------------------------------------
 
     def _new_fields(self, texts: pa.Array, fields: JsonFields) -> dict[str, pa.DataType]:
-        """Fields that have a value, and no column.
+        """Find fields that have a value, but no column.
 
-        Documents are alike: the first of them give nearly all names, and to look for names is quicker than to list
+        Documents are alike: the first of them contain nearly all names, and searching for names is quicker than listing
         them.
         """
         found: dict[str, pa.DataType] = {}
@@ -280,7 +288,7 @@ class TypedColumns:
                 wanted=is_wanted,
             )
             if not listed:
-                # None of these has a field that may get a column: nor do others that have the same fields.
+                # None of these has a field that may get a column, so neither have others with the same fields.
                 texts, rows = texts.slice(rows), rows * 8
                 others = find_fields(texts, [*passed.union(self.by_field, found)]).others
                 continue
@@ -292,7 +300,7 @@ class TypedColumns:
         return found
 
     def _may_have(self, field: str) -> bool:
-        """Whether a column can be made for a field that has none: engines ignore upper and lower case."""
+        """Whether a field without a column may get one: engines ignore case."""
         name = None if field in self.by_field else self.rules.column_of(field)
         return name is not None and is_column_name(name) and name.lower() not in self._taken
 
@@ -308,18 +316,18 @@ class TypedColumns:
     def _wanted_type(
         self, field: str, values: JsonValues, left: JsonValues, unsettled: pa.DataType | None
     ) -> pa.DataType | None:
-        """The type of a column that a field needs beside those that it has, or instead of its unsettled one."""
+        """Return the type of another column that a field needs, or of one to replace its unsettled one."""
         is_left = bool(left.is_there.any())
         if unsettled is None:
             return self._wider(field, left) if is_left else None
-        # A nested value is taken though it has members that its column does not have.
+        # A nested value fits even if it has members that its column lacks.
         if not is_left and not pa.types.is_nested(unsettled):
             return None
         joined = joined_type(unsettled, infer_type(values))
         return None if joined == unsettled else joined
 
     def _wider(self, field: str, left: JsonValues) -> pa.DataType | None:
-        """The type of a further column for values that the columns of a field do not hold; None where there is none."""
+        """Return the type of a wider column for values that a field's columns can't hold; None if there is none."""
         columns = self.by_field[field]
         kinds = _wider_kinds(columns[0])
         values = left.of(left.is_one_of(*kinds))
@@ -334,12 +342,12 @@ class TypedColumns:
         return type_ if is_new and is_column_name(self._wider_name(field, type_)) else None
 
     def _wants_beside(self, field: str, left: JsonValues, *, is_wider: bool) -> bool:
-        """Whether a field needs a column for values of another type. Those that a wider column may take wait for it."""
+        """Whether a field needs a column for values of another type. Values for a wider column wait for that one."""
         others = left.is_there & ~left.is_one_of(*_wider_kinds(self.by_field[field][0])) if is_wider else left.is_there
         return bool(others.any()) and self._beside(field) is not None
 
     def _beside(self, field: str) -> ColumnDef | None:
-        """A column for values of another type, where the field may have one and has none."""
+        """Return a column for values of another type, if the field may have one and has none."""
         columns = self.by_field.get(field, [])
         count = sum(column.is_beside for column in self.definitions)
         is_full = len(self.definitions) >= INFERRED_MAX or count >= BESIDE_MAX
@@ -349,17 +357,17 @@ class TypedColumns:
         return ColumnDef(name, pa.string(), field=field, is_beside=True) if is_column_name(name) else None
 
     def _wider_name(self, field: str, type_: pa.DataType) -> str:
-        """`n_double`."""
+        """Return the name of a wider column, such as `n_double`."""
         first = self.by_field[field][0]
         return self._free_name(f"{first.name}_{'json' if pa.types.is_nested(first.type) else type_name(type_).lower()}")
 
     def _free_name(self, name: str) -> str:
-        """The name; with a number behind it where a field has that name."""
+        """Return the name, with a number appended if it is taken."""
         numbered = (f"{name}_{number}" for number in range(2, INFERRED_MAX + 2))
         return next(it for it in (name, *numbered) if it.lower() not in self._taken)
 
     def extended(self, wanted: FieldTypes) -> TypedColumns:
-        """These and columns for what `parse` wanted, as far as a table may have them."""
+        """Return these columns with those that `parse` wanted, as far as a table may have them."""
         columns = self
         for field, type_ in wanted.items():
             if field.endswith(_BESIDE):
@@ -380,14 +388,14 @@ class TypedColumns:
 
 
 class UnsettledColumns(Exception):
-    """Documents have come that other columns are needed for than those that the documents before them have got."""
+    """Documents need other columns than those chosen for the documents before them."""
 
 
 class ColumnGrowth:
-    """The columns of a table, and those that documents need beside them while they are merged.
+    """The columns of a table, and those that documents need in addition while they are merged.
 
-    The first documents are looked at before they are parsed. Documents are alike, so columns for these mostly do for
-    all, and every document is parsed once.
+    A sample of the first batch is parsed in advance. Documents are alike, so the columns for the sample mostly suffice
+    for all, and every document is parsed once.
     """
 
     def __init__(self, before: TypedColumns, *, sample_rows: int = _SAMPLE_ROWS) -> None:
@@ -397,14 +405,14 @@ class ColumnGrowth:
         self.found: FieldTypes = {}
         """Fields that the table needs columns for."""
         self.is_settled = False
-        """No more columns can be had: rows with these are written."""
+        """Whether no more columns can be added, because rows with the current ones have been written."""
 
     def parse(self, documents: pa.Array | pa.ChunkedArray) -> Parsed:
-        """Parse documents. Raises `UnsettledColumns` where all have to be looked at before columns can be chosen."""
+        """Parse documents. Raises `UnsettledColumns` if columns can be chosen only after all documents are parsed."""
         if not self._before.is_inferred:
             return self._before.parse(documents)
-        if isinstance(documents, pa.ChunkedArray) and documents.num_chunks > 1:
-            # Each look at them would copy all of them into one.
+        if documents.num_chunks > 1:
+            # Otherwise each parse would copy them into one chunk.
             documents = pa.chunked_array([documents.combine_chunks()])
         if self.columns is self._before and not self.is_settled and len(documents) > 4 * self._sample_rows:
             sample = pa.array(np.linspace(0, len(documents) - 1, self._sample_rows, dtype=np.int64))
@@ -417,7 +425,7 @@ class ColumnGrowth:
         raise AssertionError("each round but the last has added a column")
 
     def _grow(self, parsed: Parsed) -> bool:
-        """Have columns for what is wanted. Returns whether there are more of them now."""
+        """Add the wanted columns. Returns whether any were added."""
         self.found = joined_fields(self.found, parsed.wanted)
         before, self.columns = self.columns, self._before.extended(self.found)
         count = len(before.definitions)
@@ -431,18 +439,18 @@ ColumnChoice = TypedColumns | ColumnMode
 
 
 def choose_columns(text: str) -> ColumnChoice:
-    """What a user says of the columns of a table: `infer`, `none`, or the columns as SQL writes them."""
+    """Parse a user's choice of columns: `infer`, `none`, or the columns as SQL writes them."""
     word = text.strip().lower()
     return ColumnMode(word) if word in {*ColumnMode} else TypedColumns.from_ddl(text)
 
 
 CLUSTER_COLUMNS_MAX = 4
-"""A table is clustered by no more columns: those behind the first few decide next to nothing."""
+"""The maximum of cluster columns: further ones have hardly any effect."""
 
 
 def choose_cluster_columns(text: str) -> tuple[str, ...]:
-    """What a user says of the columns that a table is clustered by: their names, with commas between them. The key
-    comes behind them anyway, and alone where it comes first."""
+    """Parse a user's cluster columns: names separated by commas. The key follows them in any case; names behind it are
+    dropped."""
     names = [name.strip() for name in text.split(",")]
     names = names[: names.index(_KEY)] if _KEY in names else names
     if len(names) > CLUSTER_COLUMNS_MAX or len({*names}) < len(names) or not all(map(is_column_name, names)):
@@ -454,7 +462,7 @@ def choose_cluster_columns(text: str) -> tuple[str, ...]:
 
 
 def check_cluster_columns(table: str, names: Sequence[str], columns: ColumnChoice) -> None:
-    """Raise where a table can't be clustered by some columns. Those that are inferred may come later."""
+    """Raise `InvalidColumns` if a table can't be clustered by these columns. Inferred columns may appear later."""
     is_inferred = columns.is_inferred if isinstance(columns, TypedColumns) else columns is ColumnMode.INFER
     types = {it.name: it.type for it in columns.definitions} if isinstance(columns, TypedColumns) else {}
     usable = [*DOCUMENT_RANGES, *(name for name, type_ in types.items() if has_bounds(type_))]
@@ -468,14 +476,14 @@ def check_cluster_columns(table: str, names: Sequence[str], columns: ColumnChoic
 
 
 def chosen_columns(choice: ColumnChoice, rules: ColumnRules) -> TypedColumns | None:
-    """The columns that a new table begins with."""
+    """Return the columns that a new table starts with."""
     if isinstance(choice, TypedColumns):
         return choice
     return TypedColumns(is_inferred=True, rules=rules) if choice is ColumnMode.INFER else None
 
 
 def joined_fields(one: FieldTypes, other: FieldTypes) -> FieldTypes:
-    """What two parts of the documents want."""
+    """Join what two parts of the documents want."""
     return {**one, **{name: joined_type(one.get(name, pa.null()), type_) for name, type_ in other.items()}}
 
 
@@ -487,8 +495,8 @@ _WIDER_KINDS: dict[int, tuple[JsonKind, ...]] = {
     pa.map_(pa.string(), pa.string()).id: (JsonKind.OBJECT,),
     pa.list_(pa.null()).id: (JsonKind.ARRAY,),
 }
-"""By the type of an inferred column: the values of the same kind that it may not hold and that get a wider column. All
-others are misfits: a string in a column of numbers."""
+"""By type of an inferred column: kinds of JSON values that it may fail to hold and that get a wider column. Values of
+other kinds are misfits, such as a string in a column of numbers."""
 
 
 def _wider_kinds(column: ColumnDef) -> tuple[JsonKind, ...]:
@@ -498,9 +506,9 @@ def _wider_kinds(column: ColumnDef) -> tuple[JsonKind, ...]:
 def _read_field(
     values: JsonValues, columns: Sequence[ColumnDef], arrays: dict[str, pa.Array], *, has_beside: bool
 ) -> JsonValues:
-    """Put the values of a field into its columns. Returns what no column took."""
+    """Put the values of a field into its columns. Returns the values that no column took."""
     for number, column in enumerate(sorted(columns, key=lambda it: it.is_beside)):
-        # A wider column is for some kinds only: what was a misfit before it was added still is one.
+        # A wider column takes some kinds only: earlier misfits of other kinds stay misfits.
         offered = values.where(values.is_one_of(*_wider_kinds(columns[0]))) if number else values
         if column.is_beside:
             offered = values if has_beside else values.where(np.zeros(len(values), dtype=np.bool_))
@@ -510,7 +518,7 @@ def _read_field(
 
 
 class _FoundMisfits:
-    """Collects what does not fit."""
+    """Collects misfits."""
 
     def __init__(self) -> None:
         self._rows: list[Numbers] = []
@@ -524,14 +532,14 @@ class _FoundMisfits:
             self._reasons.append(reason)
 
     def add_values(self, column: ColumnDef, left: JsonValues, says: str) -> None:
-        """Values that no column of their field took. The first column stands for them, which stays the first whatever
-        is added beside it."""
+        """Add values that no column of their field took. They are reported for the field's first column, which stays
+        the first whatever is added later."""
         for kind in np.unique(left.kinds[left.is_there]).tolist():
             reason = f"column {column.name}: {type_name(column.type)} can't hold {_KIND_NAMES[kind]} like this{says}"
             self.add(left.kinds == kind, reason, field=column.field)
 
     def found(self, *, first_only: bool) -> Misfits:
-        """All, or the first of each document."""
+        """Return all misfits, or the first of each document."""
         rows = np.concatenate([np.zeros(0, dtype=np.int64), *self._rows])
         numbers = np.repeat(np.arange(len(self._rows)), [len(marked) for marked in self._rows])
         order = np.argsort(rows, kind="stable")

@@ -1,30 +1,29 @@
-"""Upkeep of the tables: join small files, cut tables into more groups, trim `changes`, and delete dead files and old
+"""Upkeep of the tables: join small files, split tables into more groups, trim `changes`, and delete dead files and old
 entries of the logs.
 
-Every batch brings some small files, and so does every merge; a table of many small files is slow to read. Files of one
-partition are joined when there are several of about one size. So every row is written again once for each size that its
-files go through, and no more: the cost is bounded by what has been written, whatever the table holds. A merge joins up
-to a bound, and leaves the rest to the next: none takes long because much has come together. So are files written again
-of which many rows are marked dead.
+Every batch adds some small files, and so does every merge; a table of many small files is slow to read. Files of one
+partition are joined when there are several of about one size. So every row is rewritten once for each size class that
+its files go through: the cost is bounded by what has been written, whatever the table holds. A merge joins up to a
+bound, and leaves the rest to the next, so none takes long because much has accumulated. Files with many dead rows are
+rewritten, too.
 
-The driver of a landing calls it between batches. It must never change what a reader sees of a table.
+The driver of a landing calls this module between batches. It must never change what a reader sees of a table.
 
-A file is *dead* if the newest version of its table does not need it: a commit has removed it, no live file has its
-deletion vector in it, it is of the change data feed, or no commit has ever named it. Dead files are kept so
-that earlier versions can be read, for some hours (`vacuum`) and up to some bytes (`DeadFiles`), whichever ends first. A
-merge writes files again that hold a changed document, so a small table with many changes leaves many times its own size
-behind in an hour.
+A file is *dead* if the newest version of its table does not need it: a commit has removed it, it holds no deletion
+vector of a live file, it belongs to the change feed, or no commit has ever named it. Dead files are kept so that
+earlier versions can be read, for some hours (`vacuum`) and up to some bytes (`DeadFiles`), whichever ends first. A
+merge rewrites files with changed documents, so in an hour a small table with many changes leaves many times its size.
 
 What is never deleted: a live file; a file that was removed within `READERS_S_MIN`, for readers that have just opened
-the version before; and a file that no commit has named yet within `VACUUM_HOURS_MIN`: what an executor has written and
-the driver has not committed yet looks just like what never will be.
+the version before; and a file that no commit has named yet within `VACUUM_HOURS_MIN`: a file that an executor has
+written and the driver has not committed yet looks like one that will never be committed.
 
-Dead bytes are counted from the lists of live files, which the logs have in memory: what was live before and is not now
-has been removed. The store is listed once for each table, and again after `vacuum`: that finds what earlier runs and
-crashes have left.
+Dead bytes are counted from the lists of live files, which the logs have in memory: a file that was live before and is
+not now has been removed. Each table's store is listed only once, and again after `vacuum`: that finds the leftovers of
+earlier runs and crashes.
 
-Cleaning a log takes the commit metadata of its old entries away. So it ends with an entry that says again what the
-table holds, and that one stays.
+Cleaning a log removes the commit metadata of its old entries. So it first commits an entry that records again what the
+table holds, and that entry stays.
 """
 
 from __future__ import annotations
@@ -61,25 +60,25 @@ from headwater.options import parse_bytes
 logger = logging.getLogger(__name__)
 
 JOIN_FILES_MIN = 8
-"""Files of one size class that are joined; a class is four times as large as the one before."""
+"""How many files of one size class are joined; a class is four times as large as the one before."""
 _CLASS_STEP = 4
 DEAD_SHARE = 0.2
-"""A file is written again when more than this part of its rows is dead: then four live rows are written for each."""
+"""A file is rewritten when a larger share of its rows is dead: that writes four live rows for each dead one."""
 _LEAST_CLASS_BYTES = 16 * 1024
 JOIN_BYTES_A_TIME = 256 * 1024 * 1024
-"""Uncompressed, of changes that are sorted together."""
+"""Uncompressed bytes of changes that are sorted together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinChangesTask:
-    """Write the rows of some files of `changes` to one, sorted by group."""
+    """Write the rows of some files of `changes` to one file, sorted by group."""
 
     location: Location
     files: tuple[data_files.DataFile, ...]
     facts: LakeFacts
 
     def run(self) -> list[data_files.DataFile]:
-        """What is sorted together are some groups of vbuckets at a time."""
+        """Sort some groups of vbuckets at a time."""
         facts, schema = self.facts, changes_schema(xattrs=self.facts.xattrs)
         writer = data_files.FileWriter(self.location, schema, ranges=CHANGE_RANGES, prefix="changes")
         passes = math.ceil(_uncompressed_bytes(self.location, self.files) / JOIN_BYTES_A_TIME)
@@ -97,8 +96,8 @@ class JoinChangesTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteTask:
-    """Write the live rows of some files of any other table, all of one partition, to fewer files, sorted by key; those
-    of documents before it by what they are clustered by."""
+    """Rewrite the live rows of some files of any other table, all of one partition, to fewer files, sorted by key;
+    documents by their cluster columns first."""
 
     location: Location
     files: tuple[data_files.DataFile, ...]
@@ -106,9 +105,9 @@ class RewriteTask:
     ranges: tuple[str, ...]
     cluster_by: tuple[str, ...]
     has_places: bool
-    """The files get an index of their keys."""
+    """Whether the files get an index of their keys."""
     regrouped: LakeFacts | None = None
-    """With as many groups as there are now, where the rows are to be put into these."""
+    """Facts with the new number of groups, if the rows are to be divided among these."""
 
     @classmethod
     def of(
@@ -154,7 +153,7 @@ class RewriteTask:
 
 
 def _joined_schema(location: Location, files: Iterable[data_files.DataFile]) -> pa.Schema:
-    """Files that were written after a column was added have it, and others do not."""
+    """Return the joined schema of files: those written before a column was added lack it."""
     fields: dict[str, pa.Field] = {}
     for file in files:
         with data_files.FileReader(location, file) as reader:
@@ -186,8 +185,8 @@ def _rows_of_vbuckets(
 
 
 def files_to_join(files: Sequence[data_files.DataFile], *, file_bytes: int) -> list[tuple[data_files.DataFile, ...]]:
-    """Sets of files of one partition and one size class, each worth joining and small enough to join; and single
-    files of which too many rows are dead."""
+    """Return sets of files of one partition and one size class that are worth joining and small enough; and single
+    files with too many dead rows."""
     classes: dict[tuple[object, int], list[data_files.DataFile]] = {}
     for file in files:
         if (size_bytes := _live_bytes([file])) < file_bytes // 2:
@@ -210,12 +209,12 @@ def _parts(files: Sequence[data_files.DataFile], file_bytes: int) -> Iterator[tu
 
 
 def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> int:
-    """Join small files of all tables. Returns how many files are gone."""
+    """Join small files of all tables. Returns the decrease in files."""
     return join_changes(lake, run, file_bytes=file_bytes) + join_documents(lake, run, file_bytes=file_bytes)
 
 
 def join_changes(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> int:
-    """Join small files of `changes`. Returns how many files are gone."""
+    """Join small files of `changes`. Returns the decrease in files."""
     sets = files_to_join(lake.changes.files(), file_bytes=file_bytes)
     if not sets:
         return 0
@@ -229,8 +228,8 @@ def join_changes(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_f
 def join_documents(
     lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT, bytes_max: float = math.inf
 ) -> int:
-    """Join small files of all other tables, the smallest first, until `bytes_max` bytes are written. Returns how many
-    files are gone."""
+    """Join small files of all other tables, the smallest first, until `bytes_max` bytes are written. Returns the
+    decrease in files."""
     found = [
         (tables.name, table, RewriteTask.of(tables, table, part, file_bytes=file_bytes))
         for tables in lake.in_service
@@ -255,12 +254,12 @@ def join_documents(
 
 
 def _live_bytes(files: Iterable[data_files.DataFile]) -> int:
-    """What files would have without their dead rows."""
+    """Return the size that files would have without their dead rows."""
     return sum(file.size_bytes * file.live_rows // max(1, file.rows) for file in files)
 
 
 def switch_modes(lake: Lake, run: Runner = run_here) -> None:
-    """Turn deletion vectors of documents and versions on or off, where the settings say so. Turning them off
+    """Turn deletion vectors of documents and versions on or off, as the settings require. Turning them off
     first rewrites the files that have one."""
     wanted = lake.settings.merging.on_read
     if wanted is None:
@@ -280,28 +279,28 @@ def switch_modes(lake: Lake, run: Runner = run_here) -> None:
 
 
 def _results(tasks: Sequence[Any], run: Runner) -> list[data_files.DataFile]:
-    """The files that all tasks have written."""
+    """Run tasks, and return the files that they have written."""
     return [file for files in (run(tasks) if tasks else []) for file in files]
 
 
 # --- more groups ------------------------------------------------------------------------------------------------------
 #
-# A merge holds the keys of a group in memory, and writes the files again that have changed. So tables that grow need
-# more groups. Their number is doubled, for then each of them becomes two: the vbuckets of group 3 are those of 6 and 7.
+# A merge holds the keys of a group in memory, and rewrites the files that have changed. So growing tables need more
+# groups. Their number is doubled, which splits each group in two: the vbuckets of group 3 become those of 6 and 7.
 #
-# Each table is cut in one commit, which says into how many groups, and `changes` says it last. So a table may have more
-# groups than the lake: a reader takes those together that its group has become (`MergedTable.files_of`), and a landing
-# that finds such tables first completes what was begun.
+# Each table is split in one commit, which records the number of groups, and `changes` records it last. So a table may
+# have more groups than the lake: a reader combines those that its group was split into (`MergedTable.files_of`), and a
+# landing that finds such tables first completes what was begun.
 #
-# A table has fewer groups than the lake as long as it is small: it has one at first, and is cut before a merge that
-# makes it larger. Then `changes` has nothing to say: the tables of a collection are read and merged by the least number
-# of groups that one of them has, and a merge first makes it the same for all of them.
+# A small table has fewer groups than the lake: it starts with one, and is split before a merge that makes it larger.
+# `changes` does not record this: the tables of a collection are read and merged by the smallest number of groups that
+# one of them has, and a merge first makes the number the same for all of them.
 
 
 def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> None:
-    """Cut large tables into as many groups as the documents of the lake need, or as was begun.
+    """Split large tables into as many groups as the documents of the lake need, or complete a split.
 
-    It is not begun while a table is set aside. One that fails meanwhile is cut when it is merged again.
+    A split does not start while a table is set aside. If a table fails, its next merge splits it.
     """
     for collection in lake.in_service:
         with lake.containing(collection.name):
@@ -321,7 +320,7 @@ def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_fi
 
 
 def grow_small_tables(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> None:
-    """Cut tables with fewer groups than the lake into as many as they need for what is pending, or as was begun."""
+    """Split tables with fewer groups than the lake into as many as their pending changes need, or complete a split."""
     for name in sorted(lake.pending.names):
         collection = lake.tables[name]
         if collection.documents is not None and collection.groups < lake.facts.groups:
@@ -333,7 +332,7 @@ def grow_small_tables(lake: Lake, run: Runner = run_here, *, file_bytes: int = d
 def _regroup(
     lake: Lake, collection: CollectionTables, groups: int, run: Runner, *, least: int = 1, file_bytes: int
 ) -> None:
-    """Cut the tables of a collection that have at least `least` groups into so many, each in one commit."""
+    """Split a collection's tables that have at least `least` groups into `groups` groups, each in one commit."""
     regrouped = replace(lake.facts, groups=groups)
     for table in collection.there:
         if not least <= table.groups < groups:
@@ -352,12 +351,12 @@ def _regroup(
 
 # --- trimming `changes` -----------------------------------------------------------------------------------------------
 #
-# What is older than the retention is folded to what it left.
-# Of every document the version stays that it had at that point, so the tables of documents can still be built from
-# `changes`, and a rollback to any later point can be undone. Removals, superseded versions, void rows and events go.
-# One row more stays of each vbucket, the one with the highest seqno: it says how far back a rollback may go.
+# Changes older than the retention are folded to their outcome: of every document the version stays that was current at
+# that point, so the tables of documents can still be built from `changes`, and a rollback to any later point can still
+# be done. Removals, superseded versions, void rows and events go. For each vbucket the row with the highest seqno
+# stays, too: it shows how far back a rollback may go.
 #
-# It is done where most of the old rows would go, so that a row is not written again too often.
+# Trimming happens only if most of the old rows would go, so that rows are not rewritten too often.
 
 
 TRIM_ROWS_PER_DOCUMENT = 2
@@ -366,14 +365,14 @@ TRIM_ROWS_PER_DOCUMENT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimTask:
-    """Write the changes of one group again, with the old ones folded."""
+    """Rewrite the changes of one group, with the old ones folded."""
 
     location: Location
     facts: LakeFacts
     group: int
     files: tuple[data_files.DataFile, ...]
     upto_batch: int
-    """What came with a later batch stays as it is."""
+    """Rows of later batches stay as they are."""
     last_batch: int
 
     def run(self) -> list[data_files.DataFile]:
@@ -416,7 +415,7 @@ def _joined_changes(parts: Sequence[change_rows.ChangeRows], marks: Sequence[Mar
 
 
 def _highest(vbuckets: NDArray[np.int64], seqnos: NDArray[np.int64]) -> Marks:
-    """The row with the highest seqno of each vbucket."""
+    """Mark the row with the highest seqno of each vbucket."""
     order = np.lexsort((seqnos, vbuckets))
     is_last = np.ones(len(order), dtype=np.bool_)
     is_last[:-1] = vbuckets[order[1:]] != vbuckets[order[:-1]]
@@ -426,9 +425,9 @@ def _highest(vbuckets: NDArray[np.int64], seqnos: NDArray[np.int64]) -> Marks:
 
 
 def trim_changes(lake: Lake, before: datetime, run: Runner = run_here) -> int:
-    """Fold changes that were landed before a time, where enough of them would go. Returns how many rows are gone.
+    """Fold changes that were landed before a time, if enough of them would go. Returns how many rows are gone.
 
-    A rollback to before that time can't be undone afterwards: such a vbucket is read again from 0.
+    A rollback to before that time is no longer possible: such a vbucket is read again from 0.
     """
     upto = min([_last_batch_before(lake, before), *_merged_batches(lake)])
     old = [file for file in lake.changes.files() if file.may_hold("batch", high=upto)]
@@ -453,7 +452,7 @@ def trim_changes(lake: Lake, before: datetime, run: Runner = run_here) -> int:
 
 
 def _last_batch_before(lake: Lake, before: datetime) -> int:
-    """The last batch such that it, and every one before it, was landed before a time."""
+    """Return the last batch such that it, and every one before it, was landed before a time."""
     landed: dict[int, datetime] = {}
 
     for rows in data_files.read_files(lake.changes.location, lake.changes.files(), ["batch", "landed_at"]):
@@ -465,7 +464,7 @@ def _last_batch_before(lake: Lake, before: datetime) -> int:
 
 
 def _merged_batches(lake: Lake) -> Iterator[int]:
-    """The batches that the tables are merged at: what they still need must stay as it is."""
+    """Yield the batches at which the tables are merged: later changes, which they still need, must stay."""
     for table in lake.tables.values():
         yield min(table.merged_at(group) for group in range(lake.facts.groups))
         if lake.settings.merging.history:
@@ -479,31 +478,31 @@ VACUUM_HOURS_MIN = 1
 """Longer than any batch takes from its first file to its commit."""
 VACUUM_HOURS_DEFAULT = 7 * 24
 READERS_S_MIN = 120.0
-"""A removed file is kept for so long, whatever its bytes: readers of the versions of this time have it open, or are
+"""A removed file is kept for at least this long, whatever its bytes: readers may have the previous version open, or be
 about to open it."""
 DEAD_BYTES_DEFAULT = "4x"
 DEAD_BYTES_MIN = 16 * 1024 * 1024
-"""What a table may have where the bound is a multiple: many versions of a small table cost nothing."""
+"""The minimum for a relative limit: many versions of a small table cost nothing."""
 LOG_BYTES_MIN = 64 * 1024 * 1024
-"""What a log may have at least."""
+"""The minimum limit of a log."""
 _DELETIONS_MAX = 1000
-"""Files of one table that are deleted at a time; the next turn deletes more."""
+"""How many files of a table are deleted at a time; the next turn deletes more."""
 _DATA_FILE = re.compile(r"\.parquet$|(^|/)deletion_vector_[^/]*\.bin$")
 _TIMES = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)x", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadBytes:
-    """How many bytes of dead files each table may have."""
+    """The limit on the bytes of each table's dead files."""
 
     times: float
-    """So many times the bytes of its live files…"""
+    """This many times the bytes of its live files…"""
     least_bytes: int
-    """…and at least this."""
+    """…but at least this."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`4x` for a multiple of the live table, or a size such as `10GB`."""
+        """Parse `4x` as a multiple of the live table, or a size such as `10GB`."""
         if match := _TIMES.fullmatch(text.strip()):
             return cls(float(match[1]), DEAD_BYTES_MIN)
         try:
@@ -522,7 +521,7 @@ class DeadBytes:
 class _DeadFile:
     size_bytes: int
     since_s: float
-    """When it was removed; when it was written, if no commit has named it."""
+    """When it was removed; or when it was written, if no commit has named it."""
     kept_until_s: float
 
 
@@ -535,14 +534,14 @@ class _TableFiles:
     live: dict[str, int] = field(default_factory=dict)
     """Path → bytes."""
     dead: dict[str, _DeadFile] = field(default_factory=dict)
-    """By path, those first that died first."""
+    """By path, in the order in which they died."""
 
     @property
     def dead_bytes(self) -> int:
         return sum(file.size_bytes for file in self.dead.values())
 
     def look(self, now_s: float) -> None:
-        """Note the files that were live at the last look and are not now."""
+        """Record the files that were live at the last look and are not now."""
         if self.version == self.log.version:
             return
         before, self.live = self.live, _live(self.log)
@@ -552,7 +551,7 @@ class _TableFiles:
         self.version = self.log.version
         for path, size_bytes in died.items():
             self.dead[path] = _DeadFile(size_bytes, now_s, now_s + READERS_S_MIN)
-        # A version that has been restored has files that were dead.
+        # Restoring an earlier version makes dead files live again.
         for path in self.dead.keys() & self.live.keys():
             del self.dead[path]
 
@@ -572,7 +571,7 @@ class _TableFiles:
         excess_bytes = self.dead_bytes - bytes_max
         if excess_bytes <= 0:
             return 0
-        # Another program may have restored an earlier version meanwhile.
+        # Another program may have restored an earlier version in the meantime.
         self.log.refresh()
         self.look(now_s)
         chosen: list[str] = []
@@ -585,7 +584,7 @@ class _TableFiles:
         return self._delete(chosen)
 
     def delete_older(self, before_s: float) -> int:
-        """Delete what died before a time. Returns how many files are gone."""
+        """Delete files that died before a time. Returns how many."""
         return self._delete([path for path, file in self.dead.items() if file.since_s < before_s])
 
     def _delete(self, chosen: Sequence[str]) -> int:
@@ -595,8 +594,8 @@ class _TableFiles:
         return len(chosen)
 
     def keep_tombstones(self, state: TableState, *, keep_hours: int, has_deleted: bool, now_s: float) -> None:
-        """Have checkpoints name removed files for as long as these are there, and not for much longer: a checkpoint
-        would have the names of a week's files otherwise, though they are deleted within minutes."""
+        """Make checkpoints list removed files for as long as these exist, and not much longer: otherwise a checkpoint
+        would list the files of a week, though they are deleted within minutes."""
         if not self.dead:
             return
         oldest_h = (now_s - next(iter(self.dead.values())).since_s) / 3600
@@ -607,8 +606,8 @@ class _TableFiles:
 
 
 def _live(log: DeltaLog) -> dict[str, int]:
-    """The files that the newest version needs, and their bytes. Of a file of vectors that is where the last of those
-    ends that are live: the log does not say more."""
+    """Return the files that the newest version needs, and their bytes. For a file of vectors that is the end of its
+    last live vector: the log does not record more."""
     live = {file.path: file.size_bytes for file in log.files()}
     for file in log.files():
         if file.vector is not None and (path := file.vector.file) is not None:
@@ -617,8 +616,8 @@ def _live(log: DeltaLog) -> dict[str, int]:
 
 
 def _data_files(location: Location, folder: str = "") -> Iterator[tuple[str, int, float]]:
-    """Paths, bytes and times of the files of rows, of vectors and of the change data feed. What lies in folders such as
-    `_delta_log` are none."""
+    """Yield path, bytes and time of each file of rows, vectors or the change data feed. Skips folders such as
+    `_delta_log`."""
     for entry in location.entries(folder):
         path = f"{folder}/{entry.name}" if folder else entry.name
         if entry.changed_at is not None and _DATA_FILE.search(path):
@@ -628,7 +627,7 @@ def _data_files(location: Location, folder: str = "") -> Iterator[tuple[str, int
 
 
 class DeadFiles:
-    """The dead files of all tables of a lake. For the one driver that lands into it."""
+    """The dead files of all tables of a lake. For its single driver."""
 
     def __init__(self, bound: DeadBytes, *, keep_hours: int) -> None:
         self.bound = bound
@@ -644,11 +643,11 @@ class DeadFiles:
         return sum(table.dead_bytes for table in self._tables.values())
 
     def forget(self) -> None:
-        """Something else has deleted files, or has left some: list all of them again."""
+        """After something else has deleted or left files: list all of them again."""
         self._tables.clear()
 
     def keep_within_bound(self, lake: Lake, *, now_s: float | None = None) -> int:
-        """Delete the dead files of each table that are too many, the oldest first. Returns how many files are gone."""
+        """Delete dead files of each table beyond the limit, the oldest first. Returns how many files are gone."""
         now_s = time.time() if now_s is None else now_s
         deleted = 0
         for log, state, contained in logs(lake):
@@ -667,7 +666,7 @@ class DeadFiles:
 
 
 def check_retention(hours: int) -> None:
-    """Raise `InvalidInput` unless files may be deleted after so many hours."""
+    """Raise `InvalidInput` unless deleting files after this many hours is safe."""
     if hours < VACUUM_HOURS_MIN:
         raise InvalidInput(
             f"files of the last {hours} hours can't be deleted safely",
@@ -676,7 +675,7 @@ def check_retention(hours: int) -> None:
 
 
 def vacuum(lake: Lake, *, retention_hours: int = VACUUM_HOURS_DEFAULT) -> int:
-    """Delete the files that are dead for longer than some hours. Returns how many."""
+    """Delete files that have been dead for more than `retention_hours`. Returns how many."""
     check_retention(retention_hours)
     deleted = 0
     for log, _, contained in logs(lake):
@@ -693,7 +692,7 @@ def vacuum(lake: Lake, *, retention_hours: int = VACUUM_HOURS_DEFAULT) -> int:
 def clean_logs(
     lake: Lake, *, retention_days: int = LOG_RETENTION_DAYS, bound: DeadBytes | None = None, now_s: float | None = None
 ) -> None:
-    """Delete entries of the logs that are older than so many days, or that are more bytes than the bound of dead files.
+    """Delete log entries older than `retention_days`, or those that exceed the limit of dead bytes.
 
     Versions before them can't be read afterwards.
     """
@@ -713,7 +712,7 @@ def clean_logs(
             hours = retention_days * 24
             left_bytes = max(bound.of(sum(file.size_bytes for file in log.files())), LOG_BYTES_MIN)
             if sum(size_bytes for _, size_bytes in by_age) > left_bytes:
-                # To half of it, so that it is not cleaned each time.
+                # Go down to half of it, to avoid cleaning every time.
                 left_bytes //= 2
                 for at_s, size_bytes in by_age:
                     left_bytes -= size_bytes
@@ -725,7 +724,7 @@ def clean_logs(
 
 
 def logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState, AbstractContextManager[None]]]:
-    """The logs of all tables, each with what its table holds, and what contains a fault of that table."""
+    """Yield the logs of all tables, each with its table's state, and a context that contains the table's faults."""
     yield lake.changes, lake.state, nullcontext()
     for tables in lake.in_service:
         for table in tables.there:

@@ -1,20 +1,20 @@
 """JSON texts to variants and back, whole columns at once.
 
 A variant is two binaries (the Variant encoding of the Parquet format, VariantEncoding.md). The *metadata* is a
-dictionary of all names of members, in the order in which they come up first. The *value* has the number of a name in
-place of it: a scalar is a byte that says its type, and the bytes of the scalar; an object or array is a header, with
-where each of its members begins, and its members. The members of an object are listed in the order of their names.
+dictionary of all member names, in the order of their first use. The *value* refers to names by their numbers: a scalar
+is a byte with its type, and the bytes of the scalar; an object or array is a header, with the offset of each of its
+members, and its members. The members of an object are listed in the order of their names.
 
-The header is as long as its widest number needs, so it can be written when all members are there: they are moved to
-make room for it, as Spark's own builders do. Numbers take the smallest integer, else a decimal of 9, 18 or 38 digits;
-those that are written with an exponent, or longer, are doubles. What is written is what PySpark's
-`VariantVal.parseJson` makes, byte for byte.
+The header's length depends on its widest number, so it is written after all members: these are moved to make room for
+it, as Spark's own builders do. Numbers take the smallest integer, else a decimal of 9, 18 or 38 digits; numbers with an
+exponent, or more digits, become doubles. The result is the same as that of PySpark's `VariantVal.parseJson`, byte for
+byte.
 
-The kernel encodes what it can encode for certain: texts that are JSON by a strict reading. The source of Spark gives
-the few others to Spark's own parser one by one, which decides (`spark.rows`). These are texts that are no JSON, lone
-surrogates, `NaN`, objects with a name twice, numbers with more digits than fit, doubles that lie just between two, and
-what exceeds a limit of the kernel. The tables of a lake keep these others as bytes (`to_variants`), so a document is
-in them either with all that it says or as it was.
+The kernel encodes only texts that it can encode with certainty: JSON by a strict reading. The Spark source passes the
+few others to Spark's own parser one by one, which decides (`spark.rows`). These are texts that are not JSON, lone
+surrogates, `NaN`, objects with duplicate names, numbers with too many digits, doubles just between two, and texts that
+exceed a limit of the kernel. The tables of a lake keep these others as bytes (`to_variants`), so a document is stored
+either in full or unchanged.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from headwater.lake.json_fields import begins_with_name, skip_space, skip_string
 from headwater.protocol.kernels.json_check import DEPTH_MAX, is_json
 
 VARIANT_BYTES_MAX = 1 << 24
-"""Of a value or a metadata, as Spark has it."""
+"""The maximum of a value or a metadata, as in Spark."""
 VARIANT = pa.struct([pa.field(name, pa.binary(), nullable=False) for name in ("metadata", "value")])
 """A column of variants in a lake, and in its files. The log calls it `variant`."""
 
 _SHORT_STRING = 1
-"""The two lowest bits of a string that is short. Those of any other scalar are 0, and its type is the bits above."""
+"""The two lowest bits of a short string. For any other scalar they are 0, and its type is in the bits above."""
 _NULL, _TRUE, _FALSE, _INT8, _INT16, _INT32, _INT64, _DOUBLE, _DECIMAL4, _DECIMAL8, _DECIMAL16 = range(11)
 _LONG_STRING = 16
 _SHORT_STRING_MAX = 0x3F
@@ -70,7 +70,7 @@ U8_MAX, _U16_MAX = 0xFF, 0xFFFF
 
 @inlined_part
 def width_of(number: int) -> int:
-    """How many bytes a number takes, below 2^24."""
+    """Return how many bytes a number below 2^24 takes."""
     return i64(1) if number <= U8_MAX else i64(2) if number <= _U16_MAX else i64(3)
 
 
@@ -83,11 +83,11 @@ def put_number(values: Bytes, at: int, number: int, width: int) -> None:
 
 @inlined_part
 def write_string(data: Bytes, at: int, end: int, values: Bytes, to: int) -> tuple[int, int]:
-    """From behind an opening quote. Returns what is behind the string in both, or -1 where it is no text."""
+    """Write the string behind an opening quote. Returns its ends in text and variant; the second is -1 if invalid."""
     behind, has_escapes = skip_string(data, at, end)
     length = behind - 1 - at
     if has_escapes:
-        # Where it lies if it is long. It is not longer than it was with escapes.
+        # This is its place if it is long. Unescaped, it is no longer than before.
         text_end = unescape(data, at, behind - 1, values, to + 5)
         if text_end < 0:
             return behind, i64(-1)
@@ -109,16 +109,16 @@ def write_string(data: Bytes, at: int, end: int, values: Bytes, to: int) -> tupl
 _MINUS, _PLUS, _POINT, _ZERO, _NINE, _T, _F, _N, _SMALL_E = (ord(sign) for sign in "-+.09tfne")
 _DECIMAL4_DIGITS, _DECIMAL8_DIGITS, _DECIMAL16_DIGITS = 9, 18, 38
 WORD_DIGITS = 19
-"""So many digits fit 64 bits, whatever they are."""
+"""Any number with this many digits fits 64 bits."""
 DOUBLE_DIGITS = 17
-"""So many digits tell all doubles apart."""
+"""This many digits distinguish all doubles."""
 _EXPONENT_MAX = 9999
 _POWER_MIN, _POWER_MAX = -342, 308
-"""Powers of ten with which a number of 19 digits can be a double and not zero."""
+"""The powers of ten with which a number of 19 digits can be a double other than zero."""
 
 
 def _powers_of_ten() -> tuple[Column, Column, Column]:
-    """Each as a number of 128 bits, the highest of which is set, in two halves, and a power of two. Rounded down."""
+    """Return each power as a 128-bit number with its highest bit set, in halves, and a power of two. Rounded down."""
     bits, exponents = [], []
     for power in range(_POWER_MIN, _POWER_MAX + 1):
         five = 5 ** abs(power)
@@ -135,15 +135,15 @@ _POWER_HIGH, _POWER_LOW, _POWER_EXPONENT = _powers_of_ten()
 
 @kernel_part
 def write_number_or_word(data: Bytes, at: int, end: int, values: Bytes, to: int, digits_max: int) -> tuple[int, int]:
-    """Write a number, true, false or null. Returns what is behind it in both; -1 if it is left to others, as a double
-    of more digits is."""
+    """Write a number, true, false or null. Returns the positions behind it in text and variant; the second is -1 if it
+    is not encoded here, as for a double of more digits."""
     sign = load_u8(data, at)
     if sign == _T or sign == _F or sign == _N:
         values[to] = u8((_TRUE if sign == _T else _FALSE if sign == _F else _NULL) << 2)
         return at + (5 if sign == _F else 4), to + 1
     is_negative = sign == _MINUS
     at += is_negative
-    # What the digits say without the point is high * 2^64 + low. Zeros before the first other digit are not counted.
+    # Without the point, the digits give high * 2^64 + low. Leading zeros are not counted.
     high, low, digits, scale, is_integer = u64(0), u64(0), i64(0), i64(0), True
     while at < end:
         sign = load_u8(data, at)
@@ -189,7 +189,7 @@ def _read_exponent(data: Bytes, at: int, end: int) -> tuple[int, int]:
 
 @inlined_part
 def _write_integer(values: Bytes, to: int, number: int) -> int:
-    """The smallest type that holds it."""
+    """Write an integer with the smallest type that holds it."""
     kind, width = _INT64, 8
     if -(2**7) <= number < 2**7:
         kind, width = _INT8, 1
@@ -223,10 +223,10 @@ def _write_decimal(values: Bytes, to: int, high: int, low: int, digits: int, sca
 def _write_double(
     values: Bytes, to: int, is_negative: bool, digits_read: int, digits: int, power: int, digits_max: int
 ) -> int:
-    """The double nearest to digits_read * 10^power. -1 where that is not certain: see below.
+    """Write the double nearest to digits_read * 10^power. Returns -1 if it is not certain which that is.
 
-    The power of ten is known to 128 bits, and the product of both with it: what it is too small by is less than 2 in
-    its lowest bit. So a product can be rounded to the 53 bits of a double unless what is cut off is about a half.
+    The power of ten is known to 128 bits, and so is the product: it is too small by less than 2 in its lowest bit. So
+    it can be rounded to the 53 bits of a double unless the bits cut off are about a half.
     """
     bits = u64(0)
     if digits > 0:
@@ -244,7 +244,7 @@ def _write_double(
         if (rest == half and low == u64(0)) or (rest == half - u64(1) and low == ~u64(0)):
             return -1
         mantissa = (high >> u64(cut)) + u64(rest >= half)
-        # 128 bits of the product are below `high`; a double has 52 behind its point, and 1023 is its exponent 0.
+        # 128 bits of the product are below `high`; a double has 52 behind its point, and stores exponent 0 as 1023.
         exponent = i64(_POWER_EXPONENT[power - _POWER_MIN]) + 128 + cut - shift + 52 + 1023
         if mantissa >> u64(53):
             mantissa >>= u64(1)
@@ -260,19 +260,19 @@ def _write_double(
 # --- texts to variants ------------------------------------------------------------------------------------------------
 
 NAMES_MAX = 1 << 15
-"""Different names that are known at a time. A text with more is left to others."""
+"""How many different names are known at a time. A text with more names is not encoded here."""
 _SLOTS = 2 * NAMES_MAX
 _SECRET: Any = (np.uint64(secrets.randbits(64)), np.uint64(secrets.randbits(64)))
 _SIZE_MAX = VARIANT_BYTES_MAX - 16
-"""Of a value or a metadata. The builder wants room for the longest number, 18 bytes, before it appends a short one."""
+"""Of a value or a metadata. Spark's builder wants room for the longest number, 18 bytes, before it adds a short one."""
 
 
 def to_variants(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The texts of a binary column that are JSON and can be variants that say all of it, and the bytes of the others.
+    """Encode the texts of a binary column as variants, and return the bytes of those that can't be.
 
-    The others are no JSON, or what a variant would change: objects with a name twice, numbers that would be rounded or
-    are out of range, and what exceeds a limit. Numbers with an exponent, or with more than 38 digits, are the nearest
-    doubles as long as they have no more digits than a double has; those of more digits are among the others.
+    The latter are not JSON, or a variant would change them: objects with duplicate names, numbers that would be rounded
+    or are out of range, and texts that exceed a limit. Numbers with an exponent, or with more than 38 digits, become
+    the nearest doubles if they have no more digits than a double; others are among the latter.
     """
     values, dictionaries, is_done = encode_texts(texts, texts.is_valid().to_numpy(zero_copy_only=False), DOUBLE_DIGITS)
     variants = pa.StructArray.from_arrays([dictionaries, values], fields=[*VARIANT], mask=pa.array(~is_done))
@@ -282,7 +282,7 @@ def to_variants(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def as_variants(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Variants as another engine has written them: with their two parts in any order, and as views."""
+    """Convert variants as another engine has written them: with their two parts in any order, and as views."""
     parts = [
         pa.StructArray.from_arrays(
             [chunk.field(field.name).cast(field.type) for field in VARIANT], fields=[*VARIANT], mask=chunk.is_null()
@@ -293,7 +293,7 @@ def as_variants(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def encode_texts(texts: pa.Array, wanted: Column, digits_max: int) -> tuple[pa.Array, pa.Array, Column]:
-    """The values, the metadata, and which of the wanted texts have both. Those with a double of more digits do not."""
+    """Return values, metadata, and which of the wanted texts have both. Those with a double of more digits do not."""
     rows = len(texts)
     texts = texts.cast(pa.large_binary())
     _, offset_buffer, data_buffer = texts.buffers()
@@ -302,7 +302,7 @@ def encode_texts(texts: pa.Array, wanted: Column, digits_max: int) -> tuple[pa.A
     lengths = np.diff(offsets)
     total, longest = int(lengths.sum()), int(lengths.max(initial=0))
     is_done = np.zeros(rows, dtype=np.bool_)
-    # A text of n bytes makes a value of less than 4 n, as arrays in arrays do, and metadata of n + 7 at most.
+    # A text of n bytes gives a value of less than 4 n, as nested arrays do, and metadata of at most n + 7.
     values, dictionaries = np.empty(4 * total, dtype=np.uint8), np.empty(total + 7 * rows, dtype=np.uint8)
     value_offsets, dictionary_offsets = np.zeros(rows + 1, dtype=np.int64), np.zeros(rows + 1, dtype=np.int64)
     counts = np.array([0, 0, 0, 0, digits_max], dtype=np.int64)
@@ -322,21 +322,21 @@ def _binaries(data: Column, offsets: Column) -> pa.Array:
 
 # --- documents --------------------------------------------------------------------------------------------------------
 #
-# Documents are alike, so names are known for all texts of a column: where a name lies in `name_bytes`, which name came
-# behind it the last time, and what number it has in the dictionary of which row. Members that are written and wait for
+# Documents are alike, so names are remembered across all texts of a column: where a name lies in `name_bytes`, which
+# name followed it last time, and its number in the dictionary of which row. Members that are written and wait for
 # their header are on one stack, those of an inner object above those of the outer.
 
 _QUOTE, _COMMA, _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = (ord(sign) for sign in '",{}[]')
 _NAME_START, _NAME_END, _NEXT_NAME, _ROW, _NUMBER, _IN_ORDER, _NAME_FACTS = range(7)
-"""Of a name, but for `_IN_ORDER`: the names of the dictionary by their numbers."""
+"""The rows of `names`, by name; `_IN_ORDER` has the names of the dictionary by their numbers instead."""
 _KNOWN, _KNOWN_BYTES, _IN_ROW, _IS_AS_BEFORE, _DIGITS_MAX = range(5)
-"""What is counted: the known names, and those of the dictionary of this row. The last one is of a double, and given."""
+"""The members of `counts`, such as the known names and those in this row's dictionary. The last is an input."""
 _FIRST, _START, _IS_OBJECT = range(3)
-"""Of an open object or array: its first member on the stack, where its value begins, and which it is."""
+"""Of an open object or array: its first member on the stack, where its value begins, and whether it is an object."""
 _NAME, _OFFSET = range(2)
 """Of a member."""
 _NO_NAME = NAMES_MAX
-"""What comes before the first name of a text."""
+"""Stands for the position before the first name of a text."""
 
 
 @kernel
@@ -349,7 +349,7 @@ def _encode(
         borrowed(data), borrowed(names), borrowed(heads), borrowed(name_bytes), borrowed(slots)
     )  # fmt: skip
     members, values, dictionaries = borrowed(members), borrowed(values), borrowed(dictionaries)
-    # How many names the last dictionary has, and where it lies.
+    # The size of the last dictionary in names, and its position.
     last_names, last_start, last_end = i64(-1), i64(0), i64(0)
     _forget_names(names, slots, counts)
     for row in range(len(wanted)):
@@ -368,7 +368,7 @@ def _encode(
                 )  # fmt: skip
                 if known == 0 or counts[_KNOWN] < NAMES_MAX:
                     break
-                # Whether a text can be encoded must not depend on the names of those before it.
+                # Whether a text can be encoded must not depend on the names of earlier texts.
                 _forget_names(names, slots, counts)
                 last_names = i64(-1)
             last_names = counts[_IN_ROW] if counts[_IS_AS_BEFORE] and counts[_IN_ROW] == last_names else i64(-1)
@@ -390,7 +390,7 @@ def _write_document(
     data: Bytes, at: int, end: int, row: int, names: Column, heads: Column, name_bytes: Bytes, slots: Column,
     secret0: int, secret1: int, members: Column, levels: Column, counts: Column, values: Bytes, to: int,
 ) -> int:  # fmt: skip
-    """Write the value of a text that is JSON. Returns what is behind it, or -1 where that is left to others."""
+    """Write the value of a text that is JSON. Returns the position behind it, or -1 if it is not encoded here."""
     depth, members_end, name = i64(0), i64(0), i64(_NO_NAME)
     at = skip_space(data, at, end)
     while True:
@@ -449,9 +449,9 @@ def _read_name(
     data: Bytes, at: int, end: int, last: int, names: Column, heads: Column, name_bytes: Bytes, slots: Column,
     secret0: int, secret1: int, counts: Column,
 ) -> tuple[int, int]:  # fmt: skip
-    """From behind the opening quote of a name to behind its closing one: which it is, or -1 for none or one too many.
+    """Read a name from behind its opening quote. Returns its number (-1 if invalid or one too many), and the end.
 
-    Most come after the same name as before: then there is nothing to look up.
+    Most names follow the same name as before: then no lookup is needed.
     """
     guess = names[_NEXT_NAME, last]
     if guess >= 0 and begins_with_name(data, at, end, name_bytes, names[_NAME_START, guess], names[_NAME_END, guess]):
@@ -460,7 +460,7 @@ def _read_name(
     name = _find_name(
         data, at, behind - 1, has_escapes, names, heads, name_bytes, slots, secret0, secret1, counts
     )  # fmt: skip
-    # A name with a quote in it can't be compared with a text, where it has a backslash before the quote.
+    # A name that contains a quote can't be compared with a text, where a backslash precedes the quote.
     if not has_escapes and name >= 0:
         names[_NEXT_NAME, last] = name
     return name, behind
@@ -471,7 +471,7 @@ def _find_name(
     data: Bytes, at: int, end: int, has_escapes: bool, names: Column, heads: Column, name_bytes: Bytes, slots: Column,
     secret0: int, secret1: int, counts: Column,
 ) -> int:  # fmt: skip
-    """Which name it is; a new one is taken in."""
+    """Return the number of a name, and add it if it is new."""
     start = counts[_KNOWN_BYTES]
     name_end = start + end - at
     if has_escapes:
@@ -508,7 +508,7 @@ def _find_name(
 
 @inlined_part
 def _number_name(name: int, row: int, names: Column, counts: Column) -> None:
-    """See to it that a name is in the dictionary of a row."""
+    """Add a name to the dictionary of a row, if it is missing."""
     if names[_ROW, name] != row:
         number = counts[_IN_ROW]
         names[_ROW, name], names[_NUMBER, name] = row, number
@@ -520,7 +520,7 @@ def _number_name(name: int, row: int, names: Column, counts: Column) -> None:
 
 @kernel_part
 def _write_dictionary(names: Column, name_bytes: Bytes, counts: Column, dictionaries: Bytes, to: int) -> int:
-    """Write the metadata of a row. Returns what is behind it, or -1 where it is too large."""
+    """Write the metadata of a row. Returns the position behind it, or -1 if it is too large."""
     count = counts[_IN_ROW]
     size = i64(0)
     for number in range(count):
@@ -558,7 +558,7 @@ def _is_before(one: int, other: int, names: Column, heads: Column, name_bytes: B
 
 @inlined_part
 def _sort_members(members: Column, first: int, end: int, names: Column, heads: Column, name_bytes: Bytes) -> None:
-    """By their names: a Shell sort, which for few is an insertion sort."""
+    """Sort by names: a Shell sort, which for few members is an insertion sort."""
     gap = end - first if end - first > 16 else i64(2)
     while gap > 1:
         gap = max(gap * 5 // 11, 1)
@@ -578,7 +578,7 @@ _BASIC_OBJECT, _BASIC_ARRAY = 2, 3
 
 @inlined_part
 def _close_array(members: Column, first: int, end: int, values: Bytes, start: int, to: int) -> int:
-    """Write the header of an array before its elements. Returns what is behind them, or -1 if they are too large."""
+    """Write the header of an array before its elements. Returns the position behind them; -1 if they are too large."""
     count, size = end - first, to - start
     if size > _SIZE_MAX:
         return -1
@@ -593,7 +593,7 @@ def _close_array(members: Column, first: int, end: int, values: Bytes, start: in
 
 @inlined_part
 def _close_object(members: Column, first: int, end: int, names: Column, values: Bytes, start: int, to: int) -> int:
-    """The same for an object, whose members are sorted; -1 also if it has a name twice, of which the last counts."""
+    """Do the same for an object with sorted members; also -1 for a duplicate name, of which the last would count."""
     count, size = end - first, to - start
     number_max = i64(0)
     for i in range(first, end):
@@ -625,16 +625,16 @@ def _write_offsets(members: Column, first: int, end: int, values: Bytes, at: int
 
 # --- back to texts ----------------------------------------------------------------------------------------------------
 #
-# The text of a variant is JSON without spaces, with the members of an object in the order of their names. A variant may
-# have been written, or damaged, by others: whatever it says, nothing outside of it is read, and no byte of it twice.
-# Doubles are written by Arrow, as the shortest text that is the same double: the kernel notes where they belong.
+# The text of a variant is JSON without spaces, with the members of an object in the order of their names. Another
+# program may have written or damaged a variant: whatever it contains, nothing outside of it is read, and no byte twice.
+# Arrow writes doubles, as the shortest text that gives the same double: the kernel records where they belong.
 
 TEXT_BYTES_MAX = 1 << 28
-"""Of one text. Names are in a variant once, and in its text as often as they are used."""
+"""The maximum of a text. A variant has each name once, its text as often as the name is used."""
 _DAMAGED, _NO_ROOM = -1, -2
 _AT_ROW, _DOUBLES, _VISITED, _PLACES = range(4)
 _NEXT, _COUNT, _OFFSETS_AT, _WIDTH, _VALUES_AT, _NAMES_AT, _NAMES_WIDTH, _LEVEL_FACTS = range(8)
-"""Of an open object or array, which has no names: which member comes next, how many there are, and where they lie."""
+"""Of an open object or array, which has no names: the next member, the number of members, and where they lie."""
 _ESCAPES = tuple((ord(sign), ord(letter)) for sign, letter in zip('"\\\b\f\n\r\t', '"\\bfnrt', strict=True))
 _BACKSLASH, _SPACE, _COLON = ord("\\"), ord(" "), ord(":")
 _WORDS = np.frombuffer(b"nulltruefalse", dtype=np.uint8)
@@ -642,12 +642,12 @@ _HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 
 def document_texts(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """The texts of a column `document`, whether it has variants or texts."""
+    """Return the texts of a column `document`, whether it has variants or texts."""
     return json_texts(column) if pa.types.is_struct(column.type) else column
 
 
 def json_texts(variants: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The variants as JSON. Null where one is null, damaged, or has a value of another program that JSON lacks."""
+    """Convert variants to JSON. Null if one is null, damaged, or contains another program's value that JSON lacks."""
     variants = variants.combine_chunks() if isinstance(variants, pa.ChunkedArray) else variants
     dictionaries, values = (
         pc.fill_null(variants.field(name).cast(pa.large_binary()), b"") for name in ("metadata", "value")
@@ -675,7 +675,7 @@ def json_texts(variants: pa.Array | pa.ChunkedArray) -> pa.Array:
     try:
         return found.cast(pa.string())
     except pa.ArrowInvalid:
-        # Another program has written what is no UTF-8.
+        # Another program has written text that is not UTF-8.
         return pa.array([_text_or_none(text) for text in found.to_pylist()], pa.string())
 
 
@@ -687,7 +687,7 @@ def _text_or_none(text: bytes | None) -> str | None:
 
 
 def _parts_of(array: pa.Array) -> tuple[Column, Column]:
-    """The bytes and the offsets of large binaries."""
+    """Return the bytes and the offsets of large binaries."""
     _, offsets, data = array.buffers()
     if not len(array):
         return read_only(np.zeros(0, dtype=np.uint8)), read_only(np.zeros(1, dtype=np.int64))
@@ -696,7 +696,7 @@ def _parts_of(array: pa.Array) -> tuple[Column, Column]:
 
 
 def _double_texts(doubles: Column) -> tuple[Column, Column]:
-    """The bytes and the offsets of what doubles are as JSON. They look like doubles, too."""
+    """Return the bytes and the offsets of doubles as JSON. All are recognizable as doubles."""
     texts = pa.array(doubles).cast(pa.string())
     texts = pc.if_else(pc.match_substring_regex(texts, "[.e]"), texts, pc.binary_join_element_wise(texts, ".0", ""))
     return _parts_of(texts.cast(pa.large_binary()))
@@ -730,7 +730,7 @@ def _decode(
     dictionary_offsets: ReadOnlyInt64s, is_done: Bools, texts: Bytes, text_offsets: Int64s, doubles: Int64s,
     double_at: Int64s, levels: Int64Rows, digits: Bytes, places: Int64s, text_bytes_max: UInt64,
 ) -> None:  # fmt: skip
-    """Write the texts of rows until there is no room."""
+    """Write the texts of rows until the room is used up."""
     values, dictionaries, texts, levels = borrowed(values), borrowed(dictionaries), borrowed(texts), borrowed(levels)
     doubles, double_at, digits, places = borrowed(doubles), borrowed(double_at), borrowed(digits), borrowed(places)
     while places[_AT_ROW] < len(is_done):
@@ -755,7 +755,7 @@ def _decode(
 
 @inlined_part
 def _number_at(data: Bytes, at: int, width: int) -> int:
-    """A number without a sign, the lowest byte first."""
+    """Read an unsigned number, the lowest byte first."""
     number = i64(0)
     for i in range(width):
         number |= i64(load_u8(data, at + i)) << (8 * i)
@@ -773,7 +773,7 @@ def _write_text(
     values: Bytes, at: int, end: int, dictionaries: Bytes, dictionary_at: int, dictionary_end: int, texts: Bytes,
     to: int, doubles: Column, double_at: Column, levels: Column, digits: Bytes, places: Column,
 ) -> int:  # fmt: skip
-    """Write one variant. Returns what is behind its text."""
+    """Write one variant. Returns the position behind its text."""
     room, depth, left = i64(len(texts)), i64(0), i64(end - at)
     names_width, names = i64(1), i64(0)
     if dictionary_at >= dictionary_end or load_u8(dictionaries, dictionary_at) & 0x0F != 1:
@@ -828,11 +828,11 @@ def _write_text(
                     return _DAMAGED
                 bits = _number_at(values, at + 1, 8)
                 if (bits >> 52) & 0x7FF == 0x7FF:
-                    # Infinite, or no number.
+                    # Infinity or NaN.
                     return _DAMAGED
                 doubles[places[_DOUBLES]], double_at[places[_DOUBLES]] = bits, to
                 places[_DOUBLES] += 1
-                # In place of it, so that each has a place of its own.
+                # A placeholder, so that each double has its own position.
                 texts[to] = u8(_ZERO)
                 to += 1
                 size += 8
@@ -907,7 +907,7 @@ def _write_text(
 
 @inlined_part
 def _write_quoted(data: Bytes, at: int, length: int, texts: Bytes, to: int) -> int:
-    """Write a string. There is room for it, whatever has to be escaped."""
+    """Write a string. The caller has made enough room even if every character is escaped."""
     texts[to] = u8(_QUOTE)
     to += 1
     for i in range(at, at + length):
@@ -934,7 +934,7 @@ def _write_quoted(data: Bytes, at: int, length: int, texts: Bytes, to: int) -> i
 
 @inlined_part
 def _write_digits(texts: Bytes, to: int, digits: Bytes, is_negative: bool, high: int, low: int, scale: int) -> int:
-    """Write a number of 128 bits, so many of its digits behind a point."""
+    """Write a 128-bit number, with `scale` of its digits behind a point."""
     if is_negative:
         texts[to] = u8(_MINUS)
         to += 1
@@ -945,7 +945,7 @@ def _write_digits(texts: Bytes, to: int, digits: Bytes, is_negative: bool, high:
             digit = low % u64(10)
             low //= u64(10)
         else:
-            # By 32 bits at a time, so that what is left over and the next fit a word.
+            # Divide 32 bits at a time, so that the remainder and the next bits fit a word.
             upper, rest = high // u64(10), high % u64(10)
             middle = (rest << u64(32)) | (low >> u64(32))
             lower = ((middle % u64(10)) << u64(32)) | (low & u64(0xFFFFFFFF))

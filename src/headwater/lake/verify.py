@@ -1,12 +1,9 @@
 """Compare a lake with its bucket: every document that the tables have reached must be equal. Newer ones are pending.
 
-The tables are opened once, each at its newest version. Then the bucket is read. What was written meanwhile lies beyond
-the offsets of the tables, so it is counted and not judged. The work is one task for each group of vbuckets
-(`verify_group`), which any process can do: this one, or the executors of Spark. `headwater verify` and
+The tables are opened once, each at its newest version. Then the bucket is read. Changes written in the meantime lie
+beyond the offsets of the tables, so they are counted and not judged. There is one task for each group of vbuckets
+(`verify_group`), which can run in any process: this one, or the executors of Spark. `headwater verify` and
 `headwater.spark.verify` call `compare`. It writes nothing.
-
-A failover may happen at any time. The driver checks before and after reading the bucket whether the offset of each
-table is still in the bucket's history, and judges a group again if the answer has changed.
 """
 
 from __future__ import annotations
@@ -71,15 +68,15 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 
 ATTEMPTS_MAX = 5
-"""Judge a group at most this often, if the bucket loses a part of its history or a collection meanwhile."""
+"""Judge a group at most this often, if the bucket loses a part of its history or a collection in the meantime."""
 AGENT = "headwater-verify"
 """Name of the connection, as nodes and Spark show it."""
 _BUFFER_BYTES = 4 * MIB
 """How much the server may send ahead. Hashing keeps up with it."""
 _JUDGED_CHANGES = 128 * 1024
-"""As many of the bucket are judged by one task, where no table is in smaller parts: the hashes of 8 MB."""
+"""How many changes of the bucket a task judges, unless a table has smaller parts: their hashes take 8 MB."""
 MAKING_S_MAX = 60.0
-"""Making tables takes far less."""
+"""How long a table may be missing after its first changes. Creating tables takes far less."""
 LOG_ENTRIES_MAX = 64
 """Read at most this many commits of `changes`: one takes two milliseconds, and more in an object store."""
 NOWHERE = StreamOffset()
@@ -102,11 +99,11 @@ class Limits:
 class CollectionVerdict:
     name: str
     landed: int
-    """Documents that are in the table of documents as they are in the bucket."""
+    """Documents that are equal in the bucket and in the table of documents."""
     pending: int
-    """Changes in the bucket that are newer than what the table of documents holds."""
+    """Changes in the bucket that are newer than the table of documents."""
     differing: int
-    """Documents of which some table is wrong."""
+    """Documents that are wrong in some table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +125,12 @@ class Verification:
 
     @property
     def is_equal(self) -> bool:
-        """Everything that the tables have reached is equal to the bucket."""
+        """Whether everything that the tables have reached is equal to the bucket."""
         return not self.counts
 
     @property
     def is_behind(self) -> bool:
-        """More changes are pending than the limits permit, or for longer."""
+        """Whether more changes are pending than the limits permit, or for longer."""
         return bool(self._behind)
 
     @property
@@ -265,10 +262,10 @@ def compare(
 
 
 def judged_facts(lake: Lake, *, changes: int) -> LakeFacts:
-    """The facts of a lake, with the groups that it is judged by, where the bucket has had so many changes.
+    """Return the facts of a lake with the number of groups to judge by, given the number of changes in the bucket.
 
-    A table with fewer groups than the lake is in files of several groups, and each task reads the whole of a file. So
-    the lake is judged by as few groups as its tables have, as far as a task does not hold too many rows.
+    A file of a table with fewer groups than the lake has rows of several groups, and each task reads the whole file. So
+    the lake is judged by as few groups as its tables have, as long as a task does not hold too many rows.
     """
     facts, tables = lake.facts, [table for tables in lake.tables.values() for table in tables.there]
     if any(len({*table.merged.values()}) > 1 for table in tables):
@@ -279,7 +276,7 @@ def judged_facts(lake: Lake, *, changes: int) -> LakeFacts:
 
 
 class _Driver:
-    """What tasks are made from: one version of every table."""
+    """Makes the tasks, from one version of every table."""
 
     def __init__(
         self,
@@ -293,7 +290,7 @@ class _Driver:
         self._settings, self._lake, self._facts = settings, lake, facts
         self._chosen = ChosenRows.of(landed, transform)
         self._selection = landed if asked.is_of_all else asked
-        # What has a table was there, and may have been dropped since.
+        # A collection with a table existed, and may have been dropped since.
         self._known = Selection(
             scopes=(*landed.scopes, *(name.partition(".")[0] for name in lake.tables)),
             collections=(*landed.collections, *lake.tables),
@@ -301,7 +298,7 @@ class _Driver:
         self._checks = LakeChecks(lake, facts=facts)
 
     def plan(self, groups: Iterable[int], statuses: Statuses, *, is_last: bool) -> list[VerifyTask]:
-        """One task for each group, of the bucket's collections as they are now."""
+        """Return one task for each group, for the current collections of the bucket."""
         manifest = look_at_bucket(self._settings).manifest
         left = what_is_left(manifest, self._selection, self._known)
         self._checks = LakeChecks(self._lake, self._chosen_tables(manifest, left), facts=self._facts)
@@ -329,7 +326,7 @@ class _Driver:
             return tables
         names = CollectionNames(manifest)
         chosen = left or Selection()
-        # A collection may be given by its id, and one that was dropped only by the name that it had.
+        # The user may give a collection by its id, but a dropped one only by the name that it had.
         ids = {int(id_) for id_ in names.ids_in(names.select(scopes=chosen.scopes, collections=chosen.collections))}
         return [
             table
@@ -340,14 +337,14 @@ class _Driver:
         ]
 
     def _rolled_back(self, statuses: Statuses) -> Iterator[tuple[str, VBucketId, StreamOffset]]:
-        """The offsets of tables that a failover took back, by table and vbucket."""
+        """Yield the offsets of tables that a failover took back, by table and vbucket."""
         for label, offsets in self._checks.held().items():
             for vbucket, offset in sorted(offsets.offsets.items()):
                 if _is_rolled_back(offset, statuses[vbucket]):
                     yield label, vbucket, offset
 
     def groups_rolled_back(self, before: Statuses, now: Statuses) -> set[int]:
-        """The groups in which a failover has taken back what some table holds."""
+        """Return the groups in which a failover has taken back changes that a table holds."""
         changed = {vbucket for vbucket, status in now.items() if status.failover_log != before[vbucket].failover_log}
         if not changed:
             return set()
@@ -360,7 +357,7 @@ class _Driver:
 
 
 def verdict(checks: LakeChecks, reports: Mapping[int, GroupReport], rollbacks: Iterable[Finding] = ()) -> Verification:
-    """What the reports of all groups come to, with the rollbacks that wait to be landed."""
+    """Combine the reports of all groups with the rollbacks that wait to be landed."""
     counts: dict[str, Counts] = {}
     findings = checks.faults_of_logs()
     for group, report in sorted(reports.items()):
@@ -389,7 +386,7 @@ def verdict(checks: LakeChecks, reports: Mapping[int, GroupReport], rollbacks: I
 
 
 def _shared_seqno(offset: StreamOffset, status: VBucketStatus) -> Seqno | None:
-    """How far the bucket still has the history that a table holds; None where it no longer knows that branch."""
+    """Return the last seqno of a table's history that the bucket still has; None if it no longer knows that branch."""
     return status.failover_log.branch_end(offset.vbuuid, high_seqno=status.last_seqno)
 
 
@@ -410,7 +407,7 @@ def _rollback_pending(label: str, vbucket: VBucketId, offset: StreamOffset, stat
 
 
 def what_is_left(manifest: Manifest, selection: Selection, known: Selection) -> Selection | None:
-    """What the bucket still has of a selection; None for nothing. What was never there raises."""
+    """Return what of a selection the bucket still has; None for nothing. Raises for names that never existed."""
     if selection.is_of_all:
         return selection
     now = CollectionNames(manifest)
@@ -444,12 +441,12 @@ class LakeChecks:
         self._tables = [table for _, table in sorted(lake.tables.items())] if tables is None else tables
         self._change_files = lake.changes.files()
         self._states: dict[int, TableState] = {}
-        """By batch, as far as it is looked back at: what `changes` held after it."""
+        """By batch, as far as the log is read back: what `changes` held after it."""
         self._landed_us: dict[int, tuple[int, int]] = {}
         for entry in islice(lake.changes.entries(), LOG_ENTRIES_MAX):
             if entry.state is not None:
                 if entry.state.rollbacks is None:
-                    # An earlier version has written it, and said less.
+                    # An earlier version has written it, and recorded less.
                     break
                 self._states.setdefault(entry.state.batch, entry.state)
                 if landed := entry.landed_at(entry.state.batch):
@@ -466,7 +463,7 @@ class LakeChecks:
         return self.facts.vbuckets_of(group)
 
     def held(self) -> dict[str, Offsets]:
-        """By table that is compared with the bucket: how far it is."""
+        """Return the offsets of each table that is compared with the bucket."""
         held = {table_label(TableKind.CHANGES): self._lake.held_offsets()}
         return {**held, **{label: merged.offsets for label, merged in self._merged_tables()}}
 
@@ -476,10 +473,10 @@ class LakeChecks:
                 if merged is not None:
                     yield table_label(kind, table.name), merged
 
-    # --- what the logs say of each other ------------------------------------------------------------------------------
+    # --- the logs compared with each other ----------------------------------------------------------------------------
 
     def faults_of_logs(self) -> Findings:
-        """Tables that are further than `changes`, which they are made from, or at other offsets than it was."""
+        """Find tables that are ahead of `changes`, which they are made from, or whose offsets differ from it."""
         findings, last = Findings(), self._lake.last_batch
         kind, what = FindingKind.DAMAGED_LOG, "_delta_log"
         further = [label for label, merged in self._merged_tables() if max(merged.merged.values()) > last]
@@ -495,7 +492,7 @@ class LakeChecks:
         return findings
 
     def count_changes(self, rows: int, findings: Findings) -> None:
-        """`changes` has as many rows as were landed, unless some were trimmed."""
+        """Check that `changes` has as many rows as were landed, unless some were trimmed."""
         totals = self._lake.state.totals
         if totals is None or self._lake.trimmed_batch >= 0 or totals.rows == rows:
             return
@@ -509,7 +506,7 @@ class LakeChecks:
         )
 
     def find_never_landed(self, counts: Mapping[str, Counts], findings: Findings) -> None:
-        """Tables that nothing has ever been landed into, though the bucket has changes for them."""
+        """Find tables into which nothing was ever landed although the bucket has changes for them."""
         waiting = {name for name, it in counts.items() if it.pending}
         labels = [table_label(TableKind.CHANGES)] if self._lake.last_batch < 0 and waiting else []
         for table in self._tables:
@@ -588,8 +585,8 @@ class LakeChecks:
         )
 
     def _made_upto(self) -> int:
-        """A table is made right after the batch that brought its first change. While that may still be going on, it
-        is no fault that it is not there."""
+        """Return the last batch whose tables must exist. A table is created right after the batch with its first
+        change; while that may still be going on, its absence is no fault."""
         newest_s = max((file.modified_ms for file in self._change_files), default=0) / 1000
         return self._lake.last_batch - (1 if time.time() - newest_s < MAKING_S_MAX else 0)
 
@@ -625,15 +622,15 @@ class LakeChecks:
         )
 
     def _files_of(self, table: MergedTable, group: int) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]]:
-        """The files of a group, and with the first one those that another program has put into a group that the table
-        does not have."""
+        """Return the files of a group; for the first group also those that another program has put into groups that the
+        table does not have."""
         found = table.files_of(group, of=self.facts.groups)
         groups = {*map(str, range(table.groups))} if group == 0 else None
         odd = (file for file in table.log.files() if groups and dict(file.partition)[GROUP.name] not in groups)
         return found, tuple(odd)
 
     def _around(self, table: MergedTable, group: int) -> range:
-        """The vbuckets that files of a group have rows of: of several groups, where the table has fewer."""
+        """Return the vbuckets whose rows the files of a group have: those of several groups, if the table has fewer."""
         facts, groups = self.facts, min(table.groups, self.facts.groups)
         return replace(facts, groups=groups).vbuckets_of(group * groups // facts.groups)
 
@@ -646,7 +643,7 @@ class LakeChecks:
 
 
 def _signed(numbers: Any) -> NDArray[np.int64]:
-    """As tables have them."""
+    """Convert to signed numbers, as tables have them."""
     return np.array(numbers, dtype=np.uint64).view(np.int64)
 
 
@@ -660,26 +657,26 @@ class VerifyTask:
     check: GroupCheck
     settings: ClientSettings
     left: Selection | None
-    """What of the bucket is read; None for nothing, where all that was landed has been dropped."""
+    """What of the bucket is read; None for nothing, if all that was landed has been dropped."""
     chosen: ChosenRows
     is_last: bool = False
-    """It is not tried again."""
+    """Whether the task will not be retried."""
 
     def run(self) -> GroupReport | None:
-        """None where a collection was dropped since the task was made: it has to be made again."""
+        """Returns None if a collection was dropped since the task was created: then it must be created again."""
         try:
             check, reading = self._read()
             report = judge_group(check, reading, scan_changes(check))
             self._name_missing(report.findings)
             return report
         except (UnknownCollection, UnknownScope):
-            # The server no longer accepts a filter on it.
+            # The server no longer accepts a filter with the collection.
             if self.is_last:
                 raise
             return None
 
     def _read(self) -> tuple[GroupCheck, BucketReading]:
-        """The bucket, read until no failover comes in between. Vbuckets that do not come to rest are left out."""
+        """Read the bucket until no failover interrupts. Leaves out vbuckets that do not settle."""
         unsettled: frozenset[int] = frozenset()
         for attempt in itertools.count(1):
             reading = self.check.reading()
@@ -703,7 +700,7 @@ class VerifyTask:
         assert self.left is not None, "there is nothing to read"
         return ReadOptions.make(
             name=AGENT,
-            # All is read to its end, so nothing has to be held back until a snapshot is complete.
+            # Everything is read to its end, so nothing has to be held back until a snapshot is complete.
             snapshots=Snapshots.AS_THEY_COME,
             buffer_bytes=_BUFFER_BYTES,
             batch_bytes=_BUFFER_BYTES // 2,
@@ -713,7 +710,7 @@ class VerifyTask:
         )
 
     def _name_missing(self, findings: Findings) -> None:
-        """Look up the keys of documents that a table lacks. A change that is no longer the newest has no name."""
+        """Look up the keys of documents that a table lacks. A change that has been superseded gets no name."""
         kept = [one for found in findings.kept.values() for one in found if one.what == NOT_NAMED]
         changes = {(VBucketId(one.vbucket), Seqno(one.seqno)) for one in kept if one.vbucket is not None and one.seqno}
         if not changes or self.left is None:

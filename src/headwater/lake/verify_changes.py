@@ -1,24 +1,24 @@
 """Judge `changes` and the histories by themselves: each row, the rows of a vbucket together, and the rows by the log.
 
-The bucket has the newest version of a document only, and nothing of a landing. So the columns that a landing adds, and
-all columns of superseded rows, are judged by what must be true of any record:
+The bucket has only the newest version of a document, and no information about a landing. So the columns that a landing
+adds, and all columns of superseded rows, are judged by rules that every sound record follows:
 
-* `scope` and `collection` are those of the collection's id; where it was dropped, they may be unknown. `changed_at` is
+* `scope` and `collection` are those of the collection's id; if it was dropped, they may be unknown. `changed_at` is
   the time in the CAS.
 * The rows of a vbucket that are not void, in the order of their seqnos, are the stream as it came. So batches and the
-  bounds of snapshots never fall, and a branch that was left does not come again.
-* A row lies in its snapshot, and no row that is not void lies behind the offset that the table is at.
-* A row is void exactly where a rollback took it back.
-* All rows of a batch were landed at one time. The newest entries of the log say which, and where each batch has ended.
-* A branch is one of the failover log, unless a rollback may have taken it out of that.
+  bounds of snapshots never decrease, and a branch never returns once it was left.
+* A row lies in its snapshot, and no row that is not void lies beyond the table's offset.
+* A row is void exactly if a rollback took it back.
+* All rows of a batch were landed at one time. The newest entries of the log record it, and where each batch ended.
+* A branch is in the failover log, unless a rollback may have removed it there.
 
-Only faults are reported that no sound lake can have: what the log and the failover log no longer say is not judged.
+Only faults are reported that no sound lake can have: what the log and the failover log no longer contain is not judged.
 
-The versions of a history are judged by the same rows. A version holds from its seqno up to the seqno of what ended it:
-the next change of its document, or the end of its collection. Of one document no two versions hold at once, and the one
-that is current has no end. Every mutation in `changes` that is not void is a version, up to the batch that the history
-is merged at; and every version is one of those. What was trimmed from `changes` can't be compared: a version may have
-been ended by a change that is gone.
+The versions of a history are judged by the same rows. A version is valid from its seqno up to the seqno that ended it:
+the next change of its document, or the end of its collection. No two versions of a document are valid at once, and the
+current one has no end. Every mutation in `changes` that is not void is a version, up to the batch at which the history
+is merged; and every version is one of those mutations. What was trimmed from `changes` can't be compared: a version may
+have been ended by a change that is gone.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ from headwater.lake.verify_judging import SEQNO_BITS, Numbers, Standing, ends_of
 from headwater.lake.verify_scan import OF_FILES, FindingKind, TableRows, TableScan
 
 _CAS_STEP_US = 66
-"""The lowest 16 bits of a CAS, which has nanoseconds, count changes of one moment."""
+"""The lowest 16 bits of a CAS, whose unit is nanoseconds, count changes at one moment."""
 NO_END = -1
 _FOREVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LoggedBatches:
-    """What the newest entries of the log of `changes` say of its batches, for the vbuckets of a group."""
+    """What the newest log entries of `changes` record about its batches, for the vbuckets of a group."""
 
     numbers: Numbers
-    """Of the batches, rising and with none left out; the first is where the entries begin."""
+    """Of the batches, ascending without gaps; the first is where the entries begin."""
     seqnos: NDArray[np.int64]
     """By batch and vbucket: the offset after it."""
     is_steady: Marks
-    """By vbucket: none of these batches has brought a rollback."""
+    """By vbucket: whether none of these batches contained a rollback."""
     landed_us: Mapping[int, tuple[int, int]]
-    """By batch: when it was landed, at the earliest and at the latest."""
+    """By batch: its earliest and latest landing time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -83,14 +83,14 @@ class ChangesRecord:
     names: Mapping[int, str]
     """By collection: the name of its tables."""
     live_ids: frozenset[int] | None = None
-    """The collections that the bucket has, where that is known: their names are known to every reader."""
+    """The collections that the bucket has, if known: every reader knows their names."""
     standing: Standing
-    """How far the table is. Of vbuckets that were rolled back nothing is judged."""
+    """The table's offsets. Vbuckets that were rolled back are not judged."""
     snapshot_ends: Numbers
-    """By vbucket: where the snapshot ends that the table is in."""
+    """By vbucket: the end of the snapshot that the table is in."""
     last_batch: int
     trimmed_batch: int
-    """Rollbacks up to this batch are no longer there."""
+    """Rollbacks up to this batch are no longer in the table."""
     log: LoggedBatches
     branches: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """By vbucket whose failover log has all of its branches: their vbuuids, as signed numbers."""
@@ -98,12 +98,12 @@ class ChangesRecord:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ScannedChanges(TableRows):
-    """Rows of `changes`, of any kind, with vbuckets that the bucket does not have among them."""
+    """Rows of `changes`, of any kind, including those in vbuckets that the bucket does not have."""
 
     group: range
     """The vbuckets of the group."""
     rolled_back_at: Numbers
-    """By vbucket of the group: the last batch that brought a rollback of it."""
+    """By vbucket of the group: the last batch with a rollback of it."""
     batches: Numbers = per_row(np.int64)
     landed_us: Numbers = per_row(np.int64)
     snapshot_starts: Numbers = per_row(np.int64)
@@ -114,8 +114,8 @@ class ScannedChanges(TableRows):
     def read(
         cls, scan: TableScan, record: ChangesRecord, group: range, edges: tuple[float, float], *, facts: LakeFacts
     ) -> ScannedChanges:
-        """All rows between two vbuckets. It takes long, and needs nothing of the bucket. Each part is judged by itself
-        on the way."""
+        """Read all rows between two vbuckets, and judge each part by itself. This takes long, but needs nothing from
+        the bucket."""
         first, last = edges
 
         def may_hold_ours(reader: FileReader, row_group: int) -> bool:
@@ -135,22 +135,22 @@ class ScannedChanges(TableRows):
             for marks, name, says in _faults_of_rows(rows, parts[-1], record):
                 parts[-1].of(marks).report(FindingKind.COLUMN, says, column=name)
         found = cls.joined(parts, **shared)
-        # A rollback that another one made void counts as well: what it took back stays so.
+        # A rollback that a later one made void counts as well: the rows that it took back stay void.
         rollbacks = found.of((found.ops == ROLLBACK) & is_inside(found.vbuckets, group))
         np.maximum.at(found.rolled_back_at, rollbacks.vbuckets - group.start, rollbacks.batches)
         return found
 
     @property
     def ends(self) -> Barriers:
-        """Of collections."""
+        """The ends of collections."""
         return ends_of(self.inside(), self.group)
 
     def documents(self) -> ScannedChanges:
-        """The changes of documents."""
+        """Return the changes of documents."""
         return self.of((self.ops >= MUTATION) & (self.ops < ROLLBACK))
 
     def inside(self) -> ScannedChanges:
-        """Those of the vbuckets of the group."""
+        """Return the rows in the vbuckets of the group."""
         return self.of(is_inside(self.vbuckets, self.group))
 
     def upto(self, batch: int) -> ScannedChanges:
@@ -163,7 +163,7 @@ class ScannedChanges(TableRows):
 
     @property
     def is_readable(self) -> bool:
-        """No file of it was missing or damaged: what is not among the rows is not in the table."""
+        """Whether no file was missing or damaged: then rows that were not read are not in the table."""
         return not any((kind, self.scan.label) in self.scan.findings.counts for kind in OF_FILES)
 
 
@@ -179,7 +179,7 @@ _COLUMNS = {
 
 
 def _faults_of_rows(rows: pa.Table, hashed: ScannedChanges, record: ChangesRecord) -> Iterator[tuple[Marks, str, str]]:
-    """Marks on rows that can't be as they are, the column, and what to say of them."""
+    """Yield marks on impossible rows, the column, and the description."""
     yield hashed.ops == UNKNOWN_OP, "op", "has an operation that there is not"
     for column, marks in _other_names(rows, record):
         yield marks, column, f"has another `{column}` than its collection"
@@ -195,8 +195,7 @@ def _faults_of_rows(rows: pa.Table, hashed: ScannedChanges, record: ChangesRecor
 
 
 def _other_names(rows: pa.Table, record: ChangesRecord) -> Iterator[tuple[str, Marks]]:
-    """By column: a mark on rows that have another name in it than their collection. Events of scopes and rollbacks
-    have none."""
+    """By column: mark rows with another name than their collection's. Events of scopes and rollbacks have none."""
     named = pa.table({name: rows.column(name) for name in ("collection_id", "scope", "collection")})
     codes = np.zeros(rows.num_rows, dtype=np.int64)
     for column in named.columns:
@@ -205,7 +204,7 @@ def _other_names(rows: pa.Table, record: ChangesRecord) -> Iterator[tuple[str, M
         codes = codes * (none + 1) + pc.fill_null(encoded.indices, none).to_numpy()
     found, first, at = np.unique(codes, return_index=True, return_inverse=True)
     wrong = {"scope": np.zeros(len(found), dtype=np.bool_), "collection": np.zeros(len(found), dtype=np.bool_)}
-    # There are few of them: a row for each collection.
+    # They are few: a row for each collection.
     for number, row in enumerate(named.take(pa.array(first)).to_pylist()):
         id_ = row["collection_id"]
         if id_ is None:
@@ -213,7 +212,7 @@ def _other_names(rows: pa.Table, record: ChangesRecord) -> Iterator[tuple[str, M
         elif id_ not in record.names or record.names[id_] == table_name(None, None, id_):
             continue
         else:
-            # Of a collection that was dropped, a reader may not know its name, or that of its scope, or both.
+            # A reader may not know the name of a dropped collection, of its scope, or both.
             may_be_unknown = record.live_ids is not None and id_ not in record.live_ids
             for column, name in zip(wrong, record.names[id_].split(".", 1), strict=True):
                 wrong[column][number] = row[column] != name and not (may_be_unknown and row[column] is None)
@@ -222,11 +221,11 @@ def _other_names(rows: pa.Table, record: ChangesRecord) -> Iterator[tuple[str, M
             yield name, marks[at.reshape(-1)]
 
 
-# --- the rows of a vbucket beside each other --------------------------------------------------------------------------
+# --- the rows of a vbucket together -----------------------------------------------------------------------------------
 
 
 def judge_record(changes: ScannedChanges, record: ChangesRecord) -> ScannedChanges:
-    """Report what can't be in rows of the group's vbuckets. Returns those that are not void."""
+    """Report impossible rows in the group's vbuckets. Returns the rows that are not void."""
     start, standing = changes.group.start, record.standing
     is_judged = ~standing.is_rolled[changes.vbuckets - start]
     for marks, says in _faults_of_void(changes):
@@ -244,15 +243,15 @@ def judge_record(changes: ScannedChanges, record: ChangesRecord) -> ScannedChang
 
 
 def _faults_of_void(changes: ScannedChanges) -> Iterator[tuple[Marks, str]]:
-    """A rollback takes back what came with earlier batches above its seqno, and in its own batch what came before it,
-    which the rows no longer say."""
+    """Check the marks. A rollback takes back rows of earlier batches above its seqno, and in its own batch those before
+    it, an order that the rows no longer show."""
     is_rollback = changes.ops == ROLLBACK
     kept_later, kept_then = (np.full(len(changes), _FOREVER, dtype=np.int64) for _ in range(2))
     for vbucket in np.unique(changes.vbuckets[is_rollback]).tolist():
         here = np.flatnonzero(changes.vbuckets == vbucket)
         back = np.flatnonzero(is_rollback & (changes.vbuckets == vbucket))
         back = back[np.argsort(changes.batches[back], kind="stable")]
-        # By rollback: the least that it, or a later one, has kept.
+        # By rollback: the lowest seqno that it, or a later one, has kept.
         least = np.append(np.minimum.accumulate(changes.seqnos[back][::-1])[::-1], _FOREVER)
         batches = changes.batches[back]
         kept_later[here] = least[np.searchsorted(batches, changes.batches[here], side="right")]
@@ -269,7 +268,7 @@ def _judge_landing_times(changes: ScannedChanges, log: LoggedBatches) -> None:
     is_other = (changes.landed_us < bounds[at, 0]) | (changes.landed_us > bounds[at, 1])
     expected = changes.landed_us[first]
     for number in np.unique(at[changes.landed_us != expected[at]]).tolist():
-        # The time that most rows of the batch have.
+        # The time of most rows of the batch.
         times, counts = np.unique(changes.landed_us[at == number], return_counts=True)
         expected[number] = times[np.argmax(counts)]
     is_other |= changes.landed_us != expected[at]
@@ -280,7 +279,7 @@ def _judge_landing_times(changes: ScannedChanges, log: LoggedBatches) -> None:
 def _faults_of_order(
     changes: ScannedChanges, order: Numbers, record: ChangesRecord
 ) -> Iterator[tuple[Numbers, str, str]]:
-    """Rows that do not fit among those of their vbucket, in the order of their seqnos."""
+    """Yield rows that do not fit between their neighbours in the vbucket, in the order of their seqnos."""
     before, after = order[:-1], order[1:]
     is_same = changes.vbuckets[before] == changes.vbuckets[after]
     before, after = before[is_same], after[is_same]
@@ -299,8 +298,8 @@ def _faults_of_order(
 
 
 def _of_other_batches(changes: ScannedChanges, log: LoggedBatches) -> Numbers:
-    """A row came with the first batch whose offset reaches it. Where batches of before the log have reached it, or a
-    rollback came, that is not known."""
+    """Return rows that are not of the first batch whose offset reaches them. If a batch before the logged ones reached
+    them, or a rollback came, that is unknown."""
     found = [np.zeros(0, dtype=np.int64)]
     for here in np.flatnonzero(log.is_steady).tolist() if len(log.numbers) else ():
         at = np.flatnonzero(changes.vbuckets == here + changes.group.start)
@@ -312,7 +311,7 @@ def _of_other_batches(changes: ScannedChanges, log: LoggedBatches) -> Numbers:
 
 
 def _of_left_branches(changes: ScannedChanges, order: Numbers) -> Numbers:
-    """The rows between two rows of one branch that are of another: a branch that was left does not come again."""
+    """Return the rows of another branch between two rows of one branch: a branch that was left never returns."""
     if len(order) == 0:
         return order
     homes, branches = changes.vbuckets[order], changes.vbuuids[order]
@@ -325,7 +324,7 @@ def _of_left_branches(changes: ScannedChanges, order: Numbers) -> Numbers:
     for vbucket in np.unique(homes[runs][np.append(False, homes[runs][1:] == homes[runs][:-1])]).tolist():
         ours = np.flatnonzero(homes[runs] == vbucket)
         of_runs, sizes = branches[runs[ours]], edges[ours + 1] - edges[ours]
-        # The branch with the most rows of those that come again is what the others lie in between.
+        # Of the branches that return, assume that the one with the most rows is right, and the rows within it wrong.
         for branch in np.unique(of_runs[[(of_runs == it).sum() > 1 for it in of_runs]]).tolist():
             spans = np.flatnonzero(of_runs == branch)
             inner = [it for it in range(spans[0] + 1, spans[-1]) if of_runs[it] != branch]
@@ -335,8 +334,8 @@ def _of_left_branches(changes: ScannedChanges, order: Numbers) -> Numbers:
 
 
 def _of_unknown_branches(changes: ScannedChanges, record: ChangesRecord) -> Numbers:
-    """A branch leaves the failover log when the vbucket rolls back to before it, which brings a rollback here; those
-    that were trimmed are unknown."""
+    """Return rows of branches that the bucket does not know. A branch leaves the failover log when the vbucket rolls
+    back to before it, which brings a rollback here; trimmed ones are unknown."""
     found = [np.zeros(0, dtype=np.int64)]
     for vbucket, branches in record.branches.items():
         at = np.flatnonzero(changes.vbuckets == vbucket)
@@ -360,17 +359,17 @@ class Versions(TableRows):
     ends: Numbers = per_row(np.int64)
     """By row: the seqno that ended it, or `NO_END`."""
     is_current: Marks = per_row(np.bool_)
-    """By row: as the table is partitioned."""
+    """By row: according to the partition."""
 
 
 class LandedVersions:
-    """What a history has to hold by `changes`."""
+    """What a history must hold according to `changes`."""
 
     def __init__(self, changes: ScannedChanges, *, ids: frozenset[int], merged: int, trimmed_batch: int) -> None:
         """`changes` are all that are not void. `merged` is the last batch that is in the history."""
         self._group = changes.group
         self._is_open = changes.rolled_back_at > merged
-        """By vbucket of the group: a rollback that is not in the history yet has changed what `changes` says of it."""
+        """By vbucket of the group: whether a rollback that the history lacks so far has changed its `changes`."""
         inside = changes.as_documents().inside().upto(merged)
         self._events = inside.of((inside.ops == COLLECTION_CREATED) | (inside.ops == COLLECTION_DROPPED))
         documents = inside.documents()
@@ -382,19 +381,19 @@ class LandedVersions:
         self._by_hash = HashIndex(self.changes.hashes, self.changes.seqnos)
 
     def lost(self, versions: Versions) -> Marks:
-        """A mark on the changes that are not among the versions."""
+        """Mark the changes that are not among the versions."""
         rows = self.changes
         found = HashIndex(versions.hashes, versions.seqnos).find(rows.hashes)
         marks: Marks = (rows.ops == MUTATION) & ~self._is_open_at(rows) & (found < 0)
         return marks
 
     def unknown(self, versions: Versions) -> Marks:
-        """A mark on the versions that are not among the changes."""
+        """Mark the versions that are not among the changes."""
         found = self._by_hash.find(versions.hashes)
         return (found < 0) & ~self._is_open_at(versions) & ~self._is_trimmed(versions.vbuckets, versions.seqnos)
 
     def of_other_branches(self, versions: Versions) -> Marks:
-        """A mark on the versions that have another vbuuid than the same change."""
+        """Mark the versions that have another vbuuid than the same change."""
         found = self._by_hash.find(versions.hashes)
         marks, is_there = np.zeros(len(found), dtype=np.bool_), found >= 0
         marks[is_there] = self.changes.vbuuids[found[is_there]] != versions.vbuuids[is_there]
@@ -411,10 +410,10 @@ class LandedVersions:
         marks: Marks = (seqnos <= upto) & inside
         return marks
 
-    # --- from when to when they hold ----------------------------------------------------------------------------------
+    # --- when they are valid ------------------------------------------------------------------------------------------
 
     def faults_of_validity(self, versions: Versions) -> Iterator[tuple[Marks, str | None, str]]:
-        """Marks on versions that can't be as they are, the column where it is known, and what to say of them."""
+        """Yield marks on impossible versions, the column if known, and the description."""
         rows, ends = versions, versions.ends
         has_end = ends != NO_END
         yield versions.is_current & has_end, "is_current", "is current, and has an end"
@@ -423,7 +422,7 @@ class LandedVersions:
         yield _overlapping(versions), None, "begins before the version before it ends"
         is_judged = is_inside(rows.vbuckets, self._group) & ~self._is_open_at(rows)
         ended_by, ended_us = self._ends_of(rows)
-        # What ended it may have been trimmed; it is no later than what is there.
+        # The change that ended it may have been trimmed; it is no later than the changes that remain.
         is_gone = has_end & (ends < ended_by) & self._is_trimmed(rows.vbuckets, ends)
         is_other = is_judged & ~is_gone & (np.where(has_end, ends, _FOREVER) != ended_by)
         yield is_other, "valid_to_seqno", "ends with another change than in `changes`"
@@ -438,8 +437,8 @@ class LandedVersions:
         yield is_other, "valid_from", "begins at another time than its change was made"
 
     def _ends_of(self, rows: HashedRows) -> tuple[Numbers, Numbers]:
-        """By version: the seqno and the time of the first change of its document, or end of its collection, that comes
-        after it; `_FOREVER` and `NO_TIME` where none does."""
+        """By version: return the seqno and the time of the first later change of its document, or end of its
+        collection; `_FOREVER` and `NO_TIME` if there is none."""
         # A document's number is that of the row by which its key is found.
         index = HashIndex(self.changes.keys, self.changes.seqnos)
         codes = index.find(self.changes.keys), index.find(rows.keys)
@@ -453,7 +452,7 @@ class LandedVersions:
 
 
 def _next_after(rows: ScannedChanges, codes: tuple[Numbers, Numbers], after: Numbers) -> tuple[Numbers, Numbers]:
-    """By place that is asked for: the seqno and the time of the first row with the same code after it."""
+    """By position: return the seqno and the time of the first later row with the same code."""
     found = first_after(codes[0], rows.seqnos, codes[1], after)
     is_next = found >= 0
     seqnos, times_us = np.full(len(found), _FOREVER), np.full(len(found), NO_TIME)

@@ -1,17 +1,17 @@
 """Judging one group of vbuckets of all tables: the work of one task of `headwater verify`.
 
-The bucket's stream of the group comes first, then `changes`, then the tables of each collection. What is kept of a row
-are its hashes, so a task's memory is that of the group's rows, some sixty bytes each, and one row group of a file.
+The bucket's stream of the group comes first, then `changes`, then the tables of each collection. A task keeps only the
+hashes of rows, so its memory is some sixty bytes for each row of the group, and one row group of a file.
 
-* `changes`: its newest versions that are not void are the documents of the bucket, at the offset that `changes` is at;
-  no seqno is alive twice; and it is a record that can be (`verify_changes`).
-* `documents`: its rows are the documents of the bucket, at the offset that the table is at, and those that `changes`
-  leaves. Typed columns say what the document beside them says.
+* `changes`: its newest versions that are not void are the documents of the bucket, at the offset of `changes`; no seqno
+  is alive twice; and the record is possible (`verify_changes`).
+* `documents`: its rows are the documents of the bucket, at the table's offset, and those that result from `changes`.
+  Typed columns equal what the document beside them contains.
 * `rejects`: exactly the values of `documents` that do not fit the typed columns, each with its reason.
-* `history`: its current rows are the documents of the bucket, at the offset that it is at. Its versions are those that
-  `changes` has, and hold as long as it says (`verify_changes`). Typed columns say what the document beside them says.
+* `history`: its current rows are the documents of the bucket, at the history's offset. Its versions are those in
+  `changes`, and are valid as long as it says (`verify_changes`). Typed columns equal what the document contains.
 
-`verify` makes a `GroupCheck` for each group on the driver; what is wrong comes back as a `GroupReport`.
+`verify` makes a `GroupCheck` for each group on the driver; a `GroupReport` returns what is wrong.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ from headwater.lake.verify_scan import (
     table_label,
 )
 
-# --- what is judged: all that a task needs, made on the driver --------------------------------------------------------
+# --- the input of a task, made on the driver --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TableCheck:
-    """A table's part of a group: its live files, and how far it is."""
+    """A table's part of a group: its live files, and its offsets."""
 
     location: Location
     files: tuple[DataFile, ...]
@@ -87,24 +87,24 @@ class TableCheck:
     owned: frozenset[str] | None = None
     """The paths of files whose statistics are judged with this group; None for all."""
     around: range = range(0)
-    """The vbuckets that its files have rows of. Those of a table with fewer groups than the lake have rows of other
-    groups as well, which are judged with these."""
+    """The vbuckets whose rows its files have. Files of a table with fewer groups than the lake also have rows of other
+    groups, which are judged with those."""
     odd: frozenset[str] = frozenset()
     """Paths of files in groups that the table does not have: all of their rows are judged here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CollectionCheck:
-    """The tables of a collection, as far as they are there."""
+    """The existing tables of a collection."""
 
     name: str
     ids: frozenset[int]
     columns: TypedColumns | None = None
     history_columns: TypedColumns | None = None
     has_all_typed: bool = False
-    """Every version in the history has its values in the typed columns."""
+    """Whether every version in the history has its values in the typed columns."""
     is_unparsed: bool = False
-    """The documents wait to be parsed again, for other columns: neither those nor the rejects are judged."""
+    """Whether the documents wait to be parsed for other columns: then typed columns and rejects are not judged."""
     documents: TableCheck | None = None
     history: TableCheck | None = None
     rejects: TableCheck | None = None
@@ -112,21 +112,21 @@ class CollectionCheck:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GroupCheck:
-    """All that is to be judged of a group."""
+    """Everything to judge in a group."""
 
     facts: LakeFacts
     group: int
     changes: TableScan
-    """Of the files of `changes` that may hold rows of the group."""
+    """The files of `changes` that may hold rows of the group."""
     collections: tuple[CollectionCheck, ...]
     made_upto: int = -1
-    """Collections with changes up to this batch have their tables."""
+    """Collections with changes up to this batch must have their tables."""
     record: ChangesRecord
     """What the rows of `changes` are judged by."""
     is_selection: bool = False
-    """Other collections of `changes` than these are not looked at."""
+    """Whether other collections in `changes` are ignored."""
     left_out: frozenset[int] = frozenset()
-    """Vbuckets of which the bucket was not read to an end."""
+    """Vbuckets that could not be read to an end from the bucket."""
 
     @property
     def vbuckets(self) -> range:
@@ -134,17 +134,17 @@ class GroupCheck:
 
     @staticmethod
     def edges_of(facts: LakeFacts, group: int) -> tuple[float, float]:
-        """The least and the highest vbucket whose rows are looked at. Rows of vbuckets that the bucket does not have
-        are looked at with the first group and with the last."""
+        """Return the lowest and the highest vbucket whose rows this group judges. Rows in vbuckets that the bucket does
+        not have are judged with the first group and with the last."""
         first = float("-inf") if group == 0 else facts.vbuckets_of(group).start
         return first, float("inf") if group == facts.groups - 1 else facts.vbuckets_of(group).stop - 1
 
     def reading(self) -> BucketReading:
-        """What the bucket's stream of the group is to be put into."""
+        """Return the object that takes the bucket's stream of the group."""
         return BucketReading(self.vbuckets, xattrs=self.facts.xattrs, form=self.facts.document)
 
     def leaving_out(self, vbuckets: frozenset[int]) -> GroupCheck:
-        """The same, with nothing to be judged of some vbuckets."""
+        """Return the same check without some vbuckets."""
         if not vbuckets:
             return self
         here = [vbucket - self.vbuckets.start for vbucket in vbuckets]
@@ -162,21 +162,21 @@ class GroupCheck:
         )
 
 
-# --- what comes out ---------------------------------------------------------------------------------------------------
+# --- the output of a task ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Counts:
-    """Of a collection."""
+    """The counts of a collection."""
 
     landed: int = 0
-    """Documents that are in the table of documents as they are in the bucket."""
+    """Documents that are equal in the bucket and in the table of documents."""
     pending: int = 0
-    """Changes in the bucket that are newer than what the table of documents holds."""
+    """Changes in the bucket that are newer than the table of documents."""
     differing: int = 0
-    """Documents of which some table is wrong."""
+    """Documents that are wrong in some table."""
     pending_since_us: int | None = None
-    """When the oldest of the pending changes was made."""
+    """When the oldest pending change was made."""
 
     def add(self, other: Counts) -> None:
         self.landed += other.landed
@@ -188,19 +188,19 @@ class Counts:
 
 @dataclass(slots=True)
 class GroupReport:
-    """What a task has found. It is small, whatever the group holds."""
+    """The findings of a task. It is small, whatever the group holds."""
 
     counts: dict[str, Counts] = field(default_factory=dict)
     """By collection."""
     findings: Findings = field(default_factory=Findings)
     rolled_back: set[int] = field(default_factory=set)
-    """Vbuckets that were left out, since they lose changes again and again."""
+    """Vbuckets that were left out because failovers interrupted every read."""
     change_rows: int = 0
     """Rows of `changes` in the vbuckets of the group that were landed, void or not."""
 
 
 def scan_changes(check: GroupCheck) -> ScannedChanges:
-    """Read the rows of `changes`. It takes long, and needs nothing of the bucket."""
+    """Read the rows of `changes`. This takes long, but needs nothing from the bucket."""
     scan, edges = replace(check.changes, findings=Findings(), engines={}), GroupCheck.edges_of(check.facts, check.group)
     return ScannedChanges.read(scan, check.record, check.vbuckets, edges, facts=check.facts)
 
@@ -225,7 +225,7 @@ def judge_group(check: GroupCheck, reading: BucketReading, changes: ScannedChang
 
 
 class _Judging:
-    """One task at work."""
+    """The state of one task."""
 
     def __init__(self, check: GroupCheck, reading: BucketReading, changes: ScannedChanges) -> None:
         self._check = check
@@ -244,7 +244,7 @@ class _Judging:
             change_rows=self._changes_read,
         )
         self._wrong: dict[str, list[Hashes]] = {}
-        """By collection: the keys of documents of which some table is wrong."""
+        """By collection: the keys of documents that are wrong in some table."""
 
     def run(self) -> GroupReport:
         self._check_seqnos(self._changes)
@@ -253,7 +253,7 @@ class _Judging:
         documents, ends = self._reading.finish()
         of_bucket, of_changes = self._by_collection(documents.ids), self._by_collection(changes.ids)
         collections = {collection.name: collection for collection in self._check.collections}
-        # What the bucket has, or `changes`, and the log of `changes` has never named.
+        # Collections in the bucket or in `changes` that the log of `changes` has never named.
         for name in {*of_bucket, *(() if self._check.is_selection else of_changes)} - collections.keys():
             ids = frozenset(id_ for id_, named in self._names.items() if named == name)
             collections[name] = CollectionCheck(name=name, ids=ids)
@@ -271,14 +271,14 @@ class _Judging:
         return self._report
 
     def _by_collection(self, ids: Numbers) -> dict[str, Any]:
-        """The rows of each collection, by number. Several ids may have had one name."""
+        """Return the numbers of the rows of each collection. Several ids may have had one name."""
         found: dict[str, Any] = {}
         for id_, chosen in by_id(ids):
             name = self._names.setdefault(id_, table_name(None, None, id_))
             found[name] = np.concatenate([found[name], chosen]) if name in found else chosen
         return found
 
-    # --- what is found ------------------------------------------------------------------------------------------------
+    # --- reporting ----------------------------------------------------------------------------------------------------
 
     def _counts(self, name: str) -> Counts:
         return self._report.counts.setdefault(name, Counts())
@@ -298,7 +298,7 @@ class _Judging:
             self._wrong.setdefault(collection, []).append(rows.keys)
 
     def _missing(self, collection: str, label: str, rows: HashedRows, says: str) -> None:
-        """What the bucket has, and a table lacks: it is named later."""
+        """Report documents of the bucket that a table lacks. Their keys are looked up later."""
         found = [
             Finding(kind=FindingKind.MISSING, table=label, what=NOT_NAMED, says=says, vbucket=vbucket, seqno=seqno)
             for vbucket, seqno in zip(
@@ -328,7 +328,7 @@ class _Judging:
         return scan if table is None else replace(scan, location=table.location, files=table.files, owned=table.owned)
 
     def _rows_of(self, scan: TableScan, table: TableCheck | None) -> Iterator[ScannedRows]:
-        """What is judged here of a table. Rows that are in no place of their own are judged with the first group."""
+        """Yield the rows of a table to judge here. Rows that belong to no group of it go to the first."""
         own = self._vbuckets
         for part in scan.read():
             if table is None or table.around == own or part.file.path in table.odd:
@@ -343,11 +343,11 @@ class _Judging:
     # --- each table ---------------------------------------------------------------------------------------------------
 
     def _check_seqnos(self, rows: TableRows) -> None:
-        """A seqno is one change, or one event. Rollbacks have the seqno of what they kept."""
+        """Check that each seqno is one change or event. Rollbacks have the seqno that they kept."""
         rows = rows.of(rows.ops != ROLLBACK)
         again = rows.of(twice(rows.vbuckets.astype(np.int64) << SEQNO_BITS | rows.seqnos))
         says = "is there twice: another row has its seqno"
-        # An event of a scope is no document's.
+        # Events of scopes belong to no document.
         again.of(again.ids < 0).report(FindingKind.TWICE, says)
         documents = again.of(again.ids >= 0)
         for name, chosen in self._by_collection(documents.ids).items():
@@ -359,7 +359,7 @@ class _Judging:
             self._found(name, FindingKind.EXTRA, self._strangers.of(chosen), says)
 
     def _judge_changes(self, collection: CollectionCheck, bucket: BucketDocuments, rows: TableRows) -> None:
-        """Fold what `changes` has, and compare what that leaves."""
+        """Fold `changes`, and compare the outcome."""
         index = HashIndex(rows.keys, rows.seqnos)
         live = _live(rows.of(index.newest), self._ends)
         standing = self._check.record.standing
@@ -409,11 +409,11 @@ class _Judging:
         counts.pending += int(judged.is_ending.sum())
         is_merging = collection.rejects is not None and collection.rejects.merged > table.merged
         if not is_merging and not collection.is_unparsed:
-            # A merge that is under way commits the rejects before the documents.
+            # A running merge commits the rejects before the documents.
             self._judge_rejects(collection, typed.rejected)
 
     def _check_partition(self, collection: str, table: TableCheck, part: ScannedRows, rows: TableRows) -> None:
-        """A row is in the group of its vbucket. One of a vbucket that is not of these is found without."""
+        """Check that rows are in the group of their vbucket. Rows in other vbuckets are found without this check."""
         inside = is_inside(rows.vbuckets, self._vbuckets)
         groups = rows.vbuckets.astype(np.int64) * table.groups // self._check.facts.vbuckets
         wrong = inside & (groups != int(dict(part.file.partition)[GROUP.name]))
@@ -423,8 +423,8 @@ class _Judging:
     def _judge_by_changes(
         self, collection: CollectionCheck, table: TableCheck, rows: TableRows, changes: ScannedChanges
     ) -> None:
-        """The documents are what `changes` leaves, also where the bucket has gone on since. What is wrong by the bucket
-        is not said again."""
+        """Check that the documents result from `changes`, even if the bucket has advanced since. Does not repeat what
+        the comparison with the bucket has reported."""
         if not changes.is_readable:
             return
         merged = changes.upto(table.merged)
@@ -457,7 +457,7 @@ class _Judging:
         self._found(collection.name, FindingKind.MISSING, lost, says, of_table=rows.scan.label)
 
     def _check_is_new(self, collection: CollectionCheck, batches: Numbers) -> None:
-        """A table that is not there has to be one that is about to be made."""
+        """Check that a missing table is one that is about to be created."""
         if (batches <= self._check.made_upto).any():
             label = table_label(TableKind.DOCUMENTS, collection.name)
             says = "is not there, and `changes` has changes of its collection; land again"
@@ -495,7 +495,7 @@ class _Judging:
         schema = history_schema(xattrs=facts.xattrs, form=facts.document, typed=typed_schema)
         typed = schema.names[len(plain) :]
         if columns is not None and not collection.has_all_typed:
-            # Versions of before a switch of the rules have what these gave them.
+            # Versions from before a switch of the rules have what the old rules gave them.
             columns = replace(columns, rules=replace(columns.rules, on_mismatch=OnMismatch.COLUMN))
         scan = self._scan(TableKind.HISTORY, name, schema, table, added=typed)
         parts: list[Versions] = []
@@ -545,13 +545,13 @@ class _Judging:
 
 
 def _live(newest: TableRows, ends: Barriers) -> TableRows:
-    """Those of the newest changes of documents that are documents now."""
+    """Return those of the newest changes that are documents now."""
     ended = ends.seqnos(vbuckets=newest.vbuckets, ids=newest.ids)
     return newest.of((newest.ops == MUTATION) & (newest.seqnos > ended))
 
 
 def _is_own_rollback(changes: ScannedChanges) -> Marks:
-    """The rows that a landing has written itself (`ChangeWriter.write_rollbacks_to_zero`): they are not counted."""
+    """Mark the rows that a landing has written itself (`ChangeWriter.write_rollbacks_to_zero`): not counted."""
     marks: Marks = (changes.ops == ROLLBACK) & (changes.seqnos == 0) & (changes.vbuuids == 0)
     return marks
 

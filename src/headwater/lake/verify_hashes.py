@@ -1,19 +1,19 @@
 """Hashes of rows, by which `headwater verify` compares a table with a bucket.
 
-A row is kept as two hashes of 128 bits and a few numbers, some sixty bytes, whatever its document holds. The *key hash*
-is over vbucket, collection and key: it says which document it is. The *row hash* goes on from there over seqno, CAS and
-the time in it, revision, flags, expiry, datatype, operation, the extended attributes where they are asked for, and the
-value: it says which version. Hashes that are equal by chance are not to be expected. They are kept nowhere, so they may
-change with any version.
+A row is kept as two 128-bit hashes and a few numbers, some sixty bytes, whatever its document holds. The *key hash*
+covers vbucket, collection and key: it identifies the document. The *row hash* extends it with seqno, CAS and the time
+in it, revision, flags, expiry, datatype, operation, the extended attributes if the lake has them, and the value: it
+identifies the version. Accidental collisions need not be expected. Hashes are never stored, so they may change with any
+version.
 
-Of a removal it is only over what a server always says: the time of a removal and what is left of its value are there
-when it sends from disk, and not when it sends from memory.
+The row hash of a removal covers only what a server always sends: the time of a removal, and what is left of its value,
+are sent from disk, but not from memory.
 
 Rows come from a stream of changes, from `changes`, or from a table of documents. The same version has the same hash in
-all of them. A row that says its value in the wrong column, such as JSON in `content`, has a hash of its own. Where the
-documents of a lake are variants, changes have a second hash, over the variant that their value makes.
+all of them. A row with its value in the wrong column, such as JSON in `content`, has a different hash. If the documents
+of a lake are variants, changes have a second hash, over the variant of their value.
 
-`HashIndex` is the hash table over such rows: it finds the newest of each document, and one side's rows in the other's.
+`HashIndex` is a hash table over such rows: it finds the newest of each document, and one side's rows in the other's.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ from headwater.lake.variants import to_variants
 from headwater.protocol.values import Datatype
 
 Hashes = NDArray[np.uint64]
-"""Two words a row."""
+"""Two words per row."""
 Marks = NDArray[np.bool_]
 Wider = TypeVar("Wider", bound="HashedRows")
 UNKNOWN_OP = -1
-"""What another program has put into `op`."""
+"""Stands for a value of `op` that another program has written."""
 _NUMBERS = ("seqno", "cas", "rev", "flags", "expiry", "changed_at")
 NO_TIME = np.iinfo(np.int64).min
 _IS_NULL, _IS_MISPLACED = 1, 2
 _NOTHING = pa.scalar(None, pa.binary())
 _SECRET: Any = (np.uint64(0x6865616477617465), np.uint64(0x72206469676573))
-"""Fixed, so that all processes agree; there is nothing to gain by a collision."""
+"""Fixed, so that all processes agree; a collision gains nothing."""
 _NO_BYTES = np.frombuffer(b"", dtype=np.uint8)
 _NO_ENDS = np.frombuffer(bytes(4), dtype=np.int32)
-"""Not to be written, as what is made of Arrow's buffers: numba compiles a kernel once more for arrays that are."""
+"""Read-only, like arrays of Arrow's buffers: for writable arrays, numba would compile each kernel once more."""
 
 
 def per_row(type_: type[np.generic], width: int | None = None) -> Any:
-    """A field of `HashedRows` that has a value, or so many, for each row. It is empty by default."""
+    """Return a field of `HashedRows` with a value, or `width` values, for each row. It is empty by default."""
     return field(default_factory=lambda: np.zeros(0 if width is None else (0, width), dtype=type_))
 
 
@@ -79,18 +79,18 @@ class HashedRows:
 
     vbuckets: NDArray[np.int32] = per_row(np.int32)
     ids: NDArray[np.int64] = per_row(np.int64)
-    """Of collections; -1 where a row belongs to none."""
+    """Of collections; -1 if a row belongs to none."""
     seqnos: NDArray[np.int64] = per_row(np.int64)
     ops: NDArray[np.int8] = per_row(np.int8)
     """Numbers in `LANDED_OPS`. A row of a table of documents is a mutation."""
     vbuuids: NDArray[np.int64] = per_row(np.int64)
-    """With no part in the hashes: the bucket says the branch that it is on now."""
+    """Not part of the hashes: the bucket only returns its current branch."""
     times_us: NDArray[np.int64] = per_row(np.int64)
     """`changed_at`, or `NO_TIME`."""
     keys: Hashes = per_row(np.uint64, 2)
     hashes: Hashes = per_row(np.uint64, 2)
     variant_hashes: Hashes = per_row(np.uint64, 0)
-    """What the hashes are in tables whose documents are variants; no words in lakes without them."""
+    """The hashes in tables whose documents are variants; without words in lakes without variants."""
 
     def __len__(self) -> int:
         return len(self.seqnos)
@@ -100,14 +100,14 @@ class HashedRows:
         return [it.name for it in fields(cls) if it.default_factory is not MISSING]
 
     def of(self, chosen: Any) -> Self:
-        """Some of the rows, by marks or by numbers."""
+        """Return some of the rows, by marks or by numbers."""
         if isinstance(chosen, np.ndarray) and chosen.dtype == np.bool_ and chosen.all():
             return self
         return replace(self, **{name: getattr(self, name)[chosen] for name in self._columns()})
 
     @classmethod
     def joined(cls, parts: Sequence[Self], **shared: Any) -> Self:
-        """The rows of all parts, which share what is given."""
+        """Join the rows of all parts, which share the given fields."""
         nothing = cls(**shared)
         parts = [part for part in parts if len(part)] or [nothing]
         return replace(
@@ -115,18 +115,18 @@ class HashedRows:
         )
 
     def as_documents(self) -> Self:
-        """Changes with the hashes that they have in tables of documents."""
+        """Return changes with the hashes that they have in tables of documents."""
         return replace(self, hashes=self.variant_hashes) if self.variant_hashes.shape[1] else self
 
     def widened(self, wider: type[Wider], **others: Any) -> Wider:
-        """The same rows with further columns."""
+        """Return the same rows with further columns."""
         return wider(**{name: getattr(self, name) for name in self._columns()}, **others)
 
 
 def hash_changes(
     rows: pa.Table | pa.RecordBatch, *, xattrs: bool, form: DocumentForm = DocumentForm.STRING
 ) -> HashedRows:
-    """Changes as a reader gives them, or as `changes` has them, for tables with documents of this form."""
+    """Hash changes from a reader, or from `changes`, for tables with documents of this form."""
     if "key_bytes" in rows.schema.names:
         keys = raw_keys(_array(rows, "key"), _array(rows, "key_bytes"))
     else:
@@ -147,7 +147,7 @@ def hash_changes(
 
 
 def hash_documents(rows: pa.Table, *, xattrs: bool) -> HashedRows:
-    """Rows of `documents`, `history` or `rejects`."""
+    """Hash rows of `documents`, `history` or `rejects`."""
     texts, contents = _array(rows, "document"), _array(rows, "content")
     if pa.types.is_struct(texts.type):
         texts = _variant_bytes(texts)
@@ -161,13 +161,13 @@ def hash_documents(rows: pa.Table, *, xattrs: bool) -> HashedRows:
 
 
 def _variant_bytes(variants: pa.Array) -> pa.Array:
-    """Both parts of each variant; null where it is null."""
+    """Return both parts of each variant as one binary; null if it is null."""
     dictionaries, values = variants.flatten()
     return pc.binary_join_element_wise(dictionaries, values, b"")
 
 
 def hash_texts(column: pa.Array | pa.ChunkedArray) -> Hashes:
-    """Of each text. Null is as good as empty."""
+    """Hash each text. Null counts as empty."""
     array = column if isinstance(column, pa.Array) else column.combine_chunks()
     hashes = np.empty((len(array), 2), dtype=np.uint64)
     _hash_texts(*_parts_of(array), _SECRET[0], _SECRET[1], hashes)
@@ -175,7 +175,7 @@ def hash_texts(column: pa.Array | pa.ChunkedArray) -> Hashes:
 
 
 def op_codes(rows: pa.Table | pa.RecordBatch) -> NDArray[np.int8]:
-    """The operations as numbers in `LANDED_OPS`."""
+    """Return the operations as numbers in `LANDED_OPS`."""
     ops = _array(rows, "op")
     if not pa.types.is_dictionary(ops.type):
         ops = ops.dictionary_encode()
@@ -186,7 +186,7 @@ def op_codes(rows: pa.Table | pa.RecordBatch) -> NDArray[np.int8]:
 
 
 def int64s(rows: pa.Table | pa.RecordBatch, name: str, *, null: int = 0) -> NDArray[np.int64]:
-    """A column of whole numbers or of times. What has 64 bits without a sign keeps its bits."""
+    """Return a column of whole numbers or times. Unsigned 64-bit numbers keep their bits."""
     column = _array(rows, name)
     if pa.types.is_uint64(column.type) or pa.types.is_timestamp(column.type):
         column = column.view(pa.int64())
@@ -199,22 +199,22 @@ def int64s(rows: pa.Table | pa.RecordBatch, name: str, *, null: int = 0) -> NDAr
 
 
 def _nulls(values: pa.Array) -> NDArray[np.uint8]:
-    """A value that is null is not one that is empty."""
+    """Mark null values: a null differs from an empty value."""
     if values.null_count == 0:
         return np.zeros(len(values), dtype=np.uint8)
     return np.where(np.asarray(values.is_null()), np.uint8(_IS_NULL), np.uint8(0))
 
 
 def _misplaced(rows: pa.Table, texts: pa.Array, contents: pa.Array) -> NDArray[np.uint8]:
-    """A mark on rows that do not say in `document`, `content` and the keys what `split_values` and `split_keys` say, or
-    `split_variants`."""
+    """Mark rows whose `document`, `content` or keys differ from the results of `split_values` (or `split_variants`) and
+    `split_keys`."""
     is_json = (int64s(rows, "datatype") & Datatype.JSON) != 0
     is_text = np.asarray(texts.is_valid())
     wrong = is_text != is_json
     if contents.null_count < len(contents):
         has_content = np.asarray(contents.is_valid())
         wrong |= is_text & has_content
-        # JSON that is no UTF-8, or can't be a variant, belongs into `content`. There is little of it.
+        # JSON that is not UTF-8, or can't be a variant, belongs in `content`. There is little of it.
         unsure = np.flatnonzero(is_json & has_content & ~is_text)
         split = to_variants if pa.types.is_binary(texts.type) else split_keys
         wrong[unsure] = split(contents.take(pa.array(unsure)))[1].is_null().to_numpy(zero_copy_only=False)
@@ -222,7 +222,7 @@ def _misplaced(rows: pa.Table, texts: pa.Array, contents: pa.Array) -> NDArray[n
 
 
 def _misplaced_keys(rows: pa.Table | pa.RecordBatch) -> NDArray[np.uint8]:
-    """A mark on rows that do not say in `key` and `key_bytes` what `split_keys` says."""
+    """Mark rows whose `key` and `key_bytes` differ from the result of `split_keys`."""
     found, key_bytes = np.zeros(rows.num_rows, dtype=np.uint8), _array(rows, "key_bytes")
     if key_bytes.null_count < len(key_bytes):
         odd = np.flatnonzero(np.asarray(key_bytes.is_valid()))
@@ -292,7 +292,7 @@ def _hashed(
 
 
 def _xattr_sums(rows: pa.Table | pa.RecordBatch) -> Hashes:
-    """By row the sum of the hashes of its attributes, so that their order does not matter."""
+    """Return the sum of each row's attribute hashes, so that the order of the attributes does not matter."""
     column = _array(rows, "xattrs")
     sums = np.zeros((len(column), 2), dtype=np.uint64)
     ends = np.array(column.offsets.to_numpy(zero_copy_only=False), dtype=np.int64)
@@ -301,9 +301,9 @@ def _xattr_sums(rows: pa.Table | pa.RecordBatch) -> Hashes:
 
 
 def _parts_of(array: pa.Array) -> tuple[NDArray[np.int32], Bytes]:
-    """The offsets and the bytes of texts or binaries."""
+    """Return the offsets and the bytes of texts or binaries."""
     if array.null_count:
-        # What lies behind a null need not be nothing.
+        # There may be bytes behind a null.
         array = pc.fill_null(array, b"" if pa.types.is_binary(array.type) else "")
     if len(array) == 0:
         return _NO_ENDS, _NO_BYTES
@@ -314,8 +314,8 @@ def _parts_of(array: pa.Array) -> tuple[NDArray[np.int32], Bytes]:
 
 @kernel_part
 def _take_bytes(state: Any, data: Bytes, at: int, length: int) -> Any:
-    """As `sip_bytes`, but eight bytes are one load, which takes half of its time. No other program makes these hashes,
-    so the order of the bytes is any."""
+    """Like `sip_bytes`, but with one load for eight bytes, in half of the time. No other program computes these hashes,
+    so any byte order will do."""
     whole = i64(length) // 8
     for i in range(whole):
         state = sip_word(state, load_u64(data, at + 8 * i))
@@ -341,7 +341,7 @@ def _hash_rows(
         state = sip_word(sip_word(state, sums[row, 0]), sums[row, 1])
         value_at = i64(value_ends[row])
         value_bytes = i64(value_ends[row + 1]) - value_at
-        # The length keeps a key's last bytes apart from a value's first.
+        # The length separates a key's last bytes from a value's first.
         state = sip_word(state, u64(value_bytes))
         state = _take_bytes(state, values, value_at, value_bytes)
         hashes[row, 0], hashes[row, 1] = sip_end(state)
@@ -378,27 +378,27 @@ def _hash_texts(
 
 
 class HashIndex:
-    """Rows by a hash of theirs."""
+    """Rows by one of their hashes."""
 
     def __init__(self, hashes: Hashes, seqnos: NDArray[np.int64]) -> None:
         self._hashes = hashes
         self._slots = np.full(1 << max(4, (2 * len(hashes)).bit_length()), -1, dtype=np.int32)
         self.newest: Marks = np.ones(len(hashes), dtype=np.bool_)
-        """By row: it has the highest seqno of all that have its hash. Of rows that have the same, the first."""
+        """By row: whether it has the highest seqno among the rows with its hash. Among equal seqnos, the first row."""
         _insert(hashes, seqnos, self._slots, self.newest)
 
     @classmethod
     def of_all(cls, parts: Sequence[Hashes]) -> HashIndex:
-        """Where it is only asked whether a hash is among them."""
+        """Make an index only for checking whether a hash is among these."""
         hashes = np.concatenate([np.zeros((0, 2), dtype=np.uint64), *parts])
         return cls(hashes, np.zeros(len(hashes), dtype=np.int64))
 
     def __len__(self) -> int:
-        """How many different ones there are."""
+        """The number of distinct hashes."""
         return int(self.newest.sum())
 
     def find(self, wanted: Hashes) -> NDArray[np.int64]:
-        """By hash: the newest row that has it, or -1."""
+        """By hash: return the newest row that has it, or -1."""
         found = np.full(len(wanted), -1, dtype=np.int64)
         _find(self._hashes, self._slots, wanted, found)
         return found

@@ -1,20 +1,20 @@
-"""Compare the rows of a table with the documents of the bucket: hashes and numbers alone, and no files.
+"""Compare the rows of a table with the documents of the bucket: only hashes and numbers, no files.
 
-The bucket is what a stream from the beginning leaves: of each key its newest change. A table holds every vbucket up to
-an offset, and the bucket may have gone on since, so of each key one of these is true:
+The bucket's documents are the outcome of a stream from the beginning: the newest change of each key. A table holds
+every vbucket up to an offset, and the bucket may have advanced since, so one of these is true of each key:
 
-* The newest change in the bucket lies behind the offset. The table can't know it: the key is *pending*, and whatever
-  the table has of it is not judged. An end of the collection that lies behind the offset makes all of its keys pending.
-* Else the table knows all that the bucket knows. A live document must be there, with the same hash and once; one that
-  was removed must not; nor must a key that the bucket has never had.
+* The newest change in the bucket lies beyond the offset. The table can't know it: the key is *pending*, and the table's
+  row for it is not judged. If a collection ended beyond the offset, all of its keys are pending.
+* Otherwise the table knows all that the bucket knows. A live document must be there exactly once, with the same hash;
+  a removed one must not; nor must a key that the bucket has never had.
 
-A row whose seqno lies behind the offset is where nothing can be yet, whatever the bucket has.
+A row whose seqno lies beyond the offset is always wrong, whatever the bucket has.
 
-That holds in the middle of a snapshot as well. There the table may lack a version that the snapshot has superseded, but
-then the bucket's own newest one lies behind the offset.
+All this is true in the middle of a snapshot as well. There the table may lack a version that the snapshot has
+superseded, but then the bucket's own newest version lies beyond the offset.
 
-A vbucket whose offset is on a branch that a failover took back is not judged at all: the table holds what has not
-happened, and the next landing takes it back.
+A vbucket whose offset is on a branch that a failover took back is not judged at all: the table holds changes that no
+longer exist, and the next landing takes them back.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from headwater.lake.verify_scan import Locators, TableRows, TableScan
 _FOREVER = np.iinfo(np.int64).max
 NOT_THERE = -1
 SEQNO_BITS = 48
-"""Seqnos have no more, so that a vbucket and a seqno are one number."""
+"""Seqnos have no more bits, so a vbucket and a seqno fit one number."""
 Numbers = NDArray[np.int64]
 _Texts: TypeAlias = pa.Array | pa.ChunkedArray
 
 
 class StreamRolledBack(Exception):
-    """The stream took changes back while it was read. It has to be read again: versions that the changes replaced here
-    are alive again, and do not come a second time."""
+    """The stream took changes back while it was read. It has to be read again: versions that these changes had replaced
+    are alive again, but do not come a second time."""
 
     def __init__(self, vbuckets: frozenset[int]) -> None:
         super().__init__(f"vbuckets {sorted(vbuckets)}")
@@ -64,15 +64,15 @@ class StreamRolledBack(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Standing:
-    """How far a table is, in each vbucket of a group."""
+    """The offsets of a table, for each vbucket of a group."""
 
     seqnos: Numbers
-    """By vbucket, counted from the group's first: what the table holds. 0 stands for nothing."""
+    """By vbucket, counted from the group's first: the last seqno that the table holds. 0 stands for nothing."""
     is_rolled: Marks
-    """By vbucket: its offset is on a branch that a failover took back."""
+    """By vbucket: whether its offset is on a branch that a failover took back."""
 
     def also_rolled(self, vbuckets: Iterable[int]) -> Standing:
-        """`vbuckets` are counted from the group's first."""
+        """Return the same, with more vbuckets rolled back. They are counted from the group's first."""
         is_rolled = self.is_rolled.copy()
         is_rolled[list(vbuckets)] = True
         return Standing(seqnos=self.seqnos, is_rolled=is_rolled)
@@ -87,12 +87,12 @@ class BucketReading:
     def __init__(self, vbuckets: range, *, xattrs: bool, form: DocumentForm = DocumentForm.STRING) -> None:
         self.vbuckets = vbuckets
         self.names: dict[int, str] = {}
-        """Of the collections in it, as far as the stream names them."""
+        """By collection id: its name, as far as the stream contains it."""
         self._xattrs, self._form = xattrs, form
         self._parts: list[HashedRows] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Raises `StreamRolledBack` for a batch with a rollback in it."""
+        """Add a batch. Raises `StreamRolledBack` if it contains a rollback."""
         if batch.num_rows == 0:
             return
         rows = hash_changes(batch, xattrs=self._xattrs, form=self._form)
@@ -112,13 +112,13 @@ class BucketReading:
                 self.names[id_] = f"{scope}.{collection}"
 
     def finish(self) -> tuple[HashedRows, Barriers]:
-        """All changes of documents, and the ends of collections. Releases what was read."""
+        """Return all changes of documents, and the ends of collections. Releases what was read."""
         rows, self._parts = HashedRows.joined(self._parts), []
         return rows.of((rows.ops >= MUTATION) & (rows.ops <= UNMATCHED)), ends_of(rows, self.vbuckets)
 
 
 def by_id(ids: Numbers) -> list[tuple[int, Any]]:
-    """The rows of each collection; all of them as a slice, where there is one collection only."""
+    """Return the rows of each collection; all of them as a slice, if there is only one collection."""
     if len(ids) == 0:
         return []
     if ids.min() == ids.max():
@@ -129,7 +129,7 @@ def by_id(ids: Numbers) -> list[tuple[int, Any]]:
 
 
 def ends_of(rows: HashedRows, vbuckets: range) -> Barriers:
-    """The ends of collections among changes."""
+    """Return the ends of collections among changes."""
     events = rows.of((rows.ops == COLLECTION_DROPPED) | (rows.ops == COLLECTION_CREATED))
     ends = Barriers(np.unique(events.ids).tolist(), vbuckets)
     ends.add(vbuckets=events.vbuckets, ids=events.ids, seqnos=events.seqnos)
@@ -145,10 +145,10 @@ class BucketDocuments:
     index: HashIndex
     is_live: Marks
     changed_at: Numbers
-    """By row: the seqno of what made it so, which is the end of its collection where that is newer."""
+    """By row: the seqno of its change, or of the end of its collection if that is newer."""
     ends: Barriers
     live_ids: frozenset[int] | None
-    """The collections that the bucket has, where that is known."""
+    """The collections that the bucket has, if known."""
 
     @classmethod
     def of(
@@ -171,13 +171,13 @@ class BucketDocuments:
         )
 
     def as_documents(self) -> BucketDocuments:
-        """The same, to be compared with tables of documents."""
+        """Return the same for comparison with tables of documents."""
         return replace(self, rows=self.rows.as_documents())
 
     def ended_at(self, rows: HashedRows, landed_ends: Barriers) -> Numbers:
-        """By row that the bucket does not have: the seqno at which its collection has ended, or 0.
+        """By row that the bucket does not have: return the seqno at which its collection ended, or 0.
 
-        A collection that the bucket no longer has may have ended unseen, because a server takes no filter on it. Then
+        A collection that the bucket no longer has may have ended unseen, because a server accepts no filter on it. Then
         either that end has been landed, or the table can't know of it.
         """
         ended = self.ends.seqnos(vbuckets=rows.vbuckets, ids=rows.ids)
@@ -188,24 +188,24 @@ class BucketDocuments:
         return np.where(is_unseen, np.where(landed > rows.seqnos, landed, _FOREVER), ended)
 
     def is_pending(self, standing: Standing) -> Marks:
-        """By row: it is newer than what a table holds."""
+        """By row: whether it is newer than what a table holds."""
         here = self.rows.vbuckets - self.vbuckets.start
         pending: Marks = (self.changed_at > standing.seqnos[here]) & ~standing.is_rolled[here]
         return pending
 
     def is_landed(self, standing: Standing) -> Marks:
-        """By row: a table has to know it."""
+        """By row: whether a table has to know it."""
         here = self.rows.vbuckets - self.vbuckets.start
         landed: Marks = (self.changed_at <= standing.seqnos[here]) & ~standing.is_rolled[here]
         return landed
 
 
-# --- a table against it -----------------------------------------------------------------------------------------------
+# --- a table compared with the bucket ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Judged:
-    """The rows of a table, each with what is true of it. A row of which nothing is true is not judged."""
+    """The rows of a table with the verdict on each. A row without any verdict is not judged."""
 
     is_equal: Marks
     differs: Marks
@@ -220,8 +220,8 @@ class Judged:
 def judge(
     bucket: BucketDocuments, rows: HashedRows, standing: Standing, *, ids: frozenset[int], landed_ends: Barriers
 ) -> Judged:
-    """Compare the documents that a table has with those of the bucket. `ids` are the collections that belong into the
-    table; `landed_ends` are the ends of collections that have been landed."""
+    """Compare the documents of a table with those of the bucket. `ids` are the collections that belong in the table;
+    `landed_ends` are the ends of collections that have been landed."""
     found = bucket.index.find(rows.keys)
     held, is_rolled, is_ours = _held(bucket, rows, standing)
     is_ours &= is_one_of(rows.ids, ids)
@@ -253,28 +253,28 @@ def judge(
 
 
 def is_inside(vbuckets: Column, group: range) -> Marks:
-    """By row: its vbucket is one of the group."""
+    """By row: whether its vbucket is one of the group."""
     marks: Marks = (vbuckets >= group.start) & (vbuckets < group.stop)
     return marks
 
 
 def is_one_of(ids: Numbers, wanted: frozenset[int]) -> Marks:
-    # Nearly always it is one, and numpy does not see that.
+    # Nearly always there is only one, which numpy does not make use of.
     marks: Marks = ids == next(iter(wanted)) if len(wanted) == 1 else np.isin(ids, list(wanted))
     return marks
 
 
 def _at(column: Column, rows: Numbers, default: Any) -> Any:
-    """What a column has in some rows, and the default where a row is `NOT_THERE`."""
+    """Return a column's values in some rows, and the default where a row is `NOT_THERE`."""
     if len(column) == 0:
         return np.full(len(rows), default, dtype=column.dtype)
     return np.where(rows >= 0, column[rows], column.dtype.type(default))
 
 
 def _held(bucket: BucketDocuments, rows: HashedRows, standing: Standing) -> tuple[Numbers, Marks, Marks]:
-    """By row: what the table holds of its vbucket, whether that is rolled back, and whether it is of the group at all.
+    """By row: the table's seqno in its vbucket, whether that is rolled back, and whether the vbucket is of the group.
 
-    A row of another group's vbucket, or of one that the bucket does not have, was put there by another program.
+    A row in another group's vbucket, or in one that the bucket does not have, was put there by another program.
     """
     is_ours = is_inside(rows.vbuckets, bucket.vbuckets)
     here = np.where(is_ours, rows.vbuckets - bucket.vbuckets.start, 0)
@@ -282,7 +282,7 @@ def _held(bucket: BucketDocuments, rows: HashedRows, standing: Standing) -> tupl
 
 
 def _is_first(found: Numbers) -> Marks:
-    """By row: no row before it has been found in the same row."""
+    """By row: whether it is the first that was found in its row of the bucket."""
     is_first = np.ones(len(found), dtype=np.bool_)
     there = found[found >= 0]
     if len(there) == 0 or np.bincount(there).max() == 1:
@@ -294,24 +294,24 @@ def _is_first(found: Numbers) -> Marks:
 
 
 def twice(numbers: Numbers) -> Numbers:
-    """Which of the numbers have come before."""
+    """Return the positions of numbers that have occurred before."""
     order = np.argsort(numbers, kind="stable")
     return np.sort(order[1:][numbers[order[1:]] == numbers[order[:-1]]])
 
 
 # --- typed columns and rejects ----------------------------------------------------------------------------------------
 #
-# Documents are parsed once more, as the merge did that wrote them. What comes out must be what the columns hold, and
-# the values that do not fit must be the rows of `rejects`, each with the same reason.
+# Documents are parsed again, as by the merge that wrote them. The results must equal the columns, and the values that
+# do not fit must be the rows of `rejects`, each with the same reason.
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Rejected(TableRows):
-    """Documents with a value that does not fit, as `documents` has them or as `rejects` does: a row for each value.
-    Extended attributes are not in the hashes, since `rejects` does not have them."""
+    """Documents with a value that does not fit, from `documents` or from `rejects`: a row for each value. The hashes do
+    not cover extended attributes, since `rejects` does not have them."""
 
     places: Hashes = per_row(np.uint64, 2)
-    """Of the key and the field, where it is noted."""
+    """Hashes of the key and, if recorded, the field."""
     reasons: Hashes = per_row(np.uint64, 2)
 
     @classmethod
@@ -322,7 +322,7 @@ class Rejected(TableRows):
 
 
 def are_typed_otherwise(rows: pa.Table, parsed: Parsed, *, may_be_null: bool = False) -> Marks:
-    """A mark on rows that have another value in a typed column than their document says, or null unless they may."""
+    """Mark rows with a typed column that differs from their document, or is null unless `may_be_null`."""
     wrong = np.zeros(rows.num_rows, dtype=np.bool_)
     for name, expected in parsed.columns.items():
         is_other = differing(rows.column(name), expected)
@@ -331,14 +331,14 @@ def are_typed_otherwise(rows: pa.Table, parsed: Parsed, *, may_be_null: bool = F
 
 
 class TypedCheck:
-    """Goes over the rows of a table of documents."""
+    """Checks the rows of a table of documents."""
 
     def __init__(self, scan: TableScan, columns: TypedColumns | None) -> None:
         self._scan, self._columns = scan, columns
         self._rejected: list[Rejected] = []
 
     def take(self, rows: pa.Table, locators: Locators) -> Marks:
-        """Returns a mark on rows whose typed columns do not hold what their document says."""
+        """Check rows. Returns a mark on those whose typed columns differ from their document."""
         if self._columns is None or rows.num_rows == 0:
             return np.zeros(rows.num_rows, dtype=np.bool_)
         parsed = self._columns.parse(document_texts(rows.column("document")))
@@ -350,23 +350,23 @@ class TypedCheck:
 
     @property
     def rejected(self) -> Rejected:
-        """What does not fit, of all that was taken."""
+        """The misfits of all rows that were taken."""
         return Rejected.joined(self._rejected, scan=self._scan)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class JudgedRejects:
     missing: Numbers
-    """Rows that have to be there."""
+    """Rows that must be there."""
     extra: Numbers
     differing: Numbers
     twice: Numbers
     other_branches: Numbers
-    """Rows that are there."""
+    """This and the three before it are positions of stored rows."""
 
 
 def judge_rejects(expected: Rejected, stored: Rejected) -> JudgedRejects:
-    """Compare the rejects of a table with what they have to be."""
+    """Compare the rejects of a table with the expected ones."""
     index = HashIndex(expected.places, expected.seqnos)
     found = index.find(stored.places)
     is_there = found >= 0
@@ -380,7 +380,7 @@ def judge_rejects(expected: Rejected, stored: Rejected) -> JudgedRejects:
     is_branch[is_there] = stored.vbuuids[is_there] == expected.vbuuids[at]
     is_seen = np.zeros(len(expected), dtype=np.bool_)
     is_seen[at] = True
-    # A document that is twice in `documents` is said so there.
+    # Duplicates in `documents` itself are reported there.
     return JudgedRejects(
         missing=np.flatnonzero(~is_seen & index.newest),
         extra=np.flatnonzero(~is_there),

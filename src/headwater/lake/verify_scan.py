@@ -1,12 +1,12 @@
-"""What `headwater verify` reads, and what it finds: the findings, and the scan of a table's live files.
+"""What `headwater verify` reads, and what it finds: the scan of a table's live files, and the findings.
 
-Every column of every row group is read, with the checksums of its pages, because a page that no query of ours needs is
-read by others. A file that is missing, cut off or damaged is a finding: it costs the rows that can't be read, and the
-rest is read on. An error is never raised for what is wrong with a file.
+The scan reads every column of every row group, with the checksums of its pages, because others may read pages that no
+query of ours needs. A missing, cut off or damaged file is a finding: only the rows that can't be read are lost, and the
+scan continues. A fault of a file never raises an error.
 
-A row is named by its *locator*, one number for the file and the row in it. Keys are read again for those rows alone
-that something is wrong with, so a scan keeps no keys. Of each kind and table the first few findings are kept, with the
-number of all of them. So a report is small, however much of a table is wrong, and can be carried to the driver.
+A row is identified by its *locator*, one number for the file and the row in it. The scan keeps no keys: it reads them
+again only for wrong rows. Of each kind and table it keeps the first few findings, and the number of all of them. So a
+report is small, however much of a table is wrong, and can be sent to the driver.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from headwater.lake.location import Location
 from headwater.lake.verify_hashes import HashedRows, per_row
 
 FINDINGS_MAX = 20
-"""Of one kind in one table that are kept."""
+"""How many findings of one kind in one table are kept."""
 NOT_NAMED = "a document"
-"""What a finding calls a document that only the bucket has, until its key has been looked up."""
+"""How a finding calls a document that only the bucket has, until its key has been looked up."""
 UNREADABLE_LOG = (LakeDamaged, DeltaError, OSError, ValueError)
-"""What is raised where the files of a table's log are not what they were."""
+"""Errors that occur if the files of a table's log have been changed or damaged."""
 OWN_LIBRARY = "parquet-cpp-arrow"
-"""What Arrow calls itself in the files that it writes. Other engines have other names."""
+"""Arrow's name in the files that it writes. Other engines have other names."""
 SCAN_BYTES = 2 * 1024 * 1024
-"""What is held of a file at once, uncompressed."""
+"""How many uncompressed bytes of a file are held at once."""
 _ROWS_BITS = 32
 UNREADABLE_FILE = (
     OSError,
@@ -50,7 +50,7 @@ UNREADABLE_FILE = (
     pa.ArrowException,
     LakeDamaged,
 )
-"""What Arrow raises for bytes that are no Parquet, or are no longer."""
+"""Errors that Arrow raises for bytes that are not, or no longer, valid Parquet."""
 Locators = NDArray[np.int64]
 ReadsRowGroup = Callable[[FileReader, int], bool]
 
@@ -59,36 +59,36 @@ ReadsRowGroup = Callable[[FileReader, int], bool]
 
 
 class FindingKind(StrEnum):
-    """What is wrong with it."""
+    """What is wrong."""
 
     MISSING = "missing"
-    """A document, a change or a version that the table has to hold."""
+    """A document, a change or a version that the table must hold."""
     EXTRA = "extra"
     """One that it must not hold."""
     DIFFERS = "differs"
     TWICE = "twice"
     TYPED_COLUMN = "typed column"
-    """A typed column does not hold what the document says."""
+    """A typed column differs from the document."""
     COLUMN = "column"
-    """A column that the bucket does not have says what can't be by the log, or by other rows."""
+    """The log or other rows contradict a column that the bucket does not have."""
     VALIDITY = "validity"
-    """A version is current and has ended, or neither, or two of them hold at once, or it holds at other times."""
+    """A version is current and has ended, or neither, or two are valid at once, or it is valid at other times."""
     STATISTICS = "statistics"
-    """The log says other rows, bytes, bounds or nulls of a file than it has: engines skip files by them."""
+    """The log has other rows, bytes, bounds or nulls of a file than the file: engines skip files by them."""
     NEVER_LANDED = "never landed"
-    """The bucket has changes, and no landing has ever brought one into the table."""
+    """The bucket has changes, but no landing has ever written one into the table."""
     MISSING_TABLE = "missing table"
     MISSING_FILE = "missing file"
     DAMAGED_FILE = "damaged file"
     DAMAGED_LOG = "damaged log"
-    """The log of the table can't be read, so it is not known what belongs to the table."""
+    """The log of the table can't be read, so it is unknown what belongs to the table."""
     ROLLBACK_PENDING = "rollback pending"
     """A failover took back changes that the table holds."""
 
 
 OF_FILES = frozenset({FindingKind.MISSING_FILE, FindingKind.DAMAGED_FILE})
 _REPORTED_AGAIN = OF_FILES | {FindingKind.MISSING_TABLE}
-"""What is found by every task that meets it. There are few of them."""
+"""Findings that every task reports that meets them. There are few."""
 _ORDER = {kind: number for number, kind in enumerate(FindingKind)}
 
 
@@ -106,11 +106,11 @@ class Finding:
     vbucket: int | None = None
     seqno: int | None = None
     file: str | None = None
-    """That holds it, from the table's directory on."""
+    """The path of the file with the row, relative to the table's directory."""
     engine: str | None = None
-    """What has written that file, where it was not Headwater."""
+    """The engine that wrote that file, if it was not Headwater."""
     column: str | None = None
-    """That is wrong, where it is known to be one."""
+    """The wrong column, if it is one."""
 
     @property
     def sentence(self) -> str:
@@ -131,22 +131,22 @@ def table_label(kind: TableKind, name: str | None = None) -> str:
 
 @dataclass(slots=True)
 class Findings:
-    """Findings of any number, and the first of each kind and table."""
+    """Any number of findings: counts, and the first of each kind and table."""
 
     kept: dict[tuple[FindingKind, str], list[Finding]] = field(default_factory=dict)
     counts: Counter[tuple[FindingKind, str]] = field(default_factory=Counter)
     vbuckets: dict[str, set[int]] = field(default_factory=dict)
-    """By table: those of which rows are wrong or missing."""
+    """By table: the vbuckets with wrong or missing rows."""
 
     def add(self, *found: Finding, count: int | None = None) -> None:
-        """Take in some of one kind and table; `count` is how many there are, where these are the first only."""
+        """Add findings of one kind and table; `count` is their total if these are only the first."""
         for one in found:
             self._keep(one)
         if found:
             self.counts[found[0].kind, found[0].table] += len(found) if count is None else count
 
     def merge(self, others: Findings) -> None:
-        """Take in those of another report."""
+        """Add those of another report."""
         self.counts += others.counts
         for table, vbuckets in others.vbuckets.items():
             self.locate(table, vbuckets)
@@ -158,7 +158,7 @@ class Findings:
                     self._keep(one)
 
     def name(self, keys: Mapping[tuple[int, int], str]) -> None:
-        """Put the keys of documents in, by vbucket and seqno, into those that have none yet."""
+        """Insert the keys of documents, given by vbucket and seqno, into findings without one."""
 
         def named(one: Finding) -> Finding:
             if one.what != NOT_NAMED or one.vbucket is None or one.seqno is None:
@@ -169,17 +169,17 @@ class Findings:
             self.kept[key] = [named(one) for one in found]
 
     def locate(self, table: str, vbuckets: Iterable[int]) -> None:
-        """Something is wrong with rows of these vbuckets."""
+        """Record that rows of these vbuckets are wrong."""
         self.vbuckets.setdefault(table, set()).update(vbuckets)
 
     def _keep(self, finding: Finding) -> None:
         kept = self.kept.setdefault((finding.kind, finding.table), [])
-        # What is reported again is kept until the last task has reported: else it would be counted twice.
+        # Repeated findings are kept until the last task has reported; otherwise they would be counted twice.
         if len(kept) < FINDINGS_MAX or finding.kind in _REPORTED_AGAIN:
             kept.append(finding)
 
     def first(self) -> tuple[Finding, ...]:
-        """In the order of the kinds, and no more than so many of each kind and table."""
+        """Return the findings in the order of their kinds, at most `FINDINGS_MAX` of each kind and table."""
         keys = sorted(self.kept, key=lambda key: (_ORDER[key[0]], key[1]))
         return tuple(one for key in keys for one in self.kept[key][:FINDINGS_MAX])
 
@@ -202,20 +202,20 @@ class TableScan:
 
     location: Location
     label: str
-    """What findings call the table."""
+    """The table's name in findings."""
     schema: pa.Schema
-    """The columns that every file has to have. Those by which the table is partitioned are not in its files."""
+    """The columns that every file must have. The partition columns are not in the files."""
     files: Sequence[DataFile]
     findings: Findings = field(default_factory=Findings)
     added: frozenset[str] = frozenset()
-    """Columns that files do not have which were written before those were added: they have null there."""
+    """Columns that files from before their addition lack: they have null there."""
     owned: frozenset[str] | None = None
     """The paths of files whose statistics are judged here; None for all. Several tasks read a file of `changes`."""
     engines: dict[int, str] = field(default_factory=dict)
-    """By the number of a file that another engine wrote: its name."""
+    """By the number of a file that another engine wrote: the engine's name."""
 
     def read(self, reads: ReadsRowGroup = lambda reader, row_group: True) -> Iterator[ScannedRows]:
-        """All rows of the row groups that `reads` chooses."""
+        """Yield all rows of the row groups that `reads` chooses."""
         for number, file in enumerate(self.files):
             yield from self._read_file(number, file, reads)
 
@@ -245,11 +245,11 @@ class TableScan:
         parts = reader.batches(row_group, bytes_max=SCAN_BYTES)
         while True:
             try:
-                # Only what reads is tried: an error of the caller that takes the rows is no fault of the file.
+                # Only reading is inside the `try`: an error of the caller that takes the rows is no fault of the file.
                 rows = next(parts, None)
                 if rows is not None:
                     rows = _with_types(rows, self.schema, self.added)
-                    # Without checksums, texts may be none.
+                    # Without checksums, texts may be invalid.
                     rows.validate(full=not reader.is_sealed)
             except UNREADABLE_FILE as error:
                 self._report(FindingKind.DAMAGED_FILE, file, _says(error))
@@ -273,7 +273,7 @@ class TableScan:
     # --- naming rows --------------------------------------------------------------------------------------------------
 
     def keys_of(self, locators: Locators) -> list[str | None]:
-        """The keys of some rows, as `key` shows them. Events have none."""
+        """Return the keys of some rows, as `key` shows them. Events have none."""
         found: dict[int, str | None] = {}
         for number in np.unique(locators >> _ROWS_BITS).tolist():
             wanted = locators[locators >> _ROWS_BITS == number]
@@ -298,7 +298,7 @@ class TableRows(HashedRows):
     locators: Locators = per_row(np.int64)
 
     def report(self, kind: FindingKind, says: str, *, of_table: str | None = None, column: str | None = None) -> None:
-        """All of them, if there are any, are wrong in one way; or `of_table` is, because it does not have them."""
+        """Report all of them, if any, as wrong in one way; or report that `of_table` lacks them."""
         if not len(self):
             return
         scan = self.scan
@@ -324,7 +324,7 @@ class TableRows(HashedRows):
 
 
 def _with_types(rows: pa.Table, schema: pa.Schema, added: frozenset[str]) -> pa.Table:
-    """The columns of the schema, in its order and types; texts that are read as numbers of a dictionary stay so."""
+    """Return the columns of the schema, in its order and types; dictionary-encoded texts stay so."""
     columns = []
     for wanted in schema:
         if wanted.name in added and wanted.name not in rows.schema.names:
@@ -347,7 +347,7 @@ def _says(error: BaseException) -> str:
 
 
 def damaged_logs(location: Location) -> Findings:
-    """Which tables of a lake that can't be opened have a log that can't be read."""
+    """Find the tables with unreadable logs in a lake that can't be opened."""
     findings = Findings()
     for kind, name in _tables_in(location):
         try:
@@ -355,7 +355,7 @@ def damaged_logs(location: Location) -> Findings:
             if log is not None:
                 log.state()
         except UNREADABLE_LOG as error:
-            # delta-rs puts the stack of its own calls behind the first line.
+            # delta-rs appends its own call stack after the first line.
             first = (str(getattr(error, "reason", error)).splitlines() or [type(error).__name__])[0]
             why = first.partition("can't be read: ")[2] or first
             findings.add(

@@ -2,16 +2,16 @@
 
     type = 'order' AND (total > 10 OR address.city IN ('Oslo', 'Bergen')) AND discount IS MISSING
 
-A name is a field of the document, with dots for what is inside of it, or a column of the change (`COLUMNS`). A field
-that is called like a column is written with `document` before it: `document.key`. sqlglot parses the text, and
-`Where.parse` turns what it finds into the few kinds of conditions below, or says which part it can't. These travel to
+A name is a field of the document, with dots for nested fields, or a column of the change (`COLUMNS`). A field with the
+name of a column is written with `document` before it: `document.key`. sqlglot parses the text, and `Where.parse`
+converts the result into the few kinds of conditions below, or reports which part it can't convert. These are sent to
 the tasks, which need no parser.
 
-The logic is SQL's, of three values. A comparison is unknown where the document has no such field, where the field is
-null, and where it holds a value of another type than the literal. `NOT` of unknown is unknown, and a row meets a
-condition only where that is true. Two whole numbers are compared exactly if both fit 64 bits with a sign, and all other
-numbers as doubles. Texts are compared by their UTF-8 bytes. `IS NULL` is true of a field that is null or missing, as a
-column of `documents` would be; `IS MISSING` is not true of one that is null. What is no JSON object has no fields.
+The logic is SQL's, with three values. A comparison is unknown if the document has no such field, if the field is null,
+or if its value has another type than the literal. `NOT` of unknown is unknown, and a row meets a condition only if it
+is true. Two whole numbers are compared exactly if both fit signed 64 bits, and all other numbers as doubles. Texts are
+compared by their UTF-8 bytes. `IS NULL` is true of a field that is null or missing, as a column of `documents` would
+be; `IS MISSING` is not true of one that is null. A value that is not a JSON object has no fields.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 TEXT_CHARS_MAX = 65_536
 DEPTH_MAX = 64
-"""How deep brackets and NOTs may be nested, and how long a path may be."""
+"""The maximum nesting of brackets and NOTs, and the maximum length of a path."""
 
 Literal: TypeAlias = bool | int | float | str
 Rows: TypeAlias = Any
 """A record batch or a table, with the columns of the client's batches."""
 Truth: TypeAlias = Any
-"""An array of booleans with nulls, which are unknown."""
+"""An array of booleans; null means unknown."""
 
 
 class _Type(StrEnum):
@@ -61,11 +61,11 @@ COLUMNS: Mapping[str, _Type] = {
     **dict.fromkeys(("vbucket", "seqno", "rev", "cas", "collection_id", "datatype", "flags", "expiry"), _Type.NUMBER),
     "changed_at": _Type.TIME,
 }
-"""The columns of a change that conditions can be on."""
+"""The columns of a change that conditions can use."""
 _OTHER_COLUMNS = frozenset(
     {"value", "value_bytes", "key_bytes", "content", "document", "xattrs", "vbuuid", "snapshot_start", "snapshot_end"}
 )
-"""Columns of changes or of tables: it would not be clear what they mean here."""
+"""Columns of changes or of tables whose meaning would be unclear in a condition."""
 _DOCUMENT = "document"
 POSSIBLE = (
     "Possible are comparisons of a field or a column with a literal, IN, BETWEEN, LIKE, IS [NOT] NULL and "
@@ -104,14 +104,14 @@ class OneOf:
     operand: Operand
     literals: tuple[Literal, ...]
     has_null: bool = False
-    """Null is among them: what is none of the others is unknown."""
+    """Null is among them: then the result is unknown unless another literal matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Like:
     operand: Operand
     pattern: str
-    """As Arrow has it: a backslash takes the meaning of what follows it."""
+    """In Arrow's form: a backslash escapes the next character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ Condition: TypeAlias = Comparison | OneOf | Like | IsNull | IsMissing | Not | Al
 
 
 def operands_of(condition: Condition) -> Iterator[Operand]:
-    """All that a condition looks at."""
+    """Yield all operands of a condition."""
     if isinstance(condition, Not):
         yield from operands_of(condition.part)
     elif isinstance(condition, AllOf | AnyOf):
@@ -155,7 +155,7 @@ def operands_of(condition: Condition) -> Iterator[Operand]:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A text and the conditions that it says, all of which must hold. Equal texts are those that say the same."""
+    """A text and its conditions, all of which must be true. Texts with equal conditions are equal."""
 
     text: str = field(compare=False)
     conditions: tuple[Condition, ...]
@@ -165,13 +165,13 @@ class Where:
         """Parse a condition of SQL.
 
         Raises:
-            InvalidInput: It is no such condition, or a part of it can't be judged here.
+            InvalidInput: It is not such a condition, or a part of it is not supported.
         """
         return cls(text, _Parser(text).conditions())
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of changes that it looks at."""
+        """The columns of changes that it uses."""
         return frozenset(it.column for one in self.conditions for it in operands_of(one) if it.column)
 
     def met(self, rows: Rows) -> NDArray[np.bool_]:
@@ -191,7 +191,7 @@ def met(conditions: Sequence[Condition], rows: Rows) -> NDArray[np.bool_]:
 
 
 class _Parser:
-    """Takes apart what sqlglot has made of a text."""
+    """Converts what sqlglot has parsed."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -216,7 +216,7 @@ class _Parser:
         import sqlglot
         from sqlglot import expressions as sql
 
-        # In brackets, so that no word is taken for the beginning of a statement.
+        # Brackets keep sqlglot from taking a word as the start of a statement.
         return sqlglot.parse_one(f"({self._text}\n)", dialect=_dialect(), into=sql.Condition).unnest()
 
     def _refused(self, part: SqlNode | None, why: str, *, hint: str = POSSIBLE) -> InvalidInput:
@@ -232,7 +232,7 @@ class _Parser:
         node = node.unnest()
         if isinstance(node, sql.And | sql.Or):
             kind = AllOf if isinstance(node, sql.And) else AnyOf
-            # A long chain is as deep as it is long, but for `flatten`.
+            # Without `flatten`, a long chain would be nested as deeply as it is long.
             parts = [self._condition(part, depth + 1) for part in node.flatten()]
             inner = (part.parts if isinstance(part, kind) else (part,) for part in parts)
             return kind(tuple(one for part in inner for one in part))
@@ -248,7 +248,7 @@ class _Parser:
         return Not(found) if found is not None and inner.args.get("negate") else found
 
     def _plain(self, node: SqlNode) -> Condition | None:
-        """A condition that has no others in it; None where it is none that is known here."""
+        """Convert a condition without inner conditions; return None if it is not supported."""
         from sqlglot import expressions as sql
 
         match node:
@@ -257,7 +257,7 @@ class _Parser:
             case sql.In() if _has_only(node, "expressions") and node.expressions:
                 operand = self._operand(node.this)
                 literals = [self._literal(one, operand) for one in node.expressions]
-                # By their types as well: to Python, 1 and TRUE are the same.
+                # Compare types as well: to Python, 1 and TRUE are equal.
                 known = tuple({(type(one), one): one for one in literals if one is not None}.values())
                 return OneOf(operand, known, has_null=None in literals)
             case sql.Between() if _has_only(node, "low", "high"):
@@ -355,7 +355,7 @@ class _Parser:
         return literal
 
     def _literal(self, node: SqlNode, operand: Operand) -> Literal | None:
-        """The value of a literal, or None for NULL. A column takes literals of its type only."""
+        """Return the value of a literal, or None for NULL. A column only takes literals of its own type."""
         from sqlglot import expressions as sql
 
         literal: Literal
@@ -381,7 +381,7 @@ class _Parser:
         if not isinstance(node, sql.Literal) or not node.is_string:
             raise self._refused(node, "is no text")
         if "\\" in node.this:
-            # What Spark and others may take in two ways, by their settings, is taken in none.
+            # Spark and other engines interpret it in one of two ways, depending on settings, so it is refused.
             raise self._refused(node, "has a backslash, which engines take differently", hint="Use LIKE with _ for it")
         return str(node.this)
 
@@ -415,11 +415,11 @@ _TURNED = {
     Operator.LESS_OR_EQUAL: Operator.GREATER_OR_EQUAL,
     Operator.GREATER_OR_EQUAL: Operator.LESS_OR_EQUAL,
 }
-"""For a literal that stands before its name."""
+"""For a literal that precedes its name."""
 
 
 def _has_only(node: SqlNode, *names: str) -> bool:
-    """Whether a node has no other parts than these: none is passed over."""
+    """Whether a node has no other parts than these, so that none is ignored."""
     known = {"this", "expressions" if "expressions" in names else "expression", *names}
     return all(name in known for name, value in node.args.items() if value)
 
@@ -431,14 +431,14 @@ def _type_of(literal: Literal) -> _Type:
 
 
 def time_of(text: str) -> datetime:
-    """A time of ISO 8601, of UTC where it names no zone; `ValueError` for anything else."""
+    """Parse a time in ISO 8601, in UTC if it names no zone; raises `ValueError` for anything else."""
     found = datetime.fromisoformat(text)
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 @functools.cache
 def _dialect() -> Any:
-    """SQL whose texts are in single quotes, doubled inside, and whose names may be in backticks or double quotes."""
+    """Return SQL with texts in single quotes (doubled inside) and names optionally in backticks or double quotes."""
     from sqlglot import tokens
     from sqlglot.dialects.dialect import Dialect
 
@@ -514,7 +514,7 @@ class _Judge:
         return pc.coalesce(*found)
 
     def _one_of(self, operand: Operand, literals: Iterable[Literal], *, has_null: bool) -> Truth:
-        """As the comparisons with each of them would be, joined by OR."""
+        """Return what the comparisons with each of them, joined by OR, would."""
         by_type: dict[_Type, list[Literal]] = {}
         for literal in literals:
             by_type.setdefault(_type_of(literal), []).append(literal)
@@ -550,7 +550,7 @@ class _Judge:
         return self._texts[operand]
 
     def _numbers_of(self, operand: Operand) -> tuple[Any, ...]:
-        """Whole numbers of 64 bits with a sign, and all others as doubles."""
+        """Return whole numbers that fit signed 64 bits, and all others as doubles."""
         if operand.column:
             return (self._column(operand),)
         if operand not in self._numbers:
@@ -576,7 +576,7 @@ def _is_exact(literal: int | float, type_: pa.DataType) -> bool:
 
 
 def _is_in(values: Any, wanted: pa.Array) -> Truth:
-    """Whether each value is one of some; unknown for null."""
+    """Whether each value is among the wanted ones; unknown for null."""
     return pc.if_else(pc.is_valid(values), pc.is_in(values, wanted), pa.scalar(None, pa.bool_()))
 
 
@@ -592,7 +592,7 @@ def _is_number_in(numbers: Any, literals: Sequence[Any]) -> Truth:
 
 
 def _find_paths(rows: Rows, paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], JsonValues]:
-    """Where the values of fields lie, by path. What is no object has none."""
+    """Return where the values of fields lie, by path. A value that is not an object has none."""
     texts, _ = split_values(rows.column("value"), np.asarray(rows.column("datatype").to_numpy()))
     texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
     documents = pc.fill_null(texts, "")

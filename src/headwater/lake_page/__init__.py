@@ -1,8 +1,8 @@
-"""The page of a lake: how a landing stands, what has happened, and what is in the tables, in a browser.
+"""The page of a lake: the state of a landing, what has happened, and samples of the tables, in a browser.
 
-`state` puts together what is shown, from the tables, from the notes beside them and from a landing in this process;
-`app` has the routes, checks who asks, and serves in a thread beside whatever the program does. It works with a bucket
-of any server, and with a lake that no process writes to. `headwater land --ui` and `headwater ui` use it.
+`lake.lake_look` reads the tables and the notes beside them; `app` combines this with a landing in this process, has the
+routes, checks access, and serves the page in a thread beside the rest of the program. The page works with a bucket of
+any server, and with a lake that no process writes to. `headwater land --ui` and `headwater ui` use it.
 
-`web/lake` is built into `assets`. Nothing here changes a table, and nothing asks the bucket.
+`web/lake` is built into `assets`. Nothing here changes a table, and nothing contacts the bucket.
 """

@@ -1,11 +1,11 @@
 """The routes of a lake's page, who may use them, and the thread that serves it beside a landing or alone.
 
-On the loopback address the page needs no log-in by default; elsewhere it is served only with a token. It is given
-once, in the page, and is a session in a cookie from then on, or with every request as `Authorization: Bearer`. Tokens
-are compared by their hashes, in constant time. Every request passes, in this order: the head's size, the host, the
-path, the token.
+On the loopback address the page needs no log-in by default; on others it is served only with a token. A user enters the
+token once in the page, which starts a session with a cookie, or sends it with every request as `Authorization: Bearer`.
+Tokens are compared by their hashes, in constant time. Every request passes these checks, in this order: the head's
+size, the host, the path, the token.
 
-What the page shows is a look at the tables, and how the landing stands that writes them.
+The page shows the state of the tables, and that of the landing that writes them.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from headwater.phrases import parse_number
 
 LOOK_EVERY_S = 2.0
 STORE_LOOK_EVERY_S = 10.0
-"""In an object store every look is some requests."""
+"""In an object store every look costs several requests."""
 LOOK_SHARE_MAX = 0.05
-"""The share of time for looks. Above it, looks become rarer: with hundreds of tables, one takes seconds."""
+"""The maximum share of time for looks. Above it they become rarer: with hundreds of tables, one takes seconds."""
 PROBLEM_CHARS_MAX = 500
 POINTS_MAX = 600
 POINT_EVERY_S = 1.0
-"""How far back the chart of the lag reaches."""
+"""The interval of the points in the chart of the lag, which has at most `POINTS_MAX` of them."""
 
 GetLanding = Callable[[], LandingNote | None]
-"""A landing of this process as it is now; None while it is being started."""
+"""Returns the note of a landing in this process; None while it is starting."""
 
 
 @dataclass(slots=True)
 class LagPoints:
-    """The lag over time, as far as it was known. May be used from several threads."""
+    """The lag over time, as far as known. May be used from several threads."""
 
     _points: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,15 +76,15 @@ class LagPoints:
 
 
 class LakeState:
-    """All that the page shows. The handlers ask it in threads: reading tables blocks.
+    """All that the page shows. The handlers call it in threads, because reading tables blocks.
 
-    It looks again only if someone asks, and not more often than it should; all who ask meanwhile get the same answer. A
-    look that fails is part of what is shown, beside the last that did not.
+    It looks again only if a request comes, and not more often than it should; all requests in between get the same
+    result. A failed look is shown as a problem, beside the last successful one.
     """
 
     def __init__(self, shown: LakeWatch | Location, landing: GetLanding | None = None) -> None:
-        """`landing` is where it runs in this process. Otherwise its notes beside the tables are read. Where only the
-        location is known, there may be no tables yet."""
+        """`landing` returns the note of a landing in this process; without it, the notes beside the tables are read. If
+        only the location is known, there may be no tables yet."""
         self._location = shown if isinstance(shown, Location) else shown.location
         self._opened = shown if isinstance(shown, LakeWatch) else None
         self._landing = landing
@@ -97,7 +97,7 @@ class LakeState:
         self.share_max = LOOK_SHARE_MAX
 
     def show(self) -> dict[str, Any]:
-        """How everything stands now, as JSON."""
+        """Return the state of everything as JSON."""
         with self._reading:
             if time.monotonic() >= self._next_look_s:
                 self._look_again()
@@ -131,25 +131,25 @@ class LakeState:
             problem = "; ".join(self._look.unreadable)
         except (HeadwaterError, OSError) as error:
             problem = str(error)
-        # Where the log of a table is damaged, delta-rs says so in many lines.
+        # If the log of a table is damaged, the message of delta-rs has many lines.
         self._problem = " ".join(problem.split())[:PROBLEM_CHARS_MAX] or None
         ended_s = time.monotonic()
         self._next_look_s = ended_s + max(self.every_s, (ended_s - began_s) / self.share_max)
 
     def summary(self) -> dict[str, Any]:
-        """How the landing stands, as it is known without a look at the tables."""
+        """Return the state of the landing as far as it is known without reading the tables."""
         note = None if self._landing is None else self._landing()
         shown: dict[str, Any] = {"uri": self._location.uri, "state": "starting"}
         if note is None:
             return shown
         state = note.state_at(time.time())
-        # How far an ended landing is behind is unknown.
+        # The lag of an ended landing is unknown.
         times = ("lag_s", "documents_age_s") if state == "running" else ()
         numbers = {name: note.status.get(name) for name in (*times, "documents", "failures")}
         return {**shown, "state": state, "source": note.source, "failure": note.failure, **numbers}
 
     def tick(self) -> None:
-        """Take the lag of a landing in this process, whether anyone looks or not."""
+        """Record the lag of a landing in this process, even if no request comes."""
         note = None if self._landing is None else self._landing()
         if note is not None and note.is_running:
             self._points.add(time.time(), note.status)
@@ -165,7 +165,7 @@ class LakeState:
     # --- the landing --------------------------------------------------------------------------------------------------
 
     def _shown_landing(self, look: LakeLook | None, now_s: float) -> tuple[dict[str, Any], LandingNote | None]:
-        """How the landing stands, or stood when it was last heard of; and what it said."""
+        """Return the landing's current or last known state, and its last note."""
         if self._landing is not None:
             note = self._landing()
             state = "starting" if note is None else note.state_at(now_s)
@@ -178,7 +178,7 @@ class LakeState:
             status = members.pop("status")
             shown |= {**members, "status": status}
         if note is not None and state == "running":
-            # The numbers in the note have aged since.
+            # The times in the note have grown since.
             passed_s = max(0.0, now_s - note.time_s)
             for name in ("lag_s", "documents_age_s"):
                 known = note.status.get(name)
@@ -205,10 +205,10 @@ def _lake_object(look: LakeLook, now_s: float) -> dict[str, Any]:
 PAGE = "/ui"
 _HEALTH = "/health"
 READS_MAX = 8
-"""Requests that read tables at a time; one does, and the others wait for it."""
+"""How many requests may read tables at a time; one reads, and the others wait for it."""
 LOGINS_MAX = 8
 WRONG_TOKEN_S = 0.5
-"""How long the answer to a wrong token takes, and how many of them may wait for theirs."""
+"""The delay of the answer to a wrong token. At most `LOGINS_MAX` requests may wait for theirs."""
 NAME_CHARS_MAX = 600
 BATCH_MAX = 2**53
 TOKEN_CHARS_MIN, TOKEN_CHARS_MAX = 16, 256
@@ -216,7 +216,7 @@ LOOPBACK = "127.0.0.1"
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):)?(?P<port>[0-9]{1,5})")
 
 GetMetrics = Callable[[], tuple[bytes, str]]
-"""The text for Prometheus, and its content type."""
+"""Returns the text for Prometheus, and its content type."""
 T = TypeVar("T")
 
 
@@ -227,8 +227,8 @@ Lakes = Mapping[str, LakeState]
 def page_app(
     shown: LakeState | Lakes, *, token: str | None = None, metrics: GetMetrics | None = None, any_host: bool = False
 ) -> Starlette:
-    """The application, for one lake or for those of several pipelines. With a `token`, nothing but the page itself is
-    shown without it; `any_host` lets requests be for any name, which is safe only with a token."""
+    """Return the application, for one lake or for those of several pipelines. With a `token`, only the page itself is
+    shown without it; `any_host` permits requests for any host name, which is safe only with a token."""
     lakes: Lakes = {"": shown} if isinstance(shown, LakeState) else shown
     assert token is not None or not any_host, "without a token, pages of other sites could be led here"
     names = list(filter(None, lakes))
@@ -248,7 +248,7 @@ def page_app(
         return serving.Json(await reads.run(_asked(lakes, request).show))
 
     async def show_health(request: Request) -> Response:
-        """The verdict on every landing here, and the worst of them."""
+        """Return the verdict on every landing here, and the worst of them."""
         shown = {name: (await reads.run(state.show))["health"] for name, state in lakes.items()}
         worst = min(shown.values(), key=lambda verdict: [*Level].index(verdict["level"]))
         return serving.Json({**{name: worst[name] for name in ("level", "text", "do")}, "pipelines": shown})
@@ -328,7 +328,7 @@ async def _show_alive(request: Request) -> Response:
 
 
 def _asked(lakes: Lakes, request: Request) -> LakeState:
-    """The lake that a request is for."""
+    """Return the lake that a request is for."""
     found = lakes.get(request.query_params.get("pipeline", ""))
     if found is None:
         raise serving.Refusal.message(
@@ -338,7 +338,7 @@ def _asked(lakes: Lakes, request: Request) -> LakeState:
 
 
 class _Reads:
-    """Reading tables in threads, some requests at a time."""
+    """Reads tables in threads, for a limited number of requests at a time."""
 
     def __init__(self) -> None:
         self._under_way = 0
@@ -350,7 +350,7 @@ class _Reads:
         try:
             return await asyncio.to_thread(read)
         except (HeadwaterError, OSError, ValueError) as error:
-            # A file may be deleted by the landing's upkeep between two looks, or be damaged.
+            # The landing's upkeep may delete a file between two looks, or a file may be damaged.
             raise serving.Refusal.message(503, f"The tables can't be read now: {error}", Retry_After="1") from error
         finally:
             self._under_way -= 1
@@ -360,7 +360,7 @@ class _Reads:
 
 
 class _Sessions:
-    """The browsers that have given the token."""
+    """The browser sessions that have presented the token."""
 
     def __init__(self, token: str | None) -> None:
         self._digest = None if token is None else serving.digest_of(token)
@@ -395,7 +395,7 @@ class _Sessions:
         return response
 
     async def _slow_down(self) -> None:
-        """Guessing a token of 16 characters is hopeless; this keeps the attempts from costing anything."""
+        """Delay the answer. Guessing 16 characters is hopeless; this keeps attempts from costing anything."""
         if self._wrong >= LOGINS_MAX:
             raise serving.Refusal.message(429, "Too many wrong tokens: try again in a second", Retry_After="1")
         self._wrong += 1
@@ -423,7 +423,7 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
 
 
 async def _report_failure(request: Request, error: Exception) -> Response:
-    """The error itself goes on to the server, which logs it."""
+    """Answer without the error itself: the server logs that."""
     return serving.Json({"message": "The page has met an error of its own: its log has more"}, 500)
 
 
@@ -440,7 +440,7 @@ class PageAddress:
 
     @classmethod
     def make(cls, text: str, token: str | None) -> PageAddress:
-        """What a user gives: `8080`, or `host:8080`. Raises `InvalidInput` for what would not be safe."""
+        """Parse what a user gives: `8080`, or `host:8080`. Raises `InvalidInput` for an unsafe address."""
         match = _ADDRESS.fullmatch(text)
         if match is None or int(match["port"]) > 65535:
             raise InvalidInput(f"{text!r} is no address of a page", hint="Give a port, such as 8080, or HOST:PORT")
@@ -467,9 +467,9 @@ def _is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def serving_page(shown: LakeState | Lakes, address: PageAddress, *, metrics: GetMetrics | None = None) -> Iterator[str]:
-    """Serve the page in a thread of its own while the block lasts. Gives its address."""
+    """Serve the page in its own thread while the block runs. Yields its address."""
     bound = _bind(address)
-    # A user who knows the token may come by any name, such as that of a proxy.
+    # A user who knows the token may use any host name, such as that of a proxy.
     server = serving.AppServer(
         page_app(shown, token=address.token, metrics=metrics, any_host=address.token is not None)
     )
@@ -491,7 +491,7 @@ def serving_page(shown: LakeState | Lakes, address: PageAddress, *, metrics: Get
     thread = LoopThread("headwater page")
     try:
         ticking = thread.run(start)
-        # A browser can't ask for the address that stands for all addresses.
+        # A browser can't use the address that stands for all addresses.
         host = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host
         yield f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/ui/"
         thread.run(stop)
