@@ -35,7 +35,7 @@ SIZES = tuple(scaled(count) for count in (1_000_000, 4_000_000, 16_000_000))
 UPDATES = scaled(10_000)
 ROUNDS = 3
 MERGES = {False: max(5, scaled(25)), True: max(5, scaled(100))}
-"""Merges in a row into the table of the second size, by use of vectors. Each takes seconds if files are rewritten."""
+"""Merges in a row into the table of the second size, without and with vectors: a rewriting merge takes seconds."""
 QUERY_ROUNDS = 5
 AGAIN, VECTORS = "written again", "deletion vectors"
 MODES = {AGAIN: False, VECTORS: True}

@@ -82,8 +82,8 @@ class GroupChecker:
         self._offsets[vbucket] = offset
 
     def history_was_lost(self) -> None:
-        """Note a failover that took back what members saw: for a while they can't know, and generations no longer
-        count."""
+        """Note that a failover took back what members saw: for a while they can't know, nor ever trust
+        generations."""
         self._may_overlap = True
         self._has_true_history = False
 

@@ -1,7 +1,8 @@
 """A writer that does everything possible to a bucket, as a seed decides, bypassing the proxy.
 
 It sets, deletes and expires documents, creates and drops collections, and now and then makes a vbucket fail over to a
-copy that is behind. At the end it writes a fence into every vbucket: who has seen all fences has seen everything else.
+copy that is behind. At the end it writes a fence into every vbucket: a consumer with all fences has everything else,
+too.
 """
 
 from __future__ import annotations

@@ -423,7 +423,7 @@ def _decode(captured: CapturedFrame) -> tuple[Message | None, str]:
 
 
 def _extras_layout(frame: frames.Frame, message: Message | None) -> Layout:
-    """Return the layout of the extras: the one of the class, by message or else by opcode, whose length matches."""
+    """Return the layout that fits the extras' length, of the message's class or, if malformed, of the opcode's."""
     cls = type(message) if message is not None else _message_class(frame)
     layouts = () if cls is None else cls.layouts
     return next((layout for layout in layouts if layout.size_bytes == len(frame.extras)), NO_FIELDS)

@@ -94,7 +94,7 @@ class ManagementUrl:
         return cls(addresses=(address,), tls=tls, is_http=True, bucket=bucket, user=unquote(user) or None)
 
 
-# --- where it is --------------------------------------------------------------------------------------------------
+# --- finding the management port ----------------------------------------------------------------------------------
 
 
 def find_management(

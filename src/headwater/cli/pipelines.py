@@ -1,5 +1,5 @@
 """Named pipelines: `headwater land NAME` takes its URL and its options from a file, `headwater.toml`; `headwater verify
-NAME` takes those of its own from there.
+NAME` takes its own options from the same pipeline.
 
 ```toml
 [pipelines.shop]

@@ -427,7 +427,7 @@ def read_offsets(path: Path) -> Offsets:
         raise error.reworded(f"{path}: {error.reason}") from error
 
 
-# --- where to go on -----------------------------------------------------------------------------------------------
+# --- where to resume ----------------------------------------------------------------------------------------------
 
 
 def check_writable(path: Path) -> None:
@@ -467,7 +467,7 @@ def resume_command(context: click.Context, offsets: Offsets, *, is_terminal: boo
     return shlex.join(words)
 
 
-# --- how far it is ------------------------------------------------------------------------------------------------
+# --- offsets within a batch ---------------------------------------------------------------------------------------
 
 
 def offsets_behind(rows: int, batch: pa.RecordBatch, *, before: Offsets, after: Offsets) -> Offsets:

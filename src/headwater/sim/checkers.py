@@ -92,7 +92,7 @@ def apply_changes(documents: dict[Key, Document], changes: Iterable[Kept]) -> No
             documents[key] = what
 
 
-# --- the rules that the rows of one consumer keep, over all its lives -------------------------------------------------
+# --- the rules for the rows of one consumer, over all its lives -------------------------------------------------------
 #
 # * The seqnos of a vbucket rise, except after a rollback, which must take back something.
 # * A change lies within its snapshot, which has a key only once unless all versions were requested.
@@ -157,7 +157,7 @@ def _check_branch(vbucket: _VBucket, row: Row) -> None:
         vbucket.vbuuid = vbuuid
 
 
-# --- what was written and what was answered: all that it takes to say what must be there in the end -------------------
+# --- what was written and answered: everything needed to decide what must be stored at the end ------------------------
 
 
 class KnownOutcome(Enum):
@@ -302,7 +302,7 @@ def _is_allowed(writes: list[Write], found: bytes | None, needs: Needs) -> bool:
     return found is None or found in may_be
 
 
-# --- while a run goes on: a consumer between two snapshots holds what the server held at that seqno -------------------
+# --- during a run: a consumer between two snapshots holds what the server held at that seqno --------------------------
 #
 # By the end of a run, many wrong states have been overwritten. The server's history window has all versions, so the
 # state that a consumer should hold at any time can be derived from it.

@@ -278,7 +278,7 @@ class LandingJudge:
         rows = self._table.changes.get(vbucket, ())
         return documents_of(_kept(row) for row in rows if not row.void and row.op not in _NO_CHANGES)
 
-    # --- at a commit ----------------------------------------------------------------------------------------------
+    # --- checks at a commit ---------------------------------------------------------------------------------------
 
     def on_commit(self, committed: Committed, look: Look, *, postponed: Collection[int]) -> None:
         """Check a committed batch. `look` was taken before its survey; `postponed` vbuckets wait for a later one."""

@@ -168,7 +168,7 @@ class SimulatedEngine(MemoryEngine):
         super().write(changes)
 
 
-# --- the trace: a digest of all that happened, in order, and lines to read where they are wanted ----------------------
+# --- the trace: a digest of everything that happened, in order, and optionally lines to read --------------------------
 
 
 LINES_MAX = 200_000

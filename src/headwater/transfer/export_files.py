@@ -319,7 +319,7 @@ class OutputFiles:
             raise InvalidInput(f"{place} already exists", hint="Give another file or directory, or --overwrite")
 
 
-# --- what a format can't hold -----------------------------------------------------------------------------------------
+# --- documents that a format can't hold -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -444,7 +444,7 @@ def _timestamp(column: pa.Array, name: str) -> pa.Array:
     return quoted(pc.replace_substring(column.cast(_TEXT), " ", "T"))
 
 
-# --- values made of others --------------------------------------------------------------------------------------------
+# --- composite values -------------------------------------------------------------------------------------------------
 
 
 def _dictionary(column: pa.Array, name: str) -> pa.Array:
