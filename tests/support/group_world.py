@@ -82,8 +82,7 @@ class GroupChecker:
         self._offsets[vbucket] = offset
 
     def history_was_lost(self) -> None:
-        """Note that a failover took back what members saw: for a while they can't know, nor ever trust
-        generations."""
+        """Note that a failover took back what members saw: they can't know for a while, nor ever trust generations."""
         self._may_overlap = True
         self._has_true_history = False
 

@@ -1,8 +1,7 @@
 """A writer that does everything possible to a bucket, as a seed decides, bypassing the proxy.
 
-It sets, deletes and expires documents, creates and drops collections, and now and then makes a vbucket fail over to a
-copy that is behind. At the end it writes a fence into every vbucket: a consumer with all fences has everything else,
-too.
+It sets, deletes and expires documents, creates and drops collections, and sometimes fails a vbucket over to a copy
+that is behind. At the end it writes a fence into every vbucket: a consumer with all fences has everything else.
 """
 
 from __future__ import annotations

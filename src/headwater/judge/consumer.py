@@ -1,7 +1,7 @@
 """The consumer under judgement: a separate process, whose standard output is read continuously.
 
 It never outlives the run, and never delays it: the judge kills it with all processes of its session, and a thread
-reads its output, with limits on the length and the number of lines. `ConsumerLog` keeps what the consumer reports
+reads its output, with limits on the length and the number of lines. `ConsumerLog` keeps what the consumer claims
 to hold, and `differences` compares that with the bucket.
 
 A line is a JSON object. A consumer only has to write what it did:

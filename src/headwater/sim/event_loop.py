@@ -199,8 +199,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """Run the calls of an executor one after the other, each at its own moment.
 
-        A call takes effect shortly before its caller is notified, so a crash in between leaves a write of unknown
-        outcome.
+        A call takes effect shortly before its caller is notified: a crash in between leaves a write of unknown outcome.
         """
         process = CURRENT.get()
         future: asyncio.Future[T] = self.create_future()

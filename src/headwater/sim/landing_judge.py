@@ -9,7 +9,7 @@ At every commit:
   one, and no document that had been removed by then. The table is on the branch that the vbucket was on. If a
   failover or a drill has taken something back since, the branch differs, and the next commits are judged by it.
 * The table has everything that was acknowledged to its writer before the survey of the previous batch: no document is
-  older than two batches. A landing with a row limit reads the vbuckets in turn, and may take that many batches more.
+  older than two batches. A landing with a row limit reads the vbuckets in turn, and may take a batch more for each.
 * A rollback goes to the end of a snapshot, and leaves exactly what the server held at that seqno.
 
 At the end, the table must equal the bucket: that is judged by `documents`, as for every other consumer.

@@ -135,8 +135,7 @@ class _Void:
 
 @dataclass(slots=True)
 class Survivors:
-    """Takes every batch in order by `note`; after the last one, `alive` reports which rows are live. Rows are
-    numbered.
+    """Takes all batches in order by `note`; after the last, `alive` reports which rows are live. Rows are numbered.
 
     Inside a snapshot, a key occurs once. So only three later rows can void a row: a row of the same key in a later
     snapshot of its vbucket, a rollback of the vbucket, or an event that dropped or recreated its collection. Only
@@ -530,8 +529,7 @@ class ColumnScan:
                 yield name
 
     def without_column(self, *, taken: str) -> list[str]:
-        """Return the fields without a column: for their name, or for another that differs only in case, or the
-        limit."""
+        """Return the fields without a column: for their name, one that differs only in case, or the limit."""
         usable = set(self._usable(taken))
         return [name for name, kinds in self._kinds.items() if kinds - _ABSENT and name not in usable]
 
