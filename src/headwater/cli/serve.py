@@ -179,7 +179,7 @@ async def _start(node: Node, stop: asyncio.Event) -> Started | None:
     if starting.done():
         return None
     # A thread compiles or loads a large bucket, and can't be cancelled. Nothing is lost: a kernel is kept only when
-    # complete, and loading does not change a bucket that was shut down cleanly.
+    # complete, and a bucket that was closed cleanly still counts as such until it is loaded.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

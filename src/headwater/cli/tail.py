@@ -473,7 +473,7 @@ def resume_command(context: click.Context, offsets: Offsets, *, is_terminal: boo
 def offsets_behind(rows: int, batch: pa.RecordBatch, *, before: Offsets, after: Offsets) -> Offsets:
     """Return the offsets after the first `rows` of a batch. `before` and `after` are those around the whole batch.
 
-    A vbucket with no rows left has its offset of `after`, which may lie behind its last row.
+    A vbucket with no rows left has its offset of `after`, which may lie beyond its last row.
     """
     vbuckets = batch.column("vbucket").to_numpy()
     taken = {int(vbucket): row for row, vbucket in enumerate(vbuckets[:rows])}
