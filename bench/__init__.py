@@ -1,4 +1,4 @@
 """Benchmarks. `make bench` runs them all and writes `docs/internals/performance.md`.
 
-Machines differ and are noisy, so what counts are ratios of two things measured in one run, in turns.
+Machines differ and are noisy, so only ratios of two things count, measured in turns in one run.
 """

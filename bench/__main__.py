@@ -1,4 +1,4 @@
-"""`python -m bench [--runs N] [NAME]…`: run the benchmarks; with no name run them all and write the page."""
+"""`python -m bench [--runs N] [NAME]…`: run the named benchmarks, or run all of them and write the page."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BENCHMARKS: dict[str, Callable[[], Section | Sequence[Section]]] = {
     "growth": growth.run,
 }
 DECISIONS: dict[str, Callable[[], Section | Sequence[Section]]] = {"engines": engines.run}
-"""Benchmarks that back a decision once made; run by name only."""
+"""Benchmarks that back an earlier decision; they run only by name."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The client: a drain to Arrow batches and to typed changes, against a client that only counts bytes."""
+"""The client: reading a bucket into Arrow batches and typed changes, compared with a client that only counts bytes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ROUNDS = 5
 BUFFER_BYTES = ReadOptions().buffer_bytes
 _CREDENTIALS: dict[str, Any] = {"user": LOGIN.user, "password": LOGIN.password}
 _WARM_UP: dict[str, Any] = {"vbuckets": [0], "end": "now"}
-"""A small read first: kernels are loaded, and modules imported, once in the life of a process."""
+"""A small read that comes first: a process loads kernels and imports modules once in its life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """What a drain took, and of what."""
+    """The duration, processor time and amount of a drain."""
 
     seconds: float
     cpu_s: float
@@ -53,11 +53,11 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-# --- drains, each in a process of its own -------------------------------------------------------------------------
+# --- drains, each in its own process ------------------------------------------------------------------------------
 
 
 def drain_bytes(port: int, total_bytes: int) -> Drain:
-    """Open the streams, acknowledge, and count bytes that nobody looks at."""
+    """Open the streams, acknowledge, and count bytes without decoding them."""
     with connect_dcp(port, LOGIN, "count", buffer_bytes=BUFFER_BYTES) as connection:
         watch = _Stopwatch()
         drain_acknowledging(

@@ -1,4 +1,4 @@
-"""A DCP consumer that does nothing but take bytes, so that the producer is what is measured."""
+"""A DCP consumer that only receives bytes, so that the producer is measured."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from headwater.protocol.status import Status
 
 TIMEOUT_S = 20.0
 PIECE_BYTES = 1024 * 1024
-"""What is sent and received at once."""
+"""How many bytes are sent and received at once."""
 _NO_FLAGS = StreamFlags(0)
 _OPENING_S_MAX = 120.0
 _QUIET_S = 0.5
-"""Consumers that have got nothing for so long have opened all their streams."""
+"""Consumers that have received nothing for this long have opened all their streams."""
 
 
 def connect_dcp(port: int, login: Login, name: str, *, buffer_bytes: int | None = None) -> socket.socket:
-    """A connection that is logged in, has its bucket and is open for streams; with flow control, given a buffer."""
+    """Return a connection that is logged in and ready for streams of its bucket; a buffer enables flow control."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
     plain = PlainLogin(user=login.user, password=login.password).encode()
     requests = [
@@ -44,7 +44,7 @@ def connect_dcp(port: int, login: Login, name: str, *, buffer_bytes: int | None 
         SaslAuth(key=b"PLAIN", value=plain),
         SelectBucket(key=login.bucket.encode()),
         Open(key=name.encode()),
-        Control(key=b"enable_noop", value=b"true"),  # streams with collections are refused without
+        Control(key=b"enable_noop", value=b"true"),  # Streams with collections require it
     ]
     if buffer_bytes is not None:
         requests.append(Control(key=b"connection_buffer_size", value=str(buffer_bytes).encode()))
@@ -59,7 +59,7 @@ def connect_dcp(port: int, login: Login, name: str, *, buffer_bytes: int | None 
 
 
 def stream_requests(vbuckets: int | Iterable[int], flags: StreamFlags = _NO_FLAGS, value: bytes = b"") -> bytes:
-    """Requests for everything of so many vbuckets, or of these. The opaque of a stream is its vbucket."""
+    """Return requests for all changes of the first N vbuckets, or of these. A stream's opaque is its vbucket."""
     return b"".join(
         StreamRequest(vbucket=VBucketId(vbucket), opaque=vbucket, flags=flags, value=value).encode()
         for vbucket in (range(vbuckets) if isinstance(vbuckets, int) else vbuckets)
@@ -68,7 +68,7 @@ def stream_requests(vbuckets: int | Iterable[int], flags: StreamFlags = _NO_FLAG
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backfill:
-    """What streams up to the latest change consist of."""
+    """The contents of streams up to the latest change."""
 
     total_bytes: int
     changes: int
@@ -76,7 +76,7 @@ class Backfill:
 
 
 def survey_backfill(connection: socket.socket, requests: bytes, vbuckets: int) -> Backfill:
-    """Open streams, look at all they send up to their ends, and close the connection."""
+    """Open streams, count what they send up to their ends, and close the connection."""
     buffer = memoryview(bytearray(8 * PIECE_BYTES))
     filled = total = changes = from_disk = 0
     kinds: Counter[type] = Counter()
@@ -102,16 +102,16 @@ def survey_backfill(connection: socket.socket, requests: bytes, vbuckets: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """How long a number of bytes took."""
+    """How long it took to receive a number of bytes."""
 
     opening_s: float
-    """From before the connection was made to the first byte of data."""
+    """From before connecting to the first byte of data."""
     data_s: float
     """From the first byte of data to the last."""
 
 
 def drain(connect: Callable[[], socket.socket], requests: bytes, total_bytes: int) -> Drained:
-    """Connect, send requests, and take so many bytes. Nobody looks at them."""
+    """Connect, send requests, and receive this many bytes without looking at them."""
     buffer = bytearray(PIECE_BYTES)
     start_s = time.perf_counter()
     with connect() as connection:
@@ -127,7 +127,7 @@ def drain(connect: Callable[[], socket.socket], requests: bytes, total_bytes: in
 
 
 def drain_acknowledging(connection: socket.socket, requests: bytes, total_bytes: int, ack_bytes: int) -> float:
-    """Send requests on an open connection, take so many bytes and acknowledge them. Returns the seconds it took."""
+    """Send requests on an open connection, and receive and acknowledge this many bytes. Returns the seconds."""
     buffer = bytearray(PIECE_BYTES)
     ack = BufferAck(acked_bytes=ack_bytes).encode()
     start_s = time.perf_counter()
@@ -147,7 +147,7 @@ def drain_acknowledging(connection: socket.socket, requests: bytes, total_bytes:
 
 @contextmanager
 def raw_sender(total_bytes: int) -> Iterator[int]:
-    """The port of a process that sends so many bytes to whoever connects, and does nothing else."""
+    """Yield the port of a process that only sends this many bytes to every client."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sender = multiprocessing.get_context("fork").Process(target=_send_raw, args=(listener, total_bytes))
         sender.start()
@@ -169,7 +169,7 @@ def _send_raw(listener: socket.socket, total_bytes: int) -> None:
 
 @contextmanager
 def draining(port: int, login: Login, consumers: int, vbuckets: int) -> Iterator[None]:
-    """Consumers with a stream of every vbucket, in one process of their own that takes what they get."""
+    """Run consumers with a stream of every vbucket, in a separate process that receives all their data."""
     context = multiprocessing.get_context("fork")
     is_open = context.Event()
     drainer = context.Process(target=_drain_all, args=(port, login, consumers, vbuckets, is_open))

@@ -1,4 +1,4 @@
-"""Bulk decode to Arrow against memcpy of the same bytes, and against the typed codec with Arrow behind it."""
+"""Bulk decoding to Arrow, compared with memcpy of the same bytes and with the typed codec plus Arrow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUE_BYTES = (100, 270, 4096)
 
 
 def mutations(value_bytes: int, count: int) -> bytes:
-    """Frames as a collection-aware consumer receives them."""
+    """Return frames as a consumer with collections receives them."""
     return b"".join(
         Mutation(
             vbucket=VBucketId(number % 1024),
@@ -38,7 +38,7 @@ def mutations(value_bytes: int, count: int) -> bytes:
 
 
 def decode_typed(data: bytes) -> pa.RecordBatch:
-    """The same columns by way of the typed codec."""
+    """Decode the same columns with the typed codec."""
     buffer = FrameBuffer()
     buffer.receive_data(data)
     columns: dict[str, list[object]] = {name: [] for name in CHANGES_SCHEMA.names}
@@ -51,11 +51,11 @@ def decode_typed(data: bytes) -> pa.RecordBatch:
 
 
 def copy_and_decode(value_bytes: int, rounds: int, keep_results: bool) -> list[float]:
-    """Seconds for one buffer: memcpy of it, and bulk decode of it."""
+    """Return the seconds to memcpy one buffer, and to bulk-decode it."""
     buffer = _buffer(value_bytes)
 
     def copy() -> pa.Buffer:
-        target = pa.allocate_buffer(len(buffer))  # from the pool that the decoder takes its memory from, too
+        target = pa.allocate_buffer(len(buffer))  # From the pool that the decoder uses, too
         np.copyto(np.frombuffer(target, dtype=np.uint8), buffer)
         return target
 

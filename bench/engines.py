@@ -1,7 +1,7 @@
-"""LMDB against RocksDB on the store's design: commits, settling, scans and point reads of blocks.
+"""LMDB compared with RocksDB on the store's design: commits, settling, scans and point reads of blocks.
 
-Not part of `make bench`: it backs a decision (`docs/internals/decisions.md`) and needs both engines installed.
-Run it with `python -m bench engines`.
+Not part of `make bench`: it backs a decision (`docs/internals/decisions.md`) and needs both engines installed. Run
+it with `python -m bench engines`.
 """
 
 from __future__ import annotations

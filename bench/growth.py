@@ -1,4 +1,4 @@
-"""How cost grows: the same works with more documents, fewer vbuckets and larger values, and with a second node."""
+"""How cost grows: the same work with more documents, fewer vbuckets, larger values, and a second node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LOGIN = {"HEADWATER_USER": LOGIN.user, "HEADWATER_PASSWORD": LOGIN.password}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of a bucket."""
+    """The shape of a bucket."""
 
     documents: int = scaled(1_000_000)
     vbuckets: int = VBUCKETS
@@ -54,7 +54,7 @@ BASE = Shape()
 BY_DOCUMENTS = (BASE, Shape(documents=scaled(4_000_000)), Shape(documents=scaled(16_000_000)))
 BY_VBUCKETS = (Shape(vbuckets=128), BASE)
 BY_VALUE = (BASE, Shape(value_bytes=1024), Shape(documents=scaled(100_000), value_bytes=16 * 1024))
-"""The last has as many bytes as the others, not as many documents."""
+"""The last shape has about as many bytes as the others, but fewer documents."""
 SHAPES = tuple(dict.fromkeys((*BY_DOCUMENTS, *BY_VBUCKETS, *BY_VALUE)))
 
 WORKS = ("load", "start", "stream", "Arrow batches", "dcp to nowhere", "land", "verify")
@@ -157,7 +157,7 @@ def _stream_s(server: NodeProcess, vbuckets: Sequence[int], documents: int) -> f
 
 
 def _verify(server: NodeProcess, lake: Path) -> tuple[float, int]:
-    """Seconds, and the most memory it had."""
+    """Return the seconds it took, and its peak memory."""
     start_s = time.perf_counter()
     command = [*HEADWATER, "verify", f"{server.url}/{LOGIN.bucket}", str(lake)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | _LOGIN)
@@ -233,7 +233,7 @@ def _taken(nodes: Sequence[NodeProcess], work: Callable[[], object]) -> Taken:
 
 @contextmanager
 def _cluster(folder: Path, count: int) -> Iterator[list[NodeProcess]]:
-    """Nodes, each a process of its own, that share the vbuckets of the bucket."""
+    """Run nodes, each in its own process, that share the vbuckets of the bucket."""
     with ExitStack() as stack:
         nodes = [stack.enter_context(node(folder / str(number))) for number in range(count)]
         if count > 1:

@@ -1,4 +1,4 @@
-"""The node as a key-value server: durable sets and gets against memcached, bulk loads, memory, and restarts."""
+"""The node as a key-value server: durable sets and gets compared with memcached, bulk loads, memory, and restarts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ READS = 200_000
 MIXED_OPERATIONS = 100_000
 MIXED_BATCH = 1_000
 FIRST = 1_000_000
-"""Numbers of one length make answers of one length."""
+"""Numbers of equal length result in answers of equal length."""
 
 
 def sets_per_s(port: int, connections: int, first: int, login: Login | None) -> float:
@@ -84,7 +84,7 @@ def run_sets() -> Section:
 
 
 def run_reads() -> Section:
-    """Gets, compressed sets and sub-document reads, each against memcached's gets in the same turns."""
+    """Gets, compressed sets and sub-document reads, each compared with memcached's gets in the same turns."""
     numbers = [random.Random(16).randrange(FIRST, FIRST + DOCUMENTS) for _ in range(READS)]
     takes_snappy = replace(LOGIN, takes_snappy=True)
     rows = []
@@ -95,7 +95,7 @@ def run_reads() -> Section:
             drive(server.port, [documents], [DOCUMENTS], LOGIN)
         if memcached_port is not None:
             drive(memcached_port, [documents], [DOCUMENTS])
-        with node(folder) as server:  # What was young is on disk now.
+        with node(folder) as server:  # Recent data is on disk now.
             for connections in (1, 16):
                 parts = [numbers[at::connections] for at in range(connections)]
                 counts = [len(part) for part in parts]
@@ -136,7 +136,7 @@ def run_reads() -> Section:
 
 
 def run_mixed() -> Section:
-    """What `cbc-pillowfight` does: one thread sends a batch and waits for its answers."""
+    """The workload of `cbc-pillowfight`: one thread sends a batch and waits for its answers."""
     numbers = random.Random(8)
     batches = []
     for _ in range(MIXED_OPERATIONS // MIXED_BATCH):
@@ -193,7 +193,7 @@ def run_load() -> Section:
                 )  # fmt: skip
                 total += millions
                 goals.append(Goal(f"bulk load, {total} M", 400, report["documents_per_s"] / 1e3, " k/s"))
-                time.sleep(2)  # what is young is settled, and its memory given back
+                time.sleep(2)  # Recent data is settled, and its memory released
                 grown = server.memory_bytes() - empty
                 rows.append(
                     [
@@ -232,7 +232,7 @@ def run_load() -> Section:
 
 
 def run_small_sets() -> Section:
-    """What a bulk load costs others."""
+    """Measure how a bulk load affects other writers."""
     documents = 3_000_000
     with data_folder() as folder, node(folder) as server, ThreadPoolExecutor(1) as thread:
         alone = small_set_waits_s(server.port, LOGIN, vbuckets=VBUCKETS, goes_on=lambda passed_s: passed_s < 5)

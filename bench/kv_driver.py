@@ -1,4 +1,4 @@
-"""A client that does nothing but send requests and count answers, so that the server is what is measured."""
+"""A client that only sends requests and counts answers, so that the server is measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADER_BYTES = 24
 _SEND_BYTES = 256 * 1024
 _TICK_S = 0.01
 _TICK_SETS_MAX = 1_000
-"""After a stall the writer catches up in pieces: answers to more than this might not fit into the socket's buffers."""
+"""The limit of one step after a stall: the answers to more sets might not fit into the socket's buffers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,11 @@ class Login:
     password: str
     bucket: str
     takes_snappy: bool = False
-    """Whether compressed values are negotiated first."""
+    """Whether compression of values is negotiated first."""
 
 
 def set_requests(count: int, *, first: int, value_bytes: int, vbuckets: int, compressed: bool = False) -> bytes:
-    """Plain sets of JSON documents, as an older client without collections sends them."""
+    """Return plain sets of JSON documents, as an older client without collections sends them."""
     requests = bytearray()
     for number in range(first, first + count):
         key = b"user::%010d" % number
@@ -59,12 +59,12 @@ def _request(
 
 
 def get_requests(numbers: Iterable[int], *, vbuckets: int) -> bytes:
-    """Gets of documents that `set_requests` has set."""
+    """Return gets of documents that `set_requests` has set."""
     return b"".join(_request(0x00, b"user::%010d" % number, number, vbuckets) for number in numbers)
 
 
 def lookup_requests(numbers: Iterable[int], *, vbuckets: int) -> bytes:
-    """Sub-document gets of `n` in these documents."""
+    """Return sub-document gets of the field `n` of these documents."""
     extras = struct.pack(">HB", 1, 0)
     return b"".join(
         _request(0xC5, b"user::%010d" % number, number, vbuckets, extras=extras, value=b"n") for number in numbers
@@ -92,7 +92,7 @@ def connect(port: int, login: Login | None) -> socket.socket:
 def drive(
     port: int, requests: list[bytes], counts: list[int], login: Login | None = None, *, answer_bytes: int = HEADER_BYTES
 ) -> None:
-    """Send each list of requests over a connection of its own and wait for every answer. All have this length."""
+    """Send each list of requests over its own connection and wait for all answers, which have equal lengths."""
     connections = {connect(port, login): at for at in range(len(requests))}
     views = [memoryview(data) for data in requests]
     sent = [0] * len(requests)
@@ -114,7 +114,7 @@ def drive(
 
 
 def exchange_batches(port: int, batches: Iterable[tuple[bytes, int]], login: Login | None = None) -> None:
-    """Send one batch of requests after the other, and wait until each has got so many bytes of answers."""
+    """Send the batches of requests one after the other. Each waits for all answers to the one before."""
     received = bytearray(1024 * 1024)
     connection = connect(port, login)
     connection.setblocking(True)
@@ -130,7 +130,7 @@ def exchange_batches(port: int, batches: Iterable[tuple[bytes, int]], login: Log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updates:
-    """Sets of random documents among those that `headwater load --generate` has made, at a steady rate."""
+    """Sets of random documents that `headwater load --generate` has written, at a steady rate."""
 
     sets_per_s: int
     seconds: float
@@ -140,7 +140,7 @@ class Updates:
 
 
 def write_steadily(port: int, login: Login, updates: Updates) -> float:
-    """Write these updates, and wait for each answer. Returns the sets per second that the server has taken."""
+    """Write these updates, and wait for each answer. Returns the sets per second that the server has accepted."""
     numbers = random.Random(8)
     written = 0
     connection = connect(port, login)
@@ -165,7 +165,7 @@ def write_steadily(port: int, login: Login, updates: Updates) -> float:
 def small_set_waits_s(
     port: int, login: Login, *, vbuckets: int, goes_on: Callable[[float], bool], every_s: float = 0.01
 ) -> list[float]:
-    """Send one small set after the other while `goes_on` for the seconds passed, and return how long each took."""
+    """Send one small set after the other while `goes_on(seconds passed)` holds. Returns how long each took."""
     waits_s: list[float] = []
     connection = connect(port, login)
     connection.setblocking(True)
@@ -190,6 +190,6 @@ def _read_answers(connection: socket.socket, count: int) -> None:
         if not received:
             raise RuntimeError("the server has closed the connection")
         answers += received
-    # An answer of success has neither extras, key nor value, so each has the length of a header.
+    # A successful answer has no extras, key or value, so each is as long as a header.
     if any(answers[at + 6 : at + 8] != bytes(2) for at in range(0, len(answers), HEADER_BYTES)):
         raise RuntimeError("a set was refused")

@@ -1,7 +1,7 @@
-"""Spark: the `dcp` source against Parquet, landing a bucket in tables, small batches into large tables, how fresh the
-documents are under load, and memory.
+"""Spark: the `dcp` source compared with Parquet, landing a bucket in tables, small batches into large tables, the
+age of documents under load, and memory.
 
-All of it is measured in one session, in a process of its own: that process is the driver whose memory is looked at.
+All of it is measured in one session and its own process: that process is the driver whose memory is measured.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ MEMORY_BATCH_CHANGES = 1_000
 WRITES_PER_S = (1_000, 10_000)
 AGE_S = max(3.0, 30.0 * SCALE)
 SETTLE_S = max(3.0, 15.0 * SCALE)
-"""The writer begins so long before ages are looked at: by then the first merges under load are through."""
+"""How long the writer runs before ages are sampled: by then the first merges under load are complete."""
 SAMPLE_EVERY_S = 0.1
 FRESH_S = 5.0
 EVERY = "1 second"
-"""How often the landings that go on look for changes."""
+"""How often continuous landings look for changes."""
 BATCH_S_MAX = 120.0
 TRIES_MAX = 5
 SMALL, LARGE = LOGIN.bucket, "large"
@@ -71,7 +71,7 @@ def _run() -> list[Section]:
     try:
         return _measure()
     except PySparkException as error:
-        # Spark's errors can't be carried from one process to another.
+        # Spark's errors can't be pickled to pass them between processes.
         raise RuntimeError(str(error)) from None
 
 
@@ -117,11 +117,11 @@ class LandingBench:
     # --- the bucket -----------------------------------------------------------------------------------------------
 
     def load(self, bucket: str, documents: int) -> None:
-        """Have these documents in the bucket, and no others."""
+        """Write this many documents to the bucket. They replace those of earlier loads."""
         load(self._server.url, "--generate", str(documents), "--value-bytes", str(VALUE_BYTES), bucket=bucket)
 
     def update(self, bucket: str, count: int, *, of_documents: int) -> None:
-        """Write new versions of documents from anywhere in the bucket."""
+        """Write new versions of random documents of the bucket."""
         lines = self.folder / "updates.jsonl"
         pad = "x" * (VALUE_BYTES - 40)
         with lines.open("w") as file:
@@ -140,7 +140,7 @@ class LandingBench:
     # --- the tables -----------------------------------------------------------------------------------------------
 
     def landing(self, bucket: str, name: str) -> Landing:
-        """Into a directory, or into an object store by its URI."""
+        """Return a landing into a directory, or into an object store given by its URI."""
         return Landing(source=self.source(bucket), into=name if "://" in name else str(self.folder / name))
 
     def land(
@@ -151,7 +151,7 @@ class LandingBench:
         storage_options: Mapping[str, str] | None = None,
         lake: LakeSettings | None = None,
     ) -> Landed:
-        """Land all there is, documents merged."""
+        """Land everything in the bucket, and merge the documents."""
         landing = self.landing(bucket, name)
         landing = replace(landing, storage_options=storage_options or {}, lake=lake or landing.lake)
         start_s = time.perf_counter()
@@ -171,20 +171,20 @@ class LandingBench:
 
     @contextmanager
     def writing(self, bucket: str, updates: Updates) -> Iterator[Future[float]]:
-        """A process that writes to a bucket. Its future has the rate that the node has taken."""
+        """Run a process that writes to a bucket. Its future returns the rate that the node has accepted."""
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             yield pool.submit(write_steadily, self._server.port, replace(LOGIN, bucket=bucket), updates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landed:
-    """What a landing came to."""
+    """The result of a landing."""
 
     rows: int
     total_s: float
     """From the start of the query to its end."""
     batches_s: float
-    """Of that, what batches took: from the plan to the commit of `changes`."""
+    """The part of it spent on batches, from the plan to the commit of `changes`."""
     merges_s: float
 
 
@@ -295,7 +295,7 @@ def _landed_row(documents: int, landed: Sequence[Landed]) -> list[str]:
 
 
 class _Running:
-    """A query that goes on, to be fed with changes."""
+    """A continuous query, to be fed with changes."""
 
     def __init__(
         self, bench: LandingBench, bucket: str, name: str, documents: int, *, on_read: bool | None = None
@@ -316,13 +316,14 @@ class _Running:
 
     @property
     def status(self) -> LandingStatus:
-        """How it stands. Raises if the query has ended."""
+        """The query's status. Raises if the query has ended."""
         if not self._query.isActive:
             raise RuntimeError(f"the query has ended: {self._query.exception()}")
         return self._query.landing_status
 
     def feed(self, changes: int) -> list[float]:
-        """Write so many changes and wait until they are landed. Returns what each batch took, merges not counted."""
+        """Write this many changes and wait until they have landed. Returns each batch's duration, without
+        merges."""
         self._bench.update(self._bucket, changes, of_documents=self._documents)
         took: list[float] = []
         rows = 0
@@ -333,7 +334,7 @@ class _Running:
         return took
 
     def feed_one_batch(self, changes: int) -> BatchTimes:
-        """The same, again if the changes happened to come as two batches, and with the merge that follows."""
+        """Like `feed`, but retry until the changes land as one batch, and include the merge that follows."""
         for _ in range(TRIES_MAX):
             took = self.feed(changes)
             merge_s = self.merge()
@@ -342,7 +343,7 @@ class _Running:
         raise RuntimeError(f"{TRIES_MAX} times {changes} changes were not taken as one batch")
 
     def merge(self) -> float:
-        """Bring the documents up to the bucket. Returns what the last merge took."""
+        """Bring the documents up to date with the bucket. Returns the duration of the last merge."""
         self._query.processAllAvailable()
         merge_s = self.status.last_merge_s
         if merge_s is None:
@@ -363,7 +364,7 @@ class _Running:
 class BatchTimes:
     batch_s: float
     merge_s: float
-    """Of the merge that brought the batch into the documents."""
+    """The duration of the merge that brought the batch into the documents."""
 
 
 def measure_batches(bench: LandingBench) -> Section:
@@ -374,7 +375,7 @@ def measure_batches(bench: LandingBench) -> Section:
         into_small = running.enter_context(_Running(bench, SMALL, "small-0", DOCUMENTS))
         into_large = running.enter_context(_Running(bench, LARGE, "large", LARGE_DOCUMENTS))
         for query in (into_small, into_large):
-            # The first batch of a query connects, and its first merge reads what the table holds.
+            # The first batch of a query connects, and its first merge reads the contents of the table.
             query.feed_one_batch(BATCH_CHANGES)
         for _ in range(BATCH_ROUNDS):
             small.append(into_small.feed_one_batch(BATCH_CHANGES))
@@ -408,7 +409,7 @@ def measure_batches(bench: LandingBench) -> Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ages:
-    """How far tables were behind a bucket that was written to, sampled."""
+    """Samples of how far tables were behind a bucket during writes."""
 
     written_per_s: float
     changes_s: Sequence[float]
@@ -481,7 +482,7 @@ def _ages_under_load(bench: LandingBench, query: _Running, writes_per_s: int) ->
 
 
 def _different(times_s: Iterable[float | None]) -> list[float]:
-    """What each batch or merge took. A time stands in the status until the next one is known."""
+    """Return the duration of each batch or merge. The status keeps one until the next one is known."""
     return [time_s for time_s, _ in itertools.groupby(times_s) if time_s is not None]
 
 
@@ -502,10 +503,10 @@ def _ages_row(writes_per_s: int, ages: Ages) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverMemory:
-    """What a driver has, in bytes."""
+    """The memory of a driver, in bytes."""
 
     heap: int
-    """Of Java, in use after a collection."""
+    """Java's heap in use after a garbage collection."""
     java: int
     python: int
 
@@ -542,7 +543,7 @@ def _driver_memory(spark: SparkSession) -> DriverMemory:
 
 
 def _below(pid: int) -> Iterator[int]:
-    """The processes that a process has started, and those that they have."""
+    """Yield the descendants of a process."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
             yield int(child)

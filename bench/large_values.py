@@ -1,5 +1,5 @@
-"""Bytes a second with values of 1, 16 and 256 KiB: loading, streaming, landing and verifying, each against what the
-same machine does with as many bytes and nothing else to do."""
+"""Bytes per second with values of 1, 16 and 256 KiB: loading, streaming, landing and verifying, each compared with
+what the same machine does with as many bytes and no other work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KIB = 1024
 VALUE_BYTES = (1 * KIB, 16 * KIB, 256 * KIB)
 GOAL_VALUE_BYTES = 16 * KIB
 LOAD_BYTES = scaled(96 * KIB * KIB)
-"""Of values, a load. All loads together are what is streamed, landed and verified."""
+"""Bytes of values in one load. Streaming, landing and verifying process those of all loads together."""
 ROUNDS = 3
 VBUCKETS = 1024
 PIECE_BYTES = KIB * KIB
@@ -69,7 +69,7 @@ def run() -> Section:
 
 
 Measured = tuple[str, float, tuple[str, float] | None]
-"""A work, its rate in bytes of values a second, and what it is held against with the rate of that."""
+"""A kind of work, its rate in bytes of values per second, and the reference for it with its rate."""
 
 
 def _measure(value_bytes: int) -> list[Measured]:
@@ -112,7 +112,7 @@ def _write_file(path: Path, size_bytes: int) -> float:
 
 
 def _stream(server: NodeProcess, documents: int) -> tuple[float, float]:
-    """The seconds that a drain takes, and those of as many bytes from memory."""
+    """Return the seconds to drain the node, and to receive as many bytes from memory."""
     requests = stream_requests(VBUCKETS, StreamFlags.LATEST)
     connect = partial(connect_dcp, server.port, LOGIN, "drain")
     backfill = survey_backfill(connect(), requests, VBUCKETS)
@@ -127,11 +127,11 @@ def _stream(server: NodeProcess, documents: int) -> tuple[float, float]:
     return statistics.median(streamed), statistics.median(raw)
 
 
-# --- a lake, in a process of its own ------------------------------------------------------------------------------
+# --- a lake, in its own process -----------------------------------------------------------------------------------
 
 
 def _land_and_verify(url: str, folder: Path) -> tuple[float, float, float]:
-    """The seconds of a landing, of writing the same rows by Arrow alone, and of a verification."""
+    """Return the seconds of a landing, of writing the same rows with Arrow alone, and of a verification."""
     _land(url, WARM_UP, folder / WARM_UP)
     _verify(url, WARM_UP, folder / WARM_UP)
     landed, by_arrow, verified = [], [], []
@@ -162,7 +162,7 @@ def _verify(url: str, bucket: str, lake: Path) -> float:
 
 
 def _write_by_arrow(lake: Path, target: Path) -> float:
-    """Write the rows of a lake's files as one file a table; only the writing is timed."""
+    """Write the rows of a lake's files as one file per table. Only the writing is timed."""
     seconds = 0.0
     for table in ("changes", "documents"):
         files = sorted((lake / table).rglob("*.parquet"))

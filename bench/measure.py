@@ -1,4 +1,4 @@
-"""Timing in turns, in a process of its own where the state of the memory matters, and sizes to try a benchmark with."""
+"""Timing in turns, in a separate process if the state of the memory matters, and sizes for trying a benchmark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SCALE = float(os.environ.get("HEADWATER_BENCH_SCALE", "1"))
-"""To try a benchmark with a part of its documents, such as 0.01. Its figures are worth nothing then."""
+"""Use a fraction of the documents to try a benchmark, such as 0.01. The figures are then meaningless."""
 
 
 def scaled(count: int) -> int:
@@ -22,14 +22,14 @@ def scaled(count: int) -> int:
 
 
 def load_now() -> str:
-    """How busy the machine was in the last minute, to be told beside the figures."""
+    """Return how busy the machine was in the last minute, to be reported with the figures."""
     return f"{os.getloadavg()[0]:.1f}"
 
 
 def in_turns(*tasks: Callable[[], object], rounds: int, keep_results: bool = False) -> list[float]:
-    """The median seconds of each task, the tasks taking turns so that noise hits all alike.
+    """Return the median seconds of each task. The tasks take turns, so that noise affects all alike.
 
-    With `keep_results` nothing is freed before the end, so that every result is made in fresh memory.
+    With `keep_results`, nothing is freed before the end, so that every result needs fresh memory.
     """
     times: list[list[float]] = [[] for _ in tasks]
     kept: list[object] = []
@@ -50,6 +50,6 @@ def in_turns(*tasks: Callable[[], object], rounds: int, keep_results: bool = Fal
 
 
 def in_new_process(function: Callable[..., T], *args: object) -> T:
-    """Call a function where no memory has been used and freed before."""
+    """Call a function in a new process, where no memory was used and freed before."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *args).result()

@@ -1,7 +1,7 @@
-"""Merges of random updates into tables of many sizes, with files written again and with deletion vectors.
+"""Merges of random updates into tables of many sizes, which rewrite files or use deletion vectors.
 
-The lake's own functions are called in a process of their own, with no node and no Spark: what is measured is the merge
-alone. How old documents are under load is measured with a node and a landing (`bench.landing`).
+The lake's own functions are called in a separate process, without a node or Spark, to measure the merge alone.
+`bench.landing` measures the age of documents under load with a node and a landing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIZES = tuple(scaled(count) for count in (1_000_000, 4_000_000, 16_000_000))
 UPDATES = scaled(10_000)
 ROUNDS = 3
 MERGES = {False: max(5, scaled(25)), True: max(5, scaled(100))}
-"""In a row, into the table of the second size: without vectors and with them. Rewriting takes seconds for each."""
+"""Merges in a row into the table of the second size, without and with vectors: a rewriting merge takes seconds."""
 QUERY_ROUNDS = 5
 AGAIN, VECTORS = "written again", "deletion vectors"
 MODES = {AGAIN: False, VECTORS: True}
@@ -67,7 +67,7 @@ class MergeBench:
         merge(self.lake)
 
     def update(self, count: int) -> None:
-        """Land updates of random documents, which then wait to be merged."""
+        """Land updates of random documents, which are then pending for a merge."""
         self.land(self._random.choice(self._documents, min(count, self._documents), replace=False))
 
     def land(self, documents: NDArray[np.int64]) -> None:
@@ -122,7 +122,7 @@ class MergeBench:
             yield pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
 
     def merge(self) -> Cost:
-        """Merge what waits, in this thread."""
+        """Merge the pending changes in this thread."""
         files = {*self.table.rglob("*.*")}
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         merge(self.lake)
@@ -132,7 +132,7 @@ class MergeBench:
 
     @property
     def row_bytes(self) -> float:
-        """What a document takes up in the files of the table."""
+        """The mean size of a document in the files of the table."""
         documents = self.lake.tables[NAME].documents
         assert documents is not None, "it was merged into"
         files = documents.log.files()
@@ -140,13 +140,13 @@ class MergeBench:
 
 
 def _vbuckets_of(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Neighbours of a key lie in any vbucket, as a hash would have it."""
+    """Return pseudo-random vbuckets for neighbouring keys, like a hash."""
     return numbers * 2_654_435_761 % 2**32 % VBUCKETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of a merge."""
+    """The cost of a merge."""
 
     seconds: float
     cpu_s: float
@@ -155,7 +155,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Of many merges in a row, and of queries after them."""
+    """The costs of many merges in a row, and of queries after them."""
 
     merges: Sequence[Cost]
     changed_bytes: float
@@ -218,7 +218,7 @@ def _run_sizes() -> Section:
 
 
 def _times(costs: Mapping[tuple[int, str], Cost], mode: str, size: int) -> float:
-    """How many times the processor time of the smallest table."""
+    """Return the processor time relative to that of the smallest table."""
     return costs[size, mode].cpu_s / costs[SIZES[0], mode].cpu_s
 
 

@@ -1,4 +1,4 @@
-"""Curves as an SVG that reads in the light and in the dark, with no library: a few lines, labels and logarithms."""
+"""Curves as an SVG for light and dark backgrounds, without a library: a few lines, labels and logarithms."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from xml.sax.saxutils import escape
 _PANEL_WIDTH, _HEIGHT = 250, 320
 _LEFT, _TOP, _BOTTOM, _GAP, _LEGEND_WIDTH = 50, 40, 40, 30, 150
 _COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d")
-"""Of 3 : 1 and more against white and against black."""
+"""Colours with a contrast of 3 : 1 or more against white and against black."""
 
 
 class Panel(NamedTuple):
-    """Points by their labels from left to right, and what each curve has there."""
+    """Labelled points from left to right, with the value of each curve."""
 
     title: str
     points: Sequence[tuple[str, Mapping[str, float]]]
 
 
 def draw_panels(path: Path, unit: str, panels: Sequence[Panel]) -> None:
-    """Write panels beside each other, on one logarithmic scale."""
+    """Write panels side by side, on one logarithmic scale."""
     figures = [figure for panel in panels for _, curves in panel.points for figure in curves.values()]
     low, high = math.floor(math.log10(min(figures))), math.ceil(math.log10(max(figures)))
     names = list(panels[0].points[0][1])

@@ -1,4 +1,4 @@
-"""Servers and commands as processes of their own, as users run them."""
+"""Servers and commands as separate processes, as users run them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class NodeProcess:
         return memory_bytes(self.process.pid)
 
     def cpu_s(self) -> float:
-        """The processor time that the process has used, of its own and of the system's."""
+        """The processor time of the process, in user and system mode."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes(pid: int) -> int:
-    """The memory that is a process's own. Mapped pages of data files are the system's to take back."""
+    """Return a process's anonymous memory: the system can reclaim mapped pages of data files."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found.group(1)) * 1024
@@ -52,7 +52,7 @@ def memory_bytes(pid: int) -> int:
 
 @contextmanager
 def data_folder() -> Iterator[Path]:
-    """A folder on the disk that the project lies on: a temporary folder may be memory, where nothing is durable."""
+    """Yield a folder on the project's disk: a temporary folder may be in memory, where nothing is durable."""
     folder = Path(tempfile.mkdtemp(prefix=".bench-", dir="."))
     try:
         yield folder
@@ -75,7 +75,7 @@ def node(folder: Path, *options: str) -> Iterator[NodeProcess]:
 
 @contextmanager
 def memcached() -> Iterator[int | None]:
-    """A memcached on a free port, or None where it is not installed."""
+    """Yield the free port of a memcached, or None if it is not installed."""
     if shutil.which("memcached") is None:
         yield None
         return
@@ -96,7 +96,7 @@ class S3Server:
 
     @property
     def options(self) -> dict[str, str]:
-        """As a user gives them. The server takes any key."""
+        """The options as a user gives them. The server accepts any key."""
         return {
             "aws_endpoint_url": f"http://127.0.0.1:{self.port}",
             "aws_allow_http": "true",
@@ -106,14 +106,14 @@ class S3Server:
         }
 
     def make_bucket(self, name: str) -> str:
-        """Returns its URI."""
+        """Create a bucket. Returns its URI."""
         urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{self.port}/{name}", method="PUT")).close()
         return f"s3://{name}"
 
 
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
-    """moto's, with nothing in it."""
+    """Run an empty S3 server of moto."""
     port = _free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -126,7 +126,7 @@ def s3_server() -> Iterator[S3Server]:
 
 
 def load(url: str, *options: str, bucket: str = LOGIN.bucket) -> dict[str, Any]:
-    """Run `headwater load` and return what it reports."""
+    """Run `headwater load` and return its report."""
     command = [*HEADWATER, "load", f"{url}/{bucket}", *options, "--json", *_CREDENTIALS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
@@ -134,7 +134,7 @@ def load(url: str, *options: str, bucket: str = LOGIN.bucket) -> dict[str, Any]:
 
 
 def collections(url: str, action: str, *arguments: str) -> dict[str, Any]:
-    """Run `headwater collections` and return what it reports."""
+    """Run `headwater collections` and return its report."""
     command = [*HEADWATER, "collections", action, f"{url}/{LOGIN.bucket}", *arguments, "--json", *_CREDENTIALS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Replication: a copy of a bucket, writes while vbuckets are handed over, and the way back after a node is lost."""
+"""Replication: copying a bucket, writes during the handover of vbuckets, and the recovery after the loss of a node."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run_copy() -> Section:
 
 
 def _copy_once(source_port: int, folder: str) -> tuple[float, float]:
-    """The seconds that a copy takes, and the consumer's processor time."""
+    """Return the seconds that a copy takes, and the consumer's processor time."""
     with node(Path(folder), "--bare") as target:
         return asyncio.run(_copy(source_port, target))
 
@@ -109,7 +109,7 @@ async def _durable_changes(connection: AsyncKvConnection) -> int:
 
 
 def run_cluster() -> Section:
-    """Two nodes: half of the vbuckets of the first are handed over to the second, which is lost then."""
+    """Measure two nodes: the first hands over half of its vbuckets to the second, which is then lost."""
     load_before = load_now()
     with data_folder() as folder, node(folder / "first") as first, node(folder / "second") as second:
         load(first.url, "--generate", str(CLUSTER_DOCUMENTS), "--value-bytes", str(VALUE_BYTES))
@@ -188,7 +188,7 @@ async def _failover_of(first: NodeProcess, second: NodeProcess) -> None:
 
 
 class _Writer:
-    """Sets one document after the other, and asks the other node where it is refused."""
+    """Sets one document after the other. If a node refuses a set, it asks the other node."""
 
     def __init__(self, *ports: int | None) -> None:
         self._sockets: list[socket.socket] = []
@@ -228,7 +228,7 @@ class _Writer:
         return self.taken()
 
     def taken(self) -> list[float]:
-        """What the writes since the last call took."""
+        """Return the durations of the writes since the last call."""
         taken, self._times = self._times, []
         return taken
 

@@ -1,4 +1,4 @@
-"""Goals, tables, and the page they are written to."""
+"""Goals, tables, and the page that they are written to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "internals" / "performance.md"
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a figure should be, and what it was. `None` where it could not be measured."""
+    """The goal for a figure, and its measured value, which is `None` if it could not be measured."""
 
     work: str
     wanted: float
@@ -30,7 +30,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One benchmark's outcome."""
+    """The result of one benchmark."""
 
     title: str
     text: str
@@ -44,7 +44,7 @@ class Section:
 
 
 def goals_section(runs: Sequence[Sequence[Section]]) -> Section:
-    """Every goal with its median over all runs, and its spread if there are several."""
+    """Return every goal with its median over all runs, and its spread if there are several."""
     goals = [goal for section in runs[0] for goal in section.goals]
     rows: list[list[str]] = []
     met = 0
@@ -88,7 +88,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """Describe the machine that the figures were measured on."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{platform.system()} {platform.machine()}, {_processor()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, "

@@ -1,4 +1,4 @@
-"""From the shell to the first output: commands in processor time, and a small landing beside a trivial job of Spark."""
+"""From the shell to the first output: processor time of commands, and a small landing compared with a Spark job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VARIABLES = {
     "HEADWATER_USER": LOGIN.user,
     "HEADWATER_PASSWORD": LOGIN.password,
     "PYSPARK_PYTHON": sys.executable,
-    "PYTHONDONTWRITEBYTECODE": "",  # compiled modules are kept, as an installation has them
+    "PYTHONDONTWRITEBYTECODE": "",  # Keep compiled modules, as an installation does
 }
 
 _TRIVIAL_JOB = """
@@ -39,7 +39,7 @@ def run() -> Sequence[Section]:
         landing, trivial = _in_turns(
             lambda: _landing_s(url, folder / "lake"), lambda: _seconds([sys.executable, "-c", _TRIVIAL_JOB])
         )
-        # The last landing has left its tables.
+        # The tables of the last landing still exist.
         commands = {
             "python -c 'import pyarrow'": [sys.executable, "-c", "import pyarrow"],
             "headwater --version": [*HEADWATER, "--version"],
@@ -77,7 +77,7 @@ def run() -> Sequence[Section]:
 
 
 def _in_turns(*tasks: Callable[[], float]) -> list[float]:
-    """The median of what each task returns, after a turn that does not count."""
+    """Return the median of what each task returns, after a turn that does not count."""
     figures = [[task() for task in tasks] for _ in range(ROUNDS + 1)]
     return [statistics.median(column) for column in zip(*figures[1:], strict=True)]
 

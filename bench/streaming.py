@@ -1,4 +1,4 @@
-"""The node as a DCP producer: backfill against the raw loopback, live latency, idle streams, and filters."""
+"""The node as a DCP producer: backfill compared with raw loopback, live latency, idle streams, and filters."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _connect(server: NodeProcess, name: str = "drain") -> socket.socket:
 
 
 def _survey(server: NodeProcess, requests: bytes, *, changes: int) -> Backfill:
-    """Look at a backfill before it is timed: all of it has to come, and from disk."""
+    """Check a backfill before timing it: all changes must arrive, and from disk."""
     backfill = survey_backfill(_connect(server, "survey"), requests, VBUCKETS)
     if backfill.changes != changes or backfill.snapshots_from_disk != VBUCKETS:
         raise RuntimeError(f"not the backfill that was to be measured: {backfill}")
@@ -202,11 +202,11 @@ def _latency_row(name: str, seconds: list[float]) -> list[str]:
 
 
 _OPENED_BYTES = 24 + 16
-"""The answer to a stream request: a failover log of one entry. An empty vbucket has nothing else to send."""
+"""The answer to a stream request: a failover log with one entry. An empty vbucket sends nothing else."""
 
 
 def _open_idle(connection: socket.socket) -> None:
-    """Open streams where there is nothing to stream, and wait until they are idle."""
+    """Open streams of empty vbuckets, and wait until they are idle."""
     connection.sendall(stream_requests(VBUCKETS))
     missing = VBUCKETS * _OPENED_BYTES
     while missing > 0:
@@ -256,7 +256,7 @@ def run_idle() -> Section:
 
 
 def _cpu_share(server: NodeProcess, writer: socket.socket) -> tuple[float, float]:
-    """CPU seconds of the node in a second in which writes to one vbucket go on, and how many there were."""
+    """Return the node's CPU seconds per second during writes to one vbucket, and the number of writes per second."""
     request = set_requests(1, first=0, value_bytes=VALUE_BYTES, vbuckets=VBUCKETS)
     start_s, used_s = time.perf_counter(), server.cpu_s()
     writes = 0
@@ -277,7 +277,7 @@ def run_fan_out() -> Section:
     shares = {}
     for consumers in FAN_OUT_CONSUMERS:
         with data_folder() as folder, node(folder) as server, draining(server.port, LOGIN, consumers, VBUCKETS):
-            # The first change of a stream comes with a marker of its own.
+            # The first change of a stream comes with its own snapshot marker.
             first = set_requests(8 * VBUCKETS, first=0, value_bytes=VALUE_BYTES, vbuckets=VBUCKETS)
             drive(server.port, [first], [8 * VBUCKETS], LOGIN)
             time.sleep(SETTLE_S)

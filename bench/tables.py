@@ -1,4 +1,4 @@
-"""Tables of a landing: what queries read of them, and landing into an object store against the local disk."""
+"""Tables of a landing: how much queries read, and landing into an object store compared with the local disk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _run() -> list[Section]:
             bench.load(SMALL, DOCUMENTS)
             return [measure_store(bench), measure_queries(bench)]
     except PySparkException as error:
-        # Spark's errors can't be carried from one process to another.
+        # Spark's errors can't be pickled to pass them between processes.
         raise RuntimeError(str(error)) from None
 
 
@@ -58,7 +58,7 @@ class Reading:
 
 
 Query = Callable[[Path, str], int]
-"""Runs a condition against a table, with all columns, and returns how many rows it has found."""
+"""Runs a condition against a table, with all columns, and returns the number of rows found."""
 
 
 def with_deltalake(table: Path, condition: str) -> int:
@@ -137,7 +137,7 @@ def _reading(query: Query, table: Path, condition: str) -> Reading:
 
 
 def _bytes_read() -> int:
-    """By this process, from anything, whether it lay in memory or not."""
+    """Return how many bytes this process has read from any source, cached or not."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 

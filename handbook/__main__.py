@@ -1,4 +1,4 @@
-"""`python -m handbook`: what `make docs` runs."""
+"""`python -m handbook`, which `make docs` runs."""
 
 from __future__ import annotations
 

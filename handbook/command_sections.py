@@ -1,4 +1,4 @@
-"""A section for every command, from its help."""
+"""Generates a section for every command from its help."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONNECTS = "And [the options to connect](cli.md#options-to-connect)."
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command by what one types for it, groups before what is in them."""
+    """Yield every command with the words that invoke it. A group comes before its commands."""
     for name in sorted(COMMANDS):
         yield from _below(f"headwater {name}", load_command(name))
 
@@ -30,11 +30,11 @@ def _below(path: str, command: click.Command) -> Iterator[tuple[str, click.Comma
 
 
 _GROUPS_PAGE = "management.md"
-"""Where the commands are that have commands below them: they are many, and seldom looked for."""
+"""The page of the commands that are in groups: there are many, and users rarely look for them."""
 
 
 def command_list() -> str:
-    """A row a command, and in it those that it is a group of."""
+    """Return a table with one row per command. The row of a group links to its commands."""
     rows: dict[str, tuple[str, str, list[str]]] = {}
     for path, command in all_commands():
         name = " ".join(path.split()[:2])
@@ -78,7 +78,7 @@ def _section(path: str, command: click.Command) -> str:
 
 
 def some_options(command: str, *names: str) -> str:
-    """The rows of a command's table for these options, by what one types for them."""
+    """Return the rows of a command's table for these options, given as they are typed."""
     options = {name: option for option in load_command(command).params for name in option.opts}
     rows = [_row(option) for name in names if isinstance(option := options[name], click.Option)]
     return table(("option", "meaning", "default"), rows)
@@ -110,7 +110,7 @@ def limit_options() -> str:
 
 
 def connection_options() -> str:
-    """Those that all commands have that connect, from one of them."""
+    """Return the options that all connecting commands share, taken from one of these."""
     options = [option for option in load_command("tail").params if option.name in CONNECTION_OPTIONS]
     return table(("option", "meaning"), [_row(option)[:2] for option in options if isinstance(option, click.Option)])
 
@@ -121,7 +121,7 @@ def _usage(path: str, command: click.Command) -> str:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """The help as Markdown: what stands behind `\\b` is code."""
+    """Yield the help as Markdown: paragraphs after `\\b` are code."""
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         lines = paragraph.strip().splitlines()
         if lines and lines[0].strip() == "\b":
@@ -161,5 +161,5 @@ def _default(option: click.Option) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Signs that Markdown would take for its own."""
+    """Escape characters that have a meaning in Markdown."""
     return re.sub(r"(?<!`)\b_(?=\w)", r"\\_", text).replace("*", "\\*").replace("<", "&lt;")

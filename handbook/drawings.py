@@ -1,8 +1,8 @@
-"""State machines as Mermaid diagrams, drawn from the tables that the code runs by, and drawings of a vbucket's history.
+"""State machines as Mermaid diagrams, drawn from the tables that the code uses, and drawings of a vbucket's
+history.
 
-The histories are made by letting the protocol's own code decide over a small one. The first history is A, B and C that
-are written, A again, and B that is deleted. In the other, changes were made that the replica had not got when it took
-over.
+The histories come from applying the protocol's own code to a small example. In the first one, A, B and C are
+written, then A again, and B is deleted. In the other, the replica had not received some changes when it took over.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def connection_diagram() -> str:
 
 
 def _diagram(machine: Table[Any], *, shortened: set[str], short: str) -> str:
-    """Events with the same effect share an arrow; those in `shortened` are called `short` where all are there."""
+    """Draw a state machine. Events with the same effect share an arrow. Many of `shortened` together become `short`."""
     states = list(machine)
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {_name(states[0])}"]
     for state in states:
@@ -80,15 +80,15 @@ def end_reasons() -> str:
 
 
 _WRITTEN: tuple[tuple[str, int | None], ...] = (("A", 1), ("B", 1), ("C", 1), ("A", 2), ("B", None))
-"""Keys and values; None deletes. The first has seqno 1."""
+"""Keys and values; None deletes. The first write has seqno 1."""
 
 _OLD, _NEW = Vbuuid(0xAA), Vbuuid(0xBB)
 _REPLICATED, _OLD_HIGH, _NEW_HIGH = Seqno(4), Seqno(7), Seqno(6)
-"""What the replica had; how far the lost copy was; how far the new branch has come when the consumer asks."""
+"""The seqno of the replica, that of the lost copy, and that of the new branch when the consumer asks."""
 
 
 def snapshot_drawing() -> str:
-    """A row a seqno: what was written, what a stream sends of it, and what a consumer then holds."""
+    """Return a row for each seqno: what was written, what a stream sends of it, and what a consumer then holds."""
     last = {key: seqno for seqno, (key, _) in enumerate(_WRITTEN, start=1)}
     end = Seqno(len(_WRITTEN))
     started = StreamOffset(vbuuid=_OLD, seqno=Seqno(0), snapshot_start=Seqno(0), snapshot_end=Seqno(0))
@@ -162,7 +162,7 @@ def failover_drawing() -> str:
 
 
 def rollback_drawing() -> str:
-    """What a consumer of the old branch and the new active copy say to each other."""
+    """Draw the messages between a consumer of the old branch and the new active copy."""
     log = _failover_log()
     place, lines = _OLD_HIGH, []
     while True:

@@ -1,4 +1,4 @@
-"""The errors, from the tree in `errors.py` and from the places that raise them."""
+"""The errors, from the tree in `errors.py` and from the code that raises them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SECTIONS = {
     "Clusters": ("cluster",),
     "Tables and Spark": ("lake", "spark"),
 }
-"""What a user of the commands or the client can meet, by the packages it comes from. The codec's errors are about
-bytes, and have their own table."""
+"""The errors that users of the commands or the client can meet, by the packages that raise them. The codec's errors
+are about bytes, and have their own table."""
 _INNER = ("StatusError",)
 
 
@@ -47,7 +47,7 @@ def status_table() -> str:
 
 
 def statuses_of(kind: type[errors.StatusError]) -> str:
-    """The number of its status; the first and the last where it has many."""
+    """Return the number of an error's status; the first and the last if it has several."""
     first, *rest = [f"0x{status:02x}" for status, of_it in errors.STATUS_ERRORS.items() if of_it is kind]
     return f"{first} to {rest[-1]}" if rest else first
 
@@ -65,12 +65,12 @@ _OPERATORS_FIRST = (
     "another program listens on port ",
     "can't listen on port ",
 )
-"""How the messages begin that a node's operator meets first."""
+"""The beginnings of the messages that a node's operator meets first."""
 
 
 def message_sections() -> str:
-    """Every message that has an advice, by subject and then by its beginning. One of two subjects stands in the
-    first."""
+    """Return every message that has a hint, by subject and then by its beginning. A message of two subjects is
+    listed under the first."""
     parts, seen = [], set[tuple[str, str]]()
     for title, folders in _SECTIONS.items():
         found = {which: kind for which, kind in _messages(folders).items() if which not in seen}
@@ -93,7 +93,7 @@ def operators_messages() -> str:
 
 @cache
 def _messages(folders: tuple[str, ...]) -> dict[tuple[str, str], str]:
-    """Messages with their advice, and the name of their error."""
+    """Return messages with their hints, and the name of their error."""
     return {
         (message, advice): kind
         for folder in folders
@@ -108,7 +108,7 @@ def _sorting(item: tuple[tuple[str, str], str]) -> tuple[str, str]:
 
 
 def _raised(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
-    """Errors that are made with a reason and a hint that can be read from the source."""
+    """Yield the errors whose reason and hint can be read from the source."""
     kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or (kind := ast.unparse(call.func).removeprefix("errors.")) not in kinds:
@@ -120,7 +120,7 @@ def _raised(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
 
 
 def _text(node: ast.expr) -> str | None:
-    """A text, with … for what is put into it."""
+    """Return the text of an expression, with … for inserted values."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""Bits of Markdown, and what is written below a name where it gets its value: the house's way to describe fields."""
+"""Markdown helpers, and the docstrings below assignments, which describe fields in this project."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def code(text: str) -> str:
 
 
 def sentence(docstring: str | None) -> str:
-    """The first paragraph of a docstring, in one line."""
+    """Return the first paragraph of a docstring, on one line."""
     return " ".join((docstring or "").strip().partition("\n\n")[0].split())
 
 
 def written_below(body: Sequence[ast.stmt]) -> dict[str, str]:
-    """By name, of fields of a class and of attributes that `self` gets."""
+    """Return the docstrings of the fields of a class, or of the attributes set on `self`, by name."""
     found = {}
     for statement, below in pairwise(body):
         name = _assigned(statement)

@@ -1,8 +1,8 @@
-"""README as the page of the package on an index: a hook of the build, which `pyproject.toml` names.
+"""README as the package's page on an index: a build hook, which `pyproject.toml` names.
 
-README is written for the repository: it links to files beside it, and shows pictures that lie there. The page of a
-package has no such files, so these links are made to lead to the repository, at the tag of this version. Nothing but
-the standard library and the builder is imported: the build has its own environment.
+README is written for the repository: it links to files and shows pictures next to it. The page of a package has no
+such files, so its links are changed to lead to the repository, at the tag of this version. This module imports only
+the standard library and the builder: the build has its own environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FENCED = re.compile(r"^```.*?^```[ \t]*$", re.M | re.S)
 
 
 def absolute(text: str, repository: str, tag: str) -> str:
-    """A page whose links lead to the files of a repository. Code blocks stay as they are."""
+    """Return a page with links to files of a repository. Code blocks stay as they are."""
 
     def replaced(link: re.Match[str]) -> str:
         if _OUTSIDE.match(link["target"]):

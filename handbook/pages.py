@@ -1,4 +1,4 @@
-"""The pages, and what their places are filled with."""
+"""The pages, and the generators that fill their places."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pages() -> list[Path]:
 
 
 def filled(text: str) -> str:
-    """The page with all of its places filled."""
+    """Return the page with all of its places filled."""
     return _PLACE.sub(lambda match: f"{match['open']}\n{MADE[match['name']]().strip()}\n\n{match['close']}", text)
 
 

@@ -1,8 +1,8 @@
-"""The documentation as a site: a hook of MkDocs, which `mkdocs.yml` names.
+"""The documentation as a site: a hook for MkDocs, which `mkdocs.yml` names.
 
-The pages are written for GitHub: they link to files of the repository beside `docs`, and say behind the language of a
-code block whether a test runs it. Here such files become pages of their own, links are turned to them, and code blocks
-keep their language only. The menu is the list in `docs/index.md`, so that there is no second one to keep.
+The pages are written for GitHub: they link to files of the repository outside `docs`, and note after the language of a
+code block whether a test runs it. This hook turns such files into pages, changes links to lead to these, and reduces
+code blocks to their language. The menu is the list in `docs/index.md`, so that there is no second list to maintain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DOCS = "docs"
 NAMED_PAGES = {"examples/README.md": "examples/index.md", "CHANGELOG.md": "changelog.md"}
-"""Pages of the repository that lie beside `docs`, and where they are on the site."""
+"""Pages of the repository outside `docs`, and their paths on the site."""
 EXAMPLES = "Examples"
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".service": "ini", ".jsonl": "json"}
 FILE_BYTES_MAX = 256 * 1024
@@ -31,25 +31,25 @@ _FENCE = re.compile(r"^(?P<fence>```\w+)[ \t]+\S.*$", re.M)
 _SECTION = re.compile(r"^\*\*(?P<title>[^*\n]+)\*\*$", re.M)
 
 
-# --- where a file of the repository is on the site ----------------------------------------------------------------
+# --- the paths of the repository's files on the site --------------------------------------------------------------
 
 
 def site_path(path: str) -> str:
-    """The page for a file or a folder of the repository; other files of `docs` are on the site as they are."""
+    """Return the page for a file or a folder of the repository; other files of `docs` keep their paths."""
     if path.startswith(f"{DOCS}/"):
         return path.removeprefix(f"{DOCS}/")
     return NAMED_PAGES.get(path, f"{path}.md")
 
 
 def targets(path: str, text: str) -> list[str]:
-    """The files of the repository that a page links to, by their paths there."""
+    """Return the files of the repository that a page links to, by their paths in the repository."""
     found = [match["target"] for match in _LINK.finditer(_FENCED.sub("", text))]
     folder = posixpath.dirname(path)
     return [posixpath.normpath(posixpath.join(folder, one)) for one in found if not _OUTSIDE.match(one)]
 
 
 def relinked(path: str, text: str) -> str:
-    """A page whose links lead to pages of the site. A link that leads nowhere stays, and MkDocs reports it."""
+    """Return a page with links to pages of the site. A broken link stays, and MkDocs reports it."""
     here = posixpath.dirname(site_path(path))
 
     def replaced(match: re.Match[str]) -> str:
@@ -67,11 +67,11 @@ def relinked(path: str, text: str) -> str:
     return "".join([*parts, _LINK.sub(replaced, text[at:])])
 
 
-# --- pages for what is not written as one -------------------------------------------------------------------------
+# --- pages for files that are not pages ---------------------------------------------------------------------------
 
 
 def shown(path: str) -> str:
-    """A file of the repository as a page, or a folder with all its files."""
+    """Return a file of the repository as a page, or a folder with all its files."""
     there = ROOT / path
     if there.suffix == ".ipynb":
         return notebook_page(there)
@@ -86,7 +86,7 @@ def shown(path: str) -> str:
 
 
 def notebook_page(file: Path) -> str:
-    """The cells of a notebook, without what they have printed."""
+    """Return the cells of a notebook, without their output."""
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
     sources = [("".join(cell["source"]), cell["cell_type"] == "code") for cell in cells]
     return "\n\n".join(f"```python\n{source}\n```" if is_code else source for source, is_code in sources) + "\n"
@@ -94,7 +94,7 @@ def notebook_page(file: Path) -> str:
 
 @cache
 def pages_beside_docs() -> dict[str, str]:
-    """All pages that are made from files beside `docs`, by their paths in the repository: those that pages link to."""
+    """Return the pages for files outside `docs` that other pages link to, by their paths in the repository."""
     texts = {
         str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in sorted((ROOT / DOCS).rglob("*.md"))
     }
@@ -111,12 +111,12 @@ def pages_beside_docs() -> dict[str, str]:
 
 
 def menu(index: str) -> list[Any]:
-    """The sections of the index, with the pages that each lists."""
+    """Return the sections of the index, with the pages that each lists."""
     parts = _SECTION.split(index)
     sections: list[Any] = ["index.md"]
     for title, text in zip(parts[1::2], parts[2::2], strict=True):
         pages = [site_path(target) for target in targets(f"{DOCS}/index.md", text)]
-        # Examples have a section of their own.
+        # Examples have their own section.
         sections.append({title: [page for page in pages if not page.startswith("examples/")]})
     examples = [site_path(path) for path in targets("examples/README.md", (ROOT / "examples/README.md").read_text())]
     own = [NAMED_PAGES["examples/README.md"], *(page for page in examples if page.startswith("examples/"))]

@@ -1,6 +1,6 @@
-"""How large the source is: what `docs/internals/size.toml` limits, and `make docs` lowers.
+"""The size of the source, which `docs/internals/size.toml` limits. `make docs` lowers the limits.
 
-A change that needs more says so there: it raises a limit and gives the reason in a comment beside it. A test compares.
+A change that needs more raises a limit in that file, and gives the reason in a comment. A test compares.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SMALL_LINES = 60
 
 
 def measured() -> dict[str, int]:
-    """Everything that has a limit, by the name of its limit."""
+    """Return everything that has a limit, by the name of its limit."""
     files = lines_by_file(ROOT / "src")
     packages: Counter[str] = Counter()
     for path, lines in files.items():
@@ -42,14 +42,14 @@ def lines_by_file(folder: Path) -> dict[Path, int]:
 
 
 def limits() -> dict[str, int]:
-    """The limits as the file has them."""
+    """Return the limits in the file."""
     read = tomllib.loads(LIMITS.read_text(encoding="utf-8"))
     of_packages = read.pop("lines_by_package")
     return {**read, **{f"lines.{package}": lines for package, lines in of_packages.items()}}
 
 
 def lower_limits() -> None:
-    """Write what is smaller now into the file. What has grown stays as it is, for a person to decide."""
+    """Lower the limits of everything that is smaller now. Limits that are exceeded stay, for a person to decide."""
     found, text = measured(), LIMITS.read_text(encoding="utf-8")
     for name, limit in limits().items():
         if found.get(name, limit) < limit:
@@ -59,7 +59,7 @@ def lower_limits() -> None:
 
 @cache
 def longest_import_chain() -> list[str]:
-    """The modules of the longest chain in which each imports the next while it is imported itself."""
+    """Return the modules of the longest chain in which each imports the next at import time."""
     trees = {_module_name(path): tree for path, tree in _trees()}
     imports = {module: {*_imported(tree, trees.keys())} for module, tree in trees.items()}
     chains: dict[str, list[str]] = {}
@@ -70,7 +70,7 @@ def longest_import_chain() -> list[str]:
 
 
 def _imported(tree: ast.Module, modules: Set[str]) -> Iterator[str]:
-    """The modules that a module imports when it runs: not those in functions, nor those for type checkers."""
+    """Yield the modules that a module imports when it runs, except imports in functions or for type checkers."""
     for statement in tree.body:
         match statement:
             case ast.Import(names=names):
@@ -85,7 +85,7 @@ def _module_name(path: Path) -> str:
 
 
 def private_functions() -> tuple[int, int]:
-    """How many functions and methods have private names, and how many of these their module names once."""
+    """Return how many functions and methods have private names, and how many of these their module names once."""
     private = once = 0
     for _, tree in _trees():
         named = Counter(
@@ -106,7 +106,7 @@ def _trees() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def report() -> str:
-    """The figures as a table, for `docs/internals/decisions.md`."""
+    """Return the figures as a table, for `docs/internals/decisions.md`."""
     sizes, (private, once) = sorted(lines_by_file(ROOT / "src").values()), private_functions()
     rows = {
         "source files": f"{len(sizes):,}",

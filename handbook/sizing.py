@@ -1,8 +1,8 @@
-"""A model of what a bucket of some size needs, with the figures of the last measurement as its constants.
+"""A model of what a bucket of a given size needs. Its constants are the figures of the last measurement.
 
-`docs/internals/performance.md` is what `make bench` has written. The figures are rounded to two digits, to the careful
-side, so that the tables do not change with every run. Beyond the measured machine everything is taken to grow in
-proportion: nodes share nothing but the vbuckets they hand to each other, and the tasks of a landing nothing at all.
+`make bench` has written `docs/internals/performance.md`. The figures are rounded to two digits, to the careful
+side, so that the tables do not change with every run. Beyond the measured machine, everything is assumed to grow in
+proportion: nodes share only the vbuckets that they hand to each other, and the tasks of a landing share nothing.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from handbook.markdown import table
 MEASURED = Path(__file__).parents[1] / "docs" / "internals" / "performance.md"
 
 FRAME_BYTES = 55
-"""Of a change on disk, beside its key and its value."""
+"""The bytes of a change on disk, besides its key and its value."""
 DISK_FACTOR = 1.5
 """Room for the history window and for compaction. An estimate."""
 NODE_MEMORY_BYTES = 48 * 10**9
-"""Of a machine with 64 GB, what its node may take."""
+"""The part of a machine's 64 GB that its node may use."""
 EXECUTOR_CORES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one machine was measured to do, each rounded to the careful side."""
+    """What one machine has achieved in measurements, rounded to the careful side."""
 
     node_bytes: int
-    """Memory of a node's process for a document, just after loading it."""
+    """Memory of a node's process per document, just after loading it."""
     node_writes_s: int
-    """Durable sets of documents of 200 bytes that a node takes in a second."""
+    """Durable sets of documents of 200 bytes that a node accepts per second."""
     node_opens_s: int
-    """Documents that a node reads in a second when it starts again."""
+    """Documents that a node reads per second when it restarts."""
     core_lands_s: int
-    """Documents that a core lands in a second, with the share of the node and of Spark in it."""
+    """Documents that a core lands per second, including the share of the node and of Spark."""
 
     @classmethod
     def read(cls, page: str) -> Figures:
@@ -58,13 +58,13 @@ def _figure(page: str, pattern: str) -> float:
 
 
 def _careful(figure: float, *, up: bool = False) -> int:
-    """Two digits of it, never better than measured."""
+    """Round to two digits, never better than measured."""
     step = 10 ** max(0, math.floor(math.log10(figure)) - 1)
     return int((math.ceil if up else math.floor)(figure / step) * step)
 
 
 def speed_sentence() -> str:
-    """What README says of speed: a whole landing, into both tables."""
+    """Return README's sentence about speed: that of a whole landing, into both tables."""
     page = MEASURED.read_text(encoding="utf-8")
     cores = _figure(page, r"^- Machine: .*?(\d+) cores")
     rate = _figure(page, r"^\| 4 M \| [\d.]+ s \| (\d+) k/s \|") * 1000
@@ -88,7 +88,7 @@ class Load:
     key_bytes: int = 20
     value_bytes: int = 200
     copies: int = 2
-    """Active and replica."""
+    """The active copy and the replicas."""
     first_landing_s: int = 3600
 
 
@@ -100,9 +100,9 @@ class Size:
     landing_cores: int
     executors: int
     load_s: float
-    """To load it, at best."""
+    """The minimum time to load the documents."""
     restart_s: float
-    """Until a node that was killed is ready again."""
+    """The time until a killed node is ready again."""
 
 
 def size_of(load: Load, measured: Figures) -> Size:
@@ -163,18 +163,18 @@ WORKS = ("load", "stream", "land")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCosts:
-    """Processor time of a work for a million documents: of the nodes, and of all that works beside them."""
+    """Processor time of a kind of work for a million documents: that of the nodes, and that of everything else."""
 
     node_s: float
     others_s: float
 
     def rate(self, *, nodes: int, cores: int) -> float:
-        """Documents a second, at best: a node has one core, and all of them share the machine's."""
+        """Return the documents per second at best: a node uses one core, and all programs share the machine's cores."""
         return 1e6 * min(nodes / self.node_s, cores / (self.node_s + self.others_s))
 
 
 def work_costs(page: str) -> dict[str, WorkCosts]:
-    """Fitted to what two nodes did on the measured machine, where they had no core to spare."""
+    """Return costs fitted to the figures of two nodes on the measured machine, where they had no core to spare."""
     cores = _figure(page, r"^- Machine: .*?(\d+) cores")
     costs = {}
     for place, work in enumerate(WORKS):

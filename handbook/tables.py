@@ -1,8 +1,8 @@
-"""Tables of options, metrics, the log and the protocol, each from the code that has them.
+"""Tables of options, metrics, the log and the protocol, each from the code that defines them.
 
-Options come from the dataclasses; metrics from the collectors that Prometheus reads; the meaning of a number from what
-is written below it; what a node serves from the tables by which it does: messages by the right they need, controls,
-HELLO features. What works with which PySpark is what `make spark-versions` has written.
+Options come from the dataclasses, metrics from the collectors that Prometheus reads, and the meaning of a number
+from the docstring below it. What a node serves comes from its own tables: messages by the privilege they need,
+controls, HELLO features. `make spark-versions` has recorded what works with which PySpark.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def source_options_table() -> str:
 
 
 def _default(option: Option, default: object) -> str:
-    """As one would write it in Spark or on the command line."""
+    """Return a default as one would write it in Spark or on the command line."""
     if option.default_words is not None:
         return option.default_words
     if default is None:
@@ -89,7 +89,7 @@ def _default(option: Option, default: object) -> str:
 
 
 class _NoNode:
-    """Stands for a node: without buckets a collector has all families, and no numbers for them."""
+    """Stands for a node: without buckets, a collector has all families, but no samples."""
 
     server_version = ""
     is_ready = False
@@ -107,14 +107,14 @@ def node_metrics_table() -> str:
 
 
 def landing_metrics_table() -> str:
-    # What is not known would leave its metric out.
+    # An unknown value would leave its metric out.
     status = LandingStatus(**dict.fromkeys((field.name for field in fields(LandingStatus)), cast(Any, 0)))
     landing = LandingMetrics("", lambda: status, page="")
     return _families(LandingCollector(landing).collect(), common=METRICS_LABELS)
 
 
 def _families(families: Iterable[Metric], common: Sequence[str] = ()) -> str:
-    """The labels of each but those that all of them have, which the page names at once."""
+    """Return the families with their labels, except those that all of them have, which the page names once."""
     rows = []
     for one in families:
         name = f"{one.name}_total" if one.type == "counter" else one.name
@@ -126,7 +126,7 @@ def _families(families: Iterable[Metric], common: Sequence[str] = ()) -> str:
 
 
 def reader_numbers_table() -> str:
-    """What `ReaderMetrics.snapshot` has, in its order."""
+    """Return the numbers of `ReaderMetrics.snapshot`, in its order."""
     source = textwrap.dedent(inspect.getsource(ReaderMetrics.__init__))
     [definition] = ast.parse(source).body
     assert isinstance(definition, ast.FunctionDef)
@@ -140,7 +140,7 @@ _SUMMED_UP = {
     "vbuckets": "Only with `snapshot(vbuckets=True)`: for each vbucket the seqnos returned, received and known to"
     " exist, and its lag.",
 }
-"""What a snapshot makes of other numbers."""
+"""Numbers that a snapshot derives from others."""
 
 
 def log_fields_table() -> str:
@@ -153,7 +153,7 @@ def log_events_table() -> str:
 
 
 def _events() -> Iterator[tuple[LogEvent, str]]:
-    """Each event, with the text that stands below it in the source."""
+    """Yield each event with the docstring below it in the source."""
     [source] = ast.parse(inspect.getsource(LogEvent)).body
     assert isinstance(source, ast.ClassDef)
     for member, text in pairwise(source.body):
@@ -177,7 +177,7 @@ def _message_sections() -> Iterator[str]:
         if request is None:
             continue
         yield f"## 0x{opcode:02x} {opcode.name}"
-        # Where nothing is written, a dataclass has its signature.
+        # A dataclass without a docstring has its signature instead.
         if not (request.__doc__ or "").startswith(f"{request.__name__}("):
             yield sentence(request.__doc__)
         yield _parts(request)
@@ -217,7 +217,7 @@ _RIGHTS = {
 
 
 def commands_table() -> str:
-    """Every message of a key-value connection, by opcode within its right."""
+    """Return every message of a key-value connection, by opcode within its privilege."""
     rows = []
     for right, words in _RIGHTS.items():
         served = sorted(int(message.opcode) for message in HANDLERS if _needed(message) is right)
@@ -261,7 +261,7 @@ _FEATURES = {
     "pushed filters": "pushed filters",
     "pipelines": "pipelines",
 }
-"""As the marks of tests name them."""
+"""The features, by the names in the marks of tests."""
 _STATES = {"passed": "yes", "failed": "**fails**", "skipped": "–"}
 
 

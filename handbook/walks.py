@@ -1,12 +1,12 @@
-"""The walks of the architecture page: which files of the source one set and one rollback go through.
+"""The walks of the architecture page: the source files that one set and one rollback go through.
 
-`python -m handbook.walks` runs a node and a landing in one process, with a profiler in every thread, and prints what it
-has found as JSON. The landing is paused between its batches, so that what is recorded is one set (from its bytes at the
+`python -m handbook.walks` runs a node and a landing in one process, with a profiler in every thread, and prints the
+result as JSON. The landing is paused between its batches, so that the recording covers one set (from its bytes at the
 listener until its row is in the table `documents`), and then one failover drill (until the landing has undone it).
 
-Two things are not recorded: the thread that sets the document, which is the client, and what a clock sets off, since
-that happens with or without a set. Kernels run as machine code, which no profiler sees: the files that call them stand
-in for them.
+Two things are not recorded: the thread that sets the document, which is the client, and work that a clock starts,
+since it happens with or without a set. Kernels run as machine code, which no profiler sees: the files that call them
+represent them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "headwater"
 PAGE = ROOT / "docs" / "internals" / "architecture.md"
 RUN_S_MAX = 300
-"""A run takes two seconds, and longer where kernels have to be compiled first."""
+"""A run takes two seconds, or longer if kernels must be compiled first."""
 STEP_S_MAX = 60.0
 
 USER, PASSWORD, BUCKET = "admin", "a secret for the walk", "default"
@@ -55,7 +55,7 @@ KEY = b"order-1"
 T = TypeVar("T")
 
 _NODES_CLOCK = "_watch_connections"
-"""The task of a node that looks after its connections, every so often."""
+"""The node's task that checks its connections periodically."""
 
 
 # --- the tables -----------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def rollback_walk() -> str:
 
 @cache
 def traced() -> dict[str, list[str]]:
-    """By walk the files that were entered, in the order of their first entry. A rollback has those that it adds."""
+    """Return the files entered in each walk, in order of first entry. A rollback has only those not in the set's."""
     ran = subprocess.run(
         [sys.executable, "-m", "handbook.walks"],
         cwd=ROOT,
@@ -85,7 +85,7 @@ def traced() -> dict[str, list[str]]:
 
 
 def _walk_table(name: str, found: list[str]) -> str:
-    # Threads run side by side, so the order differs a little between runs. The page's order stays while its files do.
+    # Threads run concurrently, so the order varies between runs. Keep the page's order if it has the same files.
     before = files_on_page(name)
     files = before if {*before} == {*found} else found
     rows = [(code(file), first_sentence(SOURCE / file)) for file in files]
@@ -93,13 +93,13 @@ def _walk_table(name: str, found: list[str]) -> str:
 
 
 def files_on_page(name: str) -> list[str]:
-    """The files that the page lists in one of its walks."""
+    """Return the files that the page lists in one of its walks."""
     place = PAGE.read_text(encoding="utf-8").partition(f"<!-- made: {name} -->")[2].partition("<!-- /made -->")[0]
     return re.findall(r"^\| `([\w/]+\.py)` \|", place, re.M)
 
 
 def first_sentence(path: Path) -> str:
-    """Of the docstring of a module."""
+    """Return the first sentence of a module's docstring."""
     said = sentence(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))))
     return re.split(r"(?<=\.) ", said, maxsplit=1)[0].removesuffix(".")
 
@@ -108,7 +108,7 @@ def first_sentence(path: Path) -> str:
 
 
 class Recorder:
-    """Records the files of the source that are entered, in threads that are started after `install`."""
+    """Records the source files that are entered, in threads started after `install`."""
 
     def __init__(self) -> None:
         self._found: list[str] | None = None
@@ -144,7 +144,7 @@ def _is_of_clock(frame: FrameType | None) -> bool:
 
 
 class Walk:
-    """A node, a client and a landing that is paused after each of its batches."""
+    """A node, a client, and a landing that is paused after each of its batches."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -153,10 +153,10 @@ class Walk:
         self._batches: list[LandedBatch] = []
 
     def run(self) -> dict[str, list[str]]:
-        """Returns the two walks."""
+        """Return the two walks."""
         from headwater.landing import Freshness, LocalRunner, land, query
 
-        query.LAG_EVERY_S = STEP_S_MAX  # the thread that asks for the lag asks once, while nothing is recorded
+        query.LAG_EVERY_S = STEP_S_MAX  # The thread that measures the lag runs once, while nothing is recorded.
         self._recorder.install()
         self._serve()
         self._set(KEY, b"{}")
@@ -171,7 +171,7 @@ class Walk:
             password=PASSWORD,
         )
         self._wait_for_batch()
-        # Twice, so that the first of them loads the kernels that a set of a document that is there needs.
+        # Twice: the first set loads the kernels for setting an existing document.
         self._record(lambda: self._set(KEY, b'{"n":0}'))
         of_set = self._record(lambda: self._set(KEY, b'{"n":1}'))
         last = self._batches[-1]
@@ -207,7 +207,7 @@ class Walk:
     # --- the landing and its pauses -----------------------------------------------------------------------------------
 
     def _on_batch(self, landed: LandedBatch) -> None:
-        """In the landing's thread: its batch is committed and merged."""
+        """Note a committed and merged batch. The landing's thread calls this, and waits here."""
         self._batches.append(landed)
         self._has_landed.release()
         self._may_go_on.acquire()
@@ -216,7 +216,7 @@ class Walk:
         assert self._has_landed.acquire(timeout=STEP_S_MAX), "the landing has not landed a batch"
 
     def _record(self, act: Callable[[], object]) -> list[str]:
-        """Do something to the bucket, have it landed, and return what was entered meanwhile."""
+        """Change the bucket, wait until the change has landed, and return the files entered in the meantime."""
         self._recorder.begin()
         act()
         self._may_go_on.release()
@@ -227,7 +227,7 @@ class Walk:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-walk-") as folder:
         print(json.dumps(Walk(Path(folder)).run()), flush=True)
-    # The landing waits for its next batch, and the node for its next client.
+    # The landing still waits for its next batch, and the node for its next client.
     os._exit(0)
 
 

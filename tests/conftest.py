@@ -1,4 +1,4 @@
-"""Fixtures that tests of all kinds may use."""
+"""Fixtures for tests of all kinds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.node_process import NodeProcess, StartNode
 if TYPE_CHECKING:
     from support.traces import Traces
 
-# Every run tries other examples, so that few are enough for one; `make soak` tries many. No deadline: machines differ.
+# Every run tries other examples, so a few per run suffice; `make soak` tries many. No deadline: machines differ.
 settings.register_profile("every-run", max_examples=25, deadline=None)
 settings.register_profile("soak", max_examples=800, deadline=None)
 settings.load_profile("every-run")
@@ -27,7 +27,7 @@ settings.load_profile("every-run")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """The tests that were collected stay to the end, so that the garbage collector need not look at them each time."""
+    """Exempt the collected tests from garbage collection, as they live to the end and need not be scanned each time."""
     gc.disable()
     try:
         return (yield)
@@ -37,14 +37,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 ASYNC_S_MAX = 120.0
-"""How long a test that is a coroutine may take: far beyond what any takes, so that one which hangs says where."""
+"""How long a coroutine test may take: far longer than any needs, so that a hanging test reports where it hangs."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function in an event loop of its own: that of its module's `LOOP_FACTORY`, if any.
+    """Run a coroutine test in its own event loop, made by its module's `LOOP_FACTORY` if it has one.
 
-    Such a loop has a time of its own, so nothing limits how much of it the test takes.
+    Such a loop has its own clock, so the test's time on it is not limited.
     """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
@@ -61,14 +61,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # libraries look for what they have leaked when the interpreter ends
+    gc.unfreeze()  # Libraries look for leaked objects when the interpreter ends
 
 
 @pytest.fixture
 def start_node(tmp_path: Path) -> Iterator[StartNode]:
-    """Starts real nodes, on a folder of the test unless another is given. They are gone when the test ends.
+    """Start real nodes, in a folder of the test unless another one is given. They are stopped when the test ends.
 
-    A node that has met an error of its own shows it in its log as a traceback, and fails the test.
+    A node that has met an internal error has a traceback in its log, and fails the test.
     """
     nodes: list[NodeProcess] = []
 
@@ -87,7 +87,7 @@ def start_node(tmp_path: Path) -> Iterator[StartNode]:
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
     """What this process records with OpenTelemetry."""
-    # Few tests need the SDK.
+    # Imported here, because few tests need the SDK.
     from headwater import telemetry
     from support.traces import Traces
 
@@ -99,6 +99,6 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """Where the nodes of a `HeadwaterNode` start fast: one process, from which they are forked."""
+    """The process from which the nodes of a `HeadwaterNode` are forked, so that they start fast."""
     with Nursery(tmp_path_factory.mktemp("nursery")) as made:
         yield made

@@ -1,9 +1,9 @@
-"""Writers that remember what they were promised, and the check that the promises were kept.
+"""Writers that record which writes were acknowledged, and the check that no acknowledged write is lost.
 
-A writer pipelines sets and deletes on a connection until that breaks. For every key it keeps the versions it has sent,
-in order, and which of them were answered. After a crash a document has to be at the last answered version or at a later
-one: what was sent and not answered may have happened or not. Whatever is found then is what counts from there on, so a
-write that was lost once and turns up after the next crash is a fault, too.
+A writer pipelines sets and deletes on a connection until that breaks. For every key it keeps the versions it has
+sent, in order, and which of them were answered. After a crash, a document must have the last answered version or a
+later one: a write that was sent but not answered may or may not have happened. The version found then counts as
+answered, so a write that was lost once and reappears after the next crash is a fault, too.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SMALL_BYTES_MAX = 400
 
 @dataclass(slots=True)
 class Version:
-    """One state of a document: a value, or None where it is not there."""
+    """One state of a document: a value, or None if it does not exist."""
 
     value: bytes | None
     is_answered: bool = False
     cas: int = 0
-    """As it was answered."""
+    """The CAS in the answer."""
 
 
 class WriteHistory:
-    """What was sent for each key since it was last known for sure."""
+    """What was sent for each key since its state was last known."""
 
     def __init__(self) -> None:
         self._versions: dict[bytes, list[Version]] = {}
@@ -60,7 +60,7 @@ class WriteHistory:
         return versions[-1]
 
     def found(self, key: bytes, value: bytes | None, cas: int) -> None:
-        """Check what a crash has left of a document, and take it for the truth from now on."""
+        """Check what a crash has left of a document, and treat it as the known state from now on."""
         versions = self._versions[key]
         promised = max(number for number, version in enumerate(versions) if version.is_answered)
         matches = [version for version in versions[promised:] if version.value == value]
@@ -73,17 +73,17 @@ class WriteHistory:
 
 
 class PipelinedWriter(threading.Thread):
-    """Writes to keys of its own until the connection breaks."""
+    """Writes to its own keys until the connection breaks."""
 
     def __init__(
         self, node: NodeProcess, history: WriteHistory, *, name: str, key_prefix: str, keys: int, vbuckets: int
     ) -> None:
-        """`name` is part of every value, so there must be only one writer of that name, ever."""
+        """`name` is part of every value, so no other writer may ever have the same name."""
         super().__init__(name=name)
         self.answered = 0
         self.has_answers = threading.Event()
         self.faults: list[str] = []
-        """Answers that are none."""
+        """Invalid answers."""
         self._connection = node.connect()
         self._history = history
         self._keys = [f"{key_prefix}-{number}".encode() for number in range(keys)]
@@ -142,11 +142,11 @@ class PipelinedWriter(threading.Thread):
         self.has_answers.set()
 
 
-# --- looking at what is there -------------------------------------------------------------------------------------
+# --- reading the documents back -----------------------------------------------------------------------------------
 
 
 def check_history(connection: KvConnection, history: WriteHistory, *, vbuckets: int) -> int:
-    """Check every document that was ever written. Returns how many there are."""
+    """Check every document that was ever written. Returns how many exist."""
     keys = history.keys
     requests: list[Request] = [
         Get(opaque=number, key=key, collection_id=DEFAULT_COLLECTION, vbucket=vbucket_of(key, vbuckets))
@@ -164,7 +164,7 @@ def check_history(connection: KvConnection, history: WriteHistory, *, vbuckets: 
 def exchange(
     connection: KvConnection, requests: list[Request], *, batch: int = BATCH, is_sent: bool = False
 ) -> list[Frame]:
-    """Send requests, a batch at a time, and take as many answers, which come in their order."""
+    """Send requests, a batch at a time, and receive as many answers, which arrive in the same order."""
     answers: list[Frame] = []
     frames = FrameBuffer()
     for start in range(0, len(requests), batch):
@@ -178,7 +178,7 @@ def exchange(
 
 
 def statistics(connection: KvConnection, group: str = "") -> dict[str, str]:
-    """A group of statistics: one answer each, and an empty one at the end."""
+    """Return a group of statistics: one answer each, and an empty one at the end."""
     connection.sock.sendall(Stat(key=group.encode()).encode())
     frames = FrameBuffer()
     answers: list[Frame] = []

@@ -1,4 +1,4 @@
-"""A real browser for tests: Debian's chromium, driven over WebDriver, with an empty profile and no way out."""
+"""A real browser for tests: Debian's chromium, driven over WebDriver, with an empty profile and no internet access."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Browser:
         self.driver.get(url)
 
     def find(self, css: str) -> WebElement:
-        """The first element that matches, as soon as there is one."""
+        """Return the first element that matches, as soon as there is one."""
         found: WebElement = self.until(lambda: next(iter(self.all(css)), None), f"there is no {css}")
         return found
 
@@ -52,7 +52,7 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def press(self, *keys: str) -> None:
-        """Keys for whatever has the focus."""
+        """Send keys to the focused element."""
         for key in keys:
             self.driver.switch_to.active_element.send_keys(key)
 
@@ -70,11 +70,11 @@ class Browser:
         assert self.driver.save_screenshot(str(path))
 
     def console(self) -> list[str]:
-        """What the page has complained about since the last time."""
+        """Return the page's errors and warnings since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
     def forget(self) -> None:
-        """Be as new: nothing open, stored, emulated or logged."""
+        """Reset the browser: nothing open, stored, emulated or logged."""
         url = urlsplit(self.driver.current_url)
         everything = {"origin": f"{url.scheme}://{url.netloc}", "storageTypes": "all"}
         self.driver.get("about:blank")
@@ -86,7 +86,7 @@ class Browser:
         self.hosts_asked()
 
     def hosts_asked(self) -> set[str]:
-        """The hosts that the browser has sent requests to, for any page."""
+        """Return the hosts that the browser has sent requests to, for any page, since the last call."""
         messages = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
         asked = (one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent")
         return {urlsplit(url).netloc for url in asked if urlsplit(url).scheme not in ("data", "chrome")}
@@ -110,7 +110,7 @@ def running_browser(profile: Path) -> Iterator[Browser]:
         driver.quit()
 
 
-# What several tests do with the page: log in, and have its accessibility checked.
+# What several tests do with the page: log in, and check its accessibility.
 
 
 ROOT = Path(__file__).parents[2]
@@ -124,11 +124,11 @@ def log_in(browser: Browser, node: NodeProcess, password: str = PASSWORD) -> Non
 
 
 def show_map(browser: Browser) -> None:
-    """Have the overview show every vbucket."""
+    """Make the overview show every vbucket."""
     browser.find("#show-map")
 
     def is_open() -> bool:
-        # What is below the line of health moves when that gets longer, and a click may miss.
+        # Elements below the health line move when it grows, so a click may miss.
         for button in browser.all("#show-map[aria-expanded=false]"):
             button.click()
         return bool(browser.all(".full-map"))
@@ -137,7 +137,7 @@ def show_map(browser: Browser) -> None:
 
 
 def axe_findings(browser: Browser) -> list[Any]:
-    """The serious faults that axe finds."""
+    """Return the serious faults that axe finds."""
     browser.run(_axe_source())
     found = browser.driver.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
     return [

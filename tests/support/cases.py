@@ -1,10 +1,10 @@
-"""One test for many cases that take no time.
+"""One test for many fast cases.
 
-A case of `pytest.mark.parametrize` is a test: it is collected by every worker, set up, reported and sent around, which
-takes a thousand times as long as to decode a frame. `each` takes the same arguments and makes one test of all cases;
-`case` adds one case, for tables that are written out above their test. The error of a test names the case that fails.
-All cases share the fixtures, so they must not depend on each other. `case_apart` makes a test of each, with fixtures
-of its own.
+A case of `pytest.mark.parametrize` is a test: every worker collects it, sets it up, reports it and sends it around,
+which takes a thousand times as long as decoding a frame. `each` takes the same arguments and makes one test of all
+cases; `case` adds one case, for tables written above their test. The error of a test names the case that fails. All
+cases share the fixtures, so they must not depend on each other. `case_apart` makes each case a test with its own
+fixtures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 
 def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """As `pytest.mark.parametrize`, in one test."""
+    """Like `pytest.mark.parametrize`, but in one test."""
     wanted = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     values = [_values(case, len(wanted)) for case in cases]
     assert values, "a test without cases says nothing"
@@ -25,7 +25,7 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callab
 
 
 def case(*values: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """One case of a test: the values of its last parameters. Those before them are fixtures."""
+    """Add a case to a test: the values of its last parameters. Those before them are fixtures."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         cases = getattr(test, "cases", [])
@@ -39,7 +39,7 @@ def case(*values: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def case_apart(*values: Any, id: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test of its own: the values of its last parameters."""
+    """Add a case as a separate test: the values of its last parameters."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         cases = getattr(test, "cases", [])

@@ -1,4 +1,4 @@
-"""Offsets for the tests of checkpoints, and a way to call what is asynchronous from a plain test."""
+"""Offsets for the tests of checkpoints, and a way to call coroutines from a plain test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.node_process import PASSWORD, USER, NodeProcess
 UUID = "5ab1d6bd2ee8f9b4d9d6cf4a3f3f6f5e"
 
 VBUCKETS = 16
-"""Of the node that tests share."""
+"""The number of vbuckets of the node that tests share."""
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ atexit.register(_RUNNER.close)
 
 
 def run(call: Coroutine[Any, Any, T]) -> T:
-    """In one loop for all calls, since connections are kept from one to the next."""
+    """Run all calls in one loop, since connections are kept between calls."""
     return _RUNNER.run(call)
 
 
@@ -41,5 +41,5 @@ def offset_at(seqno: int, *, vbuuid: int = 2**63 + 1) -> StreamOffset:
 
 
 def offsets_at(seqno: int, *, vbuckets: int = 4, bucket_uuid: str = UUID) -> Offsets:
-    """The same seqno in all vbuckets, so that a mixture of two saves is easy to tell."""
+    """Return offsets with the same seqno in all vbuckets, so that a mixture of two saves is easy to detect."""
     return Offsets(bucket_uuid, {VBucketId(vbucket): offset_at(seqno) for vbucket in range(vbuckets)})

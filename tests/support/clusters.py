@@ -1,4 +1,4 @@
-"""Real nodes in the process of the test, on real sockets and disks: as many as wanted, and ready at once."""
+"""Real nodes in the test's process, with real sockets and disks: any number, and ready immediately."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOGIN = Login(credentials=Credentials(USER, PASSWORD), bucket="default", feature
 
 
 class InProcessNodes:
-    """Nodes that are stopped and started by their numbers."""
+    """Nodes that are stopped and started by number."""
 
     def __init__(self, folder: Path, *, login: Login = LOGIN) -> None:
         self._folder = folder
@@ -91,12 +91,12 @@ class InProcessNodes:
     # --- documents ------------------------------------------------------------------------------------------------
 
     async def store(self, documents: Iterable[bytes]) -> None:
-        """Write to whichever node takes it."""
+        """Write documents, each to the node that accepts it."""
         wanted = list(documents)
         assert await self.try_to_store(wanted) == wanted
 
     async def try_to_store(self, documents: Iterable[bytes]) -> list[bytes]:
-        """The same, and returns what was taken."""
+        """Write documents. Returns those that were accepted."""
         taken = []
         connections = [await AsyncKvConnection.open(self.address(number), self.login) for number in self.running]
         for key in documents:
@@ -112,7 +112,7 @@ class InProcessNodes:
         return taken
 
     async def found(self, documents: Iterable[bytes]) -> list[bytes]:
-        """Those of the documents that a node gives as their active one."""
+        """Return those of the documents that a node returns from an active vbucket."""
         connections = [await AsyncKvConnection.open(self.address(number), self.login) for number in self.running]
         found = []
         for key in documents:
@@ -136,7 +136,7 @@ class InProcessNodes:
         return list(map(int, self.bucket(number).vbuckets.durable_seqnos))
 
     def is_even(self) -> bool:
-        """Whether all copies of each vbucket are at the same seqno."""
+        """Return whether all copies of each vbucket are at the same seqno."""
         buckets = [self.bucket(number) for number in self.running]
         return all(
             len({int(one.vbuckets.durable_seqnos[vb]) for one in buckets if one.vbuckets.exists(vb)}) == 1
@@ -144,7 +144,7 @@ class InProcessNodes:
         )
 
     def copies(self, vbucket: int) -> dict[int, str]:
-        """The state of a vbucket on each of the nodes."""
+        """Return the state of a vbucket on each of the nodes."""
         states = {
             number: node.bucket_service("default").bucket.vbuckets.state(vbucket)
             for number, node in self.running.items()
@@ -153,7 +153,7 @@ class InProcessNodes:
 
 
 async def soon(is_so: Callable[[], bool], *, within_s: float = 30.0) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(within_s):
         while not is_so():
             await asyncio.sleep(0.02)
@@ -174,11 +174,11 @@ async def in_process(folder: Path, count: int) -> AsyncIterator[InProcessNodes]:
         await nodes.stop_all()
 
 
-# Real nodes in processes of their own, on fixed ports, so that one that is started again is the same node.
+# Real nodes in separate processes, on fixed ports, so that a restarted one is the same node.
 
 
 PROCESS_VBUCKETS = 32
-"""Few, as every one that moves takes its time."""
+"""Few, as every vbucket takes time to move."""
 
 
 class ClusterProcesses:
@@ -210,7 +210,7 @@ class ClusterProcesses:
                 assert "Traceback" not in node.log(), node.log()
 
     def form(self, *, replicas: int = 1) -> None:
-        """Make all nodes one cluster."""
+        """Form a cluster of all nodes."""
 
         async def init() -> None:
             async with self.coordinator(*range(len(self.nodes))) as coordinator:
@@ -223,7 +223,7 @@ class ClusterProcesses:
         return Login(credentials=Credentials(USER, PASSWORD), bucket="default", features=PEER_FEATURES)
 
     def url(self, *seeds: int) -> str:
-        """A connection string of these nodes."""
+        """Return a connection string of these nodes."""
         return f"couchbase://{','.join(self.names[seed] for seed in seeds)}"
 
     @property
@@ -232,7 +232,7 @@ class ClusterProcesses:
 
     @asynccontextmanager
     async def coordinator(self, *seeds: int) -> AsyncIterator[Coordinator]:
-        """A new one, which knows these nodes and nothing else."""
+        """Yield a new coordinator, which knows only these nodes."""
         coordinator = Coordinator([self.nodes[seed].address for seed in seeds or (0,)], self.login)
         try:
             yield coordinator

@@ -1,4 +1,4 @@
-"""Buckets of a real node with known documents in them, and `headwater tail` on them in a process of its own."""
+"""Buckets of a real node with known documents, and `headwater tail` on them in a separate process."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from support.node_process import PASSWORD, USER, NodeProcess
 VBUCKETS = 16
 LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
 END_S_MAX = 300.0
-"""Far beyond what any of it takes, even where kernels have to be compiled first."""
+"""Far longer than any of it takes, even if kernels must be compiled first."""
 
 
 @contextmanager
 def serving_buckets(tmp_path_factory: pytest.TempPathFactory, *names: str) -> Iterator[NodeProcess]:
-    """A node with these buckets, `default` by default. In the end its log has no traceback."""
+    """Run a node with these buckets, `default` by default. At the end, its log must have no traceback."""
     data = tmp_path_factory.mktemp("node") / "data"
     named = [word for name in names for word in ("--bucket", name)]
     with NodeProcess(data, "--vbuckets", str(VBUCKETS), *named).start() as started:
@@ -81,11 +81,11 @@ class TailedBucket:
             connection.request(Delete(vbucket=where, collection_id=CollectionId(0), key=key.encode()))
 
     def fill(self, documents: int, value_bytes: int = 200) -> None:
-        """`doc::1` to `doc::N`."""
+        """Write `doc::1` to `doc::N`."""
         self.command("load", self.url, "--generate", str(documents), "--value-bytes", str(value_bytes))
 
     def command(self, *arguments: str) -> str:
-        """Another command of ours."""
+        """Run another Headwater command."""
         result = CliRunner().invoke(main, arguments, env=LOGIN)
         assert result.exit_code == 0, result.output
         return result.stdout
@@ -96,24 +96,24 @@ class TailedBucket:
     # --- tailing --------------------------------------------------------------------------------------------------
 
     def start(self, *options: str, **how: Any) -> subprocess.Popen[bytes]:
-        """`headwater tail` on this bucket."""
+        """Start `headwater tail` on this bucket."""
         return start_tail(self.url, *options, **how)
 
     def tail_process(self, *options: str) -> bytes:
-        """What it prints up to its end."""
+        """Return what it prints up to its end."""
         with self.start("--to", "now", *options, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             stdout, stderr = process.communicate(timeout=END_S_MAX)
         assert (process.returncode, stderr) == (0, b""), stderr.decode()
         return stdout
 
     def tail(self, *options: str) -> bytes:
-        """The same in this process, which takes no time to start."""
+        """Run it in this process, which takes no time to start. Returns what it prints."""
         result = CliRunner().invoke(main, ["tail", self.url, "--to", "now", *options], env=LOGIN)
         assert (result.exit_code, result.stderr) == (0, ""), result.output
         return result.stdout_bytes
 
     def lines(self, *options: str) -> list[dict[str, Any]]:
-        """The changes that it prints up to its end."""
+        """Return the changes that it prints up to its end."""
         return json_lines(self.tail("--json", *options))
 
     def keys(self, *options: str) -> list[str]:
@@ -137,7 +137,7 @@ def json_lines(text: bytes) -> list[dict[str, Any]]:
 
 
 def documents(count: int) -> list[str]:
-    """The keys that `fill` writes, sorted."""
+    """Return the keys that `fill` writes, sorted."""
     return sorted(f"doc::{number}" for number in range(1, count + 1))
 
 
@@ -146,7 +146,7 @@ def places(lines: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
         yield line["vbucket"], line["seqno"]
 
 
-# Batches of changes, made from what a test cares about.
+# Batches of changes, in which a test sets only the members that it needs.
 
 
 CAS = 1_763_194_560_123_456_789 >> 16 << 16
@@ -159,7 +159,7 @@ _DOCUMENT = {
 
 
 def document(**members: Any) -> dict[str, Any]:
-    """The row of a change of a document."""
+    """Return the row of a change of a document."""
     cas = members.get("cas", CAS)
     return {**_DOCUMENT, "changed_at": (cas >> 16 << 16) // 1000 if cas else None, **members}
 
@@ -182,7 +182,7 @@ def batch_of(*rows: dict[str, Any], xattrs: bool = False) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-# What a command that was invoked has printed, or said of why it could not.
+# The output or the error of a command that was invoked.
 
 
 def printed(result: Result) -> str:
@@ -191,7 +191,7 @@ def printed(result: Result) -> str:
 
 
 def sentence(result: Result) -> str:
-    """The one sentence that was said, without the word in front."""
+    """Return the single error sentence, without the word in front."""
     assert (result.exit_code, result.stdout) == (1, ""), result.output
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
@@ -202,11 +202,11 @@ def sentence(result: Result) -> str:
 
 
 Asked = list[tuple[str, str, Any]]
-"""Method, path and form."""
+"""Method, path and form of each request."""
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Management, str, str], Answer]) -> Asked:
-    """Have `answer` say what nodes answer, by node, method and path. Returns what they will have been asked for."""
+    """Make `answer` return the nodes' answers, by node, method and path. Returns a list that collects the requests."""
     asked: Asked = []
 
     def ask(management: Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:

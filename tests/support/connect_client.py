@@ -1,6 +1,6 @@
-"""`python connect_client.py URL FOLDER`: what a program does that has Spark Connect and no Java machine of its own.
+"""`python connect_client.py URL FOLDER`: a program that uses Spark Connect and has no Java machine of its own.
 
-The server is one that PySpark starts for it. Each line that it prints is a step that is done, as JSON; before each
+PySpark starts the server for it. Each line that it prints, as JSON, reports a step that is done; before each
 landing it waits for a line on its standard input. The login is in the environment.
 """
 

@@ -1,8 +1,8 @@
-"""`headwater serve`, with a count of what enters each handler: `python -m support.counting_node FILE OPTION…`.
+"""`headwater serve` with counts of the calls of each handler: `python -m support.counting_node FILE OPTION…`.
 
-The counts are in a file that both processes map, so that a test reads them while the node runs. Nothing else of the
-node is changed. An entry counts when a request gets past the checks of its form and of the rights, to its handler or to
-the kernel that serves it in place of the handler.
+The counts are in a file that both processes map, so that a test can read them while the node runs. Otherwise the
+node is unchanged. A request counts once it passes the checks of its form and of the privileges, and reaches its
+handler or the kernel that serves it instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FILE_BYTES = 2 * OPCODES * 8
 
 
 class HandlerCounts:
-    """Entries by opcode: of handlers and kernels, and of what a connection takes on which the node is the consumer."""
+    """Counts by opcode: calls of handlers and kernels, and messages that the node receives as a consumer."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():

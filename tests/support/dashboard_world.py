@@ -1,4 +1,4 @@
-"""A real node with its dashboard, in the event loop of a test, with users of several rights."""
+"""A real node with its dashboard, in the event loop of a test, with users that have different roles."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LIVE_S_MAX = 20.0
 
 @dataclass
 class World:
-    """A node that serves the buckets `beer` and `wine`; the reader may see `beer` only."""
+    """A node that serves the buckets `beer` and `wine`; the reader may see only `beer`."""
 
     node: Node
     url: str
@@ -67,7 +67,7 @@ class World:
         await self.committed()
 
     async def committed(self) -> None:
-        """Until everything that was taken is durable."""
+        """Wait until everything that was accepted is durable."""
         self.node.bucket_service("beer").on_change()
         async with asyncio.timeout(10):
             while not self.beer.pending.is_empty or self.beer.in_flight is not None:
@@ -83,7 +83,7 @@ class World:
 
     @asynccontextmanager
     async def live(self, bucket: str = "beer") -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
-        """The messages of the live feed."""
+        """Yield the messages of the live feed."""
         path = f"/ui/api/buckets/{bucket}/live"
         async with asyncio.timeout(_LIVE_S_MAX), self.client.stream("GET", path, timeout=10) as response:
             assert response.status_code == 200, await response.aread()
@@ -117,14 +117,14 @@ async def serving(folder: Path, **options: Any) -> AsyncIterator[World]:
         await node.stop()
 
 
-# Real nodes made a cluster, for tests of the dashboard: who has what, and what is done to it.
+# Real nodes in a cluster, for tests of the dashboard.
 
 
 BUCKET = "default"
 
 
 def make_cluster(nodes: Sequence[NodeProcess]) -> None:
-    """With one replica of each vbucket."""
+    """Form a cluster with one replica of each vbucket."""
 
     async def steps(coordinator: Coordinator) -> None:
         await coordinator.init(replicas=1)
@@ -155,7 +155,7 @@ def _coordinate(node: NodeProcess, steps: Callable[[Coordinator], Awaitable[None
 
 
 def write(nodes: Sequence[NodeProcess], vbuckets: int, *keys: str) -> list[int]:
-    """Write documents, each where its vbucket is active. Returns how many each node has taken."""
+    """Write documents, each where its vbucket is active. Returns how many each node has accepted."""
     taken = [0 for _ in nodes]
     connections = [node.connect() for node in nodes]
     try:
@@ -176,14 +176,14 @@ def write(nodes: Sequence[NodeProcess], vbuckets: int, *keys: str) -> list[int]:
 
 
 def hold_replicas(node: NodeProcess) -> None:
-    """Let the copies on this node fall behind."""
+    """Make the copies on this node fall behind."""
     url = f"{node.http_url}/headwater/buckets/{BUCKET}/replicas/hold"
     answer = httpx.post(url, auth=(USER, PASSWORD))
     assert answer.status_code == 200, answer.text
 
 
 def keys_of(vbucket: int, vbuckets: int, count: int) -> list[str]:
-    """Keys that belong to a vbucket."""
+    """Return keys that belong to a vbucket."""
     found: list[str] = []
     number = 0
     while len(found) < count:
@@ -194,7 +194,7 @@ def keys_of(vbucket: int, vbuckets: int, count: int) -> list[str]:
     return found
 
 
-# Where a landing shows its numbers.
+# A server that shows the metrics of a landing.
 
 
 @contextmanager

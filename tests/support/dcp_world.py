@@ -1,8 +1,8 @@
-"""A bucket on a real engine and DCP consumers of it, without sockets and with a clock that stands still.
+"""A bucket on a real engine, and DCP consumers of it, without sockets and with a stopped clock.
 
-Changes go straight into the bucket, and nothing is durable, settled or compacted unless a test says so. A consumer
-speaks bytes: what it sends is encoded, what it gets is decoded with what it has negotiated. `brief` writes messages as
-short lines, so that a test can say in one list what a consumer has to see.
+Changes go directly into the bucket, and nothing is durable, settled or compacted unless a test says so. A consumer
+exchanges bytes: it encodes what it sends, and decodes what it receives with the negotiated features. `brief`
+formats messages as short lines, so that a test can list what a consumer must see.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from support.kv_harness import FEATURES, WITH_COLLECTIONS, Client, Node, drive
 VBUCKET = VBucketId(0)
 OPAQUE = 0x1000
 PUMPS_MAX = 10_000
-"""Far more than any test needs: a stream that never comes to rest fails instead of hanging."""
+"""Far more than any test needs: a stream that does not become idle fails instead of hanging."""
 
 PLAIN = FEATURES
-"""HELLO of a consumer that knows nothing of collections."""
+"""HELLO of a consumer without support for collections."""
 COLLECTIONS = WITH_COLLECTIONS
 NO_XERROR = tuple(feature for feature in FEATURES if feature is not Feature.XERROR)
 
 KEEP_NOTHING = Retention(history_s=0, history_bytes=0, purge_age_s=3 * 24 * 3600)
-"""Superseded versions go at once, deletions stay."""
+"""Superseded versions are removed immediately; deletions stay."""
 PURGE_ALL = Retention(history_s=0, history_bytes=0, purge_age_s=0)
 
 
@@ -67,7 +67,7 @@ class World:
         self.node.close()
 
     def speak_as(self, version: str) -> None:
-        """Answer as this version of Couchbase does from now on; otherwise as the newest."""
+        """From now on, answer like this version of Couchbase. The default is the newest."""
         self.node.service.dialect = DIALECTS[version]
 
     @property
@@ -115,7 +115,7 @@ class World:
         )
 
     def write(self, *keys: str, **how: Any) -> None:
-        """Write documents and make them durable. They are in memory still."""
+        """Write documents and make them durable. They are still in memory."""
         self.put(*keys, **how)
         self.commit()
 
@@ -128,7 +128,7 @@ class World:
         self.bucket.commit_now()
 
     def settle(self) -> None:
-        """Everything durable is on disk alone."""
+        """Settle everything durable, so that it is only on disk."""
         self.commit()
         settle_now(self.bucket)
 
@@ -145,7 +145,7 @@ class World:
         self.commit()
 
     def set_failover_log(self, log: FailoverLog, vbucket: int = VBUCKET) -> None:
-        """Give a vbucket a past."""
+        """Give a vbucket a failover log."""
         facts = self.bucket.vbuckets.facts[vbucket]
         assert facts is not None
         self.bucket.set_vbucket_facts(vbucket, replace(facts, failover_log=log))
@@ -155,7 +155,7 @@ class World:
         self.node.set_manifest(manifest)
         return manifest
 
-    # --- what it knows --------------------------------------------------------------------------------------------
+    # --- its state ------------------------------------------------------------------------------------------------
 
     def vbuuid(self, vbucket: int = VBUCKET) -> Vbuuid:
         return Vbuuid(int(self.bucket.vbuckets.vbuuids[vbucket]))
@@ -170,7 +170,7 @@ class World:
     # --- consumers ------------------------------------------------------------------------------------------------
 
     def connection(self, features: tuple[Feature, ...] = PLAIN) -> Consumer:
-        """A connection that has logged in and is not a DCP connection yet."""
+        """Return a connection that has logged in but is not a DCP connection yet."""
         client = self.node.client(features=features)
         return Consumer(self, client)
 
@@ -182,7 +182,7 @@ class World:
         name: str | None = None,
         **controls: str,
     ) -> Consumer:
-        """A consumer that has opened its connection and set its controls: noops, too, where streams need them."""
+        """Return a consumer that has opened its connection and set its controls, with noops if streams need them."""
         consumer = self.connection(features)
         self.consumers += 1
         consumer.succeed(dcp_streams.Open(flags=flags, key=(name or f"consumer-{self.consumers}").encode()))
@@ -201,7 +201,7 @@ class Consumer:
         self.session = client.session
         self.negotiated: Negotiated = client.negotiated
         self.is_closed = False
-        """The node has closed the connection."""
+        """Whether the node has closed the connection."""
         client.on_replaced = self._on_replaced
 
     def _on_replaced(self) -> None:
@@ -211,7 +211,7 @@ class Consumer:
     # --- bytes ----------------------------------------------------------------------------------------------------
 
     def send(self, *requests: Request | Response | bytes) -> None:
-        """Send messages in one write. A node that closes the connection on them shows in `is_closed`."""
+        """Send messages in one write. Sets `is_closed` if the node closes the connection because of them."""
         data = b"".join(request if isinstance(request, bytes) else request.encode() for request in requests)
         try:
             drive(self.session, data)
@@ -219,7 +219,7 @@ class Consumer:
             self.is_closed = True
 
     def frames(self, bytes_max: int = 1 << 20) -> list[Frame]:
-        """Everything the node sends now: answers first, then the streams until they are at rest."""
+        """Return everything the node sends now: answers first, then the streams until they are idle."""
         data = bytearray()
         while piece := self.session.data_to_send():
             data += piece
@@ -231,7 +231,7 @@ class Consumer:
         raise AssertionError("the streams do not come to rest")
 
     def step(self, bytes_max: int = 1) -> list[Message]:
-        """One turn of the streams, which is a frame or two for so small a room."""
+        """Return one turn of the streams, which produces a frame or two for such a small limit."""
         return self.decode(list(decode_frames(self.session.dcp.produce(bytes_max))))
 
     def decode(self, frames: Iterable[Frame]) -> list[Message]:
@@ -243,7 +243,7 @@ class Consumer:
         return self.decode(self.frames())
 
     def call(self, request: Request | bytes) -> Response:
-        """Send a request and take its answer, which comes before anything else."""
+        """Send a request and return its answer, which arrives before anything else."""
         self.send(request)
         self.world.commit()
         answer = self.decode(decode_frames(self.session.data_to_send()))[0]
@@ -264,7 +264,7 @@ class Consumer:
         self.succeed(dcp_streams.Control(key=key.encode(), value=value.encode()))
 
     def request(self, **fields: Any) -> Response:
-        """A stream request and its answer. Without fields: everything of vbucket 0, for ever."""
+        """Send a stream request and return its answer. The default is everything of vbucket 0, without an end."""
         return self.call(stream_request(**fields))
 
     def open(self, **fields: Any) -> dcp_streams.StreamRequestResponse:
@@ -275,7 +275,7 @@ class Consumer:
         return answer
 
     def stream(self, **fields: Any) -> list[str]:
-        """Open a stream, and in brief what comes of it until it is at rest."""
+        """Open a stream, and return what it sends until it is idle, in brief."""
         self.open(**fields)
         return self.brief()
 
@@ -290,32 +290,32 @@ class Consumer:
         self.send(dcp_streams.BufferAck(acked_bytes=acked_bytes))
 
     def answer(self, request: Message, opcode: Opcode) -> None:
-        """Answer a request of the node's with success."""
+        """Answer a request of the node with success."""
         self.send(b"\x81" + bytes([opcode]) + bytes(10) + request.opaque.to_bytes(4) + bytes(8))
 
     def tick(self) -> list[Message]:
-        """What time makes the node send."""
+        """Return what the node sends because of the time."""
         self.session.tick(self.world.node.service.now_s())
         return self.decode(decode_frames(self.session.data_to_send()))
 
 
 def stream_request(**fields: Any) -> dcp_streams.StreamRequest:
-    """A stream request. A start stands for a snapshot that is complete, unless the snapshot is given."""
+    """Return a stream request. `start_seqno` implies a complete snapshot, unless the snapshot is given."""
     start = fields.get("start_seqno", 0)
     given = {"opaque": OPAQUE, "vbucket": VBUCKET, "snapshot_start_seqno": start, "snapshot_end_seqno": start}
     return dcp_streams.StreamRequest(**{**given, **fields})
 
 
 def resume(world: World, seqno: int, **fields: Any) -> dict[str, Any]:
-    """The fields of a consumer that has everything up to a seqno."""
+    """Return the stream request fields of a consumer that has everything up to a seqno."""
     return {"start_seqno": Seqno(seqno), "vbuuid": world.vbuuid(), **fields}
 
 
-# --- reading what came --------------------------------------------------------------------------------------------
+# --- formatting received messages ---------------------------------------------------------------------------------
 
 
 def brief(messages: Iterable[Message]) -> list[str]:
-    """Messages as lines such as `marker 0..3`, `set a@1`, `remove a@2`, `end OK`."""
+    """Format messages as lines such as `marker 0..3`, `set a@1`, `remove a@2`, `end OK`."""
     return [_line(message) for message in messages]
 
 
@@ -353,5 +353,5 @@ def of_type(messages: Iterable[Message], kind: type[Any]) -> list[Any]:
 
 
 def changes(lines: Iterable[str]) -> list[str]:
-    """Only the changes of documents."""
+    """Return only the changes of documents."""
     return [line for line in lines if line.split()[0] in _VERBS.values()]

@@ -1,14 +1,14 @@
-"""The code blocks of the documentation, and how they are run.
+"""The code blocks of the documentation, and how to run them.
 
-The word behind the language says what a block needs:
+The word after the language says what a block needs:
 
-* `python`, `bash`: runs, with a node at hand (`python node` says the same);
-* `python spark`: runs where there is a Spark session, with the tests of Spark;
-* `python lake`: runs there, too, where what the page has loaded is landed in the directory `lake`;
-* `python not run: reason`, `bash not run: reason`: does not run in a test, and the reason says why.
+* `python`, `bash`: runs with a node available (`python node` means the same);
+* `python spark`: runs with a Spark session, in the tests of Spark;
+* `python lake`: runs like `python spark`, after what the page has loaded was landed in the directory `lake`;
+* `python not run: reason`, `bash not run: reason`: does not run in a test, for this reason.
 
-A block of `text` right behind one that runs is what it prints, in any order of lines; … in it stands for anything. All
-other languages (`console` for usage lines and transcripts, `mermaid`, `text`) are not code.
+A block of `text` directly after one that runs is its output, with the lines in any order; … in it matches anything.
+All other languages (`console` for usage lines and transcripts, `mermaid`, `text`) are not code.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def with_node(code: str, node: HeadwaterNode) -> str:
-    """The code with the addresses of a node in place of the usual ones."""
+    """Return the code with the addresses of a node instead of the default ones."""
     code = re.sub(r"couchbase://(?:127\.0\.0\.1|localhost)(?=/)", f"couchbase://{node.address}", code)
     return re.sub(r"http://(?:127\.0\.0\.1|localhost):8091", node.http_url, code)
 

@@ -1,4 +1,4 @@
-"""A writer that sets, overwrites and deletes documents of a bounded key space, and remembers what is there."""
+"""A writer that sets, overwrites and deletes documents of a bounded key space, and records their current versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.streams import key_of, value_of, vbucket_of
 
 DELETES_SHARE = 0.15
 HOT_SHARE = 0.5
-"""Of the writes, to a small part of the documents, so that these change several times within a snapshot."""
+"""The share of writes to a small part of the documents, so that these change several times within a snapshot."""
 HOT_PART = 50
 BATCH = 500
 ANSWER_BYTES = 24
@@ -24,12 +24,12 @@ DEFAULT_COLLECTION_PREFIX = b"\x00"
 
 
 class DocumentWriter(threading.Thread):
-    """Writes in batches, at most so many a second, until it is told to stop. Every write is answered."""
+    """Writes in batches, with a maximum rate, until it is stopped. Every write is answered."""
 
     def __init__(self, node: NodeProcess, *, documents: int, vbuckets: int, writes_per_s: float, seed: int) -> None:
         super().__init__(name="writer")
         self.versions = np.zeros(documents, dtype=np.uint64)
-        """Of each document; 0 where there is none."""
+        """The version of each document; 0 if it does not exist."""
         self.writes = 0
         self.failure: BaseException | None = None
         self._connection = node.connect()
@@ -88,7 +88,7 @@ class DocumentWriter(threading.Thread):
         raise AssertionError("the node has closed the writer's connection")
 
     def stored_versions(self) -> np.ndarray:
-        """The version of each document as the node answers it now."""
+        """Return the version of each document, as the node answers it now."""
         found = np.zeros(len(self._keys), dtype=np.uint64)
         for number in range(len(self._keys)):
             self._connection.sock.sendall(self._request(GET, number))

@@ -1,14 +1,14 @@
-"""Reads a bucket to its end in a process of its own, and prints what that took of it, as JSON.
+"""Reads a bucket to its end in a separate process, and prints the cost as JSON.
 
     python draining_process.py memory SMALL_URL URL CLIENT SPEED
 
-tells how far its memory has grown. Before, it reads the small bucket: what is loaded and compiled for that is not
-counted. CLIENT is `asyncio` or `blocking`; SPEED is `fast`, `slow` (it rests after every batch) or `stopped` (it rests
-for long after some).
+prints how much its memory has grown. It reads the small bucket first, so that loaded and compiled code is not
+counted. CLIENT is `asyncio` or `blocking`; SPEED is `fast`, `slow` (it pauses after every batch) or `stopped` (it
+pauses for long after some batches).
 
     python draining_process.py few-files URL FILES_MAX
 
-may have only so many files open, and no memory for snapshots that are not complete.
+may have at most FILES_MAX files open, and no memory for incomplete snapshots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from support.node_process import PASSWORD, USER
 REST_S = 0.02
 LONG_REST_S = 1.0
 LONG_RESTS = frozenset({1, 7})
-"""After the batches with these numbers."""
+"""The numbers of the batches that a long pause follows."""
 
 SMALL_WINDOW_BYTES = 20_000
 
@@ -37,7 +37,7 @@ _RESET_PEAK = "5"
 
 
 def memory_bytes(field: str) -> int:
-    """`VmRSS` is what is held now, `VmHWM` the peak of that."""
+    """Return `VmRSS`, the memory held now, or `VmHWM`, its peak."""
     found = re.search(rf"{field}:\s+(\d+) kB", (_PROCESS / "status").read_text())
     return int(found.group(1)) * 1024
 
@@ -59,7 +59,7 @@ async def drain_with_asyncio(url: str, speed: str, **options: Any) -> tuple[int,
 
 
 def drain(url: str, client_kind: str, speed: str) -> tuple[int, int]:
-    """Returns the number of rows, and of batches."""
+    """Return the number of rows, and of batches."""
     if client_kind == "asyncio":
         return asyncio.run(drain_with_asyncio(url, speed))
     rows = batches = 0

@@ -1,6 +1,6 @@
-"""The `dcp` source called as Spark calls it, without Spark: for tests of what it plans and what its tasks read.
+"""The `dcp` source called like Spark calls it, but without Spark: for tests of its plans and of what its tasks read.
 
-It is imported where it is used: landings are tested with PySpark 3.5, too, which has no Python data sources.
+It is imported only where it is used: landings are tested with PySpark 3.5, too, which has no Python data sources.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 class DrivenStream:
-    """A stream: the planner's side of it."""
+    """A stream, as the planner sees it."""
 
     def __init__(self, bucket: SourceBucket, **options: str) -> None:
         from headwater.spark.source import DcpDataSource, DcpStreamReader
@@ -46,14 +46,14 @@ class DrivenStream:
         return json.dumps(self.reader.initialOffset())
 
     def latest(self, start: str, limit: ReadLimit | None = None) -> str:
-        """Where a batch from `start` ends."""
+        """Return where a batch from `start` ends."""
         return json.dumps(self.reader.latestOffset(json.loads(start), limit or ReadAllAvailable()))
 
     def partitions(self, start: str, end: str) -> list[Any]:
         return list(self.reader.partitions(json.loads(start), json.loads(end)))
 
     def read(self, start: str, end: str) -> list[Row]:
-        """What the tasks of a batch read."""
+        """Return what the tasks of a batch read."""
         return [row for partition in self.partitions(start, end) for row in self.read_partition(partition)]
 
     def read_partition(self, partition: Any) -> list[Row]:
@@ -62,14 +62,14 @@ class DrivenStream:
 
 
 def read_batch(bucket: SourceBucket, **options: str) -> list[Row]:
-    """What `spark.read` gives."""
+    """Return what `spark.read` returns."""
     reader = batch_reader(bucket, **options)
     with closing(reader):
         return [row for partition in reader.partitions() for row in rows_of(reader.read(partition))]
 
 
 def batch_reader(bucket: SourceBucket, **options: str) -> Any:
-    """The reader of a batch, with a method `close`."""
+    """Return the reader of a batch, with a method `close`."""
     from headwater.spark.source import DcpBatchReader, DcpDataSource
 
     class ClosedReader(DcpBatchReader):
@@ -88,14 +88,14 @@ def rows_of(batches: Any) -> list[Row]:
     return rows
 
 
-# The landing pipeline without Spark: all of it but the executors, in this process, so that it can end anywhere.
+# The landing pipeline without Spark: everything except the executors, in this process, so that it can end anywhere.
 
 
 Step = Callable[[str], None]
 
 
 def _no_step(name: str) -> None:
-    """Nothing happens."""
+    """Do nothing."""
 
 
 def _never() -> bool:
@@ -104,8 +104,8 @@ def _never() -> bool:
 
 @dataclass
 class RunHere:
-    """Runs tasks as executors do: from their pickles, perhaps twice. `step` is called before each of them, `before` and
-    `after` around each job."""
+    """Runs tasks like executors do: from their pickles, perhaps twice. `step` is called before each task, `before`
+    and `after` around each job."""
 
     step: Step = _no_step
     read_twice: Callable[[], bool] = _never
@@ -125,12 +125,12 @@ class RunHere:
         return results
 
     def cancel(self) -> None:
-        """It ends by itself."""
+        """Do nothing: the job ends by itself."""
 
 
 @dataclass
 class SimulatedLanding:
-    """Lands without Spark, and judges the tables."""
+    """Lands without Spark, and checks the tables."""
 
     bucket: SourceBucket
     folder: Path
@@ -142,10 +142,10 @@ class SimulatedLanding:
     """Typed columns by table."""
     groups: int | None = GROUPS
     step: Step = _no_step
-    """Called before everything that a crash could come before. What it raises ends the landing."""
+    """Called at every point where a crash is possible. An exception that it raises ends the landing."""
     read_twice: Callable[[], bool] = _never
     batches: list[LandedBatch] = field(default_factory=list)
-    """Of the last landing."""
+    """The batches of the last landing."""
 
     @property
     def landing(self) -> Landing:
@@ -166,7 +166,7 @@ class SimulatedLanding:
         return self.landing.start(runner, lake=lake, every=every, on_batch=self.batches.append)
 
     def land(self) -> None:
-        """Land what there is."""
+        """Land everything in the bucket."""
         self.start().awaitTermination()
 
     def changes(self) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""Durable writes over bare sockets, the diary of them, and what it must say. It shares no code with the node.
+"""Durable writes over bare sockets, a diary of them, and the rules for it. It shares no code with the node.
 
-A writer sends majority writes to one node and notes for each when it was sent and answered, and the branch (vbuuid) and
-seqno of the answer. From the notes of all writers follows whether a vbucket ever had two active nodes: the writes that
+A writer sends majority writes to one node and notes for each when it was sent and answered, and the branch (vbuuid)
+and seqno of the answer. The notes of all writers show whether a vbucket ever had two active nodes: the writes that
 one reign has acknowledged must all be over before those of the next begin, in time as well as in seqnos.
 
 The protocol is that of kv_engine's docs/BinaryProtocol.md: a header of 24 bytes, frame info 1 for durability.
@@ -38,7 +38,7 @@ def vbucket_of(key: bytes, vbuckets: int) -> int:
 
 
 class BareConnection:
-    """A connection that is logged in (SCRAM-SHA256, RFC 7677) and has its bucket."""
+    """A connection that has logged in (SCRAM-SHA256, RFC 7677) and selected its bucket."""
 
     def __init__(self, sock: socket.socket, user: str, password: str, bucket: str) -> None:
         self._sock = sock
@@ -60,7 +60,7 @@ class BareConnection:
     def ask(
         self, opcode: int, *, key: bytes, value: bytes = b"", vbucket: int = 0, extras: bytes = b"", infos: bytes = b""
     ) -> tuple[int, bytes, bytes]:
-        """Status, extras and value of the answer."""
+        """Return status, extras and value of the answer."""
         body = infos + extras + key + value
         magic, lengths = (0x08, len(infos) << 8 | len(key)) if infos else (0x80, len(key))
         self._sock.sendall(_HEADER.pack(magic, opcode, lengths, len(extras), 0, vbucket, len(body), 7, 0) + body)
@@ -89,7 +89,7 @@ class BareConnection:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One that was acknowledged."""
+    """An acknowledged write."""
 
     node: str
     vbucket: int
@@ -102,7 +102,7 @@ class Write:
 
 
 class DurableWriter(threading.Thread):
-    """Writes to one node, whatever the others say, until it is stopped. Its keys are its own."""
+    """Writes to one node, whatever the others do, until it is stopped. No other writer uses its keys."""
 
     def __init__(
         self, node: str, connect: Callable[[], BareConnection], *, vbuckets: int, keys: Iterable[bytes]
@@ -110,7 +110,7 @@ class DurableWriter(threading.Thread):
         super().__init__(daemon=True)
         self.acknowledged: list[Write] = []
         self.sent: dict[bytes, int] = {}
-        """The highest number that was sent for each key, whatever became of it."""
+        """The highest number sent for each key, with any outcome."""
         self.unknown = self.refused = 0
         self.failure: BaseException | None = None
         self._node = node
@@ -131,7 +131,7 @@ class DurableWriter(threading.Thread):
                 try:
                     connection = self._connect()
                 except (OSError, AssertionError, KeyError):
-                    self._stopped.wait(0.1)  # It starts, or asks the others first.
+                    self._stopped.wait(0.1)  # The node is starting, or asks the others first.
                     continue
                 try:
                     self._write_all(connection)
@@ -184,7 +184,7 @@ def check_never_two_actives(writes: Iterable[Write]) -> int:
 
 
 def check_none_lost(writers: Iterable[DurableWriter], read: Callable[[bytes], bytes]) -> int:
-    """Check that every key has the last acknowledged value, or one that was sent later. Returns how many there are."""
+    """Check that every key has the last acknowledged value, or one that was sent later. Returns the number of keys."""
     keys = 0
     for writer in writers:
         newest: dict[bytes, int] = {}

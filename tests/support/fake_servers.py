@@ -1,4 +1,4 @@
-"""Servers in threads, for what no real node does: to be silent, to speak nonsense, to want a certificate."""
+"""Servers in threads for behaviour that no real node shows: silence, garbage, requests for a certificate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, R
 from headwater.protocol.sasl import Mechanism, PlainLogin, ScramServer, derive_credentials, encode_nonce
 from headwater.protocol.status import Status
 
-# A server's side of the handshake, made of the protocol package: sans-IO.
+# A server's side of the handshake, built from the sans-IO protocol package.
 
 
 USER, PASSWORD = "ada", "pässword, with = and ,"
@@ -26,7 +26,7 @@ ASKED = (Feature.XERROR, Feature.COLLECTIONS, Feature.SNAPPY)
 
 
 class Peer:
-    """A server's side of the handshake. `replace` answers one kind of request in another way."""
+    """A server's side of the handshake. `replace` replaces the answer to one kind of request."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class Peer:
         self.is_known_by_certificate = is_known_by_certificate
         self.seen: list[Request] = []
         self.writes: list[int] = []
-        """How many requests came in each write."""
+        """How many requests arrived in each write."""
         self.pushed_before: dict[type[Request], Request] = {}
-        """What is sent of the server's own accord, ahead of an answer."""
+        """Requests that the server itself sends before an answer."""
         self.replace: dict[type[Request], Callable[[Any], Response | Request]] = {}
         self._frames = FrameBuffer()
         self._scram: ScramServer | None = None
@@ -114,7 +114,7 @@ Talk = Callable[[socket.socket], None]
 
 @contextmanager
 def serving(talk: Talk, *, tls: ssl.SSLContext | None = None) -> Iterator[Address]:
-    """Lets `talk` have every connection, each in a thread of its own. What it leaves open is ended at the end."""
+    """Pass every connection to `talk`, each in its own thread. At the end, close those that it leaves open."""
     connections: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
@@ -152,7 +152,7 @@ def serving(talk: Talk, *, tls: ssl.SSLContext | None = None) -> Iterator[Addres
 
 
 def down() -> Address:
-    """An address where nothing listens."""
+    """Return an address where nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return Address("127.0.0.1", listener.getsockname()[1])
 
@@ -167,7 +167,7 @@ def hanging_up(sock: socket.socket) -> None:
 
 
 def saying(data: bytes) -> Talk:
-    """Waits for the first bytes, answers, and hangs up."""
+    """Wait for the first bytes, answer, and hang up."""
 
     def talk(sock: socket.socket) -> None:
         sock.recv(1 << 16)
@@ -179,7 +179,7 @@ def saying(data: bytes) -> Talk:
 
 
 def dripping(data: bytes, *, every_s: float) -> Talk:
-    """Says a byte now and then, for ever."""
+    """Send a byte now and then, forever."""
 
     def talk(sock: socket.socket) -> None:
         gone = threading.Event()
@@ -192,7 +192,7 @@ def dripping(data: bytes, *, every_s: float) -> Talk:
 
 
 def answering(new_peer: Callable[[], Peer]) -> Talk:
-    """Speaks the key-value protocol, as far as the handshake goes."""
+    """Speak the key-value protocol, as far as the handshake."""
 
     def talk(sock: socket.socket) -> None:
         peer = new_peer()
@@ -203,7 +203,7 @@ def answering(new_peer: Callable[[], Peer]) -> Talk:
 
 
 def answering_http(answers: dict[str, bytes], requests: list[str], *, hangs_up: bool = True) -> Talk:
-    """Answers the requests for some paths; whoever asks for another gets 404. Remembers what was asked."""
+    """Answer the requests for some paths, and all others with 404. Records the requests."""
 
     def talk(sock: socket.socket) -> None:
         request = b""

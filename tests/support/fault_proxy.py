@@ -1,10 +1,10 @@
-"""A TCP proxy that does to a connection what networks do, in front of a real server.
+"""A TCP proxy in front of a real server that does to a connection what networks do.
 
-It cuts, truncates, delays and splits. It never changes bytes and never lets them overtake each other: what comes out on
-one side is always the beginning of what went in on the other. What happens to a connection is decided by its number,
-counted from 0 in the order of their arrival, and by nothing else.
+It cuts, truncates, delays and splits. It never changes bytes or their order: what comes out on one side is always a
+prefix of what went in on the other. Only the number of a connection determines what happens to it, counted from 0
+in the order of arrival.
 
-A node that is to be reached by the proxy alone has to be told so, with the proxy's port as `--advertise-port`.
+A node that is to be reached only by the proxy must have the proxy's port as `--advertise-port`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from support.node_process import PASSWORD, USER, NodeProcess
 HOST = "127.0.0.1"
 RECEIVE_BYTES = 64 * 1024
 CALL_S_MAX = 30.0
-"""Far beyond what anything here takes."""
+"""Far longer than anything here takes."""
 LAST_WORDS_S_MAX = 1.0
-"""How long a side that was told of the end may take to close."""
+"""How long a side may take to close after it was notified of the end."""
 PORTS_TO_CHOOSE = range(20_000, 32_000)
-"""Below those that systems give to outgoing connections, so that a port stays free while its server is down."""
+"""Below the ports that systems use for outgoing connections, so that a port stays free while its server is down."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -53,17 +53,17 @@ class Way(Enum):
 
 
 class Ending(Enum):
-    """How both ends get to know."""
+    """How both sides are notified of the end."""
 
     FIN = "FIN"
-    """They read all that was passed, and then the end."""
+    """They read everything that was passed, and then the end."""
     RESET = "RST"
-    """What was passed and not read yet may be lost, too."""
+    """Data that was passed but not read yet may be lost, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Pass so many bytes, which may end inside a message, then end the connection in both ways."""
+    """Pass this many bytes, perhaps ending inside a message, then end the connection in both directions."""
 
     way: Way
     after_bytes: int
@@ -72,7 +72,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Pass so many bytes, then end this way alone. The other stays open until its own end."""
+    """Pass this many bytes, then end only this direction. The other stays open until its own end."""
 
     way: Way
     after_bytes: int
@@ -80,7 +80,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Pass so many bytes and nothing more, and keep the connection open, as a dead machine does."""
+    """Pass this many bytes and then nothing, but keep the connection open, like a dead machine."""
 
     way: Way
     after_bytes: int
@@ -88,7 +88,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Hold back what comes after so many bytes, once."""
+    """Hold back the data after this many bytes, once."""
 
     way: Way
     after_bytes: int
@@ -97,7 +97,7 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Pass the first bytes in many small pieces, each written by itself."""
+    """Pass the first bytes in many small pieces, each in its own write."""
 
     way: Way
     until_bytes: int
@@ -107,11 +107,11 @@ class Split:
 
 Action = Cut | Truncate | Stall | Delay | Split
 Plan = Callable[[int], Sequence[Action]]
-"""What happens to a connection, by its number."""
+"""Returns what happens to a connection, by its number."""
 
 
 def no_faults(connection: int) -> Sequence[Action]:
-    """Everything is passed as it comes."""
+    """Pass everything as it arrives."""
     return ()
 
 
@@ -120,11 +120,11 @@ def no_faults(connection: int) -> Sequence[Action]:
 
 @dataclass(frozen=True, slots=True)
 class FaultSchedule:
-    """Faults that a seed decides, and nothing else: its repr is all that is needed to have them again."""
+    """Faults that only the seed determines: the repr is enough to reproduce them."""
 
     seed: int
     faulty_connections: int = 6
-    """Later ones are left alone, so that whoever tries again gets through in the end."""
+    """Later connections have no faults, so that clients that retry succeed in the end."""
     to_client_bytes_max: int = 1 << 15
     to_server_bytes_max: int = 1 << 11
     delay_s_max: float = 0.02
@@ -144,7 +144,7 @@ class FaultSchedule:
         return tuple(actions)
 
     def _split(self, dice: random.Random, way: Way) -> Split:
-        """Single bytes for a while, or small pieces for longer: each is a call of the system."""
+        """Return single bytes for a while, or small pieces for longer: each piece is a system call."""
         piece_bytes_max = dice.choice([1, 3, 20, 300])
         return Split(way, piece_bytes_max * 400, piece_bytes_max, seed=dice.randrange(1 << 32))
 
@@ -157,12 +157,12 @@ class FaultSchedule:
         return Cut(way, position, dice.choice(list(Ending)))
 
     def _position(self, dice: random.Random, way: Way) -> int:
-        """Early, later or anywhere, so that logging in is met as well as the opening of streams and long ones are."""
+        """Return an early, later or any position, to hit logins, the opening of streams, and long streams."""
         limit = self.to_client_bytes_max if way is Way.TO_CLIENT else self.to_server_bytes_max
         return dice.randrange(limit >> dice.choice([6, 3, 0]))
 
     def describe(self) -> str:
-        """What it does, a line a connection."""
+        """Return what the schedule does, one line per connection."""
         lines = [f"  {number}: {'; '.join(map(str, self(number)))}" for number in range(self.faulty_connections)]
         return "\n".join([repr(self), *lines])
 
@@ -172,7 +172,7 @@ class FaultSchedule:
 
 @dataclass(slots=True)
 class Counts:
-    """What the proxy has done since it was given its plan."""
+    """What the proxy has done since it got its plan."""
 
     connections: int = 0
     ended: int = 0
@@ -181,7 +181,7 @@ class Counts:
 
 
 class FaultProxy:
-    """Listens while the `with` block lasts, on a thread of its own, so that any kind of client can be tested."""
+    """Listens until the `with` block ends, in its own thread, so that any kind of client can be tested."""
 
     def __init__(self, server_port: int, plan: Plan = no_faults, *, port: int = 0) -> None:
         self.server_port = server_port
@@ -212,11 +212,11 @@ class FaultProxy:
         assert not self._errors, self._errors
 
     def use(self, plan: Plan) -> None:
-        """End all connections and begin another plan, with connection 0."""
+        """End all connections and start another plan, with connection 0."""
         self._call(self._use(plan))
 
     def cut_all(self) -> None:
-        """Reset every connection. The plan goes on."""
+        """Reset every connection. The plan continues."""
         self._call(self._cut_all())
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
@@ -266,7 +266,7 @@ class FaultProxy:
             await self._loop.sock_connect(server, (HOST, self.server_port))
             ending = await self._pass_both_ways(client, server, actions)
         except OSError:
-            pass  # One side is gone, or was never there, and so is the other then.
+            pass  # One side is gone, or was never reachable, so the other is closed, too.
         finally:
             for sock in (client, server):
                 if ending is Ending.RESET:
@@ -274,7 +274,7 @@ class FaultProxy:
                 sock.close()
 
     async def _pass_both_ways(self, client: socket.socket, server: socket.socket, actions: Sequence[Action]) -> Ending:
-        """Returns how the connection has ended."""
+        """Pass data in both directions. Returns how the connection has ended."""
         ways = {
             asyncio.create_task(self._pass(server, client, Way.TO_CLIENT, actions)),
             asyncio.create_task(self._pass(client, server, Way.TO_SERVER, actions)),
@@ -282,7 +282,7 @@ class FaultProxy:
         try:
             while ways:
                 done, ways = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-                # Where one side has reset the connection, both ways may tell, and one is enough.
+                # If one side has reset the connection, both directions may fail; one error is enough.
                 for error in [way.exception() for way in done]:
                     if error is not None:
                         raise error
@@ -299,7 +299,7 @@ class FaultProxy:
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _say_the_end(self, *sockets: socket.socket) -> None:
-        """End both ways, and throw away what still comes, or else the system would make a reset of it."""
+        """End both directions, and discard data that still arrives, or else the system would reset the connection."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S_MAX):
                 for sock in sockets:
@@ -311,7 +311,7 @@ class FaultProxy:
     async def _pass(
         self, source: socket.socket, sink: socket.socket, way: Way, actions: Sequence[Action]
     ) -> Ending | None:
-        """Pass one way until its end, or until the plan ends both: then returns how."""
+        """Pass one direction until its end, or until the plan ends both: then returns how."""
         script = _Script(way, actions)
         while data := await self._loop.sock_recv(source, RECEIVE_BYTES):
             for piece in script.pieces(data):
@@ -319,7 +319,7 @@ class FaultProxy:
                     await asyncio.sleep(piece.delay_s)
                 await self._loop.sock_sendall(sink, piece.data)
                 self.counts.passed_bytes[way] += len(piece.data)
-                # So that the other way, and the other end, have a turn between two pieces.
+                # Let the other direction, and the other side, run between two pieces.
                 await asyncio.sleep(0)
             if isinstance(script.ended_by, Stall):
                 await self._loop.create_future()
@@ -340,7 +340,7 @@ class _Piece:
 
 
 class _Script:
-    """The plan of one connection in one way: which pieces are passed of what comes, and what ends it."""
+    """The plan of one connection in one direction: how data is split into pieces, and what ends it."""
 
     def __init__(self, way: Way, actions: Sequence[Action]) -> None:
         mine = [action for action in actions if action.way is way]
@@ -355,7 +355,7 @@ class _Script:
         self._passed = 0
 
     def pieces(self, data: bytes) -> Iterator[_Piece]:
-        """What to pass of the bytes that have come. `ended_by` is set where that is not everything."""
+        """Yield the pieces to pass of the received bytes. Sets `ended_by` if that is not everything."""
         if self._ends and self._passed + len(data) > self._ends[0].after_bytes:
             self.ended_by = self._ends[0]
             data = data[: self.ended_by.after_bytes - self._passed]
@@ -370,7 +370,7 @@ class _Script:
             self._passed += len(piece)
 
     def _piece_bytes(self, left: int) -> int:
-        """Up to the next delay, and no more than the splits allow."""
+        """Return how many bytes may be passed before the next delay, within the limits of the splits."""
         size = left
         if self._delays:
             size = min(size, self._delays[0].after_bytes - self._passed)
@@ -384,7 +384,7 @@ class _Script:
 
 
 def free_port() -> int:
-    """A port for a server that is started later, and again after it was killed."""
+    """Return a port for a server that is started later, and restarted after it was killed."""
     dice = random.SystemRandom()
     while True:
         port = dice.choice(PORTS_TO_CHOOSE)
@@ -393,14 +393,14 @@ def free_port() -> int:
             return port
 
 
-# A real node behind a proxy: clients are told the proxy's address, and tests have a way past it.
+# A real node behind a proxy: it advertises the proxy's address to clients, and tests can bypass the proxy.
 
 
 MANAGEMENT_S_MAX = 30.0
 
 
 def _log_in_quickly(data: Path) -> None:
-    """Let passwords be hashed as little as is allowed: tests log in a thousand times."""
+    """Use the cheapest allowed password hashing: tests log in a thousand times."""
     data.mkdir(parents=True, exist_ok=True)
     users = data / "users.json"
     if not users.exists():
@@ -408,7 +408,7 @@ def _log_in_quickly(data: Path) -> None:
 
 
 class ProxiedNode:
-    """Lives while the `with` block lasts. The node may be killed and started again meanwhile, on the same ports."""
+    """Runs until the `with` block ends. The node may be killed and restarted in the meantime, on the same ports."""
 
     def __init__(
         self,
@@ -418,7 +418,7 @@ class ProxiedNode:
         buckets: Sequence[str] = ("default",),
         certificate: tuple[Path, Path] | None = None,
     ) -> None:
-        """With a certificate and its key, everything goes by TLS."""
+        """With a certificate and its key, all connections use TLS."""
         self.vbuckets = vbuckets
         self.tls: TlsSettings | None = None
         if certificate is not None:
@@ -459,19 +459,19 @@ class ProxiedNode:
         assert "Traceback" not in self.node.log(), self.node.log()
 
     def connect_directly(self, bucket: str) -> KvConnection:
-        """A connection past the proxy."""
+        """Return a connection that bypasses the proxy."""
         login = Login(credentials=Credentials(USER, PASSWORD), bucket=bucket, tls=self._tls_context)
         return KvConnection.open(Address(HOST, self._port), login)
 
 
 class ProxiedBucket:
-    """A bucket of such a node, and what a test does to it past the proxy."""
+    """A bucket of such a node, and operations on it that bypass the proxy."""
 
     def __init__(self, node: ProxiedNode, name: str = "default") -> None:
         self.node = node
         self.name = name
         self.collections: dict[str, int] = {}
-        """The id by the name, of those in the default scope that were made here and are there still."""
+        """Ids by name of the existing collections of the default scope that were created here."""
 
     @property
     def proxy(self) -> FaultProxy:
@@ -499,7 +499,7 @@ class ProxiedBucket:
     # --- management -----------------------------------------------------------------------------------------------
 
     def create_collection(self, name: str) -> int:
-        """Returns its id."""
+        """Create a collection. Returns its id."""
         scopes = f"/pools/default/buckets/{self.name}/scopes"
         self._ask("POST", f"{scopes}/_default/collections", data={"name": name})
         manifest = self._ask("GET", scopes).json()
@@ -515,7 +515,7 @@ class ProxiedBucket:
         self._ask("DELETE", f"/pools/default/buckets/{self.name}/scopes/_default/collections/{name}")
 
     def roll_back(self, vbucket: int, to_seqno: int) -> dict[str, int]:
-        """A failover drill. Returns what the node says of it."""
+        """Run a failover drill. Returns the node's report."""
         path = f"/headwater/buckets/{self.name}/vbuckets/{vbucket}/rollback"
         told: dict[str, int] = self._ask("POST", path, data={"to": str(to_seqno)}).json()
         return told

@@ -1,4 +1,4 @@
-"""A consumer on the real client: it keeps its state, is judged at every step, and stops and goes on as it is told.
+"""A consumer that uses the real client: it keeps its state, is checked at every step, and can be stopped and resumed.
 
 A step is a batch or, for a consumer that reads change by change, a change.
 """
@@ -25,20 +25,20 @@ from support.node_process import PASSWORD, USER
 from support.oracle import ConsumerState, Row, StreamRules, offsets_of_json
 
 READ_S_MAX = 40.0
-"""Far beyond what any read here takes, also where two cores do much else."""
+"""Far longer than any read here takes, even if two cores are busy with other work."""
 
 QUICK: dict[str, Any] = {"reconnect_delay_s_min": 0.001, "reconnect_delay_s_max": 0.05, "poll_interval_s": 0.5}
-"""Options of a client that does not wait for long before it tries again."""
+"""Options of a client that retries quickly."""
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """The rows of a batch, with the bytes of keys, by which the oracle compares."""
+    """Return the rows of a batch, with keys as bytes, which the oracle compares."""
     keys = raw_keys(batch.column("key"), batch.column("key_bytes")).to_pylist()
     return [{**row, "key": key} for row, key in zip(batch.to_pylist(), keys, strict=True)]
 
 
 def row_of(change: Change) -> Row:
-    """A typed change as a row of a batch."""
+    """Return a typed change as a row of a batch."""
     row = {"key": None, "value": None, "collection_id": None, **{name: getattr(change, name) for name in _NAMES}}
     if isinstance(change, Rollback):
         told = {"from_seqno": change.from_seqno, "old_vbuuid": change.old_vbuuid, "new_vbuuid": change.new_vbuuid}
@@ -54,7 +54,7 @@ _NAMES = ("vbucket", "op", "seqno")
 
 
 class FollowedClient:
-    """Reads a bucket over as many clients as it takes, one after the other, each going on from saved offsets."""
+    """Reads a bucket with as many clients as it takes, one after the other, each resuming from saved offsets."""
 
     def __init__(
         self,
@@ -67,16 +67,16 @@ class FollowedClient:
     ) -> None:
         self.state = ConsumerState()
         self.saved: str | None = None
-        """The offsets behind the last step, as JSON."""
+        """The offsets after the last step, as JSON."""
         self.rows: list[Row] = []
-        """All that it was ever given."""
+        """All rows that it has ever received."""
         self._url = url
         self._by_change = by_change
         self._settings = {"user": USER, "password": PASSWORD, "tls": tls, "timeouts": timeouts}
         self._options = {**QUICK, **options}
         self._rules = StreamRules(
             complete_snapshots=options.get("snapshots", "complete") == "complete",
-            # One that is much larger than a batch may be cut.
+            # A snapshot much larger than a batch may be cut.
             whole_in_step=not by_change and "batch_bytes" not in options,
             all_versions=options.get("history", False),
         )
@@ -89,7 +89,7 @@ class FollowedClient:
             return await self._read(is_done, steps_max)
 
     async def read_to_end(self) -> None:
-        """Read until the client says that there is no more."""
+        """Read until the client reports the end."""
         async with asyncio.timeout(READ_S_MAX):
             await self._read(lambda state: False, None)
 
@@ -108,7 +108,7 @@ class FollowedClient:
 
     @asynccontextmanager
     async def reading_on(self) -> AsyncIterator[asyncio.Task[bool]]:
-        """Read while the block lasts. `reaches` waits for what comes of it."""
+        """Read until the block ends. Wait for the result with `reaches`."""
         task = asyncio.create_task(self._read(lambda state: False, None))
         try:
             yield task
@@ -117,7 +117,7 @@ class FollowedClient:
             await asyncio.gather(task, return_exceptions=True)
 
     async def reaches(self, is_done: Callable[[ConsumerState], bool], task: asyncio.Task[bool]) -> None:
-        """Wait until the state of a consumer that reads on is as wanted."""
+        """Wait until the state of a running consumer is as wanted."""
         async with asyncio.timeout(READ_S_MAX):
             while not is_done(self.state):
                 if task.done():
@@ -132,7 +132,7 @@ class FollowedClient:
         self.rows += rows
 
     def pretend_branch(self, vbucket: int, *, vbuuid: int) -> None:
-        """Go on as if this had been the branch that was read last."""
+        """Resume as if this had been the branch that was read last."""
         assert self.saved is not None
         offsets = headwater.Offsets.from_json(self.saved)
         offset = replace(offsets[VBucketId(vbucket)], vbuuid=Vbuuid(vbuuid))
@@ -150,7 +150,7 @@ class FollowedClient:
             await client.close()
 
     async def _connect(self) -> headwater.Client:
-        """Who can't connect tries again: that is left to callers."""
+        """Retry the first connection: the client leaves that to its callers."""
         while True:
             client = headwater.connect(self._url, **self._settings)
             try:
@@ -159,14 +159,14 @@ class FollowedClient:
                 continue
 
 
-# A consumer of the whole cluster: keeps a copy of all documents by the changes that the client gives it.
+# A consumer of the whole cluster: keeps a copy of all documents, updated with the changes that it reads.
 
 
 _SOON: dict[str, Any] = {"reconnect_delay_s_min": 0.01, "reconnect_delay_s_max": 0.2, "poll_interval_s": 0.5}
 
 
 class ClusterConsumer:
-    """Reads on until it is stopped."""
+    """Reads until it is stopped."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -194,7 +194,7 @@ class ClusterConsumer:
                     seen.append(change)
 
     def documents(self) -> dict[tuple[int, bytes], tuple[int, bytes]]:
-        """CAS and value by collection and key."""
+        """Return CAS and value by collection and key."""
         documents: dict[tuple[int, bytes], tuple[int, bytes]] = {}
         for seen in self._changes.values():
             for change in seen:
@@ -223,7 +223,7 @@ class ClusterConsumer:
 
 
 async def stored_documents(url: str) -> dict[tuple[int, bytes], tuple[int, bytes]]:
-    """What a consumer that begins now ends with."""
+    """Return what a consumer that starts now has at the end."""
     consumer = ClusterConsumer(url)
     async with headwater.connect(f"{url}/default", user=USER, password=PASSWORD) as client:
         async for change in client.changes(start="beginning", end="now"):

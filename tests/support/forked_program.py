@@ -1,15 +1,15 @@
-"""Python programs that start in milliseconds: they are forked from a process that has imported what they import.
+"""Python programs that start in milliseconds: they are forked from a process that has imported what they need.
 
-Most of the time of a short command is spent on importing libraries and loading compiled kernels, a second of processor
-time each. `start_program` and `run_program` take what stands behind `python` on a command line, and what
-`subprocess.Popen` takes. What they return is a real child of the test: with its own process id, signals, session,
-terminal, streams, folder, environment and exit code. A test that is about starting, imports, or variables that Python
-and numba read when they start, uses `subprocess` and a new interpreter.
+Most of the time of a short command is spent importing libraries and loading compiled kernels, a second of processor
+time each. `start_program` and `run_program` take the arguments after `python` on a command line, and the options of
+`subprocess.Popen`. They return a real child of the test, with its own process id, signals, session, terminal,
+streams, folder, environment and exit code. A test of startup, imports, or variables that Python and numba read when
+they start, must use `subprocess` and a new interpreter.
 
-The process that forks is asked over a socket; the standard streams travel with the order. The program's parent ends at
-once, and the system gives it to the test, which has declared that it takes orphans for that moment.
+The forking process is asked over a socket; the standard streams travel with the order. The program's parent exits
+immediately, and the system reparents the program to the test, which is a subreaper at that moment.
 
-A shell that a test runs finds `headwater` in `shell_commands()`: a small program that asks for the real one, and stands
+A shell in a test finds `headwater` in `shell_commands()`: a small program that requests the real one, and stands in
 for it until it ends.
 """
 
@@ -42,7 +42,7 @@ from headwater.kernels.machine_code import compile_kernels
 from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
 
 HEADWATER = ("-m", "headwater")
-"""The arguments of `python` that are the command `headwater`."""
+"""The arguments of `python` that run the command `headwater`."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -55,14 +55,14 @@ _LIBRARIES = ("headwater.blocking", "headwater.testing", "support.group_member_p
 
 
 def start_program(*arguments: str, **how: Any) -> subprocess.Popen[Any]:
-    """`python ARGUMENTS`, with the options of `subprocess.Popen`."""
+    """Start `python ARGUMENTS`, with the options of `subprocess.Popen`."""
     return _ForkedPopen([sys.executable, *arguments], **how)
 
 
 def run_program(
     *arguments: str, input: Any = None, timeout: float | None = None, **how: Any
 ) -> subprocess.CompletedProcess[Any]:
-    """`python ARGUMENTS` to its end, with the options of `subprocess.Popen`; text in pipes, unless `how` says else."""
+    """Run `python ARGUMENTS` to its end, with the options of `subprocess.Popen`. By default, pipes carry text."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     if input is not None:
         pipes["stdin"] = subprocess.PIPE
@@ -76,12 +76,12 @@ def run_program(
 
 
 def shell_commands() -> Path:
-    """The folder with `headwater` in it, to put in front of PATH."""
+    """Return the folder with `headwater` in it, to put in front of PATH."""
     return _forker().folder
 
 
 class _ForkedPopen(subprocess.Popen[Any]):
-    """What `Popen` is, but for the one method that makes the process."""
+    """Like `Popen`, except for the one method that creates the process."""
 
     def _execute_child(
         self, args: list[str], executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any,
@@ -106,7 +106,7 @@ class _ForkedPopen(subprocess.Popen[Any]):
 
 
 class _Forker:
-    """The side of the tests: starts the process that forks, and asks it."""
+    """The tests' side: starts the forking process, and sends orders to it."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="headwater-forks-"))
@@ -130,15 +130,15 @@ class _Forker:
                 stdin=subprocess.PIPE,
                 pass_fds=[listener.fileno()],
                 env={**kept, "PYTHONPATH": os.pathsep.join(sys.path)},
-                # Ctrl-C is for the tests.
+                # Only the tests handle Ctrl-C.
                 start_new_session=True,
             )
 
     def fork(self, order: dict[str, Any], streams: list[int]) -> int:
-        """Have a program started, as a child of this process. Returns its process id."""
+        """Start a program as a child of this process. Returns its process id."""
         with self._lock, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             if self._process is None or self._process.poll() is not None:
-                # It was killed, by a test or for want of memory.
+                # It was killed, by a test or because memory ran out.
                 self._start()
             connection.connect(self._address)
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -159,7 +159,7 @@ class _Forker:
 
 @cache
 def _forker() -> _Forker:
-    """One for all tests of this process. It ends with it."""
+    """Return the one forker for all tests of this process. It ends with the process."""
     return _Forker()
 
 
@@ -184,14 +184,14 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
-"""Looks like the command to a shell. It imports little, and so it starts fast."""
+"""Looks like the command to a shell. It imports little, so it starts fast."""
 
 
 # --- the process that forks -----------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Import, and fork for each connection. The end of the tests is the end of the standard input."""
+    """Import, and fork for each connection. The tests end when standard input ends."""
     atexit.register(_end_fast)
     listener = socket.socket(fileno=int(sys.argv[1]))
     _preload()
@@ -216,7 +216,7 @@ def _preload() -> None:
 
 
 def _obey(connection: socket.socket) -> None:
-    """In the first child: make the program, and give it to the test or wait for its end. In the second: be it."""
+    """In the first child: fork the program, and give it to the test or wait for its end. In the second: become it."""
     message, streams, _, _ = socket.recv_fds(connection, _ORDER_BYTES_MAX, 3)
     order = json.loads(message)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -241,7 +241,7 @@ def _obey(connection: socket.socket) -> None:
 
 
 def _become(order: dict[str, Any], streams: list[int]) -> None:
-    """From here on all is as Python would have it at the start of a program. Its end is that of the interpreter."""
+    """Become the program: set up everything as Python does at its start. Ends like the interpreter."""
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -259,7 +259,7 @@ def _become(order: dict[str, Any], streams: list[int]) -> None:
 
 
 def run_arguments(arguments: list[str]) -> None:
-    """What `python` does with these."""
+    """Run what `python` would run for these arguments."""
     match arguments:
         case ["-m", module, *rest]:
             sys.path[0] = os.getcwd()
@@ -277,7 +277,7 @@ def run_arguments(arguments: list[str]) -> None:
 
 
 def _open_standard_streams() -> None:
-    """The objects for the standard streams have buffers and a state of their own."""
+    """Open new objects for the standard streams, which have their own buffers and state."""
     encoding = sys.stdout.encoding
     is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     output = FileIO(1, "w", closefd=False)
@@ -294,15 +294,15 @@ def _open_standard_streams() -> None:
 
 
 def _end_fast() -> None:
-    """The last of what is called at an exit. To take down all that was imported would take a tenth of a second."""
+    """Exit quickly, as the last exit handler: tearing down all imported modules would take a tenth of a second."""
     if _exit_codes and isinstance(code := _exit_codes[0] or 0, int):
-        with suppress(OSError):  # where the output can't be written, the interpreter has words and an exit code for it
+        with suppress(OSError):  # If the output can't be written, the interpreter reports it, with its own exit code
             sys.stdout.flush()
             os._exit(code)
 
 
 _exit_codes: list[object] = []
-"""That of this program, once it has ended by itself."""
+"""The exit code of this program, once it has ended by itself."""
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,10 +1,10 @@
-"""Frames for fuzzing a node: valid requests of every class that it serves, and what mutations make of them.
+"""Frames for fuzzing a node: valid requests of every class that it serves, and mutations of them.
 
-Random bytes seldom get past the first check of a request. So a corpus begins with valid requests, about documents,
-collections and vbuckets that may be there, and changes some of them in ways that leave the frames behind them readable:
-parts are cut, doubled and moved between extras, key and value, numbers become extreme, frame infos are added. `block`
-then joins many of them, in any order, and changes single bytes. What makes the rest of a connection unreadable, or ends
-its log-in, is in `endings`: it is sent last.
+Random bytes seldom get past the first check of a request. So a corpus starts with valid requests, about documents,
+collections and vbuckets that may exist, and changes some of them in ways that keep the following frames readable:
+parts are cut, doubled and moved between extras, key and value, numbers become extreme, frame infos are added.
+`block` then joins many of them, in any order, and changes single bytes. Frames that make the rest of a connection
+unreadable, or end its login, are in `endings` and sent last.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ FEATURES = (
 )  # fmt: skip
 
 ENDINGS: frozenset[type[Request]] = frozenset({session.Quit, session.QuitQuiet, session.SaslAuth, session.SaslStep})
-"""After these a connection has no user any more, or is closed."""
+"""Requests after which a connection has no user any more, or is closed."""
 RARE: frozenset[type[Request]] = frozenset(
     {
         session.SelectBucket, session.Flush, session.FlushQuiet, session.Stat, session.Hello, dcp_streams.Open,
         vbuckets.DeleteVBucket, vbuckets.SetCollectionsManifest, *TO_A_CONSUMER,
     }
 )  # fmt: skip
-"""What takes away the ground that others need, has long answers, or is refused by its kind from everyone."""
+"""Requests that destroy what others need, have long answers, or are refused because of their kind."""
 
 _VALUES = (
     b"", b"1", b"41", b"{}", b"[1,2,3]", b'"text"', b'{"a":1,"b":[1,2,{"c":null}],"n":7,"list":[]}', b"\xff\0binary",
@@ -163,11 +163,11 @@ _PARTS: dict[type[Request], Callable[[random.Random], dict[str, Any]]] = {
         "items": (dcp_changes.CacheItem(seqno=rng.randrange(9), collection_id=0, key=b"k1", value=b"{}"),)
     },
 }  # fmt: skip
-"""What a class has that the names and layouts of its fields do not say."""
+"""The parts of a class that the names and layouts of its fields do not determine."""
 
 
 def valid_request(cls: type[Request], rng: random.Random) -> Request:
-    """One that may succeed, if it is sent at the right moment by a user who may send it."""
+    """Return a request that may succeed, if a user with the privilege sends it at the right moment."""
     number = rng.randrange(4 * VBUCKETS)
     by_name: dict[str, Callable[[], Any]] = {
         "opaque": lambda: rng.getrandbits(32),
@@ -208,12 +208,12 @@ def valid_request(cls: type[Request], rng: random.Random) -> Request:
             parts |= _PARTS[base](rng)
             break
     if len(parts.get("key", b"")) > 255:
-        parts["frame_infos"] = ()  # Flexible framing has one byte for its length.
+        parts["frame_infos"] = ()  # Flexible framing has one byte for the key's length.
     return cls(**parts)
 
 
 def mutated(frame: bytes, rng: random.Random) -> bytes:
-    """The same request with another body or header, and lengths that fit: what follows it can be read."""
+    """Return the request with another body or header, and matching lengths, so that the next frame stays readable."""
     magic, opcode, key_bytes, extras_bytes = frame[0], frame[1], int.from_bytes(frame[2:4]), frame[4]
     infos = b""
     if magic == Magic.FLEXIBLE_REQUEST:
@@ -247,7 +247,7 @@ def mutated(frame: bytes, rng: random.Random) -> bytes:
 
 
 class FrameCorpus:
-    """Many frames of some classes, of which blocks are made."""
+    """Many frames of some classes, from which blocks are made."""
 
     def __init__(self, classes: Iterable[type[Request]], seed: int) -> None:
         rng = random.Random(seed)
@@ -256,7 +256,7 @@ class FrameCorpus:
         each = [cls for cls in classes if cls not in ENDINGS] * 3
         self.some_of_each = b"".join(valid_request(cls, rng).encode() for cls in each)
         self.endings = [valid_request(cls, rng).encode() for cls in classes if cls in ENDINGS]
-        # The rest of the connection is unreadable: no magic, a body beyond the bound, a key longer than the body.
+        # These make the rest of the connection unreadable: no magic, a body beyond the limit, a key beyond the body.
         self.endings += [
             bytes(24),
             b"\x80\0\0\0\0\0\0\0\xff\xff\xff\xff" + bytes(12),
@@ -276,7 +276,7 @@ class FrameCorpus:
         self._sizes = np.array([len(frame) for frame in self._frames])
 
     def block(self, count: int) -> bytes:
-        """This many frames, some of which have one more byte changed."""
+        """Return this many frames, some of which have one more byte changed."""
         rng, frames = self._rng, self._frames
         chosen = np.searchsorted(self._shares, rng.random(count))
         data = np.frombuffer(b"".join([frames[at] for at in chosen.tolist()]), dtype=np.uint8).copy()
@@ -285,7 +285,7 @@ class FrameCorpus:
         flipped = rng.random(count) < FLIPPED_SHARE
         starts, bodies = starts[flipped], sizes[flipped] - HEADER_BYTES
         in_header = (bodies == 0) | (rng.random(len(starts)) < 0.3)
-        # Never a magic or a length, by which the next frame is found.
+        # Never a magic or a length, which are needed to find the next frame.
         header_at = rng.choice(np.array([1, 5, 6, 7, *range(12, 24)]), len(starts))
         at = starts + np.where(in_header, header_at, HEADER_BYTES + (rng.random(len(starts)) * bodies).astype(np.int64))
         data[at] = rng.choice(np.array([0, 1, 0x22, 0x7F, 0x80, 0xFF, *range(256)], dtype=np.uint8), len(at))

@@ -1,4 +1,4 @@
-"""A document in memory that members share, and ways to it that can fail."""
+"""A document in memory that members share, and access to it that can fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER_S = 0.01
 
 @dataclass
 class MemoryDocument:
-    """What the bucket has."""
+    """The document in the bucket."""
 
     vbuckets: int = 6
     value: bytes | None = None
@@ -49,13 +49,13 @@ class MemoryPort:
     def __init__(self, document: MemoryDocument) -> None:
         self._document = document
         self.failure: HeadwaterError | None = None
-        """What every call raises from now on."""
+        """The error that every call raises from now on."""
         self.is_silent = False
-        """Whether calls wait for ever from now on."""
+        """Whether calls wait forever from now on."""
         self.is_closed = False
         self.calls = 0
         self.races = 0
-        """How many writes to come are made in vain, because another one is faster."""
+        """How many of the next writes fail because another writer is faster."""
 
     async def read(self) -> StoredDocument | None:
         await self._travel()
@@ -93,7 +93,7 @@ class MemoryPort:
         self.is_closed = True
 
 
-# An event loop whose clock jumps to the next thing that is to happen, so that nothing in a test waits.
+# An event loop whose clock jumps to the next event, so that nothing in a test waits.
 
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def virtual_clock_s() -> float:
-    """The time of the loop that runs."""
+    """Return the time of the running loop."""
     return asyncio.get_running_loop().time()
 
 
@@ -133,7 +133,7 @@ def run(call: Coroutine[Any, Any, T]) -> T:
 
 @asynccontextmanager
 async def joined(membership: M, bucket: GroupBucket) -> AsyncIterator[M]:
-    """A membership that is started, and stopped at the end."""
+    """Start a membership, and stop it at the end."""
     await membership.start(bucket)
     try:
         yield membership

@@ -1,7 +1,7 @@
-"""One member of a group in a process of its own, with a reader that reads nothing and only says what it would read.
+"""One member of a group in a separate process, with a reader that only reports what it would read.
 
-It appends to a file that all members share: a line when it begins with a vbucket, and a line when it is done with it,
-before it lets go of it. So the order of the lines is an order in which it may all have happened.
+It appends to a file that all members share: a line when it begins to read a vbucket, and a line when it has
+finished with one, before it releases it. So the order of the lines is a possible order of events.
 
 Run as `group_member_process.py URL GROUP MEMBER LOG`. It leaves cleanly at SIGTERM.
 """
@@ -49,7 +49,7 @@ def bucket_of(url: str) -> GroupBucket:
 
 
 async def follow(membership: Membership, log: SharedLog) -> None:
-    """What a reader does, without the reading."""
+    """Do what a reader does, without reading."""
     assignment = Assignment(number=0)
     try:
         while True:

@@ -1,12 +1,12 @@
-"""A simulated world for consumer groups: processes with clocks of their own, a network that loses, one document.
+"""A simulated world for consumer groups: processes with their own clocks, a lossy network, and one document.
 
-Everything happens at instants of one real time that no process knows. A process has a `LeaseMember`, which takes its
-turns at the document over the network, and a reader, which looks at its assignment every now and then and otherwise
-goes on with what it has. `GroupChecker` is told what readers do, and judges it; it knows nothing of leases.
+Everything happens at moments of one real time that no process knows. A process has a `LeaseMember`, which accesses
+the document over the network in turns, and a reader, which checks its assignment periodically and otherwise continues
+with what it has. `GroupChecker` is notified of what readers do, and judges it; it knows nothing of leases.
 
-What can happen to a process: it leaves, is killed, is cut off from the network, or stands still in one of the ways of
-`Standing`. A request can be lost, its answer can be lost, and either can come late: after the process has given up
-waiting. And a failover can take back the newest writes to the document.
+A process can leave, be killed, be cut off from the network, or stand still in one of the ways of `Standing`. A
+request or its answer can be lost, or arrive late: after the process has stopped waiting. And a failover can take back
+the newest writes to the document.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from headwater.protocol.numbers import VBucketId
 TERMS = LeaseTerms(lease_s=4.0, interval_s=1.0, margin_s=1.0)
 DELAY_S_MAX = 0.05
 LATE_S_MAX = 6.0
-"""For what comes late. Beyond a lease, so that it meets what others have done meanwhile."""
+"""The maximum delay of late messages. Longer than a lease, so that others have acted in the meantime."""
 ANSWER_S_MAX = 1.5
 RETRY_S = 0.2
 LOOK_S_MAX = 0.4
-"""Between two looks of a reader at its assignment. Together with a stall it must be less than the margin."""
+"""The time between two checks of a reader's assignment. Together with a stall it must be less than the margin."""
 STALL_S_MAX = 0.4
 STOP_S_MAX = 1.0
-"""How long a reader takes to stop and to save, where it has the time."""
+"""How long a reader takes to stop and save, if it has the time."""
 RATE_ERROR_MAX = 0.02
 SETTLE_S = 40.0
 
 
 class RuleBroken(AssertionError):
-    """What must never happen in a group has happened."""
+    """A group has done what must never happen."""
 
 
 # --- the judge ----------------------------------------------------------------------------------------------------
 
 
 class GroupChecker:
-    """Who reads what. It also keeps the offsets, and refuses those of former owners, as a checkpoint store has to."""
+    """Records who reads what. Like a checkpoint store, it keeps the offsets and refuses those of former owners."""
 
     def __init__(self, *, fences: bool = True) -> None:
         self._fences = fences
         self.readers: dict[int, set[str]] = defaultdict(set)
         self.refused = 0
-        """Offsets that came from former owners."""
+        """Offsets refused because they came from former owners."""
         self._offsets: dict[int, int] = {}
         self._generations: dict[int, int] = {}
         self._may_overlap = False
         self._has_true_history = True
 
     def began(self, process: str, vbucket: int, generation: int) -> int:
-        """Returns the offset to read from."""
+        """Note a new reader of a vbucket. Returns the offset to read from."""
         self.readers[vbucket].add(process)
         if not self._may_overlap:
             self._check_overlap(vbucket)
@@ -82,7 +82,7 @@ class GroupChecker:
         self._offsets[vbucket] = offset
 
     def history_was_lost(self) -> None:
-        """A failover has taken back what members have seen. For a while they can't know, nor ever trust generations."""
+        """Note that a failover took back what members saw: they can't know for a while, nor ever trust generations."""
         self._may_overlap = True
         self._has_true_history = False
 
@@ -96,7 +96,7 @@ class GroupChecker:
             raise RuleBroken(f"vbucket {vbucket} is read by {', '.join(sorted(self.readers[vbucket]))}")
 
     def check_settled(self, processes: Sequence[str], *, vbuckets: int) -> None:
-        """Everything is read, by those who are there, and in equal shares."""
+        """Check that every vbucket is read, by the running processes, in equal shares."""
         readers = [reader for vbucket in range(vbuckets) for reader in self.readers[vbucket]]
         if len(readers) != vbuckets:
             raise RuleBroken(f"only {len(readers)} of {vbuckets} vbuckets are read")
@@ -110,12 +110,12 @@ class GroupChecker:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something that happens to the group, some time after what happened before it."""
+    """An event in the group, some time after the previous one."""
 
     after_s: float
     kind: str
     which: int
-    """Of the processes that run, modulo their number."""
+    """The index of the process, modulo the number of running ones."""
     for_s: float = 0.0
 
 
@@ -126,18 +126,18 @@ class Script:
     members: int
     actions: tuple[Action, ...]
     loss: float = 0.0
-    """The part of the requests and answers that is lost or late, until the last action."""
+    """The share of requests and answers that are lost or late, until the last action."""
 
 
 class Standing(Enum):
     """How a process stands still."""
 
     STALLED = "stall"
-    """For a short time, in the middle of reading: to others it is as if it were slow."""
+    """For a short time, while reading: to others it seems slow."""
     PAUSED = "pause"
-    """For any time, before it looks at its assignment."""
+    """For any time, before it checks its assignment."""
     FROZEN = "freeze"
-    """For any time, after it has looked: it hands out what it has, and saves, before it looks again."""
+    """For any time, after it has checked: it delivers what it has, and saves, before it checks again."""
 
 
 MakeMember = Callable[..., LeaseMember]
@@ -165,7 +165,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
     def run(self) -> None:
-        """Raises `RuleBroken` where the group breaks its rules."""
+        """Run the script. Raises `RuleBroken` if the group breaks its rules."""
         for _ in range(self.script.members):
             self.start_process()
         at_s = 0.0
@@ -174,7 +174,7 @@ class World:
             self._run_until(at_s)
             self._act(action)
         self.loss = 0.0
-        # The others may all be gone by now, or about to be.
+        # All others may be gone by now, or about to be.
         self.start_process()
         ends = [process.undisturbed_s for process in self.processes]
         self._run_until(max([at_s, *ends]) + SETTLE_S)
@@ -219,7 +219,7 @@ class World:
                 process.suffer(action)
 
     def _take_back(self, for_s: float) -> None:
-        """The newest writes to the document have never been, because they were not on the copy that is active now."""
+        """Undo the newest writes to the document, as if they were missing on the copy that is active now."""
         self.checker.history_was_lost()
         self._failovers += 1
         self.after(TERMS.lease_s + TERMS.margin_s, partial(self._end_overlap, self._failovers))
@@ -258,7 +258,7 @@ class World:
             self.after(delay_s, lambda: process.do(lambda: on_answer(*values)))
 
     def _delay_s(self, process: Process) -> float | None:
-        """None for what does not arrive."""
+        """Return the delay of a message, or None if it does not arrive."""
         if self.now_s < process.cut_s:
             return None
         if self.rng.random() >= self.loss:
@@ -322,7 +322,7 @@ class Process:
         self.world.after(delay_s, lambda: self.do(call))
 
     def do(self, call: Callable[[], None]) -> None:
-        """Now, or when the process goes on."""
+        """Call now, or when the process resumes."""
         if not self.is_running:
             return
         if self._pause is not None:
@@ -380,7 +380,7 @@ class Process:
                     self.world.checker.began(self.name, vbucket, reading.generation)
                 else:
                     del self._reading[vbucket]
-            # What it has stopped to read it begins again if it comes back: a renewal may have been under way.
+            # If a vbucket that it has dropped is assigned again, it begins again: a renewal may have been in progress.
             known = {vbucket: reading.generation for vbucket, reading in self._reading.items()}
             self._assignment = replace(self._assignment, generations=known)
         self.world.rng.shuffle(pause.waiting)
@@ -390,7 +390,7 @@ class Process:
     # --- its reader -----------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Follow the assignment, and read on."""
+        """Follow the assignment, and continue to read."""
         newer = self.member.assignment(self.clock_s())
         change = newer.since(self._assignment)
         self._assignment = newer
@@ -436,7 +436,7 @@ class Process:
         self.world.get(self, lambda value, cas: self._on_document(turn, value, cas))
 
     def _next_turn(self) -> int:
-        """What belongs to the turn before comes too late from here on."""
+        """Start a new turn. Answers to the previous one are too late from here on."""
         self._turn += 1
         return self._turn
 
@@ -465,7 +465,7 @@ class Process:
         self._wait(0.0 if done else self.world.rng.uniform(0, RETRY_S))
 
     def _wait(self, least_s: float = 0.0) -> None:
-        """Until the next turn, looking every now and then whether something has made it earlier."""
+        """Wait for the next turn, checking periodically whether something has made it earlier."""
         turn = self._next_turn()
         self.after(least_s, lambda: self._turn_if_due(turn))
 

@@ -1,4 +1,4 @@
-"""A node as its HTTP side sees it, and a client of that: what the tests of the routes share."""
+"""A node as its HTTP side sees it, and a client of it, which the tests of the routes share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ USERS = make_users()
 
 @dataclass
 class Node:
-    """A node with one real bucket, real users, and a clock that is set by hand."""
+    """A node with one real bucket, real users, and a clock that tests set."""
 
     stored: Bucket
     data: Path
@@ -132,7 +132,7 @@ class Node:
 
 
 class Client:
-    """Asks the application without a server; one that is not told otherwise is the admin."""
+    """Calls the application without a server, by default as the admin."""
 
     def __init__(self, node: Node) -> None:
         self.app = http_app(cast(NodeState, node))

@@ -30,7 +30,7 @@ _STATUS: dict[type[Exception], int] = {
 
 @dataclass
 class IcebergRestServer:
-    """Lives while the `with` block lasts."""
+    """Runs until the `with` block ends."""
 
     folder: Path
 
@@ -55,7 +55,7 @@ class IcebergRestServer:
             do_POST = do_HEAD = do_GET  # noqa: N815
 
             def log_message(self, *_: object) -> None:
-                """Nothing is logged."""
+                """Log nothing."""
 
         uri = f"sqlite:///{self.folder}/rest.db?check_same_thread=false"
         self._catalog = SqlCatalog("rest", uri=uri, warehouse=f"file://{self.folder}/warehouse")

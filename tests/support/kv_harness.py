@@ -1,7 +1,7 @@
-"""A node with one bucket on a real engine, a clock that stands still, and clients that speak bytes with its sessions.
+"""A node with one bucket on a real engine, a stopped clock, and clients that exchange bytes with its sessions.
 
-Nothing is committed unless `call` does it or a test says so: what a session holds back until then, a client does not
-get to see.
+Nothing is committed unless `call` does so or a test says so: clients do not see answers that a session holds back
+until then.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SECRET = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
 
 @cache
 def users() -> Users:
-    """One user a role, named after it. Made once, because hashing passwords is slow by design."""
+    """Return one user per role, named after it. Cached, because hashing passwords is slow by design."""
     made = Users(decoy_secret=bytes(32), iterations=4096)
     for role in Role:
         made = made.add(made.new_user(role.value, PASSWORD, [Grant(role)], salts=bytes(SALTS_BYTES)))
@@ -114,7 +114,7 @@ class Node:
         self.bucket.commit_now()
 
     def reopen(self, *, in_order: bool = True) -> None:
-        """Close the bucket and open it again; what is not durable is lost unless it is closed in order."""
+        """Close the bucket and open it again. Changes that are not durable are lost, unless it is closed cleanly."""
         if in_order:
             close_bucket(self.bucket)
         self.close()
@@ -129,7 +129,7 @@ class Node:
         self.commit()
 
     def client(self, *, user: str = "admin", features: tuple[Feature, ...] = FEATURES) -> Client:
-        """A client that has logged in and selected the bucket."""
+        """Return a client that has logged in and selected the bucket."""
         client = Client(self)
         client.succeed(Hello(key=b"test", features=features))
         client.negotiated = Negotiated(frozenset(features))
@@ -139,8 +139,8 @@ class Node:
 
 
 def drive(session: KvSession, data: bytes, throttle: LoginThrottle | None = None) -> None:
-    """Have a session handle what has come, in as many turns as it takes. Log-ins are checked, and work is done, at
-    once."""
+    """Let a session handle received data, in as many turns as it takes. Logins and postponed work are done
+    immediately."""
     throttle = LoginThrottle() if throttle is None else throttle
     session.receive_data(data)
     while session.waits_for in (Waits.FOR_TURN, Waits.FOR_LOGIN, Waits.FOR_WORK):
@@ -162,7 +162,7 @@ class Client:
         self.node = node
         self.negotiated = Negotiated()
         self.on_replaced: Callable[[], None] = lambda: None
-        """Called when a newer DCP connection takes the place of this one."""
+        """Called when a newer DCP connection replaces this one."""
         self.session = KvSession(
             node.service, peer="127.0.0.1", allows_plain=allows_plain, on_replaced=lambda: self.on_replaced()
         )
@@ -173,7 +173,7 @@ class Client:
         drive(self.session, data, self.node.throttle)
 
     def received(self) -> list[Response]:
-        """The answers that need not wait any longer."""
+        """Return the answers that the session does not hold back."""
         data = b""
         while piece := self.session.data_to_send():
             data += piece
@@ -186,7 +186,7 @@ class Client:
         return self.received()
 
     def call(self, request: Request | bytes) -> Response:
-        """Send a request, commit, and take its one answer."""
+        """Send a request, commit, and return its one answer."""
         (response,) = self.call_all(request)
         return response
 

@@ -1,7 +1,7 @@
-"""A bucket in memory, with failovers, and the rows that a reader of it would hand out.
+"""A bucket in memory, with failovers, and the rows that a reader of it would return.
 
-It knows nothing of tables: the tests hold the tables against it. Every vbucket has one list of changes, its present
-branch. A failover cuts the list and begins a new branch.
+It knows nothing of tables: tests compare the tables with it. Every vbucket has one list of changes, its current
+branch. A failover cuts the list and starts a new branch.
 """
 
 from __future__ import annotations
@@ -68,25 +68,25 @@ class Change:
 class ModelVBucket:
     vbuuid: int
     branches: list[tuple[int, int]] = field(default_factory=list)
-    """The branches before, newest first: vbuuid, and the seqno that it began at."""
+    """The earlier branches, newest first: vbuuid, and the seqno at which each began."""
     began_at: int = 0
-    """Where the present branch began."""
+    """Where the current branch began."""
     changes: list[Change] = field(default_factory=list)
     high_seqno: int = 0
     sent_seqno: int = 0
-    """What the reader has handed out, of which branch."""
+    """How far, and on which branch, the reader has returned changes."""
     sent_vbuuid: int = 0
     fork_seqno: int | None = None
-    """Since then the history has parted, here at the earliest."""
+    """The earliest seqno at which the history has diverged since then."""
     whole_seqnos: list[int] = field(default_factory=lambda: [0])
-    """Where the snapshots ended that were handed out: there, and only there, the state is known."""
+    """The ends of the returned snapshots: only there is the state known."""
 
     def upto(self, seqno: int) -> list[Change]:
         return [change for change in self.changes if change.seqno <= seqno]
 
 
 def documents(changes: Iterable[Change]) -> dict[tuple[int, bytes], Change]:
-    """What changes leave: by collection and key."""
+    """Return the documents that changes leave, by collection and key."""
     found: dict[tuple[int, bytes], Change] = {}
     for change in changes:
         if change.op in ENDS:
@@ -104,10 +104,10 @@ class ModelBucket:
 
     def __init__(self, vbuckets: int) -> None:
         self._vbuuids = itertools.count(2**63 + 1)
-        """Too large for a signed number, as half of them are."""
+        """Too large for a signed number, like half of all vbuuids."""
         self._times = itertools.count(1)
         self.has_xattrs = False
-        """Readers ask for extended attributes."""
+        """Whether readers request extended attributes."""
         self.vbuckets = [ModelVBucket(vbuuid=next(self._vbuuids)) for _ in range(vbuckets)]
         self.names: dict[int, tuple[str, str]] = {0: ("_default", "_default")}
 
@@ -145,16 +145,16 @@ class ModelBucket:
         return change
 
     def advance_time(self, *, hours: int) -> None:
-        """What changes from now on has a later time."""
+        """Let changes from now on have a later time."""
         self._times = itertools.count(next(self._times) + hours * 3_600_000)
 
     def event(self, op: str, collection_id: int) -> None:
-        """An event of a collection comes to all vbuckets."""
+        """Send an event of a collection to all vbuckets."""
         for vbucket in range(len(self.vbuckets)):
             self.change(vbucket, op, collection_id)
 
     def fail_over(self, vbucket: int, seqno: int) -> None:
-        """Another copy takes over, that has the changes up to a seqno."""
+        """Let another copy take over, which has the changes up to a seqno."""
         place = self.vbuckets[vbucket]
         place.changes = place.upto(seqno)
         place.high_seqno = seqno
@@ -178,10 +178,10 @@ class ModelBucket:
     def rows(
         self, vbucket: int, *, back_seqnos: int = 0, deduplicated: bool = False, careless: bool = False
     ) -> list[dict[str, object]]:
-        """What the reader hands out next of a vbucket: all that is new, with a rollback before it if there was one.
+        """Return the next rows of a vbucket: everything new, preceded by a rollback if there was one.
 
-        The rollback goes to the end of the last snapshot that is at least `back_seqnos` before the fork. If it is
-        careless, it goes to the very seqno, though that may be inside a snapshot.
+        The rollback goes to the end of the last snapshot that is at least `back_seqnos` before the fork. A careless
+        one goes exactly to that seqno, even inside a snapshot.
         """
         place = self.vbuckets[vbucket]
         start = place.sent_seqno
@@ -205,13 +205,13 @@ class ModelBucket:
             place.whole_seqnos.append(place.high_seqno)
 
     def mark_unread(self, vbucket: int) -> None:
-        """The reader begins again."""
+        """Let the reader start again from the beginning."""
         place = self.vbuckets[vbucket]
         place.sent_seqno, place.sent_vbuuid, place.fork_seqno = 0, 0, None
         place.whole_seqnos = [0]
 
     def offsets(self, sending: Sequence[int] = ()) -> Offsets:
-        """Where the reader is, or will be behind some vbuckets' rows."""
+        """Return the reader's offsets, or those after the new rows of some vbuckets."""
         found = {}
         for number, place in enumerate(self.vbuckets):
             is_new = number in sending
@@ -224,8 +224,8 @@ class ModelBucket:
         return Offsets(BUCKET_UUID, found)
 
     def sent_documents(self) -> dict[tuple[int, int, bytes], Change]:
-        """The documents of what was handed out, by vbucket, collection and key. Not to be asked between a failover
-        and the reader's next look at the vbucket."""
+        """Return the documents of the returned changes, by vbucket, collection and key. Do not call this between a
+        failover and the reader's next read of the vbucket."""
         return {
             (number, *place): change
             for number, vbucket in enumerate(self.vbuckets)
@@ -233,7 +233,7 @@ class ModelBucket:
         }
 
     def row(self, vbucket: int, change: Change, snapshot_start: int) -> dict[str, object]:
-        """A change as the reader hands it out."""
+        """Return a change as the reader returns it."""
         scope, collection = self.names[change.collection_id]
         return {
             "vbucket": vbucket,
@@ -279,7 +279,7 @@ def changed_at(change: Change) -> datetime | None:
 
 
 def batches(rows: Sequence[dict[str, object]], size: int) -> Iterator[pa.RecordBatch]:
-    """Rows as a reader's batches."""
+    """Yield rows as a reader's batches."""
     has_xattrs = any("xattrs" in row for row in rows)
     schema = RAW_SCHEMA.append(XATTRS) if has_xattrs else RAW_SCHEMA
     plain = pa.schema([pa.field(f.name, _plain(f.type), f.nullable) for f in schema])
@@ -297,7 +297,7 @@ def _plain(type_: pa.DataType) -> pa.DataType:
     return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 
-# What must be true of a lake, checked with nothing of its own code but the reading of tables.
+# The rules for a lake, checked without any of its own code except for reading tables.
 
 
 Row = dict[str, Any]
@@ -306,14 +306,14 @@ Place = tuple[int, int, bytes]
 
 
 def table_rows(directory: Path) -> list[Row]:
-    """The rows of a table, as any reader gets them; none where there is no table."""
+    """Return the rows of a table, as any reader gets them, or none if there is no table."""
     if not (directory / "_delta_log").exists():
         return []
     return read_rows(DeltaTable(directory))
 
 
 def read_rows(table: DeltaTable, columns: Sequence[str] | None = None) -> list[Row]:
-    """Some columns of an open table, or all. delta-rs refuses one with deletion vectors but for queries."""
+    """Return some columns of an open table, or all. delta-rs reads tables with deletion vectors only by queries."""
     if not table.protocol().reader_features:
         return list(table.to_pyarrow_table(columns=None if columns is None else list(columns)).to_pylist())
     query = f"SELECT {', '.join(columns or '*')} FROM t"
@@ -321,21 +321,21 @@ def read_rows(table: DeltaTable, columns: Sequence[str] | None = None) -> list[R
 
 
 class Follower:
-    """A copy of a table that its change feed alone keeps equal, as deltalake reads it."""
+    """A copy of a table, kept equal only by its change feed, as deltalake reads it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.version = DeltaTable(directory).version()
         self.rows = self._table()
         self.seen: Counter[str] = Counter()
-        """What the feed has said, by type of change."""
+        """How many changes the feed has reported, by type."""
 
     def _table(self) -> dict[Place, Row]:
         return {place_of(row): _data(row) for row in table_rows(self._directory)}
 
     def follow(self) -> None:
-        """Apply what has come since the last time, and compare. Every row of the feed must fit: what leaves is what
-        the copy has, and an update changes something."""
+        """Apply the changes since the last call, and compare. Every row of the feed must fit: a removed row is one
+        that the copy has, and an update changes something."""
         table, since = DeltaTable(self._directory), self.version
         self.version = table.version()
         feed = [] if self.version == since else pa.table(table.load_cdf(since + 1, self.version)).to_pylist()
@@ -354,11 +354,11 @@ class Follower:
 
 
 _LEAVES = ("delete", "update_preimage", "insert", "update_postimage")
-"""The first two take a row away, before the others bring one."""
+"""The first two remove a row; they are applied before the others, which add one."""
 
 
 def _data(row: Row) -> Row:
-    """A row without what says where it lies. A column that was added later is null in it."""
+    """Return a row without the columns for its location. A column that was added later is null in it."""
     beside = ("vbucket_group", "_change_type", "_commit_version", "_commit_timestamp")
     return {name: value for name, value in row.items() if value is not None and name not in beside}
 
@@ -369,7 +369,7 @@ def place_of(row: Row) -> Place:
 
 
 def check_documents(rows: Iterable[Row], expected: dict[Place, Change], *, variants: bool = False) -> None:
-    """The rows are exactly these documents, as texts or as variants."""
+    """Check that the rows are exactly these documents, as texts or as variants."""
     found: dict[Place, Row] = {}
     for row in rows:
         assert place_of(row) not in found, f"two rows of {place_of(row)}"
@@ -393,18 +393,18 @@ def check_documents(rows: Iterable[Row], expected: dict[Place, Change], *, varia
 
 
 def document_text(row: Row) -> str | None:
-    """The JSON of a document, by PySpark's decoder where it is a variant."""
+    """Return the JSON of a document, decoded by PySpark if it is a variant."""
     from pyspark.sql.types import VariantVal
 
     document = row["document"]
     if not isinstance(document, dict):
         return None if document is None else str(document)
-    with localcontext(prec=64):  # it rounds decimals of more than 28 digits otherwise
+    with localcontext(prec=64):  # PySpark would otherwise round decimals of more than 28 digits
         return str(VariantVal(document["value"], document["metadata"]).toJson())
 
 
 def is_variant(change: Change) -> bool:
-    """Whether a variant says all that a document does."""
+    """Return whether a variant can represent the whole document."""
     try:
         return change.is_json and said(change.value or b"") is not None
     except ValueError:
@@ -412,8 +412,8 @@ def is_variant(change: Change) -> bool:
 
 
 def said(text: bytes | str) -> list[Any]:
-    """What JSON says, in a list, with numbers as they are written. Raises `ValueError` for what a variant would change,
-    but not for a double with more digits than it has."""
+    """Parse JSON into a list, with numbers as they are written. Raises `ValueError` for JSON that a variant would
+    change, but not for a number with more digits than a double has."""
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({name for name, _ in pairs}) < len(pairs):
@@ -425,12 +425,12 @@ def said(text: bytes | str) -> list[Any]:
 
     text = text if isinstance(text, str) else text.decode()
     found = json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=constant, object_pairs_hook=members)
-    json.dumps(found, default=str, ensure_ascii=False).encode()  # half a pair of surrogates is no character
+    json.dumps(found, default=str, ensure_ascii=False).encode()  # An unpaired surrogate is not a character
     return [found]
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether both say the same: numbers are equal, or the same double of no more digits than doubles have."""
+    """Return whether both are the same: numbers are equal, or the same double with no more digits than doubles have."""
     if isinstance(one, Decimal) and isinstance(other, Decimal):
         return one == other or (float(one) == float(other) and len(one.as_tuple().digits) <= 17)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -448,7 +448,7 @@ def _is_text(value: bytes | None) -> bool:
 
 
 def check_no_duplicates(changes: Iterable[Row]) -> None:
-    """No change is alive twice."""
+    """Check that no change is live twice."""
     alive = [row for row in changes if not row["void"] and row["op"] != "rollback"]
     counts = Counter((row["vbucket"], row["vbuuid"], row["seqno"]) for row in alive)
     assert [place for place, count in counts.items() if count > 1] == []
@@ -457,8 +457,8 @@ def check_no_duplicates(changes: Iterable[Row]) -> None:
 
 
 def check_sorted(table: Path, cluster_by: Sequence[str]) -> None:
-    """The rows of every file are in the order of the columns that they are clustered by, as far as the file has them
-    and their values have an order, and then of their keys. Nulls come last."""
+    """Check that the rows of every file are sorted by the columns in `cluster_by` that the file has and whose
+    values have an order, and then by key. Nulls come last."""
     for path in DeltaTable(table).file_uris():
         rows = pq.read_table(path, partitioning=None)
         names = [it for it in cluster_by if it in rows.schema.names and not _is_unordered(rows.schema.field(it).type)]
@@ -474,8 +474,8 @@ def _is_unordered(type_: pa.DataType) -> bool:
 
 
 def check_inferred(lake: Path, table: str, kind: str = "documents") -> None:
-    """The inferred columns of a table hold all fields of its documents, each value once; what they can't hold is in
-    `rejects` and nothing else is; and the sums are those of the texts."""
+    """Check that the inferred columns hold all fields of the documents, each value once; that `rejects` has exactly
+    the values that they can't hold; and that the sums match those of the texts."""
     schema = DeltaTable(lake / kind / table).schema()
     own = {*history_schema(xattrs=False).names, "vbucket_group", "is_current"}
     columns: dict[str, list[str]] = {}
@@ -512,7 +512,7 @@ def check_inferred(lake: Path, table: str, kind: str = "documents") -> None:
 
 
 def _object_of(text: str | None) -> dict[str, Any] | None:
-    """The fields of a document; none where it is no object, and None where it should be JSON and is not."""
+    """Return the fields of a document; an empty dict if it is not an object, and None if it is invalid JSON."""
     if text is None:
         return {}
     try:
@@ -527,7 +527,7 @@ Version = tuple[int, int, bytes, int, int | None]
 
 
 def expected_history(delivered: Sequence[Sequence[Change]]) -> dict[Version, tuple[datetime | None, datetime | None]]:
-    """The versions of what was handed out and is still true, by vbucket; with the times that they began and ended."""
+    """Return the versions in the returned changes that still hold, with the times at which they began and ended."""
     versions: dict[Version, tuple[datetime | None, datetime | None]] = {}
     for vbucket, changes in enumerate(delivered):
         current: dict[tuple[int, bytes], Change] = {}
@@ -557,23 +557,23 @@ def check_history(rows: Iterable[Row], expected: dict[Version, tuple[datetime | 
     for version, row in found.items():
         begun, ended = expected[version]
         assert row["valid_from"] == begun
-        # The end of a collection tells no time: then it is that of the batch.
+        # The drop of a collection has no time: then it is that of the batch.
         assert row["valid_to"] == ended or (ended is None and row["valid_to"] is not None)
 
 
-# A lake of a model bucket, for tests that land a few batches and look at what that came to.
+# A lake of a model bucket, for tests that land a few batches and check the result.
 
 
 HOTEL = 8
 
 
 def with_columns(settings: LakeSettings, columns: Mapping[str, str]) -> LakeSettings:
-    """The same with typed columns, by table or for `*`, as SQL writes them."""
+    """Return the settings with typed columns, by table or for `*`, given as SQL."""
     return replace(settings, columns={name: TypedColumns.from_ddl(ddl) for name, ddl in columns.items()})
 
 
 def guide_feed(directory: Path, collection: str, *, after_batch: int) -> dict[str, str]:
-    """What the query of the guide says: of every document that later batches have changed, how. Each is there once."""
+    """Run the guide's query: how later batches have changed each document. Each document must appear once."""
     guide = (Path(__file__).parents[2] / "docs/guides/querying.md").read_text()
     (block,) = (block for block in guide.split("```") if "AS change_type" in block)
     scope, _, name = collection.partition(".")
@@ -587,7 +587,7 @@ def guide_feed(directory: Path, collection: str, *, after_batch: int) -> dict[st
 
 
 class SmallLake:
-    """A bucket with one collection beside the default one, and its lake."""
+    """A bucket with a second collection besides the default one, and its lake."""
 
     def __init__(
         self,
@@ -620,12 +620,12 @@ class SmallLake:
         return begin_batch(self.lake)
 
     def reached(self, sending: Sequence[int]) -> dict[VBucketId, StreamOffset]:
-        """The places behind what some vbuckets have."""
+        """Return the offsets after the changes of some vbuckets."""
         offsets = self.bucket.offsets(sending)
         return {VBucketId(vbucket): offsets[VBucketId(vbucket)] for vbucket in sending}
 
     def write_batch(self, batch: Batch, sending: Sequence[int], **reading: Any) -> ChangeReport:
-        """What a task reports that reads what is new of some vbuckets."""
+        """Return the report of a task that reads the new changes of some vbuckets."""
         rows = [row for vbucket in sending for row in self.bucket.rows(vbucket, **reading)]
         report = batch.writer.write(batches(rows, 100))
         report.reached = self.reached(sending)
@@ -640,7 +640,7 @@ class SmallLake:
         run: Runner = run_here,
         **reading: Any,
     ) -> CommittedBatch:
-        """Land what is new of some vbuckets, or of all."""
+        """Land the new changes of some vbuckets, or of all."""
         sending = range(len(self.bucket.vbuckets)) if sending is None else sending
         batch = begin_batch(self.lake, landed_at=landed_at)
         committed = commit_batch(self.lake, batch, [self.write_batch(batch, sending, **reading)], run)
@@ -663,7 +663,7 @@ class SmallLake:
 
 
 def lake_of_before(directory: Path, settings: LakeSettings) -> SmallLake:
-    """A lake that the version before 0.2 has made, with the bucket that it was landed from."""
+    """Return a lake made by the version before 0.2, with the bucket that it was landed from."""
     with tarfile.open(Path(__file__).parents[1] / "unit" / "lake" / "data" / "lake-of-version-0.tar.gz") as packed:
         packed.extractall(directory, filter="data")
     small = SmallLake(directory / "lake-of-before", settings=settings)
@@ -679,7 +679,7 @@ def lake_of_before(directory: Path, settings: LakeSettings) -> SmallLake:
 def mark_rows(
     log: DeltaLog, is_dead: Callable[[Row], bool], *, inline_bytes_max: int = INLINE_BYTES_MAX
 ) -> TableCommit:
-    """What marks rows of the files that have such."""
+    """Return a commit that marks rows, in the files that have such rows."""
     vectors, found = VectorWriter(log.location, inline_bytes_max=inline_bytes_max), []
     for file in log.files():
         rows = [row for part in data_files.read_files(log.location, [file]) for row in part.to_pylist()]
@@ -692,8 +692,8 @@ def mark_rows(
 
 
 def use_vectors(lake: Lake) -> None:
-    """Cut every file of the merged tables in two, and give both dead rows: their first one once more, or several times.
-    The tables hold what they held. The vectors of rejects lie in the log, all others in files."""
+    """Cut every file of the merged tables in two, and give both halves dead rows: copies of their first row. The
+    contents of the tables stay the same. The vectors of rejects are in the log, all others in files."""
     for tables in lake.tables.values():
         for table in tables.there:
             log, add = table.log, []
@@ -718,14 +718,14 @@ def merging(**rules: Any) -> LakeSettings:
     return LakeSettings(merging=MergeRules(**rules))
 
 
-# `headwater verify` against a model of the bucket in place of a node: all of it but the reading.
+# `headwater verify` against a model of the bucket instead of a node: everything except the reading.
 
 
 BATCH_ROWS = 3
 
 
 def verify_model(lake: Lake, bucket: ModelBucket) -> GroupReport:
-    """What is found in all groups. The places of the tables must be in the history of the model."""
+    """Return the findings in all groups. The offsets of the tables must be in the history of the model."""
     counts, findings = dict[str, Counts](), Findings()
     for report in judged_groups(lake, bucket).values():
         findings.merge(report.findings)
@@ -735,7 +735,7 @@ def verify_model(lake: Lake, bucket: ModelBucket) -> GroupReport:
 
 
 def compare_model(directory: Path, bucket: ModelBucket) -> Verification:
-    """As `compare` does with a node."""
+    """Like `compare` with a node."""
     lake = Lake.open(str(directory))
     assert lake is not None
     return verdict(checks_of(lake, bucket), judged_groups(lake, bucket))

@@ -1,4 +1,4 @@
-"""A real node with small buckets, and what a test does to them. It can be killed, and started again where it was."""
+"""A real node with small buckets, and operations on them. It can be killed, and restarted at the same address."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MANAGEMENT_S_MAX = 30.0
 EXPIRED_S_MAX = 30.0
 POLL_S = 0.05
 DEFAULT = "_default._default"
-"""The collection that is always there."""
+"""The collection that always exists."""
 
 
 WAIT_S_MAX = 60.0
@@ -59,7 +59,7 @@ LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
 
 
 def wait_until(is_so: Callable[[], bool], query: LandingQuery | None = None) -> None:
-    """Wait for something, while a landing goes on if one is given."""
+    """Wait for a condition, and check that the given landing continues."""
     give_up_s = time.monotonic() + WAIT_S_MAX
     while not is_so():
         assert query is None or not query.awaitTermination(0), "the landing has ended"
@@ -68,7 +68,7 @@ def wait_until(is_so: Callable[[], bool], query: LandingQuery | None = None) -> 
 
 
 def run_headwater(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, to its end."""
+    """Run a command in a separate process, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "headwater", *arguments],
         capture_output=True,
@@ -80,7 +80,7 @@ def run_headwater(*arguments: str, **environment: str) -> subprocess.CompletedPr
 
 
 def log_in_quickly(data: Path) -> None:
-    """Let passwords be hashed as little as is allowed: every task of Spark logs in."""
+    """Use the cheapest allowed password hashing: every Spark task logs in."""
     data.mkdir(parents=True, exist_ok=True)
     users = data / "users.json"
     if not users.exists():
@@ -88,7 +88,7 @@ def log_in_quickly(data: Path) -> None:
 
 
 class SparkNode:
-    """Lives while the `with` block lasts. A node that has met an error of its own fails the test."""
+    """Runs until the `with` block ends. A node that has met an internal error fails the test."""
 
     def __init__(self, data: Path, *options: str, vbuckets: int = 4, buckets: Sequence[str] = ("default",)) -> None:
         self.vbuckets = vbuckets
@@ -97,7 +97,7 @@ class SparkNode:
         named = [part for name in buckets for part in ("--bucket", name)]
         self.process = NodeProcess(
             data, "--port", str(self.port), "--http-port", str(self._http_port), "--vbuckets", str(vbuckets),
-            # What is told to have expired must not change while it is compared.
+            # What counts as expired must not change during a comparison.
             "--expiry-interval", "3600", *named, *options,
         )  # fmt: skip
         self.http = httpx.Client(
@@ -128,10 +128,10 @@ class SourceBucket:
         self.node = node
         self.name = name
         self.ids: dict[str, CollectionId] = {DEFAULT: DEFAULT_COLLECTION}
-        """Of the collections that are there."""
+        """The ids of the existing collections."""
         self._connection: KvConnection | None = None
 
-    # --- how to get at it -----------------------------------------------------------------------------------------
+    # --- connections and settings ---------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -139,7 +139,7 @@ class SourceBucket:
 
     @property
     def options(self) -> dict[str, str]:
-        """For `format("dcp")`."""
+        """Return the options for `format("dcp")`."""
         return {"url": self.url, "user": USER, "password": PASSWORD}
 
     @property
@@ -167,7 +167,7 @@ class SourceBucket:
         return vbucket_of(key, self.node.vbuckets)
 
     def keys(self, prefix: str, count: int, *, vbucket: int) -> list[bytes]:
-        """Keys of one vbucket."""
+        """Return keys of one vbucket."""
         keys = (b"%s-%d" % (prefix.encode(), number) for number in itertools.count())
         return list(itertools.islice((key for key in keys if self.vbucket_of(key) == vbucket), count))
 
@@ -184,7 +184,7 @@ class SourceBucket:
             self.request(Delete(**self._place(key, of)))
 
     def set_xattr(self, key: bytes, name: bytes, value: bytes) -> None:
-        """An extended attribute of a document of the default collection."""
+        """Set an extended attribute of a document of the default collection."""
         place = self._place(key, DEFAULT)
         self.request(SubdocDictUpsert(path=name, new_value=value, flags=PathFlags.XATTR, **place))
 
@@ -197,7 +197,7 @@ class SourceBucket:
         return answer.value
 
     def expire(self, keys: Sequence[bytes], *, into: str = DEFAULT) -> None:
-        """Write documents that live for a second, and wait until they are no more."""
+        """Write documents that live for a second, and wait until they have expired."""
         self.put(keys, b'{"lives":"shortly"}', into=into, expiry=1)
         give_up_s = time.monotonic() + EXPIRED_S_MAX
         while any(self.get(key, of=into) is not None for key in keys):
@@ -222,7 +222,7 @@ class SourceBucket:
         self.ids = {path: id_ for path, id_ in self.ids.items() if not path.startswith(f"{name}.")}
 
     def create_collection(self, path: str) -> int:
-        """Returns its id."""
+        """Create a collection. Returns its id."""
         scope, _, name = path.partition(".")
         self._ask("POST", f"{self._scopes}/{scope}/collections", data={"name": name})
         for held in self._ask("GET", self._scopes).json()["scopes"]:
@@ -236,7 +236,7 @@ class SourceBucket:
         self._ask("DELETE", f"{self._scopes}/{scope}/collections/{name}")
 
     def fail_over(self, vbucket: int, to_seqno: int) -> int:
-        """A copy that has only reached this seqno becomes active. Returns the vbuuid of the new branch."""
+        """Make a copy active that has only reached this seqno. Returns the vbuuid of the new branch."""
         path = f"/headwater/buckets/{self.name}/vbuckets/{vbucket}/rollback"
         told = self._ask("POST", path, data={"to": str(to_seqno)}).json()
         assert told["rolled_back_to"] == to_seqno
@@ -250,14 +250,14 @@ class SourceBucket:
         return self.node.http.request(method, path, **request).raise_for_status()
 
 
-# A bucket with the tables that it is landed in, and what must be true of both.
+# A bucket with the tables that it is landed in, and the rules for both.
 
 
 GROUPS = 2
-"""Fewer tasks of Spark than by default: here they hold a few rows each."""
+"""Fewer Spark tasks than by default: here they hold a few rows each."""
 ALWAYS_FRESH = Freshness(merge_share=1, write_ratio=1e9)
 NEVER_FRESH = Freshness(merge_share=0, wait_s_max=1e9)
-"""Merges are left to the end of a landing, and to what is urgent."""
+"""Merges happen only at the end of a landing, or when they are urgent."""
 
 Document = tuple[bytes, bytes]
 """Key and value."""
@@ -265,7 +265,7 @@ Document = tuple[bytes, bytes]
 
 @dataclass
 class LandedBucket:
-    """Lands with Spark, and looks at the tables without it."""
+    """Lands with Spark, and reads the tables without it."""
 
     bucket: SourceBucket
     spark: SparkSession
@@ -275,7 +275,7 @@ class LandedBucket:
     options: dict[str, str] = field(default_factory=dict)
     consistent: bool = False
     batches: list[LandedBatch] = field(default_factory=list)
-    """Of the last landing."""
+    """The batches of the last landing."""
 
     @property
     def landing(self) -> Landing:
@@ -289,22 +289,22 @@ class LandedBucket:
         )
 
     def land(self) -> None:
-        """Land what there is."""
+        """Land everything in the bucket."""
         self.batches.clear()
         self.landing.start(SparkRunner(self.spark), on_batch=self.batches.append).awaitTermination()
 
     @property
     def rolled_back(self) -> dict[int, int]:
-        """By vbucket the seqno that was kept, in the last landing."""
+        """The seqnos kept by the rollbacks of the last landing, by vbucket."""
         return {vbucket: kept for batch in self.batches for vbucket, kept in batch.rollbacks.items()}
 
-    # --- what is there --------------------------------------------------------------------------------------------
+    # --- the tables -----------------------------------------------------------------------------------------------
 
     def compare(self) -> Verification:
         return compare(self.bucket.settings, str(self.folder))
 
     def rows(self, kind: str, collection: str | None = None) -> list[dict[str, Any]]:
-        """The rows of a table as anybody can read them."""
+        """Return the rows of a table as any reader gets them."""
         return table_rows(self.folder / kind if collection is None else self.folder / kind / collection)
 
     def documents(self, collection: str) -> dict[bytes, bytes]:
@@ -321,7 +321,7 @@ class LandedBucket:
         assert version is not None
         return version
 
-    # --- what must be true ----------------------------------------------------------------------------------------
+    # --- the rules ------------------------------------------------------------------------------------------------
 
     def check_equal(self) -> None:
         check_tables(self.bucket, self.folder)
@@ -338,7 +338,7 @@ def value_of(row: dict[str, Any]) -> bytes:
 
 
 def check_tables(bucket: SourceBucket, lake: Path | Location) -> list[dict[str, Any]]:
-    """The tables are the bucket, by the digests and by what `changes` says. Returns the rows of `changes`."""
+    """Check that the tables equal the bucket, by the digests and by `changes`. Returns the rows of `changes`."""
     location = lake if isinstance(lake, Location) else Location.of(str(lake))
     found = compare(bucket.settings, location)
     assert found.is_equal, [one.sentence for one in found.findings]
@@ -350,7 +350,7 @@ def check_tables(bucket: SourceBucket, lake: Path | Location) -> list[dict[str, 
 
 
 def check_delivery(changes: list[dict[str, Any]]) -> None:
-    """Also among those that are void, no change came twice in one batch, and none after it was taken back."""
+    """Check, also for void rows, that no change was landed twice in one batch, or is live after it was taken back."""
     counts = Counter((row["batch"], row["vbucket"], row["seqno"]) for row in changes if row["op"] != "rollback")
     assert [place for place, count in counts.items() if count > 1] == []
     for rollback in (row for row in changes if row["op"] == "rollback"):
@@ -365,23 +365,23 @@ def check_delivery(changes: list[dict[str, Any]]) -> None:
         assert all(row["void"] for row in taken_back)
 
 
-# `headwater land` in processes of its own, to be killed: the driver with its Java machine, or its executors.
+# `headwater land` in separate processes, to be killed: the driver with its Java machine, or its executors.
 
 
 BATCH_S_MAX = 300.0
-"""Far beyond what a start of Spark and its first batch take, also where others use the machine."""
+"""Far longer than a start of Spark and its first batch take, even if others use the machine."""
 LAND_POLL_S = 0.1
 
 
 class LandProcess:
-    """Lives while the `with` block lasts, with all that it has started."""
+    """Runs until the `with` block ends, with everything that it has started."""
 
     def __init__(self, bucket: SourceBucket, folder: Path, master: str, *options: str, every: str = "100ms") -> None:
         self.bucket = bucket
         self._options = options
         self.folder = folder
         self.batches: list[dict[str, Any]] = []
-        """What was told of each, since the start."""
+        """What it has printed for each batch since its start."""
         self._log_path = folder.with_name(f"{folder.name}.log")
         self._master = master
         self._every = every
@@ -407,7 +407,7 @@ class LandProcess:
                 stderr=log,
                 text=True,
                 env={**os.environ, **LOGIN},
-                # A group of its own, that can be ended as a whole.
+                # Its own process group, which can be killed as a whole.
                 start_new_session=True,
             )
         self._reading = threading.Thread(target=self._read, args=(self._process, self.batches), daemon=True)
@@ -430,7 +430,7 @@ class LandProcess:
         return self._log_path.read_text()
 
     def wait_for_batches(self, count: int) -> None:
-        """Until it has landed so many since its start."""
+        """Wait until it has landed this many batches since its start."""
         self.wait_for(lambda: len(self.batches) >= count)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
@@ -443,18 +443,18 @@ class LandProcess:
     # --- its end --------------------------------------------------------------------------------------------------
 
     def kill_all(self) -> None:
-        """kill -9 of driver, Java machine and executors. Does nothing where there are none."""
+        """kill -9 of driver, Java machine and executors. Does nothing if they are not running."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._ended()
 
     def kill_python(self) -> None:
-        """kill -9 of the driver's Python alone. Its Java machine finds itself alone, and ends a little later."""
+        """kill -9 of the driver's Python only. Its Java machine notices, and ends a little later."""
         self._process.kill()
         self._ended()
 
     def kill_java(self) -> None:
-        """kill -9 of the driver's Java machine alone. The command can't go on without."""
+        """kill -9 of the driver's Java machine only. The command can't continue without it."""
         (java,) = _children(self._process.pid, "java")
         os.kill(java, signal.SIGKILL)
         code = self._process.wait(BATCH_S_MAX)
@@ -466,20 +466,20 @@ class LandProcess:
         return self._process.pid
 
     def kill_worker(self) -> None:
-        """kill -9 of a Python process that runs tasks. Its tasks fail, and so does the batch where Spark is local."""
+        """kill -9 of a Python process that runs tasks. Its tasks fail, and so does the batch if Spark is local."""
         self.wait_for(lambda: bool(self._workers()))
         os.kill(self._workers()[-1], signal.SIGKILL)
 
     def _workers(self) -> list[int]:
-        """The children of the daemons that Java has forked workers from."""
+        """Return the children of the daemons that Java has forked workers from."""
         javas = _children(self._process.pid, "java")
         daemons = [daemon for java in javas for daemon in _children(java, "pyspark")]
         return [worker for daemon in daemons for worker in _children(daemon, "pyspark")]
 
     def kill_executor(self, number: int) -> None:
-        """kill -9 of an executor, of a `local-cluster`. Spark starts another one."""
+        """kill -9 of an executor of a `local-cluster`. Spark starts another one."""
         (java,) = _children(self._process.pid, "java")
-        # One that was killed a moment ago may not have been replaced yet.
+        # One that was just killed may not have been replaced yet.
         self.wait_for(lambda: bool(_children(java, "CoarseGrainedExecutorBackend")))
         executors = _children(java, "CoarseGrainedExecutorBackend")
         os.kill(executors[number % len(executors)], signal.SIGKILL)
@@ -492,7 +492,7 @@ class LandProcess:
 
 
 def _children(parent: int, named: str) -> list[int]:
-    """The processes that a process has started, by what their command line holds."""
+    """Return the children of a process whose command line contains a text."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():

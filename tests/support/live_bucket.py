@@ -1,12 +1,12 @@
-"""A bucket that is written to without a pause, and a checker that looks at its tables meanwhile.
+"""A bucket that is written to without a pause, and a checker that reads its tables in the meantime.
 
-The writer keeps a diary: of every document, when it had which version. Before a failover it forgets what it knows of
-that vbucket, and looks it up afterwards. The checker reads the tables with deltalake and nothing of ours. A commit says
-as of which time its table is. Of every document the diary knows which version it had by then: the table must have that
-one or a newer one, and just that one where the document has not been touched since.
+The writer keeps a diary: when every document had which version. Before a failover it forgets what it knows of that
+vbucket, and reads it again afterwards. The checker reads the tables with deltalake and none of our code. A commit
+says as of which time its table is. The diary knows which version every document had by then: the table must have
+that one or a newer one, and exactly that one if the document has not been touched since.
 
-One more collection is dropped and made again. Which of its generations a document is of is not in the diary: it is
-compared when the writer has stopped.
+A second collection is dropped and created again. The diary does not know to which of its generations a document
+belongs: it is compared when the writer has stopped.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from support.node_process import exchange
 
 AWAY_S = 0.1
 CHAOS = "chaos.docs"
-"""The collection that is dropped and made again."""
+"""The collection that is dropped and created again."""
 ENTRIES_MAX = 500
-"""Of each document: minutes of what happens to a hot one."""
+"""The limit for each document: enough for several minutes of a hot one."""
 
 
 class Diary:
-    """What the default collection has, as far as it was acknowledged. None is for no document."""
+    """The acknowledged contents of the default collection. None stands for no document."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, list[tuple[float, int | None]]] = {}
@@ -69,7 +69,7 @@ class Diary:
                 self._entries.pop(key, None)
 
     def expected(self, as_of_s: float) -> list[tuple[bytes, int | None, bool]]:
-        """The version that every document had at a time, and whether it has not been touched since."""
+        """Return the version that every document had at a time, and whether it has not been touched since."""
         found = []
         with self._lock:
             for key, entries in self._entries.items():
@@ -81,10 +81,10 @@ class Diary:
 
 
 class Working(threading.Thread):
-    """Works while the `with` block lasts. What goes wrong is raised at its end."""
+    """Works until the `with` block ends, and then raises any error."""
 
     def __init__(self, name: str, bucket: SourceBucket, own: SourceBucket | None = None) -> None:
-        """`own` is the same bucket with a connection of its own."""
+        """`own` is the same bucket with a separate connection."""
         super().__init__(name=name)
         self._bucket = own or SourceBucket(bucket.node, bucket.name)
         self._is_over = threading.Event()
@@ -112,9 +112,9 @@ class Working(threading.Thread):
 
 
 class LiveWriter(Working):
-    """Writes while the `with` block lasts: hot documents again and again, others now and then, and deletes. With a
-    chance of `disaster` a vbucket fails over, or a collection is dropped and made again. A node that is killed does not
-    stop it. What goes wrong is raised at the end."""
+    """Writes until the `with` block ends: hot documents over and over, others now and then, and deletes. With the
+    chance `disaster`, a vbucket fails over, or a collection is dropped and created again. A killed node does not
+    stop the writer. Any error is raised at the end."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class LiveWriter(Working):
 
     @property
     def collections(self) -> dict[str, Any]:
-        """Those that are there, with their ids."""
+        """The existing collections, with their ids."""
         return self._bucket.ids
 
     def _work(self) -> None:
@@ -151,7 +151,7 @@ class LiveWriter(Working):
             try:
                 self._write()
             except (ConnectionFailed, httpx.HTTPError):
-                # The node is away, or was a moment ago: whether the last write was done is not known.
+                # The node is away, or was a moment ago: the outcome of the last write is unknown.
                 self._bucket.close()
                 time.sleep(AWAY_S)
                 with contextlib.suppress(ConnectionFailed):
@@ -181,7 +181,7 @@ class LiveWriter(Working):
         return b'{"n":%d}' % number
 
     def version(self, value: bytes | None) -> int | None:
-        """Of a document that has to be in the tables."""
+        """Return the version of a document that has to be in the tables, or None."""
         return None if value is None else json.loads(value)["n"]
 
     def _remove(self, key: bytes) -> None:
@@ -212,7 +212,7 @@ class LiveWriter(Working):
 
 
 class TurningWriter(LiveWriter):
-    """Writes documents that a landing wants and does not want, in turn by chance."""
+    """Writes documents that a landing wants and documents that it does not want, at random."""
 
     WHERE = "kind.name = 'order' AND n > 100"
 
@@ -239,25 +239,25 @@ class TurningWriter(LiveWriter):
 
 @dataclass
 class LiveChecker:
-    """Looks at the tables of a bucket, while it is written to and at the end. Every fault is raised at once."""
+    """Checks the tables of a bucket, during writes and at the end. Every fault is raised immediately."""
 
     folder: Path | str
     """Or the URI of the lake in an object store."""
     writer: LiveWriter | HotLoad
     storage_options: dict[str, str] | None = None
     wants: Callable[[bytes, int], bool] = lambda key, version: True
-    """Which versions of which documents the tables have."""
+    """Returns whether the tables have this version of this document."""
     looks: int = 0
     compared: int = 0
-    """Documents that had to be there."""
+    """The number of documents compared."""
     ages_s: list[float] = field(default_factory=list)
-    """How old `documents` was, at each look."""
+    """The age of `documents` at each check."""
 
     behind_batches: int = 0
-    """How many batches `changes` had that `documents` did not, at the last look."""
+    """By how many batches `documents` was behind `changes` at the last check."""
 
     def look(self, *, changes: bool = True) -> None:
-        """While the bucket is written to; without `changes` at `documents` alone."""
+        """Check the tables during writes; without `changes`, only `documents`."""
         self.looks += 1
         newest, documents = self._open("changes"), self._open(f"documents/{DEFAULT}")
         if documents is not None and newest is not None:
@@ -276,14 +276,14 @@ class LiveChecker:
             held = found.get(key)
             self.compared += 1
             is_too_old = version is not None and held is not None and held < version
-            # A cold one may have been deleted since.
+            # A cold document may have been deleted since.
             is_missing = version is not None and held is None and key in self.writer.hot
             if is_too_old or is_missing or (is_untouched and held != version):
                 wrong.append((key, held, version))
         assert not wrong, f"{table} as of {as_of_s}: {len(wrong)} wrong (key, held, expected), such as {wrong[:5]}"
 
     def check_end(self, bucket: SourceBucket) -> None:
-        """The writer has stopped, and everything is landed."""
+        """Check the tables when the writer has stopped and everything is landed."""
         folded = _folded(self._table("changes"))
         for collection, keys in ((DEFAULT, [*self.writer.hot, *self.writer.cold]), (CHAOS, self.writer.cold)):
             if collection in bucket.ids:
@@ -306,7 +306,7 @@ class LiveChecker:
             return None
 
     def _as_of_s(self, table: DeltaTable) -> float | None:
-        """The newest commit of ours that the table has says it. (delta-rs' history begins with the newest of all.)"""
+        """Return the time in our newest commit. (delta-rs' history begins with the newest commit of any writer.)"""
         options = dict(self.storage_options or {})
         allow_http = options.pop("aws_allow_http", None)
         log = from_url(table.table_uri, config=options, client_options={"allow_http": True} if allow_http else None)
@@ -319,7 +319,7 @@ class LiveChecker:
 
 
 def _documents(table: DeltaTable) -> dict[bytes, int]:
-    """Of documents that are variants, the column says it."""
+    """Return versions by key. If documents are variants, the version is in the column `n`."""
     is_text = pa.types.is_string(pa.schema(table.schema().to_arrow()).field("document").type)
     rows = read_rows(table, ["key", "document" if is_text else "n"])
     assert len({row["key"] for row in rows}) == len(rows), "a document is there twice"
@@ -327,7 +327,7 @@ def _documents(table: DeltaTable) -> dict[bytes, int]:
 
 
 def _folded(table: DeltaTable) -> dict[str, dict[bytes, int]]:
-    """By collection, the documents that `changes` amounts to; and no change is alive twice."""
+    """Return the documents that result from `changes`, by collection. No change may be live twice."""
     columns = ["vbucket", "seqno", "op", "scope", "collection", "collection_id", "key", "value", "void"]
     rows = [row for row in table.to_pyarrow_table(columns=columns).to_pylist() if not row["void"]]
     counts = Counter((row["vbucket"], row["seqno"]) for row in rows if row["op"] != "rollback")
@@ -349,7 +349,7 @@ def _folded(table: DeltaTable) -> dict[str, dict[bytes, int]]:
 
 
 class HotLoad(Working):
-    """Rewrites some of many documents at a steady rate, with pipelined requests, while the `with` block lasts."""
+    """Rewrites some of many documents at a steady rate, with pipelined requests, until the `with` block ends."""
 
     TURN_S = 0.05
 

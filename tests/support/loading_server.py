@@ -1,4 +1,4 @@
-"""A cluster to load into, in threads: it speaks enough of the key-value protocol, by the typed codec."""
+"""A cluster to load into, in threads: it speaks enough of the key-value protocol, using the typed codec."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SERVED = frozenset({Feature.XERROR, Feature.SELECT_BUCKET, Feature.COLLECTIONS, 
 
 @dataclass
 class LoadingCluster:
-    """Nodes that keep what they are given in one dictionary."""
+    """Nodes that store what they receive in one dictionary."""
 
     ports: list[int] = field(default_factory=list)
     owners: list[int] = field(default_factory=lambda: [0] * VBUCKETS)
     """The node of every vbucket."""
     told_owners: list[int] | None = None
-    """What the config says about it, where that is something else."""
+    """What the next config says about it, if that is something else."""
     collections: dict[str, int] = field(default_factory=lambda: {"_default._default": 0})
     served: frozenset[Feature] = SERVED
     judge: Callable[[Set], Status | None] = lambda _: None
@@ -73,7 +73,7 @@ class LoadingCluster:
         return json.dumps(root).encode()
 
     def values(self, collection: int | None = 0) -> dict[str, Any]:
-        """The documents of a collection as what they mean."""
+        """Return the parsed documents of a collection."""
         return {
             key.decode(): json.loads(message.value)
             for (where, key), message in self.documents.items()

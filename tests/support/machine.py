@@ -22,7 +22,7 @@ from headwater.kernels.machine_code import KERNELS
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:
-    """A certificate for loopback that vouches for itself, and its key."""
+    """Create a self-signed certificate for loopback. Returns it and its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
@@ -34,7 +34,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
 
 
 class Authority:
-    """An authority of one's own, which vouches for the certificates of several nodes."""
+    """A private certificate authority, which signs the certificates of several nodes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,7 +43,7 @@ class Authority:
                  "-keyout", self._key, "-out", self.certificate)  # fmt: skip
 
     def certify(self, name: str) -> tuple[Path, Path]:
-        """A certificate for loopback with that of the authority behind it, and its key."""
+        """Create a certificate for loopback, followed by the authority's. Returns the chain and its key."""
         chain, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         request, extensions = self._folder / f"{name}.csr", self._folder / f"{name}.ext"
         extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
@@ -61,24 +61,24 @@ def _openssl(*words: str | Path) -> None:
     subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
 
 
-# A DNS server on loopback over UDP, for tests: it answers for SRV records that the test may change at any time.
+# A DNS server on loopback over UDP, for tests: it answers with SRV records that the test may change at any time.
 
 
 Record = tuple[int, int, int, str]
 """Priority, weight, port and target."""
 Manner = Callable[[bytes], bytes | None]
-"""Takes a question, gives the answer; None says nothing."""
+"""Takes a question and returns the answer; None sends nothing."""
 
 _TTL_S = 300
 _QUESTION_BYTES_MAX = 4096
 
 
 class DnsServer:
-    """Runs in a thread inside of `with`. Other kinds of answers come from another `manner`."""
+    """Runs in a thread until the `with` block ends. Set another `manner` for other kinds of answers."""
 
     def __init__(self, records: dict[str, list[Record]] | None = None) -> None:
         self.records = records or {}
-        """By name, without the final dot. An empty list is a name that has no records of the kind."""
+        """By name, without the final dot. An empty list stands for a name without records of this kind."""
         self.questions: list[str] = []
         self.manner: Manner = self._answer
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -87,7 +87,7 @@ class DnsServer:
 
     @property
     def options(self) -> str:
-        """What a connection string says to ask this server."""
+        """The options of a connection string that select this server."""
         return f"dns_nameserver=127.0.0.1&dns_port={self.port}"
 
     @property
@@ -131,17 +131,17 @@ class DnsServer:
         self._socket.close()
 
 
-# Running something in a process of its own: for limits that can't be taken back, and for what may end a process.
+# Running something in a separate process: for limits that can't be undone, and for calls that may end a process.
 
 
 FAILED = 99
-"""The exit code of a function that raised what it should not have."""
+"""The exit code of a function that raised an unexpected error."""
 
 
 def forked(function: Callable[[], int | None]) -> int:
-    """What a function returns in a fork of this process; the negative number of the signal that ended it, if one did.
+    """Return what a function returns in a fork of this process, or minus the number of the signal that ended it.
 
-    A fork has everything loaded, compiled kernels too, and takes milliseconds where a new process takes a second.
+    A fork has everything loaded, including compiled kernels, and takes milliseconds where a new process takes a second.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -158,11 +158,11 @@ def forked(function: Callable[[], int | None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-# Work as a number that is the same on every machine: the calls and lines of Python that are run.
+# Work as a number that is the same on every machine: the Python calls and lines that are run.
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many calls, lines and returns there are in all that this does."""
+    """Return how many calls, lines and returns of Python the work takes."""
     count = 0
 
     def look(frame: FrameType, event: str, argument: object) -> object:
@@ -179,7 +179,7 @@ def calls_of(work: Callable[[], object]) -> int:
     return count
 
 
-# Which kernels are ready to be called.
+# The kernels that are ready to be called.
 
 
 def loaded_kernels() -> set[str]:

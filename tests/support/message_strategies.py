@@ -1,7 +1,7 @@
 """Strategies for arbitrary valid messages, one for every class in the message tables.
 
 Header fields, keys, values and the integers of the extras are drawn from a class's own fields and layouts, so a new
-class is covered as soon as it exists. Classes that give their value a structure of its own stand in `STRUCTURED`;
+class is covered as soon as it exists. Classes whose value has its own structure are in `STRUCTURED`;
 `test_codec_properties` fails for one that is missing there.
 """
 
@@ -59,7 +59,7 @@ frame_infos = st.one_of(
     st.tuples(st.builds(FrameInfo, id=st.integers(0, 270), data=st.binary(min_size=200, max_size=252))),
 )
 
-# --- values with a structure of their own -------------------------------------------------------------------------
+# --- values with their own structure ------------------------------------------------------------------------------
 
 failover_entries = st.lists(st.builds(FailoverEntry, vbuuid=u64, seqno=u64), max_size=5).map(tuple)
 cache_items = st.builds(
@@ -151,7 +151,7 @@ STRUCTURED: dict[type[messages.Message], Parts] = {
 
 
 def structured_parts(cls: type[messages.Message]) -> Parts | None:
-    """The strategy for the fields that a class encodes by itself; a class may inherit it."""
+    """Return the strategy for the fields that a class encodes itself; a class may inherit it."""
     return next((STRUCTURED[base] for base in cls.__mro__ if base in STRUCTURED), None)
 
 
@@ -184,7 +184,7 @@ def _header(cls: type[messages.Message]) -> Parts:
 
 
 def _opaque_header(cls: type[messages.Message]) -> Parts:
-    """Opcode and status that leave a response to `PlainResponse` or to `ErrorResponse`."""
+    """Return opcodes and statuses for which a response is a `PlainResponse` or an `ErrorResponse`."""
     opcodes = st.sampled_from(list(Opcode))
     if cls is messages.PlainResponse:
         pairs = st.tuples(opcodes, st.sampled_from(sorted(SUCCESSFUL)))
@@ -200,14 +200,14 @@ def _opaque_header(cls: type[messages.Message]) -> Parts:
 
 
 def _extras(cls: type[messages.Message]) -> Parts:
-    """The integers of one of the layouts, as far as they are fields: some are computed on the way out."""
+    """Return the integers of one of the layouts, except those that are computed during encoding."""
     if cls in OPAQUE_RESPONSES:
         return st.fixed_dictionaries({"extras": short_bytes})
     names = {field.name for field in fields(cls)}
     by_layout = [
         {field.name: _number(field) for field in layout.fields if field.name in names} for layout in cls.layouts
     ]
-    if issubclass(cls, vbuckets.SetVBucket):  # The two layouts differ in width alone.
+    if issubclass(cls, vbuckets.SetVBucket):  # The two layouts differ only in width.
         for is_wide, parts in enumerate(by_layout):
             parts["state_is_wide"] = st.just(bool(is_wide))
     return st.one_of(*map(st.fixed_dictionaries, by_layout))
@@ -224,7 +224,7 @@ def _key(cls: type[messages.Message], *, collections: bool) -> Parts:
     document_key = st.fixed_dictionaries(
         {"key": st.binary(min_size=1, max_size=KEY_BYTES_MAX), "collection_id": u32 if collections else st.none()}
     )
-    # A response to a plain get has neither key nor collection id.
+    # A response to a plain get has neither a key nor a collection id.
     return st.one_of(document_key, st.just({})) if issubclass(cls, documents.GetResponse) else document_key
 
 
@@ -240,7 +240,7 @@ def _value(cls: type[messages.Message]) -> Parts:
 
 @cache
 def messages_of(cls: type[messages.Message], *, collections: bool) -> st.SearchStrategy[messages.Message]:
-    """Any valid message of the class, with collection ids in document keys or without."""
+    """Return any valid message of the class, with or without collection ids in document keys."""
     header: Callable[[type[messages.Message]], Parts] = _opaque_header if cls in OPAQUE_RESPONSES else _header
     parts = st.tuples(header(cls), _extras(cls), _key(cls, collections=collections), _value(cls))
 
@@ -257,12 +257,12 @@ def any_message(*, collections: bool) -> st.SearchStrategy[messages.Message]:
     return st.sampled_from(MESSAGE_CLASSES).flatmap(lambda cls: messages_of(cls, collections=collections))
 
 
-# Junk may be taken or refused; this says how it may be refused.
+# Junk may be accepted or refused; this checks how it is refused.
 
 
 @contextmanager
 def only(documented: type[RemoteProtocolError], *, within_bytes: int) -> Iterator[None]:
-    """Takes the documented error, which must point into the bytes and say what to do. Any other goes through."""
+    """Accept only the documented error, which must point into the bytes and have a hint."""
     try:
         yield
     except documented as error:

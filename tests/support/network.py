@@ -1,10 +1,10 @@
-"""A small network of its own: hosts in network namespaces, joined by bridges that can be cut apart.
+"""A small private network: hosts in network namespaces, joined by bridges that can be separated.
 
-Each host is a namespace with one address. Its cable ends at a switch, in a namespace as well, with two bridges: hosts
+Each host is a namespace with one address. Its cable ends at a switch, also in a namespace, with two bridges: hosts
 on different bridges can't reach each other. A cut is silent, as in a real network: nothing is refused or reset, and
-packets do not arrive. The addresses are of the range for benchmarks (RFC 2544), and no namespace has a route out.
+packets do not arrive. The addresses are from the range for benchmarks (RFC 2544), and no namespace has a route out.
 
-`python -m support.network NAMESPACE ARGUMENT…` is `python ARGUMENT…` on a host.
+`python -m support.network NAMESPACE ARGUMENT…` runs `python ARGUMENT…` on a host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BRIDGES = ("one", "two")
 
 
 def why_not() -> str:
-    """Why namespaces can't be made here; empty where they can."""
+    """Return why namespaces can't be created here, or an empty string if they can."""
     if sys.platform != "linux" or shutil.which("ip") is None:
         return "network namespaces need Linux and iproute2"
     trial = f"hw{os.getpid()}-trial"
@@ -38,7 +38,7 @@ def why_not() -> str:
 
 
 def enter(namespace: str) -> None:
-    """Move the calling thread into a namespace: sockets that it makes from now on are there."""
+    """Move the calling thread into a namespace: sockets that it creates from now on are in it."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     try:
@@ -49,7 +49,7 @@ def enter(namespace: str) -> None:
 
 
 class Network:
-    """Hosts by name. They are gone when the `with` block ends."""
+    """Hosts by name. They are removed when the `with` block ends."""
 
     def __init__(self, *hosts: str) -> None:
         self.hosts = hosts
@@ -97,7 +97,7 @@ class Network:
         _ip("-n", self._switch, *words)
 
     def cut_off(self, hosts: Collection[str]) -> None:
-        """These hosts reach each other, and the rest reaches the rest."""
+        """Separate these hosts from the others. Within each of the two groups, all can reach each other."""
         for host in self.hosts:
             self._in_switch("link", "set", f"to-{host}", "master", _BRIDGES[host in hosts])
 
@@ -106,7 +106,7 @@ class Network:
 
     @contextmanager
     def on(self, host: str) -> Iterator[None]:
-        """The calling thread makes its sockets on a host."""
+        """Let the calling thread create its sockets on a host."""
         here = f"/proc/self/task/{threading.get_native_id()}/ns/net"
         before = os.open(here, os.O_RDONLY)
         enter(self.namespace(host))
@@ -117,7 +117,7 @@ class Network:
             os.close(before)
 
     def connect(self, host: str, to: str, port: int, *, timeout_s: float) -> socket.socket:
-        """A connection from one host to another."""
+        """Return a connection from one host to another."""
         with self.on(host):
             return socket.create_connection((self.address(to), port), timeout=timeout_s)
 

@@ -1,7 +1,7 @@
-"""A real node in a process of its own, for tests that need one: sockets, signals, files and all.
+"""A real node in a separate process, for tests that need sockets, signals and files.
 
-`NodeProcess` starts `headwater serve` on free ports and waits for its ready line. Whatever a test does to it, the
-process is gone when the `with` block ends, and what it wrote to its log can be read and is shown where a test fails.
+`NodeProcess` starts `headwater serve` on free ports and waits for its ready line. Whatever a test does to the
+process, it is gone when the `with` block ends. Its log can be read, and is shown if a test fails.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ PASSWORD = "a secret for tests"
 SERVE = ("-m", "headwater", "serve")
 
 READY_S_MAX = 60.0
-"""Far beyond what a start takes, even where kernels have to be compiled first."""
+"""Far longer than a start takes, even if kernels must be compiled first."""
 STOP_S_MAX = 30.0
 _LOOK_EVERY_S = 0.002
 
 
 class NodeProcess:
-    """One process at a time on one data folder. `start` again after `kill` or `stop` opens the same data.
+    """One process at a time on one data folder. `start` after `kill` or `stop` opens the same data.
 
-    The process is forked from one that has everything loaded (`support.forked_program`), unless it is to be `fresh`:
-    then it is a new interpreter, as a shell starts one.
+    The process is forked from one that has everything loaded (`support.forked_program`). With `fresh`, it is a new
+    interpreter, like one that a shell starts.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class NodeProcess:
         self.as_json = as_json
         self.fresh = fresh
         self.program = program
-        """What stands behind `python` and before the options."""
+        """The arguments between `python` and the options."""
         self.ready_line = ""
         self.ready_s = 0.0
         """How long the last start took."""
@@ -103,11 +103,11 @@ class NodeProcess:
         raise AssertionError(f"the node did not get ready in {READY_S_MAX:.0f} s; its log:\n{self.log()}")
 
     def kill(self) -> None:
-        """kill -9. Does nothing where no process is left."""
+        """kill -9. Does nothing if no process is running."""
         self._end(signal.SIGKILL)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Returns the exit code."""
+        """Stop the node. Returns the exit code."""
         return self._end(number)
 
     def _end(self, number: signal.Signals) -> int:
@@ -167,7 +167,7 @@ class NodeProcess:
         return Address(host, int(port))
 
     def log(self) -> str:
-        """What the node has written to its standard error, over all its starts."""
+        """Return what the node has written to its standard error, over all its starts."""
         return self._log_path.read_text() if self._log_path.exists() else ""
 
     def resident_bytes(self) -> int:
@@ -175,13 +175,13 @@ class NodeProcess:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def connect(self, bucket: str | None = "default") -> KvConnection:
-        """A connection that is logged in and has its bucket."""
+        """Return a connection that has logged in and selected its bucket."""
         assert self.user is not None
         return KvConnection.open(self.address, Login(credentials=Credentials(self.user, self.password), bucket=bucket))
 
 
 def exchange(connection: KvConnection, requests: bytes, *, answers: int) -> list[Frame]:
-    """Many requests in one write, and their answers as they come."""
+    """Send many requests in one write, and return their answers in order of arrival."""
     connection.sock.sendall(requests)
     buffer, frames = FrameBuffer(), list[Frame]()
     while len(frames) < answers:
@@ -193,13 +193,13 @@ def exchange(connection: KvConnection, requests: bytes, *, answers: int) -> list
 
 
 def memory_bytes(node: NodeProcess) -> int:
-    """The memory that is the node's own. Mapped pages of data files are the system's to take back."""
+    """Return the node's anonymous memory: the system can reclaim mapped pages of data files."""
     status = Path(f"/proc/{node.pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
 
 
 class StartNode(Protocol):
-    """The fixture `start_node`."""
+    """The type of the fixture `start_node`."""
 
     def __call__(self, *options: str, data: Path | None = None, fresh: bool = False) -> NodeProcess: ...
 
@@ -209,11 +209,11 @@ def serve_command(*arguments: str) -> list[str]:
 
 
 def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`headwater serve` where it is expected to end by itself."""
+    """Run `headwater serve` to its end."""
     return run_program(*serve_command(*arguments)[1:], timeout=READY_S_MAX, env=environment())
 
 
 def environment() -> dict[str, str]:
-    """That of the tests, without what the command line reads from it. Wide, so that sentences are not broken."""
+    """Return the tests' environment without the commands' variables, and so wide that sentences are not wrapped."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
     return {**kept, "COLUMNS": "400", "PYTHONUNBUFFERED": "1"}

@@ -1,6 +1,6 @@
-"""A good client in a process of its own: it asks for nothing, again and again, and says how long that took.
+"""A well-behaved client in a separate process: it sends noops over and over, and reports how long they took.
 
-The process that attacks a node has threads, which would keep this one waiting. It runs until its input ends, and then
+The process that attacks a node has threads, which would delay this client. It runs until its input ends, and then
 prints the times in milliseconds as JSON.
 """
 
@@ -23,15 +23,15 @@ _PAUSE_S = 0.002
 
 
 class NoopClock:
-    """Runs as long as the `with` block."""
+    """Runs until the `with` block ends."""
 
     def __init__(self, node: NodeProcess) -> None:
         address = (node.address.host, str(node.address.port), str(node.user), node.password, str(node.pid))
         self._command = [sys.executable, "-m", "support.noop_clock", *address]
         self.latencies_ms: list[float] = []
         self.loops_ms: list[float] = []
-        """The processor time that the node's event loop took until it answered: what a machine with nothing else to do
-        would show."""
+        """The processor time that the node's event loop took until it answered: the latency on a machine with no
+        other load."""
 
     def __enter__(self) -> NoopClock:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -46,7 +46,7 @@ class NoopClock:
 
 
 def at(share: float, times: list[float]) -> float:
-    """The time that this share of them does not exceed."""
+    """Return the time that this share of the times does not exceed."""
     return times[min(len(times) - 1, int(share * len(times)))]
 
 

@@ -1,10 +1,10 @@
-"""S3 (and Glue) by moto's server, and Azure by Microsoft's emulator, on loopback, each in a process of its own.
+"""S3 (and Glue) by moto's server, and Azure by Microsoft's emulator, on loopback, each in a separate process.
 
-moto takes every key and every region. Here a request must be signed with the right key and for the right region, as
-with S3 itself. Faults are set while it runs: throttling, answers that are lost after the work was done, and connections
-that break before it.
+moto accepts every key and every region. Here a request must be signed with the right key and for the right region,
+as with S3 itself. Faults are set at run time: throttling, answers that are lost after the work was done, and
+connections that break before it.
 
-Azurite comes from npm (`npm install azurite`) and is found on the path; where it is not, its tests are skipped.
+Azurite comes from npm (`npm install azurite`) and is found on the path; if it is missing, its tests are skipped.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _SIGNED = re.compile(r"Credential=([^/]+)/[0-9]+/([^/]+)/(?:s3|glue)/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How often, of all requests, something goes wrong."""
+    """The shares of all requests that fail."""
 
     slow_down: float = 0.0
     """503 SlowDown, and nothing is done."""
     lose_answer: float = 0.0
-    """The connection breaks after it is done."""
+    """The connection breaks after the work is done."""
     reset: float = 0.0
-    """The connection breaks before."""
+    """The connection breaks before the work."""
     seed: int = 0
 
 
 @dataclass
 class _Server:
-    """Lives while the `with` block lasts. `__enter__` of a subclass starts it."""
+    """Runs until the `with` block ends. `__enter__` of a subclass starts it."""
 
     port: int = 0
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
@@ -61,7 +61,7 @@ class _Server:
 
 
 class S3Server(_Server):
-    """moto's, with faults."""
+    """moto's server, with faults."""
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -76,7 +76,7 @@ class S3Server(_Server):
 
     @property
     def options(self) -> dict[str, str]:
-        """As a user gives them."""
+        """The options as a user gives them."""
         return {
             "aws_endpoint_url": self.url,
             "aws_allow_http": "true",
@@ -86,7 +86,7 @@ class S3Server(_Server):
         }
 
     def make_bucket(self, name: str) -> str:
-        """Returns its URI."""
+        """Create a bucket. Returns its URI."""
         self._client().create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
         return f"s3://{name}"
 
@@ -95,12 +95,12 @@ class S3Server(_Server):
         return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
     def glue_tables(self, database: str) -> dict[str, dict[str, Any]]:
-        """Of the Glue Data Catalog, which the same server has."""
+        """Return the tables of the Glue Data Catalog, which the same server provides."""
         return {table["Name"]: table for table in self._client("glue").get_tables(DatabaseName=database)["TableList"]}
 
     @property
     def environment(self) -> dict[str, str]:
-        """Where a program finds Glue, and how it logs in."""
+        """The variables with Glue's address and login."""
         return {
             "AWS_ENDPOINT_URL_GLUE": self.url,
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
@@ -132,7 +132,7 @@ _LISTENS = re.compile(r"listens on http://127\.0\.0\.1:(?P<port>[0-9]+)")
 
 
 class AzureServer(_Server):
-    """Azurite, which keeps all in memory. Its `url` is for the variable AZURITE_BLOB_STORAGE_URL."""
+    """Azurite, which keeps everything in memory. Its `url` is for the variable AZURITE_BLOB_STORAGE_URL."""
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -152,16 +152,16 @@ class AzureServer(_Server):
 
     @property
     def options(self) -> dict[str, str]:
-        """As a user gives them."""
+        """The options as a user gives them."""
         return {
-            # Without it, delta-rs asks for listings from an offset on, which the emulator does not know.
+            # Without it, delta-rs requests listings from an offset, which the emulator does not support.
             "azure_storage_use_emulator": "true",
             "azure_storage_account_name": ACCESS_KEY,
             "azure_storage_account_key": _AZURE_KEY,
         }
 
     def make_container(self, name: str) -> str:
-        """Returns its URI. The request is signed by hand (Azure's "Shared Key"): nothing else here needs its SDK."""
+        """Create a container. Returns its URI. Signs the request itself (Azure's "Shared Key"), which needs no SDK."""
         headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-12-02"}
         signed = "".join(f"{header}:{value}\n" for header, value in headers.items())
         text = "PUT" + "\n" * 12 + signed + f"/{ACCESS_KEY}/{ACCESS_KEY}/{name}\nrestype:container"
@@ -181,7 +181,7 @@ _Start = Callable[..., Any]
 
 
 class _Manners:
-    """WSGI in front of moto: who may do what, and what goes wrong."""
+    """WSGI in front of moto that checks permissions and injects faults."""
 
     def __init__(self, app: Callable[[_Environ, _Start], Iterable[bytes]]) -> None:
         self._app = app
@@ -232,7 +232,7 @@ def _break(environ: _Environ) -> list[bytes]:
 
 
 def serve() -> None:
-    """Until standard input ends. Prints the port."""
+    """Serve until standard input ends. Prints the port."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 

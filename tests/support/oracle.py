@@ -1,6 +1,6 @@
-"""What a consumer holds that does as it is told: a dict of documents, and all versions it has seen, to go back by.
+"""What a correct consumer holds: a dict of documents, and all versions it has seen, to be able to roll back.
 
-This is the least that a sink of changes has to be. It knows nothing of the client but the rows of its batches.
+This is the minimum for a sink of changes. It knows nothing of the client except the rows of its batches.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a row has done, to be done again after a rollback."""
+    """The effect of a row, to be repeated after a rollback."""
 
     seqno: int
     key: Key | None = None
     document: Document | None = None
-    """None where the key was removed."""
+    """None if the key was removed."""
     dropped_collection: int | None = None
 
 
@@ -113,21 +113,21 @@ class ConsumerState:
 
 
 def differences(held: Mapping[Key, Document], stored: Mapping[Key, Document]) -> list[str]:
-    """What a consumer has wrong, a line a key."""
+    """Return what a consumer has wrong, one line per key."""
     keys = sorted(key for key in held.keys() | stored.keys() if held.get(key) != stored.get(key))
     return [f"{key}: held {held.get(key)}, stored {stored.get(key)}" for key in keys]
 
 
-# The rules that a client's batches keep, whatever happens to its connections. They share no code with the client.
+# The rules for a client's batches, whatever happens to its connections. They share no code with the client.
 #
-# * Seqnos of a vbucket rise, from one read to the next as well, unless a rollback takes it back.
-# * A change lies in its snapshot, and a snapshot has a key once, unless all versions were asked for.
-# * Snapshots follow each other. Where they are promised to be complete, nothing comes between the parts of one, and a
-#   batch does not end inside of one, unless it is too large for a batch. A consumer that has left inside of a snapshot
-#   may find a longer one, or none, when it comes back.
-# * Nothing is read on a branch that another one has taken the place of.
-# * A rollback says truly from where it goes back, and comes before anything of the new branch.
-# * The offsets stand behind the last change that was handed out, never before it.
+# * Seqnos of a vbucket rise, also from one read to the next, except after a rollback.
+# * A change lies within its snapshot, and a snapshot has a key once, unless all versions were requested.
+# * Snapshots follow each other. If they are promised to be complete, nothing comes between the parts of one, and a
+#   batch does not end inside one, unless it is too large for a batch. A consumer that has left inside a snapshot may
+#   find a longer one, or none, when it returns.
+# * Nothing is read on a branch that another one has replaced.
+# * A rollback states truthfully where it starts, and precedes everything of the new branch.
+# * The offsets are at or after the last change that was returned, never before it.
 
 
 Offset = tuple[int, int, int, int]
@@ -135,7 +135,7 @@ Offset = tuple[int, int, int, int]
 
 
 def offsets_of_json(text: str) -> dict[int, Offset]:
-    """Read saved offsets by the form that is documented for them."""
+    """Parse saved offsets in their documented format."""
     rows = json.loads(text)["offsets"]
     return {
         row[0]: (int(row[1]), int(row[2]), int(row[3]), int(row[4]) if len(row) > 4 else int(row[2])) for row in rows
@@ -145,18 +145,18 @@ def offsets_of_json(text: str) -> dict[int, Offset]:
 @dataclass(slots=True)
 class _VBucket:
     seqno: int = 0
-    """Up to here everything has been handed out."""
+    """Everything up to this seqno was returned."""
     vbuuid: int = 0
     past_vbuuids: set[int] = field(default_factory=set)
     snapshot: tuple[int, int] = (0, 0)
     keys: set[tuple[Any, ...]] = field(default_factory=set)
-    """Of the snapshot."""
+    """The keys in the snapshot."""
     was_left: bool = False
-    """The consumer has left since the last change, and come back."""
+    """Whether the consumer has left and returned since the last change."""
 
 
 class StreamRules:
-    """Follows a consumer over all its reads, and raises where a rule is broken."""
+    """Follows a consumer over all its reads, and raises if it breaks a rule."""
 
     def __init__(self, *, complete_snapshots: bool, whole_in_step: bool = False, all_versions: bool = False) -> None:
         self._complete_snapshots = complete_snapshots
@@ -165,16 +165,16 @@ class StreamRules:
         self._vbuckets: defaultdict[int, _VBucket] = defaultdict(_VBucket)
 
     def left(self) -> None:
-        """The consumer leaves. When it comes back, it goes on from the last offsets."""
+        """Note that the consumer leaves. When it returns, it resumes from the last offsets."""
         for vbucket in self._vbuckets.values():
             vbucket.was_left = True
 
     def pretend_branch(self, vbucket: int, vbuuid: int) -> None:
-        """The consumer will say that it has read this branch, and only that."""
+        """Note that the consumer will claim to have read only this branch."""
         self._vbuckets[vbucket].vbuuid = vbuuid
 
     def check(self, rows: Iterable[Row], offsets: Mapping[int, Offset]) -> None:
-        """A batch or a change, and where the client says that it stands behind it."""
+        """Check a batch or a change, and the client's offsets after it."""
         for row in rows:
             vbucket = self._vbuckets[row["vbucket"]]
             if row["op"] == "rollback":
@@ -201,7 +201,7 @@ class StreamRules:
     def _check_next_snapshot(self, vbucket: _VBucket, snapshot: tuple[int, int], row: Row) -> None:
         assert snapshot[1] > vbucket.seqno, f"snapshots go back: {row}"
         if self._complete_snapshots and not vbucket.was_left:
-            # Its last seqnos may have had nothing to see in them.
+            # The last seqnos of the snapshot may have been invisible.
             assert snapshot[0] >= vbucket.snapshot[1], f"{vbucket.snapshot} was not complete: {row}"
 
     def _check_branch(self, vbucket: _VBucket, vbuuid: int, where: object) -> None:
@@ -213,7 +213,7 @@ class StreamRules:
 
     def _check_rollback(self, vbucket: _VBucket, row: Row) -> None:
         told = json.loads(row["value"])
-        # It may have been further than the last change: what lies between had nothing to see in it.
+        # The client may have been beyond the last change: what lies between was invisible.
         assert told["from_seqno"] >= vbucket.seqno, f"a rollback from {told['from_seqno']} at {vbucket.seqno}: {row}"
         assert told["old_vbuuid"] == vbucket.vbuuid, f"a rollback of another branch than {vbucket.vbuuid}: {row}"
         assert told["new_vbuuid"] == row["vbuuid"], row
@@ -227,7 +227,7 @@ class StreamRules:
         vbuuid, seqno, start, end = offset
         where = f"the offset {offset} of vbucket {number}, which is at {vbucket.seqno}"
         assert start <= seqno <= end, where
-        # The same is true of this.
+        # That also holds here: an offset may be beyond the last change.
         assert seqno >= vbucket.seqno, where
         assert seqno == end or not self._whole_in_step, where
         if seqno:
@@ -235,14 +235,14 @@ class StreamRules:
         vbucket.seqno = seqno
 
 
-# What a node holds, found out without the client: by plain streams with the typed codec, and key by key.
+# The contents of a node, read without the client: by plain streams with the typed codec, and key by key.
 
 
 RECEIVE_BYTES = 256 * 1024
 
 
 def streamed_documents(bucket: ProxiedBucket) -> dict[Key, Document]:
-    """What a consumer with no faults on its way ends with."""
+    """Return what a consumer without faults has at the end."""
     documents: dict[Key, Document] = {}
     with bucket.connect_directly() as connection:
         connection.request(dcp_streams.Open(key=b"what-is-stored"))
@@ -281,7 +281,7 @@ def _apply(documents: dict[Key, Document], message: Message) -> None:
     elif isinstance(message, dcp_changes.SystemEvent):
         event = decode_event(message)
         if isinstance(event, CollectionDropped):
-            # Every vbucket tells it, and ids are given once: the first to tell may speak for all.
+            # Every vbucket sends this event, and ids are never reused: the first event may drop all documents.
             for key in [key for key in documents if key[0] == event.collection_id]:
                 del documents[key]
     elif not isinstance(
@@ -293,7 +293,7 @@ def _apply(documents: dict[Key, Document], message: Message) -> None:
 def read_documents(
     bucket: ProxiedBucket, connection: KvConnection, keys: Iterable[Key]
 ) -> dict[Key, tuple[int, bytes]]:
-    """CAS and value of the documents that are there, asked for one by one. One that has expired is removed by this."""
+    """Read documents one by one. Returns CAS and value of those that exist. Reading removes expired documents."""
     found: dict[Key, tuple[int, bytes]] = {}
     for collection, key in keys:
         place = {"collection_id": CollectionId(collection), "key": key, "vbucket": bucket.vbucket_of(key)}

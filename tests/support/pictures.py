@@ -1,5 +1,5 @@
-"""Takes the pictures that the documentation shows: the dashboard of a real cluster of two nodes after a failover, and
-the page of a landing that runs.
+"""Takes the pictures for the documentation: the dashboard of a real cluster of two nodes after a failover, and the
+page of a running landing.
 
     scripts/take-pictures                   into docs/images
     scripts/take-pictures FOLDER --all      every page, wide and narrow, light and dark, for people to look at
@@ -58,10 +58,10 @@ def running(*arguments: str) -> Iterator[None]:
 
 
 class Writer:
-    """Writes bookings over and over, now more and now fewer, where their vbuckets are active."""
+    """Writes bookings over and over, at a varying rate, where their vbuckets are active."""
 
     def __init__(self, nodes: list[NodeProcess], vbuckets: int, *, share: float = 1.0) -> None:
-        """With less than the whole `share` it writes so much less."""
+        """`share` scales the rate of the writes."""
         self._share = share
         self._nodes = nodes
         self._collections = collection_ids(nodes[0])
@@ -85,12 +85,12 @@ class Writer:
                 try:
                     self._write_to(node, turn * 2 + at)
                 except (HeadwaterError, AssertionError, OSError):
-                    # A node that is lost takes nothing.
+                    # A lost node accepts nothing.
                     time.sleep(0.2)
             time.sleep(0.1)
 
     def _write_to(self, node: NodeProcess, turn: int) -> None:
-        """One batch. What is not active on the node is refused, and left to the other's turn."""
+        """Write one batch. The node refuses what is not active there, which is left for the other node."""
         chance = random.Random(turn // 2)
         count = int(self._share * (500 + 350 * math.sin(turn / 9) + chance.randrange(150)))
         batch = b"".join(self._trip(chance).encode() for _ in range(count))
@@ -117,7 +117,7 @@ def collection_ids(node: NodeProcess) -> list[int]:
 
 @contextmanager
 def cluster(folder: Path, vbuckets: int) -> Iterator[list[NodeProcess]]:
-    """Two nodes, one of which was lost, failed over, and is back."""
+    """Run two nodes, one of which was lost, failed over, and has rejoined."""
     options = ("--bucket", BUCKET, "--vbuckets", str(vbuckets))
     with ExitStack() as stack:
         nodes = [stack.enter_context(NodeProcess(folder / f"node-{at}", *options)).start() for at in (1, 2)]
@@ -179,7 +179,7 @@ def take_all(browser: Browser, folder: Path) -> None:
 
 def take_shown(browser: Browser, folder: Path) -> None:
     go(browser, "overview", WIDE, "light")
-    # The mouse is where the log-in was, and would show what is under it.
+    # The mouse is where the login was, and would trigger what is under it.
     browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": 5, "y": 5})
     picture(browser, folder / "dashboard.png", whole_page=True)
     go(browser, "overview", NARROW, "dark")
@@ -191,7 +191,7 @@ def take_shown(browser: Browser, folder: Path) -> None:
 
 @contextmanager
 def landing_page(folder: Path) -> Iterator[str]:
-    """The address of the page of a landing that runs, from a bucket that is written to and was rolled back once."""
+    """Run a landing from a bucket with writes and one rollback. Yields the address of its page."""
     options = ("--bucket", BUCKET, "--vbuckets", str(LANDED_VBUCKETS))
     with ExitStack() as stack:
         node = stack.enter_context(NodeProcess(folder / "landed", *options)).start()
@@ -205,7 +205,7 @@ def landing_page(folder: Path) -> Iterator[str]:
         stack.callback(process.terminate)
         address = next(filter(None, (re.search(r"https?://\S+/ui/", line) for line in process.stderr)), None)
         assert address is not None, "the landing has no page"
-        # Its pipe is read to the end: a landing that can't write to it would wait.
+        # Read its pipe to the end: a landing that can't write to it would block.
         threading.Thread(target=process.stderr.read, daemon=True).start()
         time.sleep(40)
         headwater("drill", "rollback", url, "--vbucket", "17", "--to", "30")

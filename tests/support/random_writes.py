@@ -1,7 +1,7 @@
-"""A writer that does everything to a bucket that can be done to one, as a seed decides, past the proxy.
+"""A writer that does everything possible to a bucket, as a seed decides, bypassing the proxy.
 
-It sets, deletes and expires documents, creates and drops collections, and now and then lets a vbucket fail over to a
-copy that is behind. At the end it writes a fence into every vbucket: who has seen all fences has seen all the rest.
+It sets, deletes and expires documents, creates and drops collections, and sometimes fails a vbucket over to a copy
+that is behind. At the end it writes a fence into every vbucket: a consumer with all fences has everything else.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from support.fault_proxy import ProxiedBucket
 from support.oracle import ConsumerState, Key, read_documents
 
 KEYS = 30
-"""Of every collection."""
+"""The number of keys in every collection."""
 COLLECTIONS_MAX = 3
 VALUE_BYTES_MAX = 500
 PAUSE_S_MAX = 0.012
 LONG_AGO_S = 3_000_000
-"""As an expiry: more than 30 days, so a time, and one that has passed. Whoever looks at such a document removes it."""
+"""An expiry of more than 30 days is a date, and this one has passed. Reading such a document removes it."""
 ROLLED_BACK_MAX = 40
-"""Changes that a failover takes back, at most."""
+"""The maximum number of changes that a failover takes back."""
 
 _WEIGHTS = {"set": 60, "delete": 15, "expire": 8, "create": 1, "drop": 1, "roll back": 4}
 
 
 def written_keys(bucket: ProxiedBucket) -> list[Key]:
-    """All that may be there, but for the fences."""
+    """Return all keys that may exist, except the fences."""
     ids = [int(DEFAULT_COLLECTION), *bucket.collections.values()]
     return [(collection, b"key-%d" % number) for collection in ids for number in range(KEYS)]
 
 
 def keys_in_every_vbucket(bucket: ProxiedBucket, prefix: bytes) -> tuple[bytes, ...]:
-    """One key of each."""
+    """Return one key of every vbucket."""
     found: dict[int, bytes] = {}
     for number in itertools.count():
         key = b"%s-%d" % (prefix, number)
@@ -52,7 +52,7 @@ def keys_in_every_vbucket(bucket: ProxiedBucket, prefix: bytes) -> tuple[bytes, 
 
 @dataclass(frozen=True, slots=True)
 class Fences:
-    """What the last writes of a writer are known by."""
+    """The documents that mark the end of a writer's writes."""
 
     keys: tuple[bytes, ...]
     value: bytes
@@ -69,7 +69,7 @@ class Fences:
 
 
 def write_fences(bucket: ProxiedBucket, value: bytes) -> Fences:
-    """One document in every vbucket."""
+    """Write one document to every vbucket."""
     fences = Fences(keys_in_every_vbucket(bucket, b"fence"), value)
     with bucket.connect_directly() as connection:
         fences.write(bucket, connection)
@@ -77,19 +77,19 @@ def write_fences(bucket: ProxiedBucket, value: bytes) -> Fences:
 
 
 class RandomWrites(threading.Thread):
-    """Writes while the `with` block goes on, whose end waits until all is written and raises what has gone wrong."""
+    """Writes during the `with` block, whose end waits until everything is written and raises any error."""
 
     def __init__(self, bucket: ProxiedBucket, seed: int, *, operations: int, with_rollbacks: bool = True) -> None:
         super().__init__(name=f"writer-{seed}")
         self.fences = Fences(keys_in_every_vbucket(bucket, b"fence"), b'{"fence":"%d/%d"}' % (seed, time.time_ns()))
         self.left: dict[Key, tuple[int, bytes]] = {}
-        """CAS and value of all that is there in the end, but for the fences."""
+        """CAS and value of everything that exists at the end, except the fences."""
         self._bucket = bucket
         self._dice = random.Random(seed)
         self._operations = operations
         self._with_rollbacks = with_rollbacks
         self._expired: list[Get] = []
-        """What has to be looked at to be gone."""
+        """Reads of expired documents, which remove them."""
         self._error: BaseException | None = None
 
     def __enter__(self) -> RandomWrites:
@@ -100,7 +100,7 @@ class RandomWrites(threading.Thread):
         self.finish()
 
     def finish(self) -> None:
-        """Wait until all is written."""
+        """Wait until everything is written."""
         self.join()
         if self._error is not None:
             raise AssertionError("the writer has failed") from self._error
@@ -109,12 +109,12 @@ class RandomWrites(threading.Thread):
         try:
             with self._bucket.connect_directly() as connection:
                 for number in range(self._operations):
-                    # Not before a consumer has had the time to see what a failover takes back.
+                    # Only after a consumer had the time to see what a failover takes back.
                     may_roll_back = self._with_rollbacks and number > self._operations // 2
                     weights = {**_WEIGHTS, "roll back": _WEIGHTS["roll back"] if may_roll_back else 0}
                     self._do(connection, self._dice.choices(list(weights), list(weights.values()))[0])
                     time.sleep(self._dice.choice([0, 0, self._dice.uniform(0, PAUSE_S_MAX)]))
-                # A rollback may have brought some back that had expired: whoever looks at those removes them.
+                # A rollback may have restored expired documents: reading removes them.
                 self.left = read_documents(self._bucket, connection, written_keys(self._bucket))
                 self.fences.write(self._bucket, connection)
         except BaseException as error:
@@ -123,7 +123,7 @@ class RandomWrites(threading.Thread):
     def _do(self, connection: KvConnection, what: str) -> None:
         if what == "create":
             if len(self._bucket.collections) < COLLECTIONS_MAX:
-                # No name is used again: the time is never the same.
+                # No name is used twice: the time is never the same.
                 self._bucket.create_collection(f"made-{time.time_ns()}")
         elif what == "drop":
             if self._bucket.collections:
@@ -136,7 +136,7 @@ class RandomWrites(threading.Thread):
         else:
             self._change_document(connection, what)
 
-    # --- what it does ---------------------------------------------------------------------------------------------
+    # --- documents ------------------------------------------------------------------------------------------------
 
     def _change_document(self, connection: KvConnection, what: str) -> None:
         collection, key = self._dice.choice(written_keys(self._bucket))

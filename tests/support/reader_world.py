@@ -1,8 +1,8 @@
 """A cluster in memory for tests of the reader: nodes that speak the protocol, with failovers, moves, cuts and a clock.
 
-The nodes are made of the protocol package alone and share no code with the client. They deduplicate, demand rollbacks,
-obey flow control, send their streams in turns, and know vbuckets that are elsewhere. One random generator decides
-everything, so that a seed replays a run.
+The nodes are built only from the protocol package, and share no code with the client. They deduplicate, demand
+rollbacks, obey flow control, send their streams in turns, and refuse vbuckets that are on other nodes. One random
+generator decides everything, so that a seed replays a run.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ KEYS = [f"key{number}".encode() for number in range(6)]
 
 @dataclass
 class VBucket:
-    """`history[n]` is what seqno n+1 did: a key and its value, None for a deletion."""
+    """`history[n]` is the change with seqno n+1: a key and its value, None for a deletion."""
 
     history: list[tuple[bytes, bytes | None]]
     log: FailoverLog
     node: int
     cas: dict[int, int] = field(default_factory=dict)
-    """By seqno, where that matters."""
+    """By seqno, if the test needs it."""
     purge_seqno: Seqno = Seqno(0)
 
     @property
@@ -60,7 +60,7 @@ class VBucket:
 
 @dataclass
 class Stream:
-    """One stream of one connection. What it still has to send of its snapshot is made when the snapshot begins."""
+    """One stream of one connection. Its pending frames are made when a snapshot begins."""
 
     vbucket: VBucketId
     opaque: int
@@ -92,7 +92,7 @@ class Cluster:
         self.rng.choice(self.vbuckets).history.append((self.rng.choice(KEYS), value))
 
     def fail_over(self) -> None:
-        """A vbucket's copy that lacks the newest changes becomes active, on another node or on the same."""
+        """Make a copy active that lacks the newest changes of a vbucket, on another node or the same."""
         vbucket = self.rng.choice(self.vbuckets)
         del vbucket.history[max(0, len(vbucket.history) - self.rng.choice([0, 1, 2, 5, 20])) :]
         self._move(vbucket, dcp_streams.StreamEndReason.STATE_CHANGED)
@@ -101,7 +101,7 @@ class Cluster:
         self._move(self.rng.choice(self.vbuckets), dcp_streams.StreamEndReason.STATE_CHANGED)
 
     def orphan(self) -> None:
-        """A vbucket is with nobody, until it is moved or things are calm."""
+        """Leave a vbucket without a node, until it is moved or `calm_down` is called."""
         self._move(self.rng.choice(self.vbuckets), dcp_streams.StreamEndReason.STATE_CHANGED, to=-1)
 
     def _move(self, vbucket: VBucket, reason: dcp_streams.StreamEndReason, to: int | None = None) -> None:
@@ -130,7 +130,7 @@ class Cluster:
             if vbucket.node < 0:
                 self._move(vbucket, dcp_streams.StreamEndReason.STATE_CHANGED)
 
-    # --- what it says ---------------------------------------------------------------------------------------------
+    # --- its config -----------------------------------------------------------------------------------------------
 
     def config(self) -> bytes:
         servers = [f"{address.host}:{address.port}" for address in self.nodes]
@@ -240,12 +240,12 @@ class Connection:
     def end_stream(self, vbucket: VBucketId, reason: dcp_streams.StreamEndReason) -> None:
         for opaque, stream in list(self.streams.items()):
             if stream.vbucket == vbucket:
-                # What was promised of the snapshot is lost with the stream.
+                # The unsent rest of the snapshot is lost with the stream.
                 self.outbox += dcp_streams.StreamEnd(vbucket=vbucket, opaque=opaque, reason=reason).encode()
                 del self.streams[opaque]
 
     def pump(self) -> None:
-        """Send a little, of one stream after the other, while there is room."""
+        """Send a little from one stream after the other, while there is room."""
         streams = list(self.streams.values())
         self.cluster.rng.shuffle(streams)
         for stream in streams:
@@ -284,14 +284,14 @@ class Connection:
             stream.pending.append(kind(**parts, key=key, value=value or b"", collection_id=CollectionId(0)).encode())
 
 
-# A reader, a cluster in memory and a caller, with the wires between them and a clock that stands until it is moved.
+# A reader, a cluster in memory and a caller, with the wires between them and a clock that is moved by hand.
 
 
 VBUCKETS = 6
 
 
 class Consumer:
-    """What a caller makes of the pieces: all rows that no rollback took back."""
+    """A caller's state after all pieces: the rows that no rollback took back."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[int, tuple[bytes, bytes | None]]] = {vbucket: {} for vbucket in range(VBUCKETS)}
@@ -332,7 +332,7 @@ class Run:
         self.wires: dict[int, Connection] = {}
         self.consumer = Consumer()
         self.files: list[BinaryIO] = []
-        """All that the reader has ever opened."""
+        """All files that the reader has ever opened."""
         self.options = ReadOptions(
             snapshots=self.rng.choice(list(Snapshots)),
             buffer_bytes=self.rng.choice([1024, 4096, 1 << 20]),
@@ -386,7 +386,7 @@ class Run:
     # --- time and wires -------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """A moment passes: some bytes travel, and the caller may take something."""
+        """Let time pass: some bytes travel, and the caller may take something."""
         self.now_s += self.rng.choice([0.01, 0.1, 0.5])
         self.reader.tick(self.now_s)
         self.obey()
@@ -424,7 +424,7 @@ class Run:
             self.cluster.connections.remove(connection)
 
     def deliver(self, link: int, connection: Connection, count: int) -> None:
-        """That many bytes arrive at the reader; a connection that is cut ends behind them."""
+        """Let this many bytes arrive at the reader. A cut connection ends after them."""
         data = bytes(connection.outbox[:count])
         del connection.outbox[:count]
         while data:
@@ -448,14 +448,14 @@ class Run:
         self.rng.choice(events)()
 
     def _leave_and_follow(self) -> None:
-        """As when a vbucket of a group's member was lost and taken again."""
+        """Drop and follow a vbucket again, as if a group's member lost and regained it."""
         vbucket = VBucketId(self.rng.randrange(VBUCKETS))
         place = self.reader.offsets[vbucket]
         self.reader.close_vbuckets([vbucket])
         self.reader.follow({vbucket: place}, now_s=self.now_s)
 
     def restart(self) -> None:
-        """The consumer stops, and goes on from the offsets it has saved with its rows."""
+        """Restart the consumer from the offsets it has saved with its rows."""
         for link in list(self.wires):
             self._hang_up(link)
         self.reader.close()
@@ -490,7 +490,7 @@ class Run:
         assert all(file.closed for file in self.files), "no file is left open"
 
 
-# A run of a reader with one node, moved on by hand: what is said, what arrives, and when.
+# A run of a reader with one node, controlled by hand: what is sent, what arrives, and when.
 
 
 _ONE_NODE = 2
@@ -498,27 +498,27 @@ _ONE_NODE = 2
 
 
 def run_of_one_node(**options: Any) -> Run:
-    """Every change is a batch of its own. The clock stands, so nothing is polled."""
+    """Return a run in which every change is a separate batch. The clock stands still, so nothing is polled."""
     run = Run(_ONE_NODE, **{"snapshots": Snapshots.COMPLETE, "connections_per_node": 1, "batch_bytes": 1, **options})
     assert len(run.cluster.nodes) == 1
     return run
 
 
 def ask(run: Run) -> None:
-    """The reader says what it has to say; the nodes' answers wait on the wire."""
+    """Let the reader send its requests; the nodes' answers wait on the wire."""
     run.reader.tick(run.now_s)
     run.obey()
 
 
 def arrive(run: Run) -> None:
-    """All that is on the wires arrives, and what it leads to is asked."""
+    """Let everything on the wires arrive, and let the reader send the requests that follow."""
     for link, connection in list(run.wires.items()):
         run.deliver(link, connection, len(connection.outbox))
     run.obey()
 
 
 def connect(run: Run) -> Connection:
-    """Up to the first question about vbuckets or streams, whose answer is on the wire."""
+    """Proceed to the first request about vbuckets or streams, whose answer is on the wire."""
     ask(run)
     arrive(run)  # HELLO
     arrive(run)  # the rest of the handshake

@@ -1,14 +1,14 @@
-"""Reads the annotated sessions in `sessions/`: recorded with real Couchbase servers, one frame an entry.
+"""Reads the annotated sessions in `sessions/`: recorded with real Couchbase servers, one frame per entry.
 
     ## [dcp] new TCP connection
     [dcp] C->S DCP_CONTROL  CONTROL enable_noop=true          an entry of the client: opcode, free text
         805e000b 00000000 …                                   its bytes
     [dcp] S->C DCP_CONTROL response status=0x00 SUCCESS …     an entry of the server: opcode, named fields
-    ## [dcp] reconnecting                                     HELLO as on the connection of that name before
+    ## [dcp] reconnecting                                     HELLO as on the previous connection of that name
     [dcp] ** server closed the connection
     [dcp] (nothing more for 0.5 s)
 
-Nothing here uses the codec under test, not even to learn what HELLO agreed on: that is in the annotations, too.
+Nothing here uses the codec under test, not even to parse the negotiated features: those are in the annotations, too.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _FIELD = re.compile(r"""(\w+)=(b'(?:[^'\\]|\\.)*'|b"(?:[^"\\]|\\.)*"|\(.*?\)(?! 
 
 @dataclass(kw_only=True)
 class RecordedFrame:
-    """One frame of a session, with what the recorder wrote about it."""
+    """One frame of a session, with the recorder's annotations."""
 
     version: str
     line: int
     section: str
     connection: str
-    """The recorder's name for the connection, and how many of that name there were before."""
+    """The recorder's name for the connection, and its number among those of that name."""
     is_from_server: bool
     opcode: str
     text: str
     collections: bool
-    """HELLO on this connection has agreed on collections."""
+    """Whether HELLO on this connection has negotiated collections."""
     data: bytearray = field(default_factory=bytearray)
     closes: bool = False
-    """The server closed the connection when it had this frame."""
+    """Whether the server closed the connection after this frame."""
 
     @property
     def fields(self) -> dict[str, str]:
-        """The named fields of an annotation, as they stand there."""
+        """The named fields of an annotation, as they are written."""
         return dict(_FIELD.findall(self.text))
 
     @property
@@ -57,7 +57,7 @@ class RecordedFrame:
 
     @property
     def is_cut(self) -> bool:
-        """The recorder has left out the end of a long frame."""
+        """Whether the recorder has left out the end of a long frame."""
         return len(self.data) < 24 + int.from_bytes(self.data[8:12])
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class RecordedFrame:
 
 
 def read_session(version: str) -> list[RecordedFrame]:
-    """All frames of the session of this name, in their order. The name starts with the server's version."""
+    """Return all frames of a session, in order. Its name starts with the server's version."""
     frames: list[RecordedFrame] = []
     connections: dict[str, int] = {}
     with_collections: set[str] = set()
@@ -103,7 +103,7 @@ def read_session(version: str) -> list[RecordedFrame]:
 
 
 def hello_features(frame: RecordedFrame) -> list[int]:
-    """The features in the annotation of a HELLO response."""
+    """Return the features in the annotation of a HELLO response."""
     if "val" not in frame.fields:
         return [int(number, 16) for number in re.findall(r"0x\w\w(?=,|$)", frame.text.partition("features")[2])]
     value = bytes_literal(frame.fields["val"])

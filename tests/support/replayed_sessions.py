@@ -1,22 +1,22 @@
-"""A recorded session, played against a node: each frame of the client is sent, each of the server has to come.
+"""A recorded session, replayed against a node: each frame of the client is sent, and each of the server must arrive.
 
-The client's bytes are sent as they were recorded, one frame at a time in the recorded order, and each frame the server
-sent has to come from the node at the same point, equal field by field. Nothing may come in between. Where the node is
-known to differ, a test says so by the line of the recording: `missing`, `more`, `other`, `skipped`.
+The client's bytes are sent as they were recorded, one frame at a time in the recorded order, and the node must send
+each frame of the server at the same point, equal field by field. Nothing may come in between. If the node is known to
+differ, a test says so by the line of the recording: `missing`, `more`, `other`, `skipped`.
 
-What is not compared, because it is the server's own (`normalised`):
+These are not compared, because each server has its own (`normalised`):
 
-* vbuuids (requests that carry a recorded one are sent with the node's), CAS values, and times: expiry and delete times;
+* vbuuids (requests that contain a recorded one are sent with the node's), CAS values, expiry and delete times;
 * whether a snapshot comes from memory or from disk, and its checkpoint flag: the server's choice, so any of the
-  recorded 0x01, 0x02, 0x05 and 0x06 will do, and what marker 2.2 says of disk snapshots counts where both are of disk;
-* whether a value is compressed, where HELLO lets the server choose: what it is uncompressed is compared;
+  recorded 0x01, 0x02, 0x05 and 0x06 is valid, and what marker 2.2 says of disk snapshots counts if both are from disk;
+* whether a value is compressed, if HELLO lets the server choose: the uncompressed values are compared;
 * nru, a hint for a cache that the node does not have;
-* the values of error answers, which are texts, or the cluster config that may come with NOT_MY_VBUCKET; but where both
+* the values of error answers, which are texts, or the cluster config that may come with NOT_MY_VBUCKET; but if both
   have one, they have the same datatype;
 * the order of the features in a HELLO answer, and of the scopes and collections in a manifest;
-* where the fields of a system event lie in its FlatBuffers table: what they say is compared;
-* the ids of range scans (requests that carry a recorded one are sent with the node's);
-* noops, which come by the clock.
+* the position of a system event's fields in its FlatBuffers table: their contents are compared;
+* the ids of range scans (requests that contain a recorded one are sent with the node's);
+* noops, which depend on the clock.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from headwater.protocol.values import Datatype, decompress
 from support.recorded_sessions import RecordedFrame
 
 USER, PASSWORD = "@admin", "password"
-"""As in the recorded logins."""
+"""The credentials of the recorded logins."""
 ANSWER_S_MAX = 20.0
 QUIET_S = 0.02
-"""How long nothing may come where the transcript shows nothing."""
+"""How long nothing may arrive if the transcript shows nothing."""
 SNAPSHOT_FLAGS = frozenset({0x01, 0x02, 0x05, 0x06})
 
 
@@ -58,7 +58,7 @@ class RawConnection:
 
     def close(self) -> None:
         with suppress(OSError):
-            # Wakes a thread that reads.
+            # Wakes a thread that is reading.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -66,7 +66,7 @@ class RawConnection:
         self._socket.sendall(data)
 
     def frame(self) -> Frame:
-        """The next frame that is not a noop."""
+        """Return the next frame that is not a noop."""
         while (frame := self._frames.next_frame()) is None or _is_noop(frame):
             if frame is None:
                 data = self._socket.recv(1 << 16)
@@ -83,7 +83,7 @@ class RawConnection:
         self.call(SelectBucket(key=b"default"))
 
     def assert_quiet(self) -> None:
-        """Nothing more has come."""
+        """Check that nothing more has arrived."""
         self._socket.settimeout(QUIET_S)
         try:
             self._frames.receive_data(self._socket.recv(1 << 16))
@@ -111,22 +111,22 @@ def _is_noop(frame: Frame) -> bool:
 
 @dataclass(slots=True)
 class Replay:
-    """One session against one node. Subclasses put back what a transcript leaves out."""
+    """One session against one node. Subclasses add what a transcript leaves out."""
 
     address: Address
     stack: ExitStack
     missing: frozenset[int] = frozenset()
     """The lines of frames that the node does not send."""
     more: Mapping[int, tuple[Opcode, ...]] = field(default_factory=dict)
-    """What the node sends beside: behind the frame of this line."""
+    """What the node sends in addition, after the frame of this line."""
     other: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """The fields that differ in the frame of this line."""
     skipped: Mapping[int, str] = field(default_factory=dict)
-    """The lines of requests and answers that are not played, each with the reason."""
+    """The lines of requests and answers that are not replayed, each with the reason."""
     interleaved: frozenset[str] = frozenset()
-    """The connections on which streams cross with one another and with requests: only each opaque has an order."""
+    """The connections on which streams interleave with each other and with requests: only each opaque has an order."""
     early: dict[str, list[Frame]] = field(default_factory=dict)
-    """By connection: frames of other opaques that came before the one that was expected."""
+    """By connection: frames of other opaques that arrived before the expected one."""
     closes_as_recorded: bool = True
     """Whether the node closes connections where the server did."""
     connections: dict[str, RawConnection] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class Replay:
             if frame.closes and self.closes_as_recorded:
                 assert self.connections[frame.connection].is_closed_by_the_node(), str(frame)
             elif frame.line == last_lines[frame.connection]:
-                # The recorder has looked no further, so what comes of streams that are still open is not compared.
+                # The recording ends here, so what streams that are still open send is not compared.
                 self.finish_request(frame.connection)
                 self.connections[frame.connection].assert_quiet()
                 assert not self.early.get(frame.connection), self.early
@@ -158,16 +158,16 @@ class Replay:
     # --- what a transcript leaves out -----------------------------------------------------------------------------
 
     def put_back(self, frame: RecordedFrame) -> None:
-        """What was sent between the shown frames: before this one."""
+        """Send what was sent between the shown frames, before this one."""
 
     def begin(self, connection: RawConnection, frame: RecordedFrame) -> None:
-        """What was sent on a new connection before its first frame."""
+        """Send what was sent on a new connection before its first frame."""
 
     def before_sending(self, frame: RecordedFrame) -> None:
-        """Time that passed before this frame."""
+        """Let the time pass that passed before this frame."""
 
     def as_sent(self, frame: RecordedFrame) -> bytes:
-        """The request with the node's vbuuid and bucket in place of the recorded ones."""
+        """Return the request with the node's vbuuid and bucket instead of the recorded ones."""
         data = bytes(frame.data)
         if data[1] == Opcode.SELECT_BUCKET:
             return SelectBucket(key=b"default", opaque=int.from_bytes(data[12:16])).encode()
@@ -180,7 +180,7 @@ class Replay:
         return data
 
     def _with_vbuuid(self, data: bytes) -> bytes:
-        """The description of a scan with the node's vbuuid, which it has as a decimal string."""
+        """Return the description of a scan with the node's vbuuid, which it contains as a decimal string."""
         members = json.loads(data[24:])
         required = members.get("snapshot_requirements")
         recorded = b"" if required is None else int(required["vb_uuid"]).to_bytes(8)
@@ -191,17 +191,17 @@ class Replay:
         return data[:8] + len(value).to_bytes(4) + data[12:24] + value
 
     def answered(self, request: RecordedFrame) -> None:
-        """The request has got its answer."""
+        """Note that the request has got its answer."""
 
     def finish_request(self, name: str) -> None:
-        """The request that waits on this connection has got its answers, if any."""
+        """Note that the pending request of this connection has got its answers, if any."""
 
     def as_expected(self, expected: Frame, recorded: RecordedFrame, request: RecordedFrame | None) -> Frame:
-        """The recorded frame as the node is to send it, and the request if it is an answer."""
+        """Return the recorded frame as the node must send it. `request` is set if the frame is an answer."""
         return expected
 
     def is_beside(self, got: Frame, expected: Frame) -> bool:
-        """Whether the node may send a frame that the server did not, in front of this one."""
+        """Return whether the node may send a frame that the server did not send, before this one."""
         return False
 
     # --- playing --------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class Replay:
         self._take_more(recorded)
 
     def _frame(self, name: str, opaque: int) -> Frame:
-        """The next frame, or the next of this opaque."""
+        """Return the next frame, or the next of this opaque."""
         connection = self.connections[name]
         if name not in self.interleaved:
             return connection.frame()
@@ -288,12 +288,12 @@ def has_failover_log(frame: Frame) -> bool:
 
 
 def _is_disk_marker(frame: Frame) -> bool:
-    """Whether this is a marker 2.2: memory snapshots have none."""
+    """Return whether this is a marker 2.2: memory snapshots have none."""
     return frame.magic.is_request and frame.opcode == Opcode.DCP_SNAPSHOT_MARKER and frame.extras == b"\x02"
 
 
 def normalised(frame: Frame) -> dict[str, Any]:
-    """The fields that have to be equal."""
+    """Return the fields that must be equal."""
     if frame.datatype & Datatype.SNAPPY:
         frame = replace(frame, value=decompress(frame.value), datatype=frame.datatype & ~Datatype.SNAPPY)
     fields: dict[str, Any] = {
@@ -323,7 +323,7 @@ def normalised(frame: Frame) -> dict[str, Any]:
 def _normalised_request(frame: Frame) -> dict[str, Any]:
     extras = frame.extras
     if frame.opcode == Opcode.DCP_SNAPSHOT_MARKER:
-        # In version 1 the extras have it all, in version 2 the value.
+        # In version 1 the extras have all fields, in version 2 the value has them.
         marker = extras if len(extras) == 20 else frame.value
         flags = int.from_bytes(marker[16:20])
         start, end = int.from_bytes(marker[:8]), int.from_bytes(marker[8:16])

@@ -1,8 +1,8 @@
-"""Two nodes, and what stands between them: a proxy that passes bytes from a producer connection to a consumer one.
+"""Two nodes, and a proxy between them that forwards bytes from a producer connection to a consumer connection.
 
-No sockets, clocks that stand still, nothing durable unless a test says so or lets the link run. What the proxy itself
-asked for, such as add-stream, it keeps the answers to; everything else goes to the other side as it is, if a real
-server there would take it (`support.strict_server`).
+No sockets, stopped clocks, nothing durable unless a test says so or runs the link. The proxy keeps the answers to
+its own requests, such as add-stream; everything else goes to the other side unchanged, if a real server there would
+accept it (`support.strict_server`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PRODUCER_FLAGS = (
     | OpenFlags.INCLUDE_DELETE_TIMES
     | OpenFlags.INCLUDE_DELETED_USER_XATTRS
 )
-"""Without any of these a copy would not hold all that the source does."""
+"""If one of these is missing, a copy does not hold everything that the source does."""
 NO_STREAM_FLAGS = StreamFlags(0)
 ROUNDS_MAX = 1000
 WITH_EVERY_VERSION = pytest.mark.parametrize("replica", ["8.0.2"], indirect=True)
@@ -55,7 +55,7 @@ _PROXY_OPCODES = frozenset({Opcode.DCP_ADD_STREAM, Opcode.DCP_CLOSE_STREAM, Opco
 
 
 class Receiver:
-    """The proxy's end of a connection on which the node is the consumer. Speaks bytes, and checks none of them."""
+    """The proxy's end of a connection on which the node is the consumer. Exchanges bytes, and checks none of them."""
 
     def __init__(self, world: World, *, features: tuple[Feature, ...] = COLLECTIONS, name: str = "replication") -> None:
         self.world = world
@@ -91,7 +91,7 @@ class Receiver:
             self.close()
 
     def data(self) -> bytes:
-        """What the node sends now."""
+        """Return what the node sends now."""
         data = b""
         while piece := self.session.data_to_send():
             data += piece
@@ -101,7 +101,7 @@ class Receiver:
         return decode_frames(self.data())
 
     def received(self) -> list[Message]:
-        """What the node sends now, but for its controls, which come before its first stream request."""
+        """Return what the node sends now, except its controls, which precede its first stream request."""
         messages = [decode_message(frame, self.negotiated) for frame in self.frames()]
         self.controls += [message for message in messages if isinstance(message, Control)]
         return [message for message in messages if not isinstance(message, Control)]
@@ -114,7 +114,7 @@ class Receiver:
 class Link:
     """A producer connection of one node joined to a consumer connection of another.
 
-    What real servers of `version` refuse on either side is raised.
+    Raises for anything that real servers of `version` refuse on either side.
     """
 
     version: ServerVersion = V8_0_2
@@ -124,7 +124,7 @@ class Link:
         self.target = target
         self.answers: list[Message] = []
         self.passed: list[Message] = []
-        """What the producer has sent, for tests that look at the wire."""
+        """What the producer has sent, for tests that inspect it."""
         self.receiver = Receiver(target, name=name)
         self.producer: Consumer = source.consumer(flags=PRODUCER_FLAGS, features=COLLECTIONS, name=name)
         self.receiver.open(value=value)
@@ -136,7 +136,7 @@ class Link:
         self.receiver.send(AddStream(vbucket=VBucketId(vbucket), flags=flags, opaque=opaque))
 
     def add(self, vbucket: int = VBUCKET, flags: StreamFlags = NO_STREAM_FLAGS) -> int:
-        """Add a stream and run until all is quiet. Returns the stream's opaque."""
+        """Add a stream and run until nothing is sent any more. Returns the stream's opaque."""
         self.add_stream(vbucket, flags)
         self.run()
         answer = self.answers.pop()
@@ -150,19 +150,19 @@ class Link:
         return answer.status
 
     def close_stream(self, vbucket: int = VBUCKET) -> None:
-        """As the proxy does it: first at the producer, then at the consumer."""
+        """Close a stream like the proxy does: first at the producer, then at the consumer."""
         close = CloseStream(vbucket=VBucketId(vbucket), opaque=7)
         self.producer.send(close)
         self.receiver.send(close)
 
     def cut(self) -> None:
-        """Both connections are gone, with what was on its way."""
+        """Break both connections, and lose what is in transit."""
         self.receiver.close()
         self.producer.session.disconnected()
         self.producer.is_closed = True
 
     def step(self, bytes_max: int = 1 << 20) -> bool:
-        """Pass on what there is. Returns whether there was anything."""
+        """Forward what was sent. Returns whether there was anything."""
         to_target = self._from_producer(bytes_max)
         if to_target and not self.receiver.is_closed:
             self.receiver.send(to_target)
@@ -172,7 +172,7 @@ class Link:
         return bool(to_target or to_source)
 
     def run(self) -> None:
-        """Until nobody has anything to say. Everything becomes durable."""
+        """Run until neither side sends anything. Everything becomes durable."""
         for _ in range(ROUNDS_MAX):
             moved = self.step()
             self.source.commit()
@@ -209,7 +209,7 @@ class Link:
 
 
 def make_replica(world: World, number: int = 1) -> None:
-    """Make all vbuckets of a node copies, with branches that no other node has made up."""
+    """Make all vbuckets of a node replicas, with branches that no other node has created."""
     world.node._vbuuids += 0x1_0000 * number
     for vbucket in range(len(world.bucket.vbuckets)):
         world.set_state(VBucketState.REPLICA, vbucket)
@@ -220,12 +220,12 @@ def make_replica(world: World, number: int = 1) -> None:
 
 
 def change_log(bucket: Bucket, vbucket: int = VBUCKET, *, after_seqno: int = 0) -> bytes:
-    """All durable changes of a vbucket as they are stored."""
+    """Return all durable changes of a vbucket as they are stored."""
     return b"".join(run.tobytes() for run in bucket.runs(vbucket, after_seqno=after_seqno))
 
 
 def documents(bucket: Bucket, vbucket: int = VBUCKET) -> dict[tuple[int, bytes], Any]:
-    """The newest version of every document, read through the index."""
+    """Return the newest version of every document, read through the index."""
     found: dict[tuple[int, bytes], Any] = {}
     for frame in decode_frames(change_log(bucket, vbucket)):
         if frame.opcode in (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION):
@@ -236,7 +236,7 @@ def documents(bucket: Bucket, vbucket: int = VBUCKET) -> dict[tuple[int, bytes],
     return found
 
 
-# Durable writes in a world without sockets: a writer, the topology of its vbucket, and replicas played by hand.
+# Durable writes in a world without sockets: a writer, the topology of its vbucket, and replicas that tests control.
 
 
 ACTIVE, REPLICA, SECOND = "node-a", "node-b", "node-c"
@@ -245,7 +245,7 @@ REPLICA_FLAGS = OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS | OpenFlags.INCLUD
 
 
 def set_topology(world: World, *chains: list[str | None], state: VBucketState = VBucketState.ACTIVE) -> None:
-    """Tell the vbucket who has copies of it, as the cluster does."""
+    """Set the nodes that have copies of the vbucket, as the cluster does."""
     value = json.dumps({"topology": chains or None}).encode()
     writer(world).succeed(SetVBucket(vbucket=VBUCKET, state=state, value=value))
 
@@ -265,13 +265,13 @@ def plain(kind: type[Any], key: str = "k", **fields: Any) -> Any:
 
 
 def value_of(world: World, key: str = "k") -> bytes | None:
-    """What a reader gets."""
+    """Return what a reader gets."""
     answer: Any = writer(world).call(plain(Get, key))
     return answer.value if answer.status == Status.SUCCESS else None
 
 
 def answers(client: Client) -> list[Response]:
-    """What a client has got by now. What was decided is made durable first."""
+    """Return what a client has received so far. Decisions are made durable first."""
     client.node.commit()
     client.send(b"")
     return client.received()
@@ -293,7 +293,7 @@ class PlayedReplica:
         return self.consumer.stream(**fields)
 
     def brief(self) -> list[str]:
-        """What comes now that everything is durable."""
+        """Make everything durable, and return what the consumer then receives."""
         self.world.commit()
         return self.consumer.brief()
 
@@ -302,7 +302,7 @@ class PlayedReplica:
 
 
 def tick(world: World, seconds: float = 0) -> None:
-    """Let time pass, and let the node look at it."""
+    """Let time pass, and let the node react to it."""
     world.node.clock.advance(seconds)
     world.node.bucket_service.sync_writes.tick(world.node.service.now_s())
     world.commit()

@@ -1,4 +1,4 @@
-"""The SDK's cluster object, connected to a node for as long as a block of code runs."""
+"""The SDK's cluster object, connected to a node while a block of code runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def connected(url: str, user: str, password: str) -> Iterator[Cluster]:
         cluster.close()
 
 
-# An application that writes through the PyPI package `couchbase`, and remembers what it was told.
+# An application that writes with the PyPI package `couchbase`, and records the acknowledgements.
 
 
 THREADS = 4
@@ -39,14 +39,14 @@ _READY = timedelta(seconds=30)
 
 
 class SdkWriter:
-    """Writes documents in turns until the `with` block ends. Every thread has documents of its own."""
+    """Writes documents in turns until the `with` block ends. Every thread has its own documents."""
 
     def __init__(self, url: str, *, keys: int = 50, durability: Any = None, timeout_s: float = 10.0) -> None:
         self.acknowledged: dict[str, int] = {}
-        """The highest version of each document that the cluster has said it has."""
+        """The highest version of each document that the cluster has acknowledged."""
         self.failures: list[str] = []
         self.longest_pause_s = 0.0
-        """The longest that one write took."""
+        """The longest duration of one write."""
         self._url = url
         self._keys = keys
         self._durability = durability
@@ -67,7 +67,7 @@ class SdkWriter:
         await asyncio.to_thread(self._cluster.close)
 
     def _start(self) -> None:
-        # What the SDK has queued for a node that dies waits there until its time is up, whatever the config says.
+        # Requests that the SDK has queued for a dying node wait there until they time out, whatever the config says.
         timeouts = ClusterTimeoutOptions(kv_timeout=self._timeout, kv_durable_timeout=self._timeout)
         options = ClusterOptions(PasswordAuthenticator(USER, PASSWORD), timeout_options=timeouts)
         self._cluster = Cluster(self._url, options)
@@ -86,7 +86,7 @@ class SdkWriter:
         return sum(self._written)
 
     async def missing(self) -> list[str]:
-        """The acknowledged writes that are not there, read through the same client."""
+        """Return the acknowledged writes that are missing, read through the same client."""
         return await asyncio.to_thread(self._missing)
 
     def _missing(self) -> list[str]:

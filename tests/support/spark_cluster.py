@@ -1,4 +1,4 @@
-"""The bucket of a cluster, for landings: writes go to the node of their vbucket, and follow it."""
+"""The bucket of a cluster, for landings: writes go to the node of their vbucket, and follow its moves."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ClusterBucket(SourceBucket):
         return self._map
 
     def vbuckets_on(self, node: int) -> list[int]:
-        """Those that are active there."""
+        """Return the vbuckets that are active on a node."""
         self.close()
         address = self.cluster.nodes[node].address
         return [v for v in range(VBUCKETS) if self.map.nodes[self.map.active_node(v)] == address]

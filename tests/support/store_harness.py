@@ -1,6 +1,6 @@
-"""Buckets to try things on: a clock that stands still, engines that fail on demand, and what a bucket holds as values.
+"""Buckets for experiments: a stopped clock, engines that fail on demand, and the contents of a bucket as values.
 
-What is checked here is read through the bucket's own ways in (`find`, `read`, `runs`), never out of its insides.
+Checks read a bucket only through its own methods (`find`, `read`, `runs`), never from its internals.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headwater.store.vbuckets import Retention
 START_S = 1_800_000_000
 SECRET = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
 NOTHING_KEPT = Retention(history_s=0, history_bytes=0, purge_age_s=0)
-"""Keep what has to be kept. Deletions have to be a second old to go."""
+"""Keep only what must be kept. Deletions must be a second old to be purged."""
 EVERYTHING_KEPT = Retention(history_s=10**9, history_bytes=2**60, purge_age_s=10**9)
 
 
@@ -52,12 +52,12 @@ class Clock:
 
 
 class FailingEngine:
-    """Passes everything on until it is set to fail: writes then have no effect."""
+    """Forwards everything until it is set to fail: writes then have no effect."""
 
     def __init__(self, inner: Engine, *, writes_left: int | None = None) -> None:
         self.inner = inner
         self.writes_left = writes_left
-        """None for no end."""
+        """None for no limit."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -77,7 +77,7 @@ def new_bucket(
     vbuckets: int = 4,
     state: VBucketState | None = VBucketState.ACTIVE,
 ) -> Bucket:
-    """A bucket whose vbuckets all have one state; with None there are none yet."""
+    """Return a bucket whose vbuckets all have one state; with None it has none yet."""
     facts = BucketFacts(name="default", uuid="0" * 32, vbuckets=vbuckets)
     bucket = create_bucket(engine or MemoryEngine(), facts, environment=(clock or Clock()).environment(), secret=SECRET)
     if state is not None:
@@ -88,7 +88,7 @@ def new_bucket(
 
 
 def reopened(bucket: Bucket, engine: Engine | None = None) -> Bucket:
-    """The bucket as another process would find it: nothing is closed, so nothing that is not durable is there."""
+    """Return the bucket as another process would find it: it was not closed, so only durable changes are in it."""
     return open_bucket(engine or bucket.engine, environment=bucket.environment, secret=(SECRET[1], SECRET[0]))
 
 
@@ -117,7 +117,7 @@ def remove(bucket: Bucket, vbucket: int, key: bytes, *, collection_id: int = DEF
 
 
 def compaction_steps(bucket: Bucket, vbucket: int, retention: Retention = NOTHING_KEPT) -> Iterator[Compacted]:
-    """Compact a vbucket, a step at a time."""
+    """Compact a vbucket, one step at a time."""
     after: Seqno | None = Seqno(0)
     while after is not None:
         compacted = compact_vbucket(bucket, vbucket, retention, after_seqno=after)
@@ -128,11 +128,11 @@ def compaction_steps(bucket: Bucket, vbucket: int, retention: Retention = NOTHIN
 
 
 def compact(bucket: Bucket, vbucket: int, retention: Retention = NOTHING_KEPT) -> int:
-    """All steps over a vbucket. Returns how many bytes were dropped."""
+    """Run all steps over a vbucket. Returns how many bytes were dropped."""
     return sum(compacted.dropped_bytes for compacted in compaction_steps(bucket, vbucket, retention))
 
 
-# --- looking ------------------------------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------------------------
 
 
 def facts_of(bucket: Bucket, vbucket: int) -> VBucketFacts:
@@ -142,12 +142,12 @@ def facts_of(bucket: Bucket, vbucket: int) -> VBucketFacts:
 
 
 def branches(bucket: Bucket, vbucket: int = 0) -> list[tuple[int, int]]:
-    """The vbuuids and seqnos of the failover log, newest first."""
+    """Return the vbuuids and seqnos of the failover log, newest first."""
     return [(entry.vbuuid, entry.seqno) for entry in facts_of(bucket, vbucket).failover_log.entries]
 
 
 def get(bucket: Bucket, vbucket: int, key: bytes, *, collection_id: int = DEFAULT_COLLECTION) -> Document | None:
-    """A document, or its tombstone, as a client gets it. The index must agree with what is stored."""
+    """Return a document, or its tombstone, as a client gets it. The index must match what is stored."""
     entry = bucket.find(vbucket, CollectionId(collection_id), key)
     if entry is None:
         return None
@@ -159,13 +159,13 @@ def get(bucket: Bucket, vbucket: int, key: bytes, *, collection_id: int = DEFAUL
 
 
 def value_of(bucket: Bucket, vbucket: int, key: bytes, *, collection_id: int = DEFAULT_COLLECTION) -> bytes | None:
-    """The value of a document that is there."""
+    """Return the value of an existing document."""
     document = get(bucket, vbucket, key, collection_id=collection_id)
     return None if document is None or document.is_deleted else document.value
 
 
 def changes_of(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> list[Message]:
-    """The durable changes, in order."""
+    """Return the durable changes, in order."""
     runs = [run.tobytes() for run in bucket.runs(vbucket, after_seqno=after_seqno)]
     assert all(runs), "a run is never empty"
     return [decode_message(frame, WITH_COLLECTIONS) for frame in decode_frames(b"".join(runs))]
@@ -180,7 +180,7 @@ def events_of(bucket: Bucket, vbucket: int) -> list[SystemEvent]:
 
 
 def state_of(bucket: Bucket, vbucket: int) -> dict[tuple[int, bytes], Document]:
-    """Every document, and every tombstone, that is durable or was before something newer came."""
+    """Return every document and every tombstone whose key has a durable change."""
     keys = {
         (change.collection_id or 0, change.key)
         for change in changes_of(bucket, vbucket)
@@ -191,7 +191,7 @@ def state_of(bucket: Bucket, vbucket: int) -> dict[tuple[int, bytes], Document]:
 
 
 def check_counts(bucket: Bucket) -> None:
-    """What is counted is what is there: superseded changes, and documents."""
+    """Check that the counters match the contents: superseded changes, and documents."""
     live = 0
     for vbucket in range(len(bucket.vbuckets)):
         if not bucket.vbuckets.exists(vbucket):
@@ -207,8 +207,8 @@ def check_counts(bucket: Bucket) -> None:
 def stopped_everywhere(
     prepare: Callable[[FailingEngine], Bucket], action: Callable[[Bucket], object]
 ) -> Iterator[tuple[Bucket, bool]]:
-    """Prepare a bucket and do something to it, again and again: stopped before the first write to the engine, before
-    the second, and so on until it comes to its end. Gives the bucket as it then is, and whether it was the end."""
+    """Prepare a bucket and do something to it, repeatedly: stopped before the first write to the engine, before the
+    second, and so on until it completes. Yields the bucket in its state then, and whether the action completed."""
     writes_left = 0
     while True:
         engine = FailingEngine(MemoryEngine())

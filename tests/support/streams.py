@@ -1,8 +1,8 @@
-"""What a DCP consumer holds after applying its streams, and the check of every frame on the way there.
+"""The state of a DCP consumer after applying its streams, and checks of every frame.
 
-The documents have numbers: `key::00000042` is number 42, and a value begins with the version that its writer gave it.
-So the state of a consumer is a few arrays, and a kernel can apply a thousand streams to them at little cost. It judges
-the producer and shares no code with it, nor with the codec.
+The documents have numbers: `key::00000042` is number 42, and a value begins with the version that its writer gave
+it. So the state of a consumer is a few arrays, and a kernel can apply a thousand streams to them at little cost. It
+judges the producer, and shares no code with it or with the codec.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Fault(IntEnum):
     NOT_OPEN = 2
     """A message for a stream that is not open."""
     UNKNOWN = 3
-    """A frame that has no place in these streams."""
+    """A frame that is not allowed in these streams."""
     MARKER_TOO_EARLY = 4
-    """A snapshot begins before the last one has come to its end."""
+    """A snapshot begins before the last one has ended."""
     MARKER_GOES_BACK = 5
     SEQNO_NOT_RISING = 6
     OUTSIDE_SNAPSHOT = 7
@@ -73,19 +73,19 @@ class Fault(IntEnum):
     """Two versions of a document in one snapshot."""
     WRONG_VBUCKET = 9
     DAMAGED = 10
-    """A key, value or length that nobody has written."""
+    """A key, value or length that the writer can't have written."""
 
 
 @dataclass(slots=True)
 class CheckedStreams:
-    """The streams of one connection, one a vbucket, and the documents they have made."""
+    """The streams of one connection, one per vbucket, and the documents that result from them."""
 
     vbucket_of_document: np.ndarray
     vbuckets: int
     streams: np.ndarray = field(init=False)
-    """A row a vbucket, see the columns below."""
+    """One row per vbucket; see the columns below."""
     documents: np.ndarray = field(init=False)
-    """A row a document, see the columns below."""
+    """One row per document; see the columns below."""
     changes: int = 0
     deletions: int = 0
     snapshots: int = 0
@@ -95,7 +95,7 @@ class CheckedStreams:
         self.documents = np.zeros((len(self.vbucket_of_document), DOCUMENT_COLUMNS), dtype=np.uint64)
 
     def receive(self, data: np.ndarray) -> Received:
-        """Apply all complete frames, or raise what is wrong with one."""
+        """Apply all complete frames, or raise if one is wrong."""
         counts = np.zeros(COUNTS, dtype=np.int64)
         consumed, fault, at = _apply(data, self.streams, self.documents, self.vbucket_of_document, counts)
         if fault:
@@ -117,7 +117,7 @@ class CheckedStreams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What a buffer held apart from changes."""
+    """What a buffer contained besides changes."""
 
     consumed_bytes: int
     flow_control_bytes: int
@@ -129,11 +129,11 @@ class Received:
 PHASE, PASSED, SNAPSHOT_START, SNAPSHOT_END, ORDINAL, VBUUID, END_REASON = range(7)
 STREAM_COLUMNS = 7
 REQUESTED, OPEN, IN_SNAPSHOT, ENDED = range(4)
-"""The phases of a stream. `OPEN` has not got a marker since it was opened."""
+"""The phases of a stream. `OPEN` has not received a marker since it was opened."""
 
 SEQNO, CAS, VERSION, LAST_ORDINAL = range(4)
 DOCUMENT_COLUMNS = 4
-"""The version is 0 for a document that is deleted or was never there."""
+"""The version is 0 for a document that is deleted or never existed."""
 
 CHANGES, DELETIONS, SNAPSHOTS, NOOPS, NOOP_OPAQUE, ENDS, FLOW_CONTROL_BYTES = range(7)
 COUNTS = 7
@@ -151,7 +151,7 @@ def _load(data: Any, at: int, size: int) -> Any:
 
 @njit(cache=True)
 def _digits(data: Any, at: int, count: int) -> int:
-    """A decimal number, or -1 where there is none."""
+    """Return a decimal number, or -1 if there is none."""
     number = 0
     for byte in data[at : at + count]:
         if byte < 48 or byte > 57:
@@ -263,7 +263,7 @@ def _apply(  # noqa: C901 - one flat loop: every rule stands where the frame it 
     return at, 0, at
 
 
-# Many DCP consumers on one selector: fast ones, slow ones, with and without flow control and collections.
+# Many DCP consumers on one selector: fast and slow ones, with and without flow control and collections.
 
 
 BUFFER_BYTES = 256 * 1024
@@ -279,8 +279,8 @@ class Manner:
     rest_s: float = 0.0
     """How long it sleeps after each read."""
     receive_buffer_bytes: int = 0
-    """Of its socket; 0 for what the system gives. One smaller than loopback's segments of 64 KiB makes TCP itself
-    crawl, at a few KiB each 0.2 s, for as long as the connection lives."""
+    """The receive buffer of its socket; 0 for the system's default. One smaller than loopback's segments of 64 KiB
+    makes TCP itself crawl, at a few KiB per 0.2 s, for as long as the connection lives."""
     flow_control_bytes: int = 0
     """Its connection buffer, of which it acknowledges halves; 0 for no flow control."""
     knows_collections: bool = True
@@ -291,7 +291,7 @@ class Manner:
 
 
 class Consumer:
-    """One connection with a stream of each vbucket, or of each up to what is there now."""
+    """One connection with a stream of each vbucket, either endless or up to the current seqno."""
 
     def __init__(
         self, node: NodeProcess, name: str, manner: Manner, state: CheckedStreams, flags: StreamFlags | None = None
@@ -300,7 +300,7 @@ class Consumer:
         self.manner = manner
         self.state = state
         self.is_in_a_hurry = False
-        """A slow consumer that wants to get to the end."""
+        """Whether a slow consumer should catch up without pauses."""
         self.received_bytes = 0
         self.reopened = 0
         self._flags = StreamFlags(0) if flags is None else flags
@@ -327,7 +327,7 @@ class Consumer:
         return connection.sock
 
     def _request(self, vbucket: int) -> bytes:
-        """Ask for a stream from where this consumer is."""
+        """Request a stream from this consumer's position."""
         stream = self.state.streams[vbucket]
         stream[PHASE] = REQUESTED
         passed = Seqno(int(stream[PASSED]))
@@ -342,7 +342,7 @@ class Consumer:
         ).encode()
 
     def read(self) -> None:
-        """Take what is there, or a little of it; answer what has to be answered."""
+        """Read what has arrived, or a part of it, and send the necessary answers."""
         room = len(self._buffer) - self._filled
         size = room if self.is_in_a_hurry else min(self.manner.read_bytes, room)
         received = self.sock.recv_into(self._buffer[self._filled : self._filled + size])
@@ -364,7 +364,7 @@ class Consumer:
             assert self.sock.send(answers) == len(answers), "a few bytes always fit"
 
     def _reopen(self) -> bytes:
-        """A stream may end because its snapshot has been compacted away under a slow consumer, and for nothing else."""
+        """Reopen ended streams. The only valid reason is that a slow consumer's snapshot has been compacted away."""
         requests = []
         for vbucket in np.flatnonzero(self.state.streams[:, PHASE] == ENDED).tolist():
             reason = StreamEndReason(int(self.state.streams[vbucket, END_REASON]))
@@ -383,7 +383,7 @@ class Consumer:
         return bool((self.state.streams[:, PHASE] == ENDED).all())
 
     def describe(self, stored: CheckedStreams) -> str:
-        """What a test tells where this consumer does not get to the end."""
+        """Describe the state of a consumer that does not reach the end, for the error of a test."""
         behind = np.flatnonzero(self.passed != stored.streams[:, PASSED])
         return (
             f"{self.name}: {self.manner}, {self.received_bytes} bytes received, {self._filled} of them not applied, "
@@ -396,7 +396,7 @@ class Consumer:
 
 
 class Selection:
-    """Serves consumers: a fast one whenever it has something to read, a slow one after its rest."""
+    """Serves consumers: a fast one whenever it has something to read, a slow one after its pause."""
 
     def __init__(self, consumers: list[Consumer]) -> None:
         self._selector = selectors.DefaultSelector()

@@ -1,10 +1,10 @@
-"""A node made to speak as strictly as a real server does, by what stands in front of it.
+"""A node that is as strict as a real server, because of a checker in front of it.
 
-Everything is passed on, in both directions, but for what that server would not take: that is answered with its status,
-or the connection is closed, as recorded (`tests/vectors/sessions`) or as its sources say, and noted in `faults`. What
-only newer servers know is refused without a fault: a peer has to do without.
+Everything is forwarded, in both directions, except what that server would not accept: this gets the server's status
+as its answer, or closes the connection, as recorded (`tests/vectors/sessions`) or as the server's sources say, and
+is noted in `faults`. What only newer servers know is refused without a fault: a peer must manage without it.
 
-It is a checker: it comes to its own conclusions from the bytes of the frames, and uses none of the node's decisions.
+It is a checker: it draws its own conclusions from the bytes of the frames, and uses none of the node's decisions.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ V8_0_2 = ServerVersion(
 
 
 class Refused(Exception):
-    """An answer with this status, and the connection stays."""
+    """The frame is answered with this status, and the connection stays open."""
 
     def __init__(self, reason: str, status: Status = Status.EINVAL) -> None:
         super().__init__(reason)
@@ -71,12 +71,12 @@ class Refused(Exception):
 
 
 class HungUp(Exception):
-    """The connection is closed without a word."""
+    """The connection is closed without an answer."""
 
 
 @dataclass(slots=True)
 class ReceivedVBucket:
-    """What a consumer has of a stream."""
+    """A consumer's state of a stream."""
 
     seqno: int
     start: int = 0
@@ -88,7 +88,7 @@ class ReceivedVBucket:
 
 @dataclass(slots=True)
 class SentVBucket:
-    """What a producer knows of a stream."""
+    """A producer's state of a stream."""
 
     seqno: int = 0
     acknowledged_seqno: int = 0
@@ -96,7 +96,7 @@ class SentVBucket:
 
 @dataclass(slots=True)
 class StrictConnection:
-    """The rules of one connection. Both methods return whether the frame is passed on."""
+    """The rules of one connection. Both methods return whether to forward the frame."""
 
     version: ServerVersion = V8_0_2
     features: frozenset[int] = frozenset()
@@ -108,7 +108,7 @@ class StrictConnection:
     sent: dict[int, SentVBucket] = field(default_factory=dict)
 
     def check_from_peer(self, frame: Frame) -> bool:
-        """A frame on its way to the node."""
+        """Check a frame that is sent to the node."""
         if not frame.magic.is_request:
             return True
         if frame.opcode == Opcode.DCP_OPEN:
@@ -120,7 +120,7 @@ class StrictConnection:
         elif frame.opcode == Opcode.DCP_SEQNO_ACKNOWLEDGED:
             self._check_acknowledgement(frame)
         elif self.is_consumer and self._has_sync_writes and frame.opcode in NEVER_FOR_REPLICAS:
-            # Without sync writes a producer can't tell a replica from another consumer.
+            # Without sync writes, a producer can't distinguish a replica from other consumers.
             raise Refused(f"{frame.opcode_name} for a consumer", Status.UNKNOWN_COMMAND)
         elif self.is_consumer and frame.opcode in FROM_PRODUCERS:
             self._check_stream_message(frame)
@@ -129,7 +129,7 @@ class StrictConnection:
         return True
 
     def check_from_node(self, frame: Frame) -> bool:
-        """A frame of the node's."""
+        """Check a frame that the node has sent."""
         if frame.opcode == Opcode.HELLO and not frame.magic.is_request:
             self.features = frozenset(int.from_bytes(frame.value[at : at + 2]) for at in range(0, len(frame.value), 2))
         if not frame.magic.is_request:
@@ -192,14 +192,14 @@ class StrictConnection:
         if not self._has_sync_writes:
             raise HungUp("an acknowledgement without sync writes")
         sent = self.sent[vbucket]
-        # A replica that resumes acknowledges once what it has: that may be more than this stream has sent.
+        # A replica that resumes acknowledges its state once, which may be beyond what this stream has sent.
         if seqno > sent.seqno and sent.seqno:
             raise HungUp(f"an acknowledgement of seqno {seqno}, which was not sent")
         if seqno <= sent.acknowledged_seqno:
             raise HungUp(f"seqno {seqno} acknowledged after {sent.acknowledged_seqno}")
         sent.acknowledged_seqno = seqno
 
-    # --- what a consumer takes ------------------------------------------------------------------------------------
+    # --- what a consumer accepts ----------------------------------------------------------------------------------
 
     def _check_stream_message(self, frame: Frame) -> None:
         vbucket = self.received.get(frame.specific)
@@ -237,7 +237,7 @@ class StrictConnection:
             high_prepared = int.from_bytes(value[44:52])
             if high_prepared and not (flags & DISK and start <= high_prepared <= end):
                 raise Refused(f"a high prepared seqno {high_prepared} of a snapshot {start}..{end}, flags {flags:#x}")
-        # A change between memory and disk begins a checkpoint as well.
+        # A change between memory and disk starts a new checkpoint as well.
         if flags & CHECKPOINT or flags & DISK or vbucket.flags & DISK:
             vbucket.checkpoint.clear()
         vbucket.start, vbucket.end, vbucket.flags = start, end, flags
@@ -284,7 +284,7 @@ class StrictConnection:
 
 
 def _seqno(frame: Frame) -> int:
-    """The seqno of a change. Commits and aborts have that of their prepare first."""
+    """Return the seqno of a change. In commits and aborts, the seqno of the prepare comes first."""
     at = 8 if frame.opcode in (Opcode.DCP_COMMIT, Opcode.DCP_ABORT) else 0
     return int.from_bytes(frame.extras[at : at + 8])
 
@@ -293,7 +293,7 @@ Check = Callable[[Frame], bool]
 
 
 class StrictServer:
-    """See the module. `async with StrictServer(node) as strict`, and connect to `strict.address`."""
+    """The server that the module describes. Use `async with StrictServer(node) as strict`, and `strict.address`."""
 
     def __init__(self, node: Address, version: ServerVersion = V8_0_2) -> None:
         self.node = node
@@ -333,7 +333,7 @@ class StrictServer:
     async def _pass(
         self, reader: asyncio.StreamReader, to: asyncio.StreamWriter, back: asyncio.StreamWriter, check: Check
     ) -> None:
-        """Until the reader is at its end, or the server would have closed the connection."""
+        """Forward until the reader ends, or the server would have closed the connection."""
         buffer = FrameBuffer()
         while data := await reader.read(1 << 16):
             buffer.receive_data(data)

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 
 class Traces:
-    """What was recorded. The types of the SDK have None where a span that has ended has none."""
+    """What was recorded. In the SDK's types, some attributes may be None that an ended span always has."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -18,5 +18,5 @@ class Traces:
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
 
     def spans(self, name: str | None = None) -> list[Any]:
-        """In the order in which they ended."""
+        """Return the spans in the order in which they ended."""
         return [span for span in self._exporter.get_finished_spans() if name in (None, span.name)]

@@ -1,10 +1,10 @@
-"""A writer whose writes have one order, and a checker that holds every version of the tables against it.
+"""A writer whose writes have one order, and a checker that compares every version of the tables with it.
 
-The writer has one document for each vbucket and collection. It writes them in turn, each write with the next number and
-acknowledged before the next begins: after write 17 the bucket is what writes 0 to 17 have left, and nothing else. So
-what a table holds is a state that the bucket had if it is what the writes up to its highest number have left.
+The writer has one document for each vbucket and collection. It writes them in turn, each write with the next number,
+and acknowledged before the next begins: after write 17, the bucket is exactly what writes 0 to 17 have left. So the
+contents of a table are a state of the bucket if they are what the writes up to its highest number have left.
 
-The checker reads logs and files with deltalake, and nothing of ours.
+The checker reads logs and files with deltalake, and uses none of our code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OTHER = "_default.other"
 
 
 class TurnWriter(Working):
-    """Writes without a pause while the `with` block lasts."""
+    """Writes without a pause until the `with` block ends."""
 
     def __init__(self, bucket: SourceBucket) -> None:
         super().__init__("turn writer", bucket)
@@ -52,7 +52,7 @@ class TurnWriter(Working):
         self.acknowledged_s.append(time.time())
 
     def newest(self, upto: int, turn: int) -> int:
-        """The last write of a turn among those up to a number."""
+        """Return the last write of a turn among those up to a number."""
         return upto - (upto - turn) % len(self.turns)
 
 
@@ -64,11 +64,11 @@ class Version:
     batch: int
     as_of_s: float | None
     rows: Mapping[str, int]
-    """By key: the number of the write that the document is of."""
+    """By key: the number of the write in the document."""
 
 
 def versions(folder: Path, collection: str) -> Iterator[Version]:
-    """All that the log has and that say which batch they are of."""
+    """Yield all versions in the log that say which batch they belong to."""
     path = folder / "documents" / collection
     for number in range((DeltaTable(path).version() or 0) + 1):
         lines = (path / "_delta_log" / f"{number:020}.json").read_text().splitlines()
@@ -86,13 +86,13 @@ def versions(folder: Path, collection: str) -> Iterator[Version]:
 
 @dataclass
 class CutChecker:
-    """Looks at every version of the tables, when the writer has stopped."""
+    """Checks every version of the tables, when the writer has stopped."""
 
     folder: Path
     writer: TurnWriter
     looked_at: int = 0
     torn: int = 0
-    """Versions that are no state that the bucket had."""
+    """The number of versions that are not a state that the bucket had."""
 
     def check(self, *, consistent: bool) -> None:
         tables = {collection: [*versions(self.folder, collection)] for collection in (DEFAULT, OTHER)}
@@ -101,7 +101,7 @@ class CutChecker:
                 if version.rows:
                     self._look(version.rows, self._turns(collection), version.as_of_s)
         for batch in sorted({version.batch for held in tables.values() for version in held if version.rows}):
-            # All collections of a batch: of each table the newest version that is of no later one.
+            # All collections of a batch: for each table, the newest version up to that batch.
             of_batch = {
                 collection: [version for version in held if version.batch <= batch][-1]
                 for collection, held in tables.items()
@@ -120,8 +120,8 @@ class CutChecker:
         return [turn for turn, (_, of) in enumerate(self.writer.turns) if of == collection]
 
     def _look(self, rows: Mapping[str, int], turns: Sequence[int], as_of_s: float | None) -> None:
-        """The sentence of the guide: every vbucket is as it was at some time, and what was acknowledged before
-        `as_of` is there."""
+        """Check the guide's promise: every vbucket is as it was at some time, and has everything that was
+        acknowledged before `as_of`."""
         numbers = [rows.get(self.writer.turns[turn][0], -1) for turn in turns]
         acknowledged = self.writer.acknowledged_s
         for turn, number in zip(turns, numbers, strict=True):

@@ -1,7 +1,7 @@
-"""A small Unity Catalog server on loopback. The real one is for Java, and in no registry that tests may use.
+"""A small Unity Catalog server on loopback. The real one needs Java, and is in no registry that tests may use.
 
-It answers the requests of Headwater as version 2.1 of the API says (`api/all.yaml` of unitycatalog), and refuses what
-does not fit: a member that is missing, unknown, or of another type. It can be made to fail, and to ask for a token.
+It answers Headwater's requests as version 2.1 of the API specifies (`api/all.yaml` of unitycatalog), and refuses
+members that are missing, unknown, or of another type. It can be made to fail, and to require a token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TABLE: dict[str, type] = {
 _SCHEMA: dict[str, type] = {"name": str, "catalog_name": str, "comment": str, "properties": dict}
 _NEEDED = {"name", "catalog_name", "schema_name", "table_type", "data_source_format", "columns", "storage_location"}
 _NEEDED_OF_COLUMN = {"name", "type_text", "type_json", "type_name", "position", "nullable"}
-"""The API calls these optional, and the server's database does not take a column without them."""
+"""The API calls some of these optional, but the server's database does not accept a column without them."""
 
 
 class _Refused(Exception):
@@ -51,7 +51,7 @@ def _check(members: Any, known: dict[str, type], needed: set[str]) -> None:
 
 @dataclass
 class UnityServer:
-    """Lives while the `with` block lasts."""
+    """Runs until the `with` block ends."""
 
     token: str | None = None
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class UnityServer:
     schemas: set[str] = field(default_factory=set)
     requests: list[tuple[str, str]] = field(default_factory=list)
     fails: bool = False
-    """Answer everything with status 500."""
+    """Whether to answer everything with status 500."""
 
     def __enter__(self) -> Self:
         unity = self
@@ -78,7 +78,7 @@ class UnityServer:
             do_POST = do_DELETE = do_GET  # noqa: N815
 
             def log_message(self, *_: object) -> None:
-                """Nothing is logged."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -94,7 +94,7 @@ class UnityServer:
 
     @property
     def catalog(self) -> str:
-        """For `--catalog`."""
+        """The value of `--catalog`."""
         return f"unity://127.0.0.1:{self.port}/main"
 
     @property

@@ -1,8 +1,8 @@
-"""The command `headwater`: one file a command, known by its name and one line, and imported when it is run.
+"""The command `headwater`. Each subcommand is one file; it is listed by name and summary, and imported only when used.
 
-A pure client has no server's libraries installed, and a command should not pay for what another one needs. The list of
-all commands and completion in a shell need no more than the line that a command says about itself: it is read from the
-source, where importing all modules takes seconds.
+A client-only installation lacks the server's libraries, and a command should not pay for libraries that another one
+needs. The command list and shell completion need only each command's summary line. It is read from the source file,
+because importing all modules takes seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUMBERS = (types.IntParamType, types.FloatParamType)
 
 
 def name_numbers(command: click.Command) -> click.Command:
-    """Call numbers N, where a command has no better name for them: "INTEGER RANGE" says less, in more room."""
+    """Show numbers as N in help texts, unless a command names them: "INTEGER RANGE" says less and takes more space."""
     if isinstance(command, click.Group):
         for below in command.commands.values():
             name_numbers(below)
@@ -50,17 +50,17 @@ class LazyCommand(RichCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> Any:
-        """The context is the real command's, so that it is the one which is run, explained and completed."""
+        """Return the real command's context, so that click runs, documents and completes the real command."""
         assert self.name is not None
         return load_command(self.name).make_context(info_name, args, parent=parent, **extra)
 
 
 _WITH_ARROW = frozenset({"export", "land", "load", "repair", "tail", "verify"})
-"""The commands that use Arrow. What may need pandas, as a worker of Spark does, is another process."""
+"""The commands that use Arrow. Code that may need pandas, such as a Spark worker, runs in another process."""
 
 
 class _NoPandas:
-    """A finder of modules for which pandas is not installed."""
+    """A module finder that makes pandas look as if it were not installed."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -69,13 +69,13 @@ class _NoPandas:
 
 
 def _leave_out_pandas() -> None:
-    """Let pyarrow find no pandas in this process.
+    """Keep pyarrow from importing pandas in this process.
 
-    With the first array that it makes it imports pandas, where that is installed, to know its types when it meets them;
-    that takes a quarter of a second, and no command has any for it. What it has not found, it does not look for again.
+    When pyarrow creates its first array, it imports pandas, if installed, to recognize pandas types later. The
+    import takes a quarter of a second, and no command passes pandas types. pyarrow does not retry a failed import.
     """
     if "pyarrow" in sys.modules:
-        return  # Then the process is not the command's alone.
+        return  # The process has other users besides the command.
     sys.meta_path.insert(0, _NoPandas)
     try:
         import_module("pyarrow").array([])
@@ -85,12 +85,12 @@ def _leave_out_pandas() -> None:
 
 @contextmanager
 def _imports_kept() -> Iterator[None]:
-    """Import without the garbage collector, and exclude from it what is there then, which stays until the process ends.
+    """Import with the garbage collector off, and exempt the imported objects from it: they live until the process ends.
 
-    Looking through all modules again and again, and once more at the end, takes a fifth of the time of a short command.
+    Scanning all modules repeatedly, and once more at exit, takes a fifth of a short command's time.
     """
     if "headwater.cli.options" in sys.modules:
-        yield  # This process has loaded a command before, or does more than run one.
+        yield  # This process has already loaded a command, or does more than run one.
         return
     gc.disable()
     try:
@@ -102,7 +102,7 @@ def _imports_kept() -> Iterator[None]:
 
 
 def load_command(name: str) -> click.Command:
-    """The command itself, or one that says what has to be installed for it."""
+    """Return the command itself, or a stand-in that reports which package to install."""
     if name in _COMPILED and find_spec("llvmlite") is None:
         return _not_installed(name, "numba")
     try:
@@ -116,12 +116,12 @@ def load_command(name: str) -> click.Command:
 
 
 def summary_of(name: str) -> str:
-    """The first line of what the command says about itself."""
+    """Return the first line of the command's docstring."""
     spec = find_spec(f"headwater.cli.{name}")
     assert spec is not None
     assert spec.origin is not None
     source = Path(spec.origin).read_text(encoding="utf-8")
-    # By its form: Python's own parser fails now and then where other threads use it, too.
+    # Found with a regular expression: Python's own parser occasionally fails while other threads use it.
     found = re.search(rf'^def {name}\(.*?\n?\) -> None:\n    """(?P<summary>.*)$', source, re.MULTILINE | re.DOTALL)
     assert found is not None, f"headwater.cli.{name} has no command {name}"
     return found["summary"].partition("\n")[0].removesuffix('"""')
@@ -137,19 +137,19 @@ _EXTRAS = {
     "ui": "lake",
     "verify": "lake",
 }
-"""What has to be installed for a command; the node's libraries by default."""
+"""The extra to install for a command; by default that of the node."""
 _COMPILED = frozenset({"check", "export", "kernels", "land", "load", "repair", "serve", "sim", "verify"})
-"""The commands that need compiled kernels. For those of a mere client Python can run them."""
+"""The commands that need compiled kernels. Client-only commands can run their kernels in plain Python."""
 
 
 def _not_installed(command: str, module: str) -> click.Command:
-    """Stands for a command whose libraries are missing, and says how to get them."""
+    """Return a stand-in for a command whose libraries are missing. It reports how to install them."""
     advice = f"Needs {module}, which is not installed. Run {install_command(_EXTRAS.get(command, 'node'))}"
 
     def refuse() -> None:
         raise click.ClickException(advice)
 
-    # It takes any arguments: what is missing is reported first.
+    # Accept any arguments, so that the missing library is reported first.
     takes_anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     return click.Command(command, help=advice, callback=refuse, context_settings=takes_anything)
 
@@ -160,7 +160,7 @@ def _not_installed(command: str, module: str) -> click.Command:
 SHELLS = ("bash", "zsh", "fish")
 PROGRAM = "headwater"
 VARIABLE = f"_{PROGRAM.upper()}_COMPLETE"
-"""By which a shell's script asks the program; the name is click's."""
+"""The variable in which a shell's completion script passes its request. click defines the name."""
 
 
 def _print_script(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
@@ -187,7 +187,7 @@ COMMANDS = (
     "buckets", "check", "cluster", "collections", "decode", "doctor", "drill", "export", "health", "judge", "kernels",
     "land", "load", "repair", "replicate", "serve", "sim", "tail", "ui", "users", "verify",
 )  # fmt: skip
-"""The module and the function have the command's name."""
+"""The module and the function are named after the command."""
 
 
 class CommandsByName(RichGroup):

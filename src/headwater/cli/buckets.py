@@ -13,7 +13,7 @@ from headwater.options import option
 
 MAX_TTL_S_MAX = 2**31 - 1
 RAM_QUOTA_MB_DEFAULT = 100
-"""Couchbase asks for a quota, and this is the least it takes."""
+"""Couchbase requires a quota, and this is its minimum."""
 _BUCKETS = ("pools", "default", "buckets")
 _BYTES_PER_MB = 1024 * 1024
 
@@ -56,7 +56,7 @@ class BucketOptions:
     )
 
     def form(self) -> dict[str, str]:
-        """Those that were given, by their names in Couchbase."""
+        """Return the settings that were given, under Couchbase's names."""
         names = {"ram_quota_mb": "ramQuotaMB", "replicas": "replicaNumber", "max_ttl": "maxTTL"}
         form = {wire: str(value) for name, wire in names.items() if (value := getattr(self, name)) is not None}
         return form if self.flush_enabled is None else form | {"flushEnabled": str(int(self.flush_enabled))}

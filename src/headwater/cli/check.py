@@ -1,4 +1,4 @@
-"""`headwater check`: read all that a stopped node has stored, and report what is not what was written."""
+"""`headwater check`: read everything that a stopped node has stored, and report what is not as it was written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXIT_DAMAGED = 1
 
 @dataclass(slots=True)
 class _Checked:
-    """One bucket."""
+    """The result for one bucket."""
 
     name: str
     file: Path
@@ -91,7 +91,7 @@ def _check_bucket(folder: Path) -> _Checked:
     except StoreError as error:
         raise click.ClickException(str(error)) from error
     try:
-        stored_facts(engine)  # Raises for data of another format.
+        stored_facts(engine)  # Raises if the data has another format version.
         scrub = Scrub(engine, folder.name)
         while not scrub.is_done:
             for finding in scrub.step(STEP_BYTES):

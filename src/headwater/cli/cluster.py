@@ -1,6 +1,6 @@
-"""`headwater cluster`: make nodes a cluster, spread its vbuckets, and go on when a node is lost.
+"""`headwater cluster`: form a cluster, distribute its vbuckets, and fail over lost nodes.
 
-Each command finds the cluster by its URL, runs one operation of a `Coordinator` and prints what it has done.
+Each command finds the cluster by its URL, runs one operation of a `Coordinator` and prints the result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headwater.phrases import counted
 _REBALANCE = "run `headwater cluster rebalance`"
 
 RESTART_S_MAX = 150.0
-"""How long a node may take to be ready. Its supervisor gives up earlier, and reports why."""
+"""How long a node may take to get ready. Its supervisor gives up earlier, and reports why."""
 
 T = TypeVar("T")
 Work = Callable[[Coordinator], Awaitable[T]]
@@ -70,7 +70,7 @@ class _Cluster:
 
 @contextmanager
 def _progress(*, is_shown: bool) -> Iterator[OnProgress]:
-    """A bar on a terminal, and nothing elsewhere."""
+    """Show a progress bar on a terminal, and nothing elsewhere."""
     console = Console(stderr=True)
     if not is_shown or not console.is_terminal:
         yield lambda progress: None
@@ -86,7 +86,7 @@ def _progress(*, is_shown: bool) -> Iterator[OnProgress]:
 
 
 def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the cluster of its URL, and all options that it takes to get there."""
+    """Give a command the cluster that its URL names, and the connection options."""
 
     @click.argument("url", metavar="URL")
     @options.connection_options
@@ -341,7 +341,7 @@ def _show(status: ClusterStatus) -> None:
 
 
 def _remarks(status: ClusterStatus) -> Iterator[str]:
-    """What is wrong with the cluster."""
+    """Yield what is wrong with the cluster."""
     if status.copies.active_unreachable:
         vbuckets = counted(status.vbuckets, "vbucket")
         yield f"no node that can be reached has the active copy of {status.copies.active_unreachable:,} of {vbuckets}"

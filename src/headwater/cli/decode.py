@@ -1,4 +1,4 @@
-"""`headwater decode`: print a capture as annotated frames, the way the specification draws packets, or as JSON."""
+"""`headwater decode`: print a capture as JSON, or as annotated frames drawn like the packets in the specification."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _read(source: BinaryIO, limit_bytes: int) -> bytes:
 
 @dataclass(slots=True)
 class _Report:
-    """The sentences for standard error. A damaged capture may have a fault in every packet, so only some are kept."""
+    """The messages for standard error: only the first are kept, as a capture may have a fault in every packet."""
 
     frames: int = 0
     problems: int = 0
@@ -133,7 +133,7 @@ class _Report:
         self.add(f"{place}{': ' if place else ''}{fault.error.reason}. {hint}")
 
     def print(self) -> None:
-        """Print the sentences and end with the exit code for them. Without a problem, nothing is printed."""
+        """Print the messages and exit with the code for them. Without any problem, print nothing and return."""
         if not self.problems:
             if not self.frames:
                 click.echo("There are no frames in the input", err=True)
@@ -148,7 +148,7 @@ class _Report:
 def _views(
     found: Iterable[CapturedFrame | CaptureFault], view: Callable[[CapturedFrame], FrameView], report: _Report
 ) -> Iterator[FrameView | CaptureFault]:
-    """A view of every frame; what is wrong with it, or between frames, is noted in `report`."""
+    """Yield a view of every frame. Faults in a frame, or between frames, are added to `report`."""
     for item in found:
         if isinstance(item, CaptureFault):
             report.add_fault(item)
@@ -180,7 +180,7 @@ def _write_annotated(views: Iterable[FrameView | CaptureFault], *, grid: bool, v
 
 
 def _plain_writer() -> Callable[[Line], None]:
-    """Straight to the stream: rich would wrap, and takes a hundred times as long."""
+    """Write directly to standard output: rich would wrap the lines, and takes a hundred times as long."""
     encoding = sys.stdout.encoding or "utf-8"
 
     def write(line: Line) -> None:
@@ -196,7 +196,7 @@ def _plain_writer() -> Callable[[Line], None]:
 
 
 VALUE_BYTES_DRAWN_MAX = 64
-"""Of the value; header, extras and key are drawn whole."""
+"""How much of a value is drawn. Header, extras and key are drawn in full."""
 
 _ROW_BYTES = 4
 _GRID_MARGIN = " " * 8
@@ -235,13 +235,13 @@ def _text_cell(byte: int) -> str:
 
 _CELLS = tuple(f" 0x{byte:02x}".ljust(_CELL_CHARS) for byte in range(256))
 _TEXT_CELLS = tuple(_text_cell(byte) for byte in range(256))
-"""In key and value, where bytes are often characters."""
+"""Used in the key and the value, whose bytes are often characters."""
 
 
 # --- the annotated print ----------------------------------------------------------------------------------------------
 
 Line = tuple[str, str]
-"""A line of text and the style it has on a terminal."""
+"""A line of text and its style on a terminal."""
 
 TITLE_STYLE = "bold cyan"
 GRID_STYLE = "dim"
@@ -253,7 +253,7 @@ _OFFSET_CHARS_MIN = 7
 
 
 def annotate(view: FrameView, *, grid: bool, value_bytes_max: int) -> Iterator[Line]:
-    """The lines of one frame."""
+    """Yield the lines of one frame."""
     yield _title(view), TITLE_STYLE
     if grid:
         yield from ((line, GRID_STYLE) for line in draw(view.captured.frame))
@@ -294,7 +294,7 @@ def _table(view: FrameView, value_bytes_max: int) -> Iterator[str]:
 
 
 def _offset(part: Part) -> str:
-    """The offset as the specification writes it: (4), (2,3), (8-11)."""
+    """Return the offset in the specification's notation: (4), (2,3), (8-11)."""
     if part.offset is None or not part.width_bytes:
         return ""
     last = part.offset + part.width_bytes - 1
@@ -356,7 +356,7 @@ def json_line(view: FrameView, *, value_bytes_max: int) -> str:
             for part in view.frame_infos
         ],
         "extras": {part.name: part.text if part.number is None else int(part.number) for part in view.extras},
-        # Names and dates, not the number once more in decimal.
+        # Only names and dates: a plain decimal would repeat the number in `extras`.
         "meanings": {one.name: one.meaning for one in view.extras if one.meaning and not one.meaning.isdigit()},
         **_key(view),
         "value_length": len(frame.value),

@@ -1,11 +1,11 @@
 """`headwater doctor`: can this machine run a node, read that bucket and write that lake?
 
-A check is one function, which returns what it has found and what to do about it. It changes nothing that stays: a file
-that is written to try a folder is removed at once. What can't be seen from here is unknown, and what was not asked
-about, or is not installed, is skipped. The table at the end has the checks in the order in which a user meets what they
-look at.
+A check is one function that returns what it has found and what to do about it. It leaves nothing behind: a file written
+to test a folder is removed immediately. A result that can't be determined from here is unknown; a check that was not
+requested, or whose subject is not installed, is skipped. The table has the order in which a user meets the subjects.
 
-Libraries of the node and of Spark may be missing, which is one of the findings: each check imports what it needs.
+The libraries of the node and of Spark may be missing, which is one of the findings, so each check imports what it
+needs.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from headwater.phrases import PACKAGE, counted, install_command, printable
 
 PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
-"""What Spark 4 runs on."""
+"""The oldest version that Spark 4 runs on."""
 PROGRAM_S_MAX = 60.0
 """How long another program may take to report its version."""
 PROBE_S_MAX = 2.0
 ANSWER_BYTES_MAX = 64 * 1024
-"""How long what listens on a port may take to show what it is."""
+"""Limits for identifying the program that listens on a port: how long it may take to answer, and how much is read."""
 FREE_BYTES_MIN = 1 << 30
 KV_PORT, HTTP_PORT = 11210, 8091
 NODE, SPARK = "node", "spark"
-"""The extras whose libraries are looked at."""
+"""The extras whose libraries are checked."""
 MARKS = {NODE: "lmdb", SPARK: "pyspark"}
-"""The library by which an extra is known to be installed: the others may be there for another reason."""
+"""The library that shows that an extra is installed; its other libraries may be installed for another reason."""
 
 
 class State(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works, and not as well as it could."""
+    """It works, but not as well as it could."""
     FAILED = "failed"
     UNKNOWN = "unknown"
     SKIPPED = "skipped"
@@ -81,13 +81,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What to check, beside the machine itself."""
+    """What to check besides the machine itself."""
 
     settings: ClientSettings | None = None
     directory: str | None = None
     storage_options: Mapping[str, str]
     is_about_node: bool = True
-    """Whether a node is to be started here. With a URL the question is about a client, unless the options say more."""
+    """Whether a node is to be started here. With a URL, the question is about a client unless node options say so."""
     data: Path | None = None
     host: str = "127.0.0.1"
     port: int = KV_PORT
@@ -111,7 +111,7 @@ _REQUIREMENT = re.compile(
 
 
 def _requirements(extra: str | None) -> Iterator[tuple[str, str]]:
-    """The libraries of an extra, or those that are always needed, with the bounds of their versions."""
+    """Yield the libraries of an extra, or with None the mandatory ones, with their version bounds."""
     for text in distribution(PACKAGE).requires or ():
         match = _REQUIREMENT.fullmatch(text.strip())
         if match is not None and match["extra"] == extra:
@@ -119,12 +119,12 @@ def _requirements(extra: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version; what follows, such as rc1, plays no part."""
+    """Return the leading numbers of a version, and ignore suffixes such as rc1."""
     return tuple(int(part) for part in re.findall(r"\d+", re.match(r"[\d.]*", text.strip())[0]))  # type: ignore[index]
 
 
 def _is_within(installed: str, bounds: str) -> bool:
-    """Whether a version keeps bounds of the forms >=1.2 and <3, which are those that `pyproject.toml` has."""
+    """Return whether a version satisfies bounds of the forms >=1.2 and <3, the only ones in `pyproject.toml`."""
     found = _release(installed)
     for bound in filter(None, bounds.split(",")):
         if bound.startswith(">=") and found < _release(bound[2:]):
@@ -142,7 +142,7 @@ def _version(name: str) -> str | None:
 
 
 def _is_installed(extra: str) -> bool:
-    """pip does not record which extras were asked for."""
+    """Return whether the extra's mark is installed: pip does not record which extras were requested."""
     return _version(MARKS[extra]) is not None
 
 
@@ -150,7 +150,7 @@ def _check_libraries(extra: str | None, purpose: str) -> Found:
     try:
         required = list(_requirements(extra))
     except PackageNotFoundError:
-        # It runs from its sources, and nothing says what it needs.
+        # Headwater runs from its sources, so no package metadata lists its requirements.
         return Found(State.UNKNOWN, "Headwater is not installed as a package", "Run it where pip has installed it")
     command = f"Run {install_command(extra or '')}".replace("[]", "")
     if extra is not None and not _is_installed(extra):
@@ -180,7 +180,7 @@ def check_spark_libraries(asked: Asked) -> Found:
 
 
 def check_kernels(asked: Asked) -> Found:
-    """Whether their machine code is there, for this processor, in a folder that lasts."""
+    """Check whether the kernels are compiled for this processor, in a folder that lasts."""
     from headwater.cli.kernels import PARTS
     from headwater.kernels.machine_code import are_compiled, code_folder, has_machine_code, sources_digest
 
@@ -197,7 +197,7 @@ def check_kernels(asked: Asked) -> Found:
         )
     compiled: dict[str, bool] = {}
     for part, packages in PARTS.items():
-        # A part whose libraries are not installed needs none.
+        # A part whose libraries are not installed is skipped: it needs no kernels.
         with suppress(ModuleNotFoundError):
             compiled[part] = are_compiled(*packages)
     missing = [part for part, is_there in compiled.items() if not is_there]
@@ -214,7 +214,7 @@ def check_kernels(asked: Asked) -> Found:
 
 
 def _output_of(*command: str) -> str | None:
-    """What a program prints, or None where it can't be run. (Java prints its version to the error output.)"""
+    """Return a program's output, or None if it can't be run. (Java prints its version to standard error.)"""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S_MAX, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -242,7 +242,7 @@ _VERSIONS = "import sys, headwater; print(sys.version_info[0], sys.version_info[
 
 
 def check_workers(asked: Asked) -> Found:
-    """Spark's workers are processes of the Python that PYSPARK_PYTHON names."""
+    """Check the Python that PYSPARK_PYTHON names, in which Spark runs its workers."""
     named = os.environ.get("PYSPARK_PYTHON")
     if named is None:
         return Found(State.OK, "PYSPARK_PYTHON is not set: headwater land sets it to this Python")
@@ -250,7 +250,7 @@ def check_workers(asked: Asked) -> Found:
     advice = f"Set PYSPARK_PYTHON to {sys.executable}, or unset it"
     if said is None:
         return Found(State.FAILED, f"PYSPARK_PYTHON is {named}, which can't import headwater", advice)
-    # Warnings may come before it.
+    # Warnings may precede the line with the versions.
     versions = re.search(r"^(\d+) (\d+) (\S+)$", said, re.MULTILINE)
     if versions is None:
         return Found(State.UNKNOWN, f"PYSPARK_PYTHON is {named}, which does not report its versions", advice)
@@ -262,7 +262,7 @@ def check_workers(asked: Asked) -> Found:
 
 
 def check_host_name(asked: Asked) -> Found:
-    """Java asks for the address of the machine's own name, and Spark does not start where there is none."""
+    """Check that this machine's name has an address: Java looks it up, and Spark does not start without one."""
     if local := os.environ.get("SPARK_LOCAL_IP"):
         return Found(State.OK, f"SPARK_LOCAL_IP is {local}")
     name = socket.gethostname()
@@ -307,7 +307,7 @@ def check_ports(asked: Asked) -> Found:
 
 
 def _bind(host: str, port: int) -> None:
-    """Raise `OSError` where a node could not listen."""
+    """Bind a port as a node would. Raises `OSError` if a node could not listen on it."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -315,7 +315,7 @@ def _bind(host: str, port: int) -> None:
 
 
 def _answers_key_value(host: str, port: int) -> bool:
-    """Any server of the protocol answers HELLO before a log-in."""
+    """Return whether a server of the protocol listens on the port: any answers HELLO before a login."""
     from headwater.protocol.features import Magic
     from headwater.protocol.messages.session import Hello
 
@@ -328,7 +328,7 @@ def _answers_key_value(host: str, port: int) -> bool:
 
 
 def _answers_http(host: str, port: int) -> bool:
-    """Couchbase Server and our nodes report their version at /pools."""
+    """Return whether a node's HTTP server listens here: Couchbase and Headwater report their version at /pools."""
     try:
         with closing(http.client.HTTPConnection(host, port, timeout=PROBE_S_MAX)) as connection:
             connection.request("GET", "/pools")
@@ -349,7 +349,7 @@ def check_data_folder(asked: Asked) -> Found:
 
 
 def _check_folder(folder: Path, elsewhere: str) -> Found:
-    """Whether a folder can be written to, or made. A file that tries it is removed at once."""
+    """Check whether a folder can be written to or created. The file written as a test is removed immediately."""
     there = folder
     try:
         while not there.exists():
@@ -373,7 +373,7 @@ _NO_URL = Found(State.SKIPPED, "no URL was given", "Run headwater doctor couchba
 
 
 def check_bucket(asked: Asked) -> Found:
-    """Names, ports, TLS, the log-in and the bucket, as every client meets them."""
+    """Check host names, ports, TLS, the login and the bucket, as any client would use them."""
     from headwater.client.blocking_bucket import bootstrap
 
     if asked.settings is None:
@@ -387,7 +387,7 @@ def check_bucket(asked: Asked) -> Found:
 
 
 def check_rights(asked: Asked) -> Found:
-    """Open a DCP connection to every node, and ask for the failover log of every vbucket: no stream is opened."""
+    """Open a DCP connection to every node and request the failover log of every vbucket. No stream is opened."""
     from headwater.client.survey import AsyncSurveyor
     from headwater.client.threads import run_blocking
     from headwater.protocol.numbers import VBucketId
@@ -420,7 +420,7 @@ def check_rights(asked: Asked) -> Found:
 
 
 def check_lake(asked: Asked) -> Found:
-    """Whether its place can be written, and whether the tables there are sound and this bucket's."""
+    """Check whether the location can be written, and whether its tables are sound and belong to this bucket."""
     if asked.directory is None:
         return Found(State.SKIPPED, "no directory was given", "Run headwater doctor URL DIRECTORY")
     try:
@@ -458,7 +458,7 @@ def _bucket_uuid(asked: Asked) -> str | None:
         return None
 
 
-# --- all of them --------------------------------------------------------------------------------------------------
+# --- all checks ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,9 +466,9 @@ class Check:
     name: str
     look: Callable[[Asked], Found]
     after: str | None = None
-    """The check without which this one can't see anything."""
+    """This check is impossible if the one named here has failed."""
     extra: str | None = None
-    """Only what this extra installs needs it."""
+    """This check matters only if this extra is installed."""
 
 
 CHECKS = (
@@ -496,7 +496,7 @@ STYLES = {State.WARNING: "yellow", State.FAILED: "bold red", State.UNKNOWN: "yel
 
 
 def examine(asked: Asked, checks: tuple[Check, ...] = CHECKS) -> dict[str, Found]:
-    """What all checks find, by name."""
+    """Run the checks, and return the results by name."""
     found: dict[str, Found] = {}
     for check in checks:
         if check.after is not None and found[check.after].state is State.FAILED:
@@ -580,13 +580,13 @@ def _print(found: Mapping[str, Found], failed: list[str]) -> None:
     table = Table("check", "state", Column("found", overflow="fold"))
     advice: dict[str, list[str]] = {}
     for name, one in found.items():
-        # What servers and file names say may hold anything, and a terminal obeys none of it.
+        # Text from servers and file names may hold control characters, which must not reach the terminal.
         table.add_row(name, one.state, Text(printable(one.says)), style=STYLES.get(one.state))
         if one.do:
             advice.setdefault(printable(one.do), []).append(name)
     console = output_console()
     console.print(table)
-    # Not in the table: a command that is broken over lines can't be copied.
+    # Not in the table: a command that is wrapped over several lines can't be copied.
     for do, names in advice.items():
         console.print(f"{', '.join(names)}: {do}", soft_wrap=True, markup=False)
     verdict = f"{counted(len(failed), 'check')} failed: {', '.join(failed)}." if failed else "No check failed."

@@ -104,8 +104,8 @@ def cut_connections(node: ManagedNode) -> None:
 def _ask(
     node: ManagedNode, *path: str, form: dict[str, str] | None = None, names: tuple[str, ...] = (), of: str = ""
 ) -> dict[str, Any]:
-    """Have the node of a URL do a drill on its bucket. Its answer has numbers of these names; by default, how many of
-    what the path begins with."""
+    """Run a drill on the bucket of the URL's node. Its answer must have these integer members: `names`, or by
+    default one named like the first part of the path, a count."""
     answer = node.ask("POST", "headwater", "buckets", node.where.bucket, *path, form=form)
     names, of = names or path[:1], of or path[0]
     is_ours = isinstance(answer.content, dict)

@@ -1,4 +1,4 @@
-"""`headwater export`: the live documents of a bucket in files."""
+"""`headwater export`: write the live documents of a bucket to files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NAMES_SHOWN = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """The options of the command, beside what is read."""
+    """The options of the command, except those that choose what to read."""
 
     format_name: str | None = option(
         "The file format. By default, the extension of FILE decides; in a directory it is jsonl.",
@@ -147,7 +147,7 @@ def _write(
 def _sink(
     file: BinaryIO, documents: Iterator[pa.RecordBatch], format_: FileFormat, exported: _Exported, *, with_key: bool
 ) -> JsonLinesFile | TableFile:
-    """The writer of a file. One with columns reads all documents first, to find the columns."""
+    """Return the writer of a file. For a format with columns, it first reads all documents to find the columns."""
     if format_ is FileFormat.JSONL:
         return JsonLinesFile(file, exported.left_out, with_key=with_key)
     found = scan_columns(documents)
@@ -164,7 +164,7 @@ def _sink(
 
 @dataclass(slots=True)
 class _Exported:
-    """What the command reports while it runs, and at the end."""
+    """The figures that the command shows while it runs and reports at the end."""
 
     read: int = 0
     by_collection: dict[str, int] = field(default_factory=dict)

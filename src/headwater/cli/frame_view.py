@@ -1,8 +1,8 @@
-"""What `headwater decode` shows of a captured frame: its parts, with their offsets and what they mean.
+"""What `headwater decode` shows of a captured frame: its parts, with their offsets and meanings.
 
-`view_dcp_frame` and `view_upr_frame` make a `FrameView` of a frame, of DCP, of the key-value protocol around it or of
-the UPR draft, and `decode` prints it. A malformed frame is shown as far as its layout is known, and never raises. The
-password of SASL PLAIN never gets into a view.
+`view_dcp_frame` and `view_upr_frame` turn a frame into a `FrameView`, which `decode` prints. The frame belongs to
+DCP, to the key-value protocol around it or to the UPR draft. A malformed frame never raises: it is shown as far as
+its layout is known. A view never contains the password of SASL PLAIN.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLAIN = frozenset("\t\n\r")
 
 
 def number_meaning(name: str, number: int) -> str:
-    """What a field's number means: flags and enumerations by name, times as dates, large numbers in decimal."""
+    """Describe a field's number: flags and enumerations by name, times as dates, large numbers in decimal."""
     if isinstance(number, IntFlag):
         return flag_names(number)
     if isinstance(number, OpenIntEnum):
@@ -47,7 +47,7 @@ def number_meaning(name: str, number: int) -> str:
 
 
 def flag_names(flags: IntFlag) -> str:
-    """The flags that are set, and in hex the bits that have no name."""
+    """Return the names of the set flags, and in hex the bits that have no name."""
     names = [member.name or "" for member in type(flags) if member in flags]
     known = sum(member for member in type(flags))
     unknown = int(flags) & ~known
@@ -64,7 +64,7 @@ def time_meaning(time_s: int) -> str:
 
 
 def as_text(data: bytes) -> str | None:
-    """The text that bytes are, or None where they are none: not UTF-8, or with control characters."""
+    """Return bytes as text, or None if they are not UTF-8 or contain control characters."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -73,7 +73,7 @@ def as_text(data: bytes) -> str | None:
 
 
 def shorten(data: bytes, bytes_max: int) -> bytes:
-    """The first bytes, not cut within a character where they are text."""
+    """Return the first bytes. In text, no character is cut in two."""
     if len(data) <= bytes_max:
         return data
     cut = bytes_max
@@ -83,9 +83,9 @@ def shorten(data: bytes, bytes_max: int) -> bytes:
 
 
 def show_bytes(data: bytes, bytes_max: int) -> str:
-    """Bytes for a reader: JSON as it is, other text in quotes, binary in hex; long ones shortened.
+    """Format bytes for a reader: JSON as it is, other text in quotes, binary in hex. Long content is shortened.
 
-    Nothing that a terminal would obey gets through: a captured key may hold escape sequences.
+    Control characters never get through: a captured key may contain escape sequences for the terminal.
     """
     shown = shorten(data, bytes_max)
     left_out = f" ... {len(data) - len(shown)} more bytes" if len(shown) < len(data) else ""
@@ -100,7 +100,7 @@ def show_bytes(data: bytes, bytes_max: int) -> str:
 
 
 def as_json(value: Any, bytes_max: int) -> Any:
-    """A message's attribute as JSON can hold it: enumerations by name, flags as numbers, bytes as text or hex."""
+    """Convert a message's attribute for JSON: enumerations to names, flags to numbers, bytes to text or hex."""
     if isinstance(value, OpenIntEnum):
         return value.name
     if isinstance(value, bytes):
@@ -115,7 +115,7 @@ def as_json(value: Any, bytes_max: int) -> Any:
 
 
 def in_words(value: Any, bytes_max: int) -> str:
-    """A message's attribute on one line."""
+    """Format a message's attribute on one line."""
     if isinstance(value, OpenIntEnum):
         return value.name
     if isinstance(value, IntFlag):
@@ -132,32 +132,32 @@ def in_words(value: Any, bytes_max: int) -> str:
 # --- parts and views --------------------------------------------------------------------------------------------------
 
 ITEMS_SHOWN_MAX = 32
-"""Entries of a list in a value, such as a failover log, that the annotated print shows."""
+"""How many entries of a list in a value, such as a failover log, the annotated print shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One field: its name, its offset in the frame, its content and what that means."""
+    """One field: its name, its offset in the frame, its content and its meaning."""
 
     name: str
     offset: int | None = None
-    """None for what has no bytes of its own, such as a field inside a compressed value."""
+    """None for parts without bytes of their own, such as a field inside a compressed value."""
     width_bytes: int = 0
     number: int | None = None
     text: str = ""
-    """What is shown where the field is no number."""
+    """The content of a field that is not a number."""
     meaning: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueView:
-    """A frame's value as it can be shown: the document without its compression and attributes, or the fields."""
+    """A frame's value for display: the document, decompressed and without its attributes, or the value's fields."""
 
     document: bytes = b""
     inflated_bytes: int | None = None
     xattrs: dict[str, str] = field(default_factory=dict)
     fields: dict[str, Any] | None = None
-    """What a structured value holds, for JSON."""
+    """The contents of a structured value, for JSON."""
     parts: tuple[Part, ...] = ()
     """The same for the annotated print."""
     is_secret: bool = False
@@ -165,7 +165,7 @@ class ValueView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameView:
-    """A frame understood as far as it can be. Where its message is malformed, `error` says how."""
+    """A frame, decoded as far as possible. If its message is malformed, `error` says how."""
 
     captured: CapturedFrame
     opcode: str
@@ -184,7 +184,7 @@ class FrameView:
 
 
 def layout_parts(layout: Layout, data: bytes, offset: int) -> Iterator[Part]:
-    """The fields of a layout, over and over as long as `data` holds it. `offset` is that of `data` in the frame."""
+    """Yield the fields of a layout, repeated for as long as `data` holds it. `data` starts at `offset` in the frame."""
     if not layout.size_bytes:
         return
     repeats = len(data) // layout.size_bytes
@@ -209,7 +209,7 @@ def layout_parts(layout: Layout, data: bytes, offset: int) -> Iterator[Part]:
 def header_parts(
     frame: frames.Frame, opcode: str, *, byte_5: tuple[str, str], bytes_6_7: tuple[str, str], opaque: tuple[str, str]
 ) -> tuple[Part, ...]:
-    """The fields of the header. Some have a name and a meaning that differ by protocol."""
+    """Return the fields of the header. The names and meanings of some of them differ between protocols."""
 
     def part(offset: int, width_bytes: int, number: int, name: str, meaning: str | None = None) -> Part:
         shown = _decimal(number) if meaning is None else meaning
@@ -240,7 +240,7 @@ def _decimal(number: int) -> str:
 
 
 def frame_info_parts(frame: frames.Frame) -> tuple[Part, ...]:
-    """One part an info, or one for the whole section where it does not parse (the message's error says why)."""
+    """Return one part per info, or one for the whole section if it is malformed (the message's error says why)."""
     section = frame.framing_extras
     if not section:
         return ()
@@ -291,7 +291,7 @@ def value_offset(frame: frames.Frame) -> int:
 
 
 def read_value(frame: frames.Frame, message: Message | None, extras: Layout, *, bytes_max: int) -> ValueView:
-    """The value as it can be shown. Raises where its compression, attributes or event are malformed."""
+    """Return the value for display. Raises if its compression, attributes or event are malformed."""
     if is_secret(frame):
         return ValueView(is_secret=True)
     if isinstance(message, SystemEvent):
@@ -305,7 +305,7 @@ def read_value(frame: frames.Frame, message: Message | None, extras: Layout, *, 
 
 
 def is_secret(frame: frames.Frame) -> bool:
-    """SASL PLAIN carries the password itself, which has no business in a bug report."""
+    """Return whether the value is the password that SASL PLAIN carries, which must not end up in a bug report."""
     return frame.magic.is_request and frame.opcode == Opcode.SASL_AUTH and frame.key == b"PLAIN"
 
 
@@ -330,7 +330,7 @@ def _document(frame: frames.Frame) -> ValueView:
 
 
 def _structured(frame: frames.Frame, layout: Layout, members: dict[str, Any], bytes_max: int) -> ValueView:
-    """Drawn by the layout that its message decodes it with; where there is none, by the fields."""
+    """Return the parts by the layout that decodes the message's value or, without a layout, by the fields."""
     if not frame.value:
         return ValueView()
     drawn = tuple(layout_parts(layout, frame.value, value_offset(frame)))
@@ -351,7 +351,7 @@ def _value_layout(message: Message) -> Layout:
 
 
 def _value_fields(message: Message, extras: Layout) -> dict[str, Any]:
-    """The message's own fields that its extras do not hold, without those that this version or status leaves empty."""
+    """Return the message's own fields, without those in its extras and those empty in this version or status."""
     elsewhere = _SHARED_FIELDS | {field.name for field in extras.fields}
     if not hasattr(message, "status"):
         elsewhere |= {"vbucket"}
@@ -376,7 +376,7 @@ def _parts_in_words(members: dict[str, Any], bytes_max: int) -> list[Part]:
 
 
 def view_dcp_frame(captured: CapturedFrame, *, value_bytes_max: int) -> FrameView:
-    """The frame with all its fields named. A malformed message is shown as far as its layout is known."""
+    """Return the frame with all its fields named. A malformed message is shown as far as its layout is known."""
     frame = captured.frame
     message, error = _decode(captured)
     layout = _extras_layout(frame, message)
@@ -409,7 +409,7 @@ def view_dcp_frame(captured: CapturedFrame, *, value_bytes_max: int) -> FrameVie
 
 
 def _decode(captured: CapturedFrame) -> tuple[Message | None, str]:
-    """The frame's message, and what is wrong with it. A named opcode that has no message here is no fault."""
+    """Return the frame's message and its fault, if any. A known opcode without a message class here is no fault."""
     frame = captured.frame
     if frame.magic is Magic.SERVER_RESPONSE:
         return None, ""
@@ -423,7 +423,7 @@ def _decode(captured: CapturedFrame) -> tuple[Message | None, str]:
 
 
 def _extras_layout(frame: frames.Frame, message: Message | None) -> Layout:
-    """The layout of the extras: the message's, or where it is malformed the one that its opcode and length fit."""
+    """Return the layout that fits the extras' length, of the message's class or, if malformed, of the opcode's."""
     cls = type(message) if message is not None else _message_class(frame)
     layouts = () if cls is None else cls.layouts
     return next((layout for layout in layouts if layout.size_bytes == len(frame.extras)), NO_FIELDS)

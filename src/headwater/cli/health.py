@@ -1,7 +1,7 @@
-"""`headwater health`: whether a node, a cluster or a landing is healthy, for people and for monitoring.
+"""`headwater health`: report whether a node, a cluster or a landing is healthy, for people and for monitoring.
 
-It finds out what TARGET is, and prints the verdict that the dashboard or the page of the landing shows. It asks every
-node of a cluster: each knows its own disk and connections, and which nodes it can't reach.
+The command detects the kind of TARGET, and prints the verdict that the dashboard or the landing's page shows. It asks
+every node of a cluster, because each node knows only its own disk and connections, and which nodes it can't reach.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Report:
 
     verdict: Verdict
     where: Mapping[Finding, tuple[str, ...]]
-    """Nodes, buckets or pipelines that a finding is about; empty where it is about the whole target."""
+    """The nodes, buckets or pipelines that a finding is about; empty if it is about the whole target."""
     parts: Mapping[str, Any]
-    """The verdicts as they were given, by node or by pipeline."""
+    """The verdicts as they were received, by node or by pipeline."""
 
     def members(self) -> dict[str, Any]:
         findings = [{**asdict(one), "where": list(self.where.get(one, ()))} for one in self.verdict.findings]
@@ -131,7 +131,7 @@ def _of_nodes(where: management.ManagementUrl, login: options.LoginOptions, http
 
 
 def _ask_node(node: management.Management, bucket: str) -> dict[str, Any] | HeadwaterError:
-    """The verdicts of a node by bucket, or why there are none."""
+    """Return a node's verdicts by bucket, or the error if it gives none."""
     try:
         answer = (
             node.ask("GET", "headwater", "buckets", bucket, "health")
@@ -152,7 +152,7 @@ def _ask_node(node: management.Management, bucket: str) -> dict[str, Any] | Head
 
 
 def _findings(verdict: Mapping[str, Any]) -> list[Finding]:
-    """The findings of a verdict that came as JSON."""
+    """Return the findings of a verdict that was received as JSON."""
     names = ("check", "text", "do", "page")
     return [
         Finding(level=Level(one["level"]), **{name: str(one.get(name, "")) for name in names})
@@ -165,7 +165,7 @@ def _report(found: Iterable[tuple[str, str, Finding]], *, of: set[str], well: st
     first: dict[tuple[str, Level, str], Finding] = {}
     by: dict[Finding, list[tuple[str, str]]] = {}
     for part, bucket, finding in found:
-        # What to do has the address of the node that says it.
+        # `do` is not compared: it contains the address of the node that reports the finding.
         same = first.setdefault((finding.check, finding.level, finding.text), finding)
         by.setdefault(same, []).append((part, bucket))
     where = {}

@@ -1,4 +1,4 @@
-"""`headwater judge`: any consumer of the protocol against a cluster with failures, and whether it has what is there."""
+"""`headwater judge`: run any consumer of the protocol against a failing cluster, and check what it has at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headwater.testing.nursery import NodeFailed, Nursery
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
-    """The options of the command, beside the shape of a run."""
+    """The options of the command, except those of `Shape`."""
 
     seed: int = option("The first seed.", 1, least=0)
     seeds: int = option("How many seeds to run, starting at N.", 1, least=1, metavar="K")
@@ -47,7 +47,7 @@ class JudgeOptions:
 
 
 class JudgeFailed(click.ClickException):
-    """There is no verdict on the consumer."""
+    """The judge could not reach a verdict on the consumer."""
 
     exit_code = 4
 
@@ -88,7 +88,7 @@ def judge(given: GivenOptions, command: tuple[str, ...]) -> None:
                 click.echo(f"seed {number}: {line}")
         return
     _check(command, asked.keep, numbers)
-    # Coordinators report nodes that the judge has killed itself.
+    # Coordinators log nodes that the judge itself has killed.
     logging.getLogger("headwater").addHandler(logging.NullHandler())
     bad = []
     try:

@@ -1,4 +1,4 @@
-"""`headwater kernels`: compile the kernels now, so that no command waits for it later."""
+"""`headwater kernels`: compile the kernels ahead of time, so that no command has to wait for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = {
     "landing": ("headwater.lake",),
     "Spark": ("headwater.spark",),
 }
-"""The packages whose kernels a part uses, beside those of the parts before it."""
+"""The packages whose kernels a part uses, in addition to those of the parts above it."""
 
 
 @click.command()
@@ -37,7 +37,7 @@ def kernels(as_json: bool) -> None:
       headwater kernels
       NUMBA_CACHE_DIR=/opt/kernels headwater kernels --json
     """
-    # The user has asked for it: no notice that something is compiled.
+    # The user has requested the compilation, so it needs no notice.
     report_first_compile(None)
     began_s = time.monotonic()
     parts = []
@@ -47,7 +47,7 @@ def kernels(as_json: bool) -> None:
         try:
             compile_kernels(*packages)
         except ModuleNotFoundError as error:
-            # Raises if the module is one of Headwater's own.
+            # Raises if the missing module is one of Headwater's own.
             missing_library(error)
         else:
             parts.append(part)
@@ -60,13 +60,13 @@ def kernels(as_json: bool) -> None:
 
 
 def _compile_side_by_side() -> None:
-    """Compile all modules on all cores. What they have in common is compiled in each process, and is little."""
+    """Compile all modules on all cores. Each process compiles the few kernels that they share."""
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_compile_module, KERNEL_MODULES))
 
 
 def _compile_module(name: str) -> None:
     report_first_compile(None)
-    # A library that is not installed is reported by the process that was started.
+    # The parent process reports a library that is not installed.
     with suppress(ModuleNotFoundError):
         compile_kernels(name)

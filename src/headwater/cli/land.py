@@ -1,4 +1,4 @@
-"""`headwater land`: a bucket into Delta tables, and kept there."""
+"""`headwater land`: land a bucket in Delta tables, and keep them in sync with it."""
 
 from __future__ import annotations
 
@@ -104,41 +104,41 @@ METRICS = (
     ),
     _kind("dead_bytes", "Bytes of the files that are kept for earlier versions.", lambda status: status.dead_bytes),
 )
-"""What `LandingStatus` says at the moment of the scrape."""
+"""Read from `LandingStatus` at the moment of the scrape."""
 PAGE_DOCUMENTATION = "1, with the address of the landing's own page, if --ui serves one."
 
 
 METRICS_LABELS = ("bucket", "pipeline")
-"""The pipeline is its name in the file; empty for a landing that has none."""
+"""The pipeline is its name in the configuration file, or empty if the landing has none."""
 
 
 @dataclass(slots=True, eq=False)
 class LandingMetrics:
-    """Where the numbers of a landing come from."""
+    """The sources of a landing's metrics."""
 
     bucket: str
     status: Callable[[], LandingStatus | None]
-    """None while there is no landing."""
+    """Returns None while there is no landing."""
     page: str | None = None
-    """Where the landing's own page is."""
+    """The address of the landing's own page."""
     pipeline: str = ""
     has_failed: Callable[[], bool] = lambda: False
-    """It may have failed before there was a status."""
+    """A landing may fail before it has a status."""
 
 
 class LandingCollector:
-    """The landings of this process, for Prometheus and OpenTelemetry. What is not known is left out."""
+    """Exposes the landings of this process to Prometheus and OpenTelemetry. Unknown values are omitted."""
 
     def __init__(self, *landings: LandingMetrics) -> None:
         self._landings = landings
 
     def describe(self) -> Iterator[MetricFamily]:
-        """The families without numbers."""
+        """Yield the metric families without samples."""
         yield from (kind.family(METRICS_PREFIX, METRICS_LABELS) for kind in METRICS)
         yield self._pages()
 
     def collect(self) -> Iterator[MetricFamily]:
-        """For `prometheus_client.REGISTRY.register`."""
+        """Yield the families with samples, for `prometheus_client.REGISTRY.register`."""
         statuses = [(one, one.status()) for one in self._landings]
         known = [((one.bucket, one.pipeline), status) for one, status in statuses if status is not None]
         for family in collect_metrics(METRICS, known, prefix=METRICS_PREFIX, labels=METRICS_LABELS):
@@ -167,7 +167,7 @@ _OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Where a landing runs, and what it shows."""
+    """Where a landing runs, and what it prints."""
 
     metrics_port: int | None = option("Serve metrics for Prometheus on this port.", least=1, most=65535, metavar="PORT")
     page_at: str | None = option(
@@ -193,7 +193,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """How often a landing lands, and what the tables are to be."""
+    """How often a landing lands, and how its tables look."""
 
     once: bool = option("Land what the bucket has now, and exit.", False)
     every: float = option("How often to land a batch.", "5s", cli_type=parse_time, metavar="TIME")
@@ -378,7 +378,7 @@ def land(
     spark_master = run.master if run.runs_on == "spark" else None
     landing = landing_of(url, settings, into, storage_options, spark_master, tables, source)
     address = None if run.page_at is None else PageAddress.make(run.page_at, ui_token or None)
-    # Before Spark is started, which takes seconds.
+    # Before the start of Spark, which takes seconds.
     lake = landing.prepare()
     view = View(as_json=run.as_json, quiet=run.quiet, logs=run.log_format is not None)
     metrics = LandingMetrics(settings.bucket, view.status, pipeline=pipeline_name())
@@ -406,7 +406,7 @@ def landing_of(
     tables: TableOptions,
     source: dict[str, Any],
 ) -> Landing:
-    """The landing that the options of the command ask for."""
+    """Return the landing that the options of the command describe."""
     catalog, iceberg = CatalogSettings.of(tables.catalog, tables.schema), tables.iceberg_catalog
     if catalog is not None:
         catalog.check_runner(has_session=spark_master is not None)
@@ -444,7 +444,7 @@ def metrics_text(collector: LandingCollector) -> tuple[bytes, str]:
 
 
 def serve_metrics(collector: LandingCollector, port: int | None) -> None:
-    """For Prometheus at a port, if there is one, and for OpenTelemetry."""
+    """Serve the metrics to Prometheus, if there is a port, and to OpenTelemetry."""
     if port is not None:
         try:
             start_http_server(port, addr="127.0.0.1")
@@ -457,7 +457,7 @@ def serve_metrics(collector: LandingCollector, port: int | None) -> None:
 
 
 def _source_options(url: str, settings: ClientSettings, options: dict[str, Any]) -> dict[str, str]:
-    """What the command line says, as options of the source."""
+    """Return the options of the command line as options of the source."""
     keywords: dict[str, Any] = {"name": "headwater-land", "min_partitions": options["min_partitions"]}
     if settings.credentials is not None:
         keywords |= {"user": settings.credentials.user, "password": settings.credentials.password}
@@ -489,7 +489,7 @@ def _lake_settings(tables: TableOptions) -> LakeSettings:
 
 
 def _by_table(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """What is said of one table, as in `shop.orders=total DOUBLE`, or of all."""
+    """Yield each value with its table, as in `shop.orders=total DOUBLE`, or with the name for all tables."""
     for text in texts:
         match = _OF_TABLE.fullmatch(text)
         yield (match["table"], match["text"]) if match else (EVERY_COLLECTION, text)
@@ -503,7 +503,7 @@ def _run(landing: Landing, lake: Lake, runner: JobRunner, view: View, every_s: f
                 time.sleep(POLL_S)
                 view.refresh()
     except KeyboardInterrupt as error:
-        # A batch that is not committed by now has not happened.
+        # A batch that is not committed by now has no effect.
         query.stop()
         view.say_stopped()
         return exit_code_after(error)
@@ -513,9 +513,9 @@ def _run(landing: Landing, lake: Lake, runner: JobRunner, view: View, every_s: f
 
 
 class View:
-    """What is shown while it runs: a line on a terminal, or an object a batch.
+    """Shows the progress of a landing: a line on a terminal, or one JSON object per batch.
 
-    Views of several pipelines share a `console`, print the name of theirs, and leave the lines to the caller.
+    Views of several pipelines share a `console`, print their pipeline's name, and leave status lines to the caller.
     """
 
     def __init__(
@@ -528,33 +528,33 @@ class View:
         self._speaks = not quiet and not as_json and not logs
         self._is_live = self._console.is_terminal and self._speaks and console is None
         self._said_aside: set[str] = set()
-        """The tables that are said to be set aside."""
+        """The tables that were reported as set aside."""
         self._said: set[str] = set()
-        """Advice and failures that were printed."""
+        """The advice and failures that were printed."""
         self.query: LandingQuery | None = None
         self._live: Live | None = None
         self._began_s = time.monotonic()
         self._changes = self._system_events = 0
         self._rollbacks = 0
-        """Of this run."""
+        """Of this run only."""
         self.page: str | None = None
-        """Where the landing's own page is served."""
+        """The address of the landing's own page."""
         self.find_node_page: Callable[[], str | None] | None = None
-        """Looks for the dashboard of the node that is read from."""
+        """Finds the dashboard of the node that the landing reads from."""
 
     def status(self) -> LandingStatus | None:
-        """For the metrics; None before there is a landing."""
+        """Return the status for the metrics, or None before there is a landing."""
         return None if self.query is None else self.query.landing_status
 
     def note(self) -> LandingNote | None:
-        """For the page; None before there is a landing."""
+        """Return the note for the page, or None before there is a landing."""
         return None if self.query is None else self.query.note
 
     @contextlib.contextmanager
     def following(self, query: LandingQuery) -> Iterator[None]:
         self.query = query
         if (find := self.find_node_page) is not None:
-            # That takes a connection, and nothing waits for it.
+            # This opens a connection, so it runs in a thread of its own and delays nothing.
             looking = threading.Thread(
                 target=lambda: query.say_where(page=self.page, node_page=find()), name="headwater pages", daemon=True
             )
@@ -582,7 +582,7 @@ class View:
                 self._said.add(sentence)
 
     def _say_set_aside(self, status: LandingStatus) -> None:
-        """Above the line, or where there is none: each table that is set aside, once. The log says it by itself."""
+        """Print each table that is set aside, once, above the status line if any. The log reports it separately."""
         names = {table.name for table in status.set_aside}
         if self._speaks:
             for table in status.set_aside:
@@ -603,7 +603,7 @@ class View:
             click.echo(json.dumps({**named, **batch_object(batch)}))
 
     def say_failed(self, failure: BaseException) -> None:
-        """For one of several pipelines."""
+        """Report that one of several pipelines has failed."""
         sentence = f"{self._pipeline}: {failure}"
         if self._logs:
             about = fields(event=LogEvent.LANDING_FAILED, pipeline=self._pipeline, error=type(failure).__name__)
@@ -619,7 +619,7 @@ class View:
             click.echo(sentence, err=True)
 
     def finish(self) -> None:
-        """The end of --once: what this run has landed, and what the tables hold."""
+        """Print what --once has landed, and what the tables hold."""
         status = self.status()
         if status is not None and not self._as_json and not self._logs:
             took_s = time.monotonic() - self._began_s
@@ -631,7 +631,7 @@ class View:
 
 
 def batch_object(batch: LandedBatch) -> dict[str, Any]:
-    """What `--json` prints of a batch."""
+    """Return the object that `--json` prints for a batch."""
     status = batch.status
     return {
         "batch": batch.batch_id,
@@ -657,7 +657,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def status_line(status: LandingStatus) -> Text:
-    """The line on a terminal."""
+    """Return the status line for a terminal."""
     unregistered = status.tables_unregistered or 0
     lag = "unknown" if status.lag_seqnos is None else counted(status.lag_seqnos, "seqno")
     if status.failure is not None:

@@ -1,9 +1,9 @@
 """`headwater land` with several pipelines: each lands as it would alone, and they share the process.
 
-They share the Spark session or the threads of the local runner, the page, the metrics and the terminal. A pipeline that
-fails stops alone: its reason is shown until the end, and the exit code is 1. While others run, a pipeline with a
-temporary failure, such as an unreachable server, is restarted after a minute, since no supervisor could restart it
-alone. With `--once` it is not restarted.
+They share the Spark session or the threads of the local runner, the page, the metrics and the terminal. A failed
+pipeline does not stop the others: its reason is shown until the end, and the exit code is 1. After a temporary failure,
+such as an unreachable server, a pipeline is restarted after a minute, since no supervisor could restart it alone. With
+`--once` it is not restarted.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ POLL_S = 0.2
 AGAIN_S = 60.0
 """How long to wait before a pipeline with a temporary failure is restarted."""
 STOP_S_MAX = 30.0
-"""How long the landings may take to stop. After that the process ends without them, as after a kill; the next run
+"""How long the landings may take to stop. After that the process ends without them, as if killed; the next run
 continues their work."""
 OF_PROCESS = ("runs_on", "master", "memory", "metrics_port", "page_at", "ui_token", "as_json", "quiet", "log_format")
 """The parameters that apply to the whole process."""
 
 _MAY_PASS = (errors.LakeFull, errors.LakeInUse, errors.LakeUnreachable, errors.QueryFailed)
-"""Failures after retries, for which a supervisor would restart the landing."""
+"""Failures that remain after the landing's own retries, for which a supervisor would restart it."""
 
 Runners = Callable[[str], JobRunner]
 
@@ -73,13 +73,13 @@ class Pipeline:
         self._every_s = every_s
         self.failure: BaseException | None = None
         self._failed_s = 0.0
-        """When it last failed."""
+        """The time of the last failure."""
         self._started_s = time.time()
         self._query: LandingQuery | None = None
         self._stopping = threading.Event()
         self._turn = threading.Lock()
-        """A landing is not started once it was stopped."""
-        # It has the name of the landing's own thread, by which the log finds the pipeline of a message.
+        """Held while a landing starts, so that none starts after `stop`."""
+        # The thread has the name of the landing's own thread, by which the log finds the pipeline of a message.
         self._thread = threading.Thread(target=self._run, name=f"headwater land {landing.into}", daemon=True)
         self._runners: Future[Runners] = Future()
 
@@ -125,7 +125,7 @@ class Pipeline:
         query.awaitTermination()
 
     def stop(self) -> None:
-        """Stop it, and wait until it has ended."""
+        """Stop the pipeline, and wait until its landing has ended."""
         self._stopping.set()
         with self._turn:
             query = self._query
@@ -133,7 +133,7 @@ class Pipeline:
             query.stop()
 
     def note(self) -> LandingNote | None:
-        """For the page: how the landing stands, or why it could not be started."""
+        """Return the note for the page: the state of the landing, or why it could not be started."""
         query, failure = self._query, self.failure
         if failure is None:
             return None if query is None else query.note
@@ -150,7 +150,7 @@ class Pipeline:
         return replace(known, time_s=self._failed_s, is_running=False, failure=str(failure))
 
     def line(self) -> Text:
-        """For the terminal."""
+        """Return the status line for the terminal."""
         if self.failure is not None:
             state = "stopped, starts again" if self.is_active else "stopped"
             return Text(printable(f"{self.name}  {state}: {self.failure}"))
@@ -189,7 +189,7 @@ def land_several(contexts: Mapping[str, click.Context]) -> None:
                 click.echo(f"The landings are shown at {page}", err=True)
             for one in pipelines:
                 one.start(runners)
-            # While Spark starts, which takes seconds, they look at their buckets and tables.
+            # While Spark starts, which takes seconds, the pipelines inspect their buckets and tables.
             runners.set_result(stack.enter_context(task_runners(master=master, memory=shared["memory"])))
             is_live = console.is_terminal and not any(how.values())
             code = _follow(pipelines, Live(console=console, transient=True) if is_live else None)
@@ -200,7 +200,7 @@ def land_several(contexts: Mapping[str, click.Context]) -> None:
 
 
 def _options_of_process(contexts: Mapping[str, click.Context]) -> dict[str, Any]:
-    """What the process has once: what any of the pipelines asks for. Raises if they ask for different things."""
+    """Return the options of the whole process that any pipeline sets. Raises if two pipelines differ."""
     shared: dict[str, Any] = {}
     for parameter in OF_PROCESS:
         asked = {
@@ -210,7 +210,7 @@ def _options_of_process(contexts: Mapping[str, click.Context]) -> dict[str, Any]
         }
         values = [*asked.values()] or [next(iter(contexts.values())).params[parameter]]
         if any(value != values[0] for value in values):
-            # Not the values themselves: one of these options is a secret.
+            # The message omits the values: one of these options is a secret.
             other = next(name for name, value in asked.items() if value != values[0])
             option = next(one for one in contexts[other].command.params if one.name == parameter)
             raise errors.InvalidInput(
@@ -255,7 +255,7 @@ def _check_places(pipelines: Sequence[Pipeline]) -> None:
 
 
 class _Named(logging.Filter):
-    """Adds the pipeline to messages of its threads."""
+    """Adds the pipeline's name to the log messages of its threads."""
 
     def __init__(self, pipelines: Sequence[Pipeline]) -> None:
         super().__init__()
@@ -269,11 +269,11 @@ class _Named(logging.Filter):
 
 
 def _follow(pipelines: Sequence[Pipeline], live: Live | None) -> int:
-    """Show how they stand until all have ended. Returns the exit code."""
+    """Show the state of the pipelines until all have ended. Returns the exit code."""
     said: dict[str, BaseException] = {}
 
     def say_failures() -> None:
-        """Each once."""
+        """Report each failure once."""
         for one in pipelines:
             if one.failure is not None and said.get(one.name) is not one.failure:
                 said[one.name] = one.failure
@@ -295,7 +295,7 @@ def _follow(pipelines: Sequence[Pipeline], live: Live | None) -> int:
             click.echo(f"Not stopped within {STOP_S_MAX:.0f} s: {printable(', '.join(left))}", err=True)
         pipelines[0].view.say_stopped()
         if left:
-            # Their threads would hold up the end of the process.
+            # Their threads would delay the end of the process.
             sys.stdout.flush()
             os._exit(exit_code_after(error))
         return exit_code_after(error)
@@ -307,7 +307,7 @@ def _follow(pipelines: Sequence[Pipeline], live: Live | None) -> int:
 
 
 def _stop(pipelines: Sequence[Pipeline]) -> list[str]:
-    """Stop all of them side by side. Returns the names of those that have not stopped in time."""
+    """Stop all pipelines in parallel. Returns the names of those that have not stopped in time."""
     threads = {one.name: threading.Thread(target=one.stop, daemon=True) for one in pipelines}
     for thread in threads.values():
         thread.start()

@@ -1,4 +1,4 @@
-"""`headwater load`: write the documents of a file, or generated ones, to a bucket, fast."""
+"""`headwater load`: write the documents of files, or generated ones, to a bucket, fast."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Report:
-    """Sums over all files."""
+    """The totals over all files."""
 
     as_json: bool
     loaders: list[KvLoader] = field(default_factory=list)
@@ -95,9 +95,9 @@ SHOW_EVERY_S = 0.1
 def progress_bar(
     report: Report, done: Callable[[], int], *, total: int | None, shown: bool
 ) -> Iterator[Callable[[], None]]:
-    """Yields a function that the loader calls as it proceeds. It moves the bar, if there is a terminal.
+    """Yields a function that the loader calls as it proceeds. It updates the bar, if there is a terminal.
 
-    `done` returns how much of `total` is done: bytes of a file that were read, or generated documents written.
+    `done` returns how much of `total` is done: the bytes read of a file, or the number of generated documents written.
     """
     if not shown or not sys.stderr.isatty():
         yield lambda: None
@@ -124,7 +124,7 @@ EXPIRY_S_MAX = 50 * 365 * 24 * 60 * 60
 
 
 def parse_delimiter(value: str) -> str:
-    """One sign between the cells of a CSV file."""
+    """Parse the character between the cells of a CSV file."""
     if value == "\\t":
         return "\t"
     if len(value) != 1 or not value.isascii() or value in '"\r\n':
@@ -133,7 +133,7 @@ def parse_delimiter(value: str) -> str:
 
 
 class FileOrFolder(click.File):
-    """An open file, or the path of a folder."""
+    """Converts an argument to an open file, or to the path of a folder."""
 
     name = "file"
 
@@ -289,7 +289,7 @@ class _Loading:
         self._expiry = expiry
 
     def check(self, collections: tuple[str, ...]) -> None:
-        """Raise an error where one of the collections is not there, before anything is written."""
+        """Raise an error if one of the collections does not exist, before anything is written."""
         try:
             self._cluster.find(collections)
         except (UnknownCollection, UnknownScope) as error:
@@ -314,5 +314,5 @@ class _Loading:
 
 
 def _expiry(expiry_s: int) -> int:
-    """In the form of the protocol: seconds from now where that is unambiguous, otherwise the date."""
+    """Return an expiry in the protocol's form: seconds from now if that is unambiguous, otherwise the date."""
     return expiry_s if expiry_s <= RELATIVE_EXPIRY_S_MAX else int(time.time()) + expiry_s

@@ -1,7 +1,7 @@
-"""The management side of a node, Couchbase's or Headwater's: where it is, and requests to it over HTTP.
+"""The management side of a Couchbase or Headwater node: how to find it, and HTTP requests to it.
 
-`buckets`, `collections`, `users`, `drill` and `load` use it, and the test nodes of `headwater.testing`. Passwords go
-into the header of a request and nowhere else.
+`buckets`, `collections`, `users`, `drill`, `load` and the test nodes of `headwater.testing` use it. Passwords are
+sent only in the header of a request.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _SCHEMES = {"http": False, "https": True}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagementUrl:
-    """A URL, read: a connection string, or the HTTP address itself."""
+    """A parsed URL: a connection string, or the HTTP address itself."""
 
     addresses: tuple[Address, ...]
     tls: bool
     is_http: bool
-    """The port is the management port. Otherwise it is a key-value port, to be asked for that one."""
+    """True if the port is the management port. Otherwise it is a key-value port, whose server reports that port."""
     bucket: str
-    """Empty where there is none, and none is needed."""
+    """Empty if the URL names none and none is needed."""
     user: str | None = None
     listed: ConnectionString | None = None
-    """The connection string itself, where DNS may list other hosts for it."""
+    """The connection string itself, if DNS may list other hosts for it."""
 
     @classmethod
     def parse(cls, text: str, *, needs_bucket: bool = True) -> ManagementUrl:
@@ -79,7 +79,7 @@ class ManagementUrl:
             raise InvalidConnectionString(f"the URL is not valid: {error}") from error
         user, _, host = parts.netloc.rpartition("@")
         if ":" in user:
-            # The URL itself is not repeated: it has a password in it.
+            # The message omits the URL, which contains a password.
             raise InvalidConnectionString(
                 "the URL contains a password, which others could read",
                 hint="Give the password with --password or HEADWATER_PASSWORD",
@@ -94,13 +94,13 @@ class ManagementUrl:
         return cls(addresses=(address,), tls=tls, is_http=True, bucket=bucket, user=unquote(user) or None)
 
 
-# --- where it is --------------------------------------------------------------------------------------------------
+# --- finding the management port ----------------------------------------------------------------------------------
 
 
 def find_management(
     url: ManagementUrl, *, credentials: Credentials, tls: ssl.SSLContext | None, http_port: int | None = None
 ) -> Address:
-    """The management port of the first node that answers. A key-value port is asked for it, as every SDK does."""
+    """Return the management port of the first node that answers, asking it on its key-value port as SDKs do."""
     addresses = url.addresses if url.listed is None else find_hosts(url.listed)
     first = addresses[0]
     if http_port is not None:
@@ -137,20 +137,20 @@ def no_list(of: str) -> HeadwaterError:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status, and the JSON that came with it; what is not JSON is kept as text."""
+    """A status and the JSON content of the response, or its text if it is not JSON."""
 
     status: int
     content: Any
 
     def accepted(self) -> Any:
-        """The content of a success; of anything else the error for it."""
+        """Return the content of a success. Raises `HeadwaterError` for any other status."""
         if self.status in (http.HTTPStatus.OK, http.HTTPStatus.ACCEPTED):
             return self.content
         reason, hint = _REFUSALS.get(self.status, (f"the node answered with status {self.status}", ""))
         raise HeadwaterError(self._words() or reason, hint=hint)
 
     def _words(self) -> str:
-        """What the node itself says, in one line."""
+        """Return the node's own message, on one line."""
         members = self.content if isinstance(self.content, dict) else {}
         errors = members.get("errors", members.get("message", ""))
         if isinstance(errors, dict):
@@ -178,9 +178,9 @@ class Management:
     credentials: Credentials | None = field(repr=False)
     tls: ssl.SSLContext | None = None
     answer_s: float = ANSWER_S
-    """How long an answer may take."""
+    """How long the node may take to answer."""
     token: str | None = field(default=None, repr=False)
-    """Of the page of a landing, which knows no users."""
+    """The token for the page of a landing, which has no users."""
 
     def ask(self, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
         target = "/" + "/".join(quote(part, safe="@", errors=AS_THEY_ARE) for part in path)
@@ -209,13 +209,13 @@ class Management:
 
 
 def find_node_page(url: str, credentials: Credentials | None, tls: ssl.SSLContext | None) -> str | None:
-    """The dashboard of the node of a URL; None where that is no node of ours, or can't be found out."""
+    """Return the dashboard of the URL's node, or None if it is not a Headwater node or can't be reached."""
     if credentials is None:
         return None
     try:
         where = ManagementUrl.parse(url, needs_bucket=False)
         address = find_management(where, credentials=credentials, tls=tls)
-        # Without a log-in, so that no password is sent in clear for it: `land` may have logged in with SCRAM.
+        # Without a login, so that no password is sent unencrypted: `land` may have logged in with SCRAM.
         root = Management(address=address, credentials=None, tls=tls).ask("GET").content
     except (HeadwaterError, OSError):
         return None
@@ -228,7 +228,7 @@ def find_node_page(url: str, credentials: Credentials | None, tls: ssl.SSLContex
 
 @dataclass(frozen=True, kw_only=True)
 class ManagedNode:
-    """The node of a URL, for one command. It is looked for when it is first asked, and the password may be, too."""
+    """The node of a URL, for one command. The first request finds the node, and asks for the password if necessary."""
 
     where: ManagementUrl
     login: LoginOptions
@@ -259,7 +259,7 @@ http_port_option = click.option(
 
 
 def managed(*, needs_bucket: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the node of its URL, and all options that it takes to get there."""
+    """Give a command the node that its URL names, and the connection options."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @click.argument("url", metavar="URL")
@@ -282,11 +282,11 @@ def managed(*, needs_bucket: bool = False) -> Callable[[Callable[..., None]], Ca
 
 _WAIT_MS = 30_000
 _CAN_T_WAIT = frozenset({http.HTTPStatus.FORBIDDEN, http.HTTPStatus.NOT_FOUND, http.HTTPStatus.METHOD_NOT_ALLOWED})
-"""What servers say that have no way to wait for a manifest, or not for this user."""
+"""The answers of servers that can't wait for a manifest, or not for this user."""
 
 
 class BucketScopes:
-    """The scopes and collections of the bucket that a URL names, asked and changed over HTTP."""
+    """The scopes and collections of the bucket that a URL names, read and changed over HTTP."""
 
     def __init__(self, node: ManagedNode) -> None:
         self._node = node
@@ -296,7 +296,7 @@ class BucketScopes:
         return self._node.ask(method, *bucket, "scopes", *path, form=form)
 
     def wait_for(self, changed: Answer) -> str:
-        """The uid of the manifest that a change has made, once every node has it."""
+        """Wait until every node has the manifest that a change has created. Returns the manifest's uid."""
         content = changed.accepted()
         uid = content.get("uid") if isinstance(content, dict) else None
         if not isinstance(uid, str):
@@ -309,7 +309,7 @@ class BucketScopes:
         return uid
 
     def create(self, scope: str, collection: str | None = None, **settings: str) -> str:
-        """Create a scope, or a collection in it. Gives the uid of the manifest, once every node has it."""
+        """Create a scope, or a collection in it. Returns the uid of the manifest once every node has it."""
         if collection is None:
             return self.wait_for(self.ask("POST", form={"name": scope}))
         return self.wait_for(self.ask("POST", scope, "collections", form={"name": collection, **settings}))
@@ -318,7 +318,7 @@ class BucketScopes:
         return self.wait_for(self.ask("PATCH", scope, "collections", collection, form=settings))
 
     def create_missing(self, names: Iterable[str]) -> None:
-        """Have all of these collections, each of them `scope.collection`."""
+        """Create those of these collections that do not exist. Each is a `scope.collection`."""
         there = self._names()
         for name in names:
             scope, _, collection = name.partition(".")
@@ -344,9 +344,9 @@ class BucketScopes:
 
 
 def nodes_of_cluster(first: Management, *, bucket: str = "") -> list[Management]:
-    """A node, and the others of the cluster that it is in, or that this bucket of it is in.
+    """Return a node and the other nodes of its cluster, or of the cluster of one of its buckets.
 
-    Of a Couchbase cluster it is the one node alone: there, what is done on one is done on all of them.
+    For a Couchbase cluster, return the one node alone: there, a change on one node applies to all.
     """
     pools = first.ask("GET", "pools").accepted()
     if not isinstance(pools, dict) or "headwater" not in str(pools.get("implementationVersion", "")):
@@ -356,7 +356,7 @@ def nodes_of_cluster(first: Management, *, bucket: str = "") -> list[Management]
     try:
         members = ClusterConfig.of(answer).nodes
         if not any(member.is_this_node for member in members):
-            # It was left out of the cluster whose config it gives, or has never been in one.
+            # The node has left the cluster whose config it returns, or has never been in one.
             return [first]
         others = [_address(member, first) for member in members if not member.is_this_node]
     except MalformedJson as error:

@@ -1,7 +1,7 @@
-"""The options that several commands have, and what is made of them: who logs in, how TLS is spoken.
+"""The options that several commands share, and the objects made from them: the login and the TLS settings.
 
-Commands take their shared options from here. They are built from the fields of `ReadOptions`, `ConnectOptions` and
-`SourceOptions`, so nothing about them is written twice. A password must never be printed, nor stand in a `repr`.
+The shared options are built from the fields of `ReadOptions`, `ConnectOptions` and `SourceOptions`, so nothing
+about them is written twice. A password must never be printed, nor appear in a `repr`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_WARNING, EXIT_CRITICAL = 3, 4
-"""Of `health` and `cluster status`. 2 is click's, for an invalid command line."""
+"""For `health` and `cluster status`. click uses 2 for an invalid command line."""
 EXIT_BEHIND = 3
-"""Of `verify`: the tables are equal as far as they have come, and further behind than is permitted."""
+"""For `verify`: the tables are equal as far as they have landed, but further behind than permitted."""
 
 _HINT = f"Give --user and --password, or set {USER_VARIABLE} and {PASSWORD_VARIABLE}"
 
 
 def parse_time(value: str) -> float:
-    """The type of an option that takes a time; in seconds."""
+    """Parse the value of an option that takes a time. Returns seconds."""
     try:
         return parse_interval_s(value)
     except InvalidInput as error:
@@ -56,7 +56,7 @@ def parse_time(value: str) -> float:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON.")
-"""For commands that ask a node, and print what it answers."""
+"""For commands that send a request to a node and print its answer."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -65,7 +65,7 @@ T = TypeVar("T")
 # --- options of a command -----------------------------------------------------------------------------------------
 
 
-# click 8.3 and older have no parameter for what a type makes.
+# click 8.3 and older do not make ParamType generic in the converted type.
 if TYPE_CHECKING:
     _IntType = click.ParamType[int]
 else:
@@ -85,12 +85,12 @@ class _BytesType(_IntType):
 
 
 def cli_option(option: Option, **others: Any) -> Callable[[F], F]:
-    """An option of a command; `others` are what click takes, where a command differs."""
+    """Return an option of a command. `others` override the settings passed to click."""
     kind = option.kind if option.cli_type is None or option.kind is Kind.NAMES else Kind.TEXT
     bytes_note = "Units such as 64K and 16M work." if kind is Kind.BYTES else ""
     words = " ".join(filter(None, (option.help, bytes_note, option.cli_note))).replace("`", "")
     settings: dict[str, Any] = {"help": words, "metavar": option.metavar}
-    # click would take a member of an enumeration by its name, and not by its value.
+    # click would accept a member of an enumeration by its name rather than its value.
     default = str(option.default) if isinstance(option.default, StrEnum) else option.default
     match kind:
         case Kind.FLAG if option.choices is None:
@@ -128,7 +128,7 @@ def _number_name(option: Option) -> str:
 
 
 def read_options(command: str, **others: Mapping[str, Any]) -> Callable[[F], F]:
-    """Give a command the options of a read that name it; `others` are what click takes, by option."""
+    """Give a command those read options that list it. `others` override the settings passed to click, by option."""
 
     def decorate(function: F) -> F:
         for name, option in reversed(READ_OPTIONS.items()):
@@ -140,13 +140,13 @@ def read_options(command: str, **others: Mapping[str, Any]) -> Callable[[F], F]:
 
 
 class GivenOptions:
-    """What a command was given of `options_from`."""
+    """The values that a command received for the options of `options_from`."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
     def make(self, cls: Callable[..., T], **others: Any) -> T:
-        """An object of one of the classes. `others` are its fields that are no options."""
+        """Return an object of one of the classes. `others` are its fields that are not options."""
         for name, option in options_of(cast(type, cls)).items():
             value = self._values[name]
             is_name = isinstance(option.choices, Mapping) and value is not None
@@ -155,7 +155,7 @@ class GivenOptions:
 
 
 def options_from(*classes: type) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Give a command the options that are fields of these classes, as one argument `given`."""
+    """Give a command the options that are fields of these classes, all in one argument `given`."""
     options = [(cls, option) for cls in classes for option in options_of(cls).values()]
 
     def decorate(command: Callable[..., T]) -> Callable[..., T]:
@@ -165,7 +165,7 @@ def options_from(*classes: type) -> Callable[[Callable[..., T]], Callable[..., T
             return command(*arguments, given=given, **values)
 
         for cls, option in reversed(options):
-            # The words of an option that a command alone has are for the command line.
+            # The help of an option that only one command has is written for the command line.
             words = {"help": option.help} if cls.__module__.startswith("headwater.cli.") else {}
             wrapped = cli_option(option, **words)(wrapped)
         return wrapped
@@ -174,7 +174,7 @@ def options_from(*classes: type) -> Callable[[Callable[..., T]], Callable[..., T
 
 
 def repeated_words(context: click.Context, leave_out: Collection[str]) -> list[str]:
-    """What was given on the command line, as words for another one, without these parameters."""
+    """Return the arguments of this command line, without these parameters, as words for another one."""
     words: list[str] = []
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -195,7 +195,7 @@ def repeated_words(context: click.Context, leave_out: Collection[str]) -> list[s
 
 
 class _Place(Protocol):
-    """A URL, read: who is to log in, and whether with TLS."""
+    """A parsed URL: which user logs in, and whether with TLS."""
 
     @property
     def user(self) -> str | None: ...
@@ -208,13 +208,13 @@ class LoginOptions(ConnectOptions):
     """The values of `connection_options`."""
 
     def settings(self, url: str, **others: Any) -> ClientSettings:
-        """The settings for the bucket of a URL. `others` are further ones of `ClientSettings.of`."""
+        """Return the settings for the bucket of a URL. `others` are further ones of `ClientSettings.of`."""
         where = ConnectionString.parse(url)
         return ClientSettings.of(where, self.credentials(where), tls=self.tls_settings, **others)
 
     def credentials(self, where: _Place) -> Credentials | None:
-        """Who logs in, or None where no user is named. The name in a URL counts less than `--user`, and more than the
-        variable."""
+        """Return the credentials, or None if no user is named. A name in the URL overrides the variable, and
+        `--user` overrides both."""
         user, password = self.user, self.password
         if where.user is not None and not _is_on_command_line("user"):
             user = where.user
@@ -229,14 +229,14 @@ class LoginOptions(ConnectOptions):
         return Credentials(user, password)
 
     def needed_credentials(self, where: _Place) -> Credentials:
-        """As `credentials`, for commands that can't log in by a certificate alone."""
+        """Like `credentials`, but raises without a user: for commands that can't log in with only a certificate."""
         found = self.credentials(where)
         if found is None:
             raise InvalidInput("there is no user to log in as", hint=_HINT)
         return found
 
     def tls_context(self, where: _Place) -> ssl.SSLContext | None:
-        """How TLS is spoken, or None for a URL without it. The system's certificates are trusted by default."""
+        """Return the TLS context, or None for a URL without TLS. By default, it trusts the system's certificates."""
         return (self.tls_settings or TlsSettings()).context() if where.tls else None
 
 
@@ -244,7 +244,7 @@ CONNECTION_OPTIONS = tuple(name for name, option in CONNECT_OPTIONS.items() if o
 
 
 def connection_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Give a command the options to connect, as one argument `login` (`LoginOptions`)."""
+    """Give a command the connection options, as one argument `login` (`LoginOptions`)."""
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, **options: Any) -> T:
@@ -259,7 +259,7 @@ def connection_options(command: Callable[..., T]) -> Callable[..., T]:
 def _parse_pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     pairs = [value.partition("=") for value in values]
     if any(not (name and sign) for name, sign, _ in pairs):
-        # Not the value itself: it may be a secret.
+        # The message omits the value: it may be a secret.
         raise click.BadParameter("write NAME=VALUE, such as aws_region=eu-west-1.")
     return {name.strip(): value for name, _, value in pairs}
 
@@ -279,7 +279,7 @@ def _parse_function(context: click.Context, parameter: click.Parameter, text: st
     if text is None:
         return None
     module_name, _, name = text.partition(":")
-    # Where the command is started there may be a module for it.
+    # The module may be in the current directory.
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module_name), name)
@@ -302,7 +302,7 @@ transform_option = click.option(
 
 
 def sent_to_tasks(function: TransformFunction, master: str | None) -> Transform:
-    """A transform for tasks on the executors of a Spark master, or of this process."""
+    """Return a transform for tasks on the executors of a Spark master, or for tasks in this process."""
     if master is None:
         from headwater.lake.chosen_rows import Transform
 
@@ -314,8 +314,8 @@ def sent_to_tasks(function: TransformFunction, master: str | None) -> Transform:
 
 @contextlib.contextmanager
 def task_runners(*, master: str | None, memory: str = "2g") -> Iterator[Callable[[str], JobRunner]]:
-    """Makes runners of tasks, by a name: on a Spark session that is started here and that they share, or with no master
-    in threads of this process, which loads no Spark."""
+    """Yields a function that makes a named runner of tasks. All runners share a Spark session started here or,
+    without a master, threads of this process, which then does not load Spark."""
     if master is None:
         from headwater.landing.tasks import LocalRunner, TaskSlots
 
@@ -335,13 +335,13 @@ def task_runners(*, master: str | None, memory: str = "2g") -> Iterator[Callable
 
 @contextlib.contextmanager
 def task_runner(name: str, *, master: str | None, memory: str = "2g") -> Iterator[JobRunner]:
-    """One runner alone."""
+    """Yields a single runner."""
     with task_runners(master=master, memory=memory) as make:
         yield make(name)
 
 
 def is_terminal() -> bool:
-    """Whether a password can be asked for."""
+    """Return whether the user can be prompted for a password."""
     return sys.stdin.isatty()
 
 
@@ -367,6 +367,6 @@ def errors_reported(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def fail(sentence: str) -> NoReturn:
-    """The sentence may hold text of a server: a terminal must not obey any of it."""
+    """Print an error and exit. The sentence may contain text from a server, so control characters are escaped."""
     click.echo(f"Error: {printable(sentence)}", err=True)
     sys.exit(EXIT_FAILED)

@@ -1,13 +1,13 @@
-"""What commands write, and what may end them: errors as one sentence, tables, the log, signals, a reader that is gone.
+"""What commands write and what may end them: one-line errors, tables, the log, signals, a reader that closes a pipe.
 
-`click`, as all commands use it, is rich-click where the extra `cli` is installed, with columns and colours in pages of
-help. A mere client has click alone, whose pages say the same.
+With the extra `cli`, the `click` that all commands use is rich-click, whose help pages have columns and colours. A
+client-only installation has plain click, whose pages have the same content.
 
-`headwater.cli` wraps every command in `errors_in_one_sentence`; commands that run for long call `set_up_logging`. An
-error is never drawn with a frame around it, as rich would: that breaks it where a log or a script reads it.
+`headwater.cli` wraps every command in `errors_in_one_sentence`; long-running commands call `set_up_logging`. An error
+is never framed, as rich would do: a frame breaks the sentence for logs and scripts that read it.
 
-A signal that comes while changes are being written waits until they are out, so that the offsets say exactly what has
-been written. It does not wait for ever: a reader that takes nothing from a pipe would hold the command there.
+A signal that arrives during a write of changes takes effect after it, so that the offsets match what was written. The
+wait is limited: a reader that stops reading from a pipe would block the command forever.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ else:
     RichGroup = getattr(click, "RichGroup", click.Group)
 
 if layout := getattr(click, "rich_click", None):
-    # An option and what it takes in one column, so that nothing is cut on a terminal of 60 columns.
+    # Show an option and its value in one column, so that nothing is cut on a terminal of 60 columns.
     layout.OPTIONS_TABLE_COLUMN_TYPES = ["opt_all_metavar", "help"]
     layout.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
     layout.OPTIONS_TABLE_HELP_SECTIONS = ["help", "range", "required", "default", "envvar", "deprecated"]
 
 _HelpShown: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-"""click 8.1 ends by itself when it has shown the help, and has no such error."""
+"""click 8.1 has no such error: it exits by itself after it has shown the help."""
 
 
 @contextmanager
 def errors_in_one_sentence() -> Iterator[None]:
-    """Print what click raises and what goes wrong with standard output, and end with its exit code."""
+    """Print click's errors and failures of standard output as one sentence, and exit with the code of the error."""
     try:
         with ending_signals_raised(), _output_written():
             yield
@@ -80,7 +80,7 @@ def _sentence(error: click.ClickException) -> str:
         return message
     possibilities = getattr(error, "possibilities", None)
     if possibilities:
-        # click shows three of them, and those behind the first have little to do with what was meant.
+        # click suggests up to three, and those after the first are rarely what was meant.
         message = f"{error.message} {did_you_mean(possibilities[0])}"
     end = "" if message.endswith("?") else "."
     return f"{message.rstrip('.')}{end} See {error.ctx.command_path} --help"
@@ -91,7 +91,7 @@ def _sentence(error: click.ClickException) -> str:
 
 @contextmanager
 def _output_written() -> Iterator[None]:
-    """A reader that has seen enough (`| head`) is no error; a full disk is."""
+    """Ignore a reader that closes the pipe early (`| head`), and report a full disk as an error."""
     try:
         try:
             yield
@@ -112,18 +112,18 @@ def _output_written() -> Iterator[None]:
 
 
 def _reader_is_gone() -> bool:
-    """Whether it is our own output that is broken, and not a connection."""
+    """Return whether standard output is broken, and not a connection."""
     poll = select.poll()
     try:
-        poll.register(sys.stdout.fileno(), 0)  # errors of a file are reported without being asked for
+        poll.register(sys.stdout.fileno(), 0)  # poll reports errors of a file without being asked to
     except (io.UnsupportedOperation, ValueError):
         return False
     return bool(poll.poll(0))
 
 
 def abandon_output() -> None:
-    """Write nothing more: the stream may hold text that the interpreter would write on its way out, and complain."""
-    with suppress(OSError, io.UnsupportedOperation):  # It may be no file of the system's.
+    """Discard further output: the interpreter would write the stream's buffered text at exit, and report an error."""
+    with suppress(OSError, io.UnsupportedOperation):  # Standard output may not be a file of the system.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -131,15 +131,15 @@ UNCUT_CHARS = 10_000
 
 
 def output_console() -> Console:
-    """For standard output: as wide as the terminal is, and never cut or folded in a file or a pipe.
+    """Return a console for standard output: as wide as the terminal; files and pipes get uncut, unfolded lines.
 
-    Sentences are printed with `soft_wrap`, so that nothing breaks them but the terminal.
+    Sentences are printed with `soft_wrap`, so that only the terminal wraps them.
     """
     return Console(highlight=False, width=None if sys.stdout.isatty() else UNCUT_CHARS)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print cells in columns. Text of a server is made harmless; as many columns as there are headings are shown."""
+    """Print cells in columns, as many as there are headings. Control characters in a server's text are escaped."""
     shown = [list(headings), *([phrases.printable(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(headings))]
     for row in shown:
@@ -151,11 +151,11 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 COUNT_MIN = 1000
 SECONDS_MIN = 1.0
-"""Below these, a rate is about how a run begins and ends."""
+"""Below these, a rate would mostly reflect the start and the end of the run."""
 
 
 def documents_in(documents: int, seconds: float, *, and_rate: str = "") -> str:
-    """`and_rate` stands behind the rate of documents, where there is one."""
+    """Describe a run. `and_rate` follows the rate of documents, if that is shown."""
     sentence = f"{counted(documents, 'document')} in {seconds:.2f} s"
     if documents < COUNT_MIN or seconds < SECONDS_MIN:
         return sentence
@@ -170,19 +170,19 @@ logger = logging.getLogger(__name__)
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 MESSAGE_CHARS_MAX = 2_000
 FIELD_CHARS_MAX = 500
-"""What a peer calls itself, and what it asks for, is logged. None of that is worth more."""
+"""Limits for logged text from a peer, such as its name and its requests."""
 PEER_LINES_FREE, PEER_LINES_PER_S = 10, 1.0
-"""How many lines of one kind a peer can have logged at once, and how many in a second after that."""
+"""How many lines of one kind are logged for a peer at once, and how many per second after that."""
 PEERS_MAX = 1_024
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 _OWN_MEMBERS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every record has; all else was given with the message."""
+"""The members that every record has; all others were passed with the message."""
 
 
 def printable(text: str, chars_max: int) -> str:
-    """Text of any origin on one line: what a terminal would act on is escaped, and what is too long is cut."""
+    """Make text of any origin safe for one line: escape characters that a terminal would act on, and cut long text."""
     cut = text if len(text) <= chars_max else f"{text[:chars_max]}… ({len(text)} characters)"
     if cut.isprintable():
         return cut
@@ -190,7 +190,7 @@ def printable(text: str, chars_max: int) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """A line a message. A peer can't forge another one by a name with a newline in it."""
+    """One line per message. A peer can't forge a line with a newline in its name."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         record.message = printable(record.message, MESSAGE_CHARS_MAX)
@@ -198,19 +198,19 @@ class TextFormatter(logging.Formatter):
 
 
 class PeerLimit(logging.Filter):
-    """Lets a peer have only so many lines of a kind logged: a stranger must not fill the disk.
+    """Limits how many lines of one kind are logged for a peer, so that a stranger can't fill the disk.
 
-    The next line that is let through says how many were left out before it.
+    The next line that passes reports how many lines were omitted before it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._kinds: OrderedDict[tuple[str, str], tuple[float, float, int]] = OrderedDict()
-        """By peer and kind: how many lines are free, since when that counts, and how many were left out."""
+        """By peer and kind: how many lines are left, when that was computed, and how many lines were omitted."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         peer = vars(record).get("peer")
-        is_of_http = record.name.startswith("uvicorn")  # which logs bad requests, and does not say whose
+        is_of_http = record.name.startswith("uvicorn")  # uvicorn logs bad requests without naming the peer
         if peer is None and not is_of_http:
             return True
         kind = (str(peer), str(vars(record).get("event", record.msg)))
@@ -227,7 +227,7 @@ class PeerLimit(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the fields that the message came with."""
+    """One JSON object per line: time, level, logger, message, and the fields passed with the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         members: dict[str, Any] = {
@@ -249,7 +249,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(log_format: str, *, level: str = "info") -> None:
-    """Write the log of this process to its standard error, from this level on."""
+    """Write this process's log to standard error, from this level on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(TEXT))
     handler.addFilter(PeerLimit())
@@ -258,7 +258,7 @@ def set_up_logging(log_format: str, *, level: str = "info") -> None:
     for talkative in ("asyncio", "py4j", "uvicorn"):
         logging.getLogger(talkative).setLevel(logging.WARNING)
     if log_format == "json":
-        # What Python itself would write there is text.
+        # Python itself would write these as text.
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
 
@@ -279,7 +279,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(KeyboardInterrupt):
-    """An ending signal has come. A command ends as after Ctrl-C, with the exit code of this signal."""
+    """An ending signal has arrived. The command ends as after Ctrl-C, with the exit code of this signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -287,23 +287,23 @@ class Ended(KeyboardInterrupt):
 
 
 def exit_code_after(error: BaseException) -> int:
-    """128 and the number of the signal that raised it, as shells have it."""
+    """Return 128 plus the number of the signal that raised the error, as shells do."""
     return 128 + (error.number if isinstance(error, Ended) else signal.SIGINT)
 
 
 @contextmanager
 def ending_signals_raised() -> Iterator[None]:
-    """Raise `Ended` for an ending signal that would else end the process at once, with nothing cleaned up."""
+    """Raise `Ended` for an ending signal, which would otherwise end the process immediately, without any cleanup."""
     process = os.getpid()
 
     def end(number: int, _: FrameType | None) -> None:
         if os.getpid() == process:
             raise Ended(number)
-        # A process that was forked since, such as a worker of a pool, ends as if there were no handler.
+        # A process that was forked since, such as a pool worker, ends as if there were no handler.
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
-    # Only the main thread may set handlers. What is ignored, as under nohup, stays ignored.
+    # Only the main thread may set handlers. Signals that are ignored, as under nohup, stay ignored.
     is_main = threading.current_thread() is threading.main_thread()
     taken = [number for number in ENDING_SIGNALS if is_main and signal.getsignal(number) is signal.SIG_DFL]
     for number in taken:
@@ -316,11 +316,11 @@ def ending_signals_raised() -> Iterator[None]:
 
 
 class Interruptions:
-    """Raises `Ended` for ending signals, inside `allowed` only: for a command that must not stop half-way."""
+    """Raises `Ended` for ending signals, but only inside `allowed`: for a command that must not stop halfway."""
 
     def __init__(self) -> None:
         self.number: signal.Signals | None = None
-        """The signal that has come."""
+        """The signal that has arrived."""
         self._reader_is_gone = False
         self._is_allowed = False
         self._is_over = threading.Event()
@@ -328,7 +328,7 @@ class Interruptions:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Allow signals to interrupt; one that came earlier does so immediately."""
+        """Allow signals to interrupt. One that arrived earlier interrupts immediately."""
         self._is_allowed = True
         try:
             self._heed()
@@ -337,7 +337,7 @@ class Interruptions:
             self._is_allowed = False
 
     def hurry(self) -> None:
-        """After a signal, wait no longer than the grace for what comes now."""
+        """After a signal, limit the next operation to the grace period."""
         if self.number is not None:
             signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 
@@ -349,26 +349,26 @@ class Interruptions:
             raise BrokenPipeError
 
     def watch_reader(self, file: int) -> None:
-        """Raise `BrokenPipeError` in `allowed` when no process is left that reads from a pipe.
+        """Raise `BrokenPipeError` in `allowed` when the last process that reads from a pipe has closed it.
 
-        A write would raise it, too, but it may be long until there is one: `| head -1` should end at once.
+        A write would raise it, too, but the next one may be far off: `| head -1` should end at once.
         """
-        # Its signal may come late, and must not end what comes after this.
+        # Its signal may arrive late, and must not end the code that follows.
         self._previous[signal.SIGALRM] = signal.SIG_IGN
         threading.Thread(target=self._wait_for_reader, args=(file,), name="headwater-reader-watch", daemon=True).start()
 
     def _wait_for_reader(self, file: int) -> None:
         poll = select.poll()
-        poll.register(file, 0)  # errors of a file are reported without being asked for
+        poll.register(file, 0)  # poll reports errors of a file without being asked to
         poll.poll()
         self._reader_is_gone = True
-        # A signal that comes just before the main thread begins to wait would be seen after its wait only.
+        # Repeated: a signal just before the main thread begins to wait would be handled only after the wait.
         while not self._is_over.wait(REPEAT_S):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
     def __enter__(self) -> Self:
         for number in ENDING_SIGNALS:
-            # What a shell or nohup has set to be ignored stays ignored.
+            # Signals that a shell or nohup ignores stay ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._on_signal)
         self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)

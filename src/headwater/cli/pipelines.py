@@ -1,5 +1,5 @@
 """Named pipelines: `headwater land NAME` takes its URL and its options from a file, `headwater.toml`; `headwater verify
-NAME` takes those of its own from there.
+NAME` takes its own options from the same pipeline.
 
 ```toml
 [pipelines.shop]
@@ -10,16 +10,16 @@ password = "${SHOP_PASSWORD}"
 storage-option = { aws_region = "eu-west-1" }
 ```
 
-A pipeline is read as if its keys had been written in front of the command line, without those that are written there as
-well. So there is no second list of options to keep: a key is what an option is called without its dashes, and is
-checked and converted as the option is. `--no-KEY` turns off a flag that the file turns on. What has `://` in it is a
-URL, and anything else is the name of a pipeline.
+The keys of a pipeline are put in front of the command line, except those that the command line itself gives. So there
+is no second list of options to maintain: a key is an option's name without its dashes, and is checked and converted
+like the option. `--no-KEY` turns off a flag that the file turns on. An argument with `://` in it is a URL, and any
+other is the name of a pipeline.
 
-Several names, or `--all`, are several command lines: the same options with one name each. All of them are checked
-before the first one is run.
+Several names, or `--all`, become several command lines: the same options with one name each. All of them are checked
+before the first one runs.
 
-Secrets come from the environment, by `${NAME}`, for a file like this is kept in a repository. One that is written out
-is refused, and no error repeats a value that may be one.
+Secrets come from the environment, by `${NAME}`, because such a file is kept in a repository. A literal secret is
+rejected, and no error repeats a value that may be a secret.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from headwater.phrases import did_you_mean, printable
 FILE_NAME = "headwater.toml"
 FILE_BYTES_MAX = 1 << 20
 PIPELINES_MAX = 64
-"""So many at once: each has threads, and takes a part of the memory."""
+"""The limit for one process: each pipeline has threads, and takes a share of the memory."""
 _TABLE = "pipelines"
 _URL = "url"
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _STORE = "storage-option"
 _SECRET_OF_STORE = re.compile(r"secret|password|token(?!_file)|key(?!_id|_enabled)", re.IGNORECASE)
-"""The options of object stores that are secrets, by their names. Those of services are numerous, and new ones come."""
+"""Matches the names of object store options that are secrets. Services have many such options, and add new ones."""
 _PASSWORD_IN_URI = re.compile(r"://[^/@:]*:([^/@]+)@")
 
 _OF_LANDING = ("json", "master")
-"""How a landing runs and what it prints, for which other commands have options of the same names."""
+"""Options for how a landing runs and what it prints. Other commands have options of the same names."""
 
 config_option = click.option(
     "--config",
@@ -74,26 +74,26 @@ all_option = click.option(
 
 _NOT_KEYS = ("config", "every_pipeline", "help")
 _SEVERAL = "several"
-"""In the parameters of a context: the contexts of several pipelines, by their names."""
+"""The key in a context's parameters for the contexts of several pipelines, by name."""
 _OF_ONE = frozenset(
     {"into", "collections", "scopes", "columns", "cluster_by", "groups", "iceberg_table", "transform", "where"}
 )
-"""The parameters that name a place, or what is in one bucket: they are not for several pipelines at once."""
+"""The parameters that name a location, or objects in one bucket: they can't apply to several pipelines at once."""
 
 
 class CommandWithPipelines(RichCommand):
-    """A command whose argument `url` may be the name of a pipeline, which is then the `obj` of its context. It needs
-    `config_option` and `all_option`.
+    """A command whose argument `url` may be the name of a pipeline, which then becomes the `obj` of its context. It
+    needs `config_option` and `all_option`.
 
-    Keys are those of `land`. Another command takes those that it has as options, and its `directory` from `into`, but
-    not how a landing runs.
+    The keys are those of `land`. Another command uses the keys that are its own options, except those for how a
+    landing runs, and takes its `directory` from `into`.
     """
 
     _run_several: Callable[[Mapping[str, click.Context]], None] | None = None
 
     def runs_several(self, function: Callable[[Mapping[str, click.Context]], None]) -> None:
-        """Decorates what runs several pipelines. Otherwise they are run one after the other, whatever comes of each:
-        the exit code is 1 if one has failed, and else the largest."""
+        """Decorate the function that runs several pipelines. Without one, they run one after the other, even if
+        some fail: the exit code is then 1 if any failed, and otherwise the largest."""
         self._run_several = function
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -129,7 +129,7 @@ class CommandWithPipelines(RichCommand):
         return []
 
     def _several_names(self, ctx: click.Context, given: Mapping[str, Any], more: Sequence[str]) -> list[str]:
-        """The names, if there are several or it is all of them; else nothing."""
+        """Return the names if there are several, or with `--all`; otherwise an empty list."""
         named = [given[_URL], *more] if isinstance(given.get(_URL), str) else [*more]
         if given.get("every_pipeline"):
             if named:
@@ -182,7 +182,7 @@ class CommandWithPipelines(RichCommand):
 
 
 def pipeline_options(command: click.Command) -> dict[str, click.Option]:
-    """The options that a pipeline can have, by their keys: all but where the pipeline itself is found."""
+    """Return the options that a pipeline can have, by key: all except those that locate the pipeline itself."""
     return {
         _key(option): option
         for option in command.params
@@ -191,7 +191,7 @@ def pipeline_options(command: click.Command) -> dict[str, click.Option]:
 
 
 def pipeline_name() -> str:
-    """Of the command that runs; empty for one that was given a URL."""
+    """Return the name of the running command's pipeline, or an empty string for a command with a URL."""
     context = click.get_current_context(silent=True)
     return "" if context is None or context.obj is None else str(context.obj)
 
@@ -202,7 +202,7 @@ def _config_of(given: Mapping[str, Any]) -> Path:
 
 
 def _option_words(given: Mapping[str, Any], order: Sequence[click.Parameter]) -> Iterator[str]:
-    """The options of a command line that was parsed, without its names."""
+    """Yield the options of a parsed command line, without the pipelines' names."""
     for option in dict.fromkeys(order):
         if not isinstance(option, click.Option) or option.name is None or option.name == "every_pipeline":
             continue
@@ -226,7 +226,7 @@ class _Pipeline:
     file: Path
     name: str
     values: Mapping[str, Any]
-    """By key, as TOML has them."""
+    """By key, as parsed from TOML."""
 
     @classmethod
     def read(cls, file: Path, name: str) -> Self:
@@ -241,7 +241,7 @@ class _Pipeline:
         _fail(f"{self.file}: {_TABLE}.{self.name}: {what}", hint)
 
     def check_keys(self, options: Mapping[str, click.Option]) -> None:
-        """Raise for a key that is no option, and for secrets that are written out, whether they are used or not."""
+        """Raise for a key that is not an option, and for literal secrets, even in options that are not used."""
         for key, value in self.values.items():
             if key != _URL and key not in options:
                 near = get_close_matches(key, [_URL, *options], n=1)
@@ -272,7 +272,7 @@ class _Pipeline:
         return self._expanded("into", value)
 
     def words(self, key: str, option: click.Option) -> Iterator[str]:
-        """What would stand on the command line for a key."""
+        """Yield the words that a key stands for on the command line."""
         value, spelling = self.values[key], max(option.opts, key=len)
         if option.is_flag:
             if not isinstance(value, bool):
@@ -291,7 +291,7 @@ class _Pipeline:
             yield f"{spelling}={pair}{self._expanded(place, str(one))}"
 
     def _expanded(self, place: str, text: str) -> str:
-        """With the variables of the environment that it refers to."""
+        """Replace references to variables of the environment."""
         if "${" in _REFERENCE.sub("", text):
             self.fail(f"{place} has a ${{ that begins no ${{NAME}}", "Write ${NAME}, with the name of a variable")
         for name in _REFERENCE.findall(text):
@@ -301,7 +301,7 @@ class _Pipeline:
 
 
 def _all_names(file: Path) -> list[str]:
-    """The names of all pipelines, in the order of the file."""
+    """Return the names of all pipelines, in the order of the file."""
     names = [*_read_tables(file, None)]
     if not names:
         _fail(f"{file} has no pipelines", f"Write [{_TABLE}.NAME] above the keys of one")
@@ -309,7 +309,7 @@ def _all_names(file: Path) -> list[str]:
 
 
 def _read_tables(file: Path, name: str | None) -> dict[str, dict[str, Any]]:
-    """All pipelines of a file, in its order. `name` is the one that is looked for, None for all."""
+    """Return all pipelines of a file, in its order. `name` is the requested one, for messages; None means all."""
     root = _read_toml(file, name)
     for other in root.keys() - {_TABLE}:
         _fail(f"{file}: {other!r} is not known", did_you_mean(f"[{_TABLE}.{name or 'NAME'}]"))
@@ -326,7 +326,7 @@ def _read_toml(file: Path, name: str | None) -> dict[str, Any]:
     except FileNotFoundError:
         if name is None:
             _fail(f"there is no {file}", "Name another file with --config")
-        # Most likely a URL without its scheme was meant.
+        # Most likely, the user meant a URL and left out its scheme.
         _fail(
             f"{name!r} is not a URL, and there is no {file} with a pipeline of that name",
             "Write couchbase://host/bucket, or name the file with --config",
@@ -346,7 +346,7 @@ def _read_toml(file: Path, name: str | None) -> dict[str, Any]:
 
 
 def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What lists and tables hold, each with its place. To TOML, `shop.orders = …` is a table in a table."""
+    """Yield the values in lists and tables, each with its path. TOML parses `shop.orders = …` as a table in a table."""
     if isinstance(value, dict):
         for name, one in value.items():
             yield from _leaves(f"{place}.{name}", one)
@@ -358,7 +358,7 @@ def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _secrets(key: str, place: str, text: str) -> Iterator[str]:
-    """The parts of a text that must not be written out."""
+    """Yield the parts of a text that must not be literal."""
     if "password" in key or key == "ui-token":
         yield text
     if key == _STORE:

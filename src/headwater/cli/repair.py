@@ -1,4 +1,4 @@
-"""`headwater repair`: rebuild what `headwater verify` finds wrong."""
+"""`headwater repair`: rebuild what `headwater verify` reports as wrong."""
 
 from __future__ import annotations
 

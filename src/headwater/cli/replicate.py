@@ -30,12 +30,12 @@ _SHOW_EVERY_S = 0.5
 _STREAMS_OPENING = 64
 _ASK_EVERY_S = 0.05
 _STUCK_S_MAX = 60.0
-"""How long the target may persist nothing of what was passed on to it."""
+"""How long the target may make no progress in persisting what it received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicateOptions:
-    """The options of the command, beside the nodes."""
+    """The options of the command, except the nodes."""
 
     vbuckets: str | None = option(
         "The vbuckets to copy, such as 0-15,20. By default, all that are active there.", metavar="LIST"
@@ -146,7 +146,7 @@ async def _run(job: _Job) -> None:
                 f"{counted(len(failed), 'stream')} ended too soon, the first for vbucket {failed[0]}",
                 hint="Check where the vbuckets are active now",
             )
-        # Before the connections are closed: what the target has not read by then would be lost.
+        # Before the connections are closed: changes that the target has not read by then would be lost.
         await _wait_until_persisted(job, proxy)
     finally:
         shown.cancel()
@@ -159,7 +159,7 @@ async def _run(job: _Job) -> None:
 
 
 async def _wait_until_persisted(job: _Job, proxy: Proxy) -> None:
-    """Wait until the target has persisted everything that was passed on to it, for every vbucket."""
+    """Wait until the target has persisted, for every vbucket, everything that was forwarded to it."""
     connection = await AsyncKvConnection.open(job.target, job.target_login)
     behind, seqnos = list(proxy.streams.values()), dict.fromkeys(proxy.streams, 0)
     loop = asyncio.get_running_loop()
@@ -170,7 +170,7 @@ async def _wait_until_persisted(job: _Job, proxy: Proxy) -> None:
             answers = [(await answer)[-1].result() for answer in asked]
             still_behind = []
             for stream, answer in zip(behind, answers, strict=True):
-                # A vbucket that is not there, or not on this branch of history, has persisted nothing of it.
+                # A vbucket that does not exist there, or is on another branch of history, has persisted none of it.
                 observed = answer if isinstance(answer, ObserveSeqnoResponse) else None
                 if observed is not None and observed.persisted_seqno > seqnos[stream.vbucket]:
                     seqnos[stream.vbucket], moved_s = observed.persisted_seqno, loop.time()
@@ -211,7 +211,7 @@ _REFUSALS = {
 
 
 async def _active_vbuckets(job: _Job) -> list[VBucketId]:
-    """The vbuckets that are active on the source, by its cluster map."""
+    """Return the vbuckets that are active on the source, according to its cluster map."""
     connection = await AsyncKvConnection.open(job.source, job.source_login)
     connection.close()
     config = connection.outcome.cluster_config

@@ -47,22 +47,22 @@ logger = logging.getLogger(__name__)
 
 NODES_MAX = 16
 GIVE_UP_S = 1.0
-"""How long a cancelled start may take to end cleanly."""
+"""How long a cancelled start may take to clean up."""
 
 
 def default_data_folder() -> Path:
-    """In the user's folder for data, as the XDG base directory specification has it."""
+    """Return the default folder in the user's data directory, following the XDG base directory specification."""
     if sys.platform == "darwin":
         return Path(click.get_app_dir("headwater")) / "data"
     named = os.environ.get("XDG_DATA_HOME", "")
-    # The specification has relative paths ignored.
+    # The specification says to ignore relative paths.
     home = Path(named) if os.path.isabs(named) else Path.home() / ".local" / "share"
     return home / "headwater" / "data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """The options of `headwater serve` that are not those of one node."""
+    """The options of `headwater serve` that are not options of a single node."""
 
     data: str | None = option(
         "The data directory.",
@@ -167,7 +167,7 @@ async def _run(options: NodeOptions, *, as_json: bool, log_format: str) -> None:
 
 
 async def _start(node: Node, stop: asyncio.Event) -> Started | None:
-    """Start the node; None where it was to stop before it was ready."""
+    """Start the node. Returns None if a signal stopped it before it was ready."""
     starting = asyncio.create_task(node.start())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -178,15 +178,15 @@ async def _start(node: Node, stop: asyncio.Event) -> Started | None:
     await asyncio.wait({starting}, timeout=GIVE_UP_S)
     if starting.done():
         return None
-    # A thread compiles, or loads a large bucket, and can't be ended. Nothing is lost: a kernel is kept when it is
-    # complete, and a bucket that was left in order stays so until it is loaded.
+    # A thread compiles or loads a large bucket, and can't be cancelled. Nothing is lost: a kernel is kept only when
+    # complete, and a bucket that was closed cleanly still counts as such until it is loaded.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def _announce(started: Started, options: NodeOptions, *, as_json: bool) -> None:
-    """The one line on standard output that says the node is ready."""
+    """Print the single line on standard output that reports the node as ready."""
     if not as_json:
         click.echo(" ".join(["ready", started.url, *filter(None, [started.plain_url])]))
         return
@@ -202,7 +202,7 @@ def _announce(started: Started, options: NodeOptions, *, as_json: bool) -> None:
 
 
 def _print_more(started: Started, options: NodeOptions) -> None:
-    """For a user at a terminal: where data and dashboard are, and, once, the password that was made."""
+    """Print, for a user at a terminal, where data and dashboard are, and once the generated password."""
     click.echo(f"data {options.data}", err=True)
     if started.generated_password is not None:
         click.echo(
@@ -216,7 +216,7 @@ def _print_more(started: Started, options: NodeOptions) -> None:
 
 
 def _log_ready(started: Started, options: NodeOptions) -> None:
-    """A log is kept, and read by others: it has the place of the password, not the password."""
+    """Log the addresses. Logs are kept and read by others, so they name the password's file, not the password."""
     dashboard = f"{started.http_url}/ui/"
     about = fields(event=LogEvent.NODE_READY, address=started.url, dashboard=dashboard, path=str(options.data))
     logger.info("ready at %s, dashboard at %s, data in %s", started.url, dashboard, options.data, extra=about)
@@ -238,7 +238,7 @@ def _log_ready(started: Started, options: NodeOptions) -> None:
 READY_S_MAX = 120.0
 STOP_S_MAX = 30.0
 SUPERVISED_VARIABLE = "HEADWATER_SUPERVISED"
-"""In the environment of the nodes: the data folder of all of them."""
+"""Set in the environment of the nodes: the data folder of the whole cluster."""
 _PORTS = ("port", "http_port", "tls_port", "http_tls_port")
 _OURS = frozenset({"nodes", "replicas", "data", "user", "password", "as_json", *_PORTS})
 _ONE_NODE_ONLY = ("upr_port", "upr_bucket", *(f"advertise_{port}" for port in _PORTS))
@@ -246,21 +246,21 @@ _ONE_NODE_ONLY = ("upr_port", "upr_bucket", *(f"advertise_{port}" for port in _P
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePorts:
-    """The ports of one node, which it keeps."""
+    """The ports of one node, which stay the same across restarts."""
 
     port: int
     http_port: int
     tls_port: int | None = None
-    """Of nodes that have ports without TLS and with it. Those of nodes that have one kind only are the ones above."""
+    """Set for nodes with both plain and TLS ports. Nodes with only one kind use the ports above."""
     http_tls_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """What `headwater serve --nodes` was given."""
+    """The options of `headwater serve --nodes`."""
 
     node: NodeOptions
-    """What the nodes have in common. A port is the first of its kind: the nodes take that and those that follow."""
+    """The options that all nodes share. A port is the first of its kind: the nodes take it and those that follow."""
     nodes: int
     replicas: int
     as_json: bool
@@ -270,14 +270,14 @@ class ClusterOptions:
 
 
 def names_first_user_only(context: click.Context) -> bool:
-    """Whether the user is from the environment alone. Clients read the same variables, so they may not be meant for a
-    node that has users."""
+    """Return whether the user comes only from the environment. Clients read the same variables, so they may not be
+    meant for a node that already has users."""
     sources = [context.get_parameter_source(name) for name in ("user", "password")]
     return all(source is ParameterSource.ENVIRONMENT for source in sources)
 
 
 def check_cluster_options(context: click.Context) -> None:
-    """Raise for an option that a cluster can't have."""
+    """Raise for an option that a cluster does not support."""
     for name in _ONE_NODE_ONLY:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise InvalidInput(f"--{name.replace('_', '-')} is for one node", hint="Omit it, or omit --nodes")
@@ -285,7 +285,7 @@ def check_cluster_options(context: click.Context) -> None:
 
 def arguments_for_nodes(context: click.Context) -> list[str]:
     arguments = repeated_words(context, _OURS)
-    # A person looks for the line with the address, which the nodes' connections to each other would bury.
+    # A user looks for the line with the address, which the log of the nodes' connections would bury.
     is_for_people = context.params["log_format"] == "text"
     if is_for_people and context.get_parameter_source("log_level") is not ParameterSource.COMMANDLINE:
         arguments += ["--log-level", "warning"]
@@ -293,7 +293,7 @@ def arguments_for_nodes(context: click.Context) -> list[str]:
 
 
 async def run_nodes(options: ClusterOptions) -> None:
-    """Start the nodes, make them a cluster, and wait for the end."""
+    """Start the nodes, form a cluster of them, and wait for the end."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -323,9 +323,9 @@ async def run_nodes(options: ClusterOptions) -> None:
 
 
 async def _compile(processes: list[asyncio.subprocess.Process]) -> None:
-    """Here, and reported once: each of the nodes would else compile the same, at the same time."""
+    """Compile the kernels here, and report it once: otherwise all nodes would compile the same concurrently."""
     report_compile()
-    # In a process, which can be ended. Ctrl-C is for us.
+    # In a separate process, which can be terminated. Only this process handles Ctrl-C.
     command = (sys.executable, "-m", "headwater", "kernels")
     compiling = asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, start_new_session=True)
     processes.append(await compiling)
@@ -335,7 +335,7 @@ async def _compile(processes: list[asyncio.subprocess.Process]) -> None:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work; False where it was given up because of a signal."""
+    """Do the work. Returns False if a signal interrupted it."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -356,7 +356,7 @@ async def _get_ready(
     served = await asyncio.gather(*(_ready(process) for process in processes))
     tls = None if options.node.serves_plain else peer_context(options.node)
     for bucket in options.node.buckets:
-        # One that was dropped is not made again.
+        # A bucket that was dropped on all nodes is not created again.
         if any(bucket in buckets for buckets in served):
             login = Login(
                 credentials=credentials, bucket=bucket, tls=tls, features=PEER_FEATURES, agent="headwater serve"
@@ -365,7 +365,7 @@ async def _get_ready(
 
 
 def _credentials(options: ClusterOptions) -> tuple[Credentials, str | None]:
-    """Who logs in, and the password where it had to be made."""
+    """Return the credentials, and the password if it was generated now."""
     path = options.node.data / "password"
     has_own = options.node.first_user_only and path.exists()
     if options.node.user is not None and options.node.password is not None and not has_own:
@@ -378,7 +378,7 @@ def _credentials(options: ClusterOptions) -> tuple[Credentials, str | None]:
 
 
 def _ports(options: ClusterOptions) -> list[NodePorts]:
-    """Those of the last time, and of nodes that are new the ones from --port on, or free ones."""
+    """Return the known ports. New nodes get those from --port on, or free ones."""
     path = options.node.data / PORTS_FILE
     known = [NodePorts(**one) for one in json.loads(path.read_text())] if path.exists() else []
     if len(known) > options.nodes:
@@ -398,7 +398,7 @@ def _ports(options: ClusterOptions) -> list[NodePorts]:
 
 
 def _keep(path: Path, text: str) -> None:
-    """Write a small file as a whole: after a crash with half of it, the nodes could not be started again."""
+    """Replace a small file atomically: if a crash left half of it, the nodes could not be restarted."""
     try:
         replace_file(path, text.encode(), is_private=True)
     except OSError as error:
@@ -418,8 +418,8 @@ def _free_ports(host: str, count: int) -> list[int]:
 async def _start_node(
     options: ClusterOptions, at: int, ports: NodePorts, credentials: Credentials
 ) -> asyncio.subprocess.Process:
-    # The password is in the environment, where others on the machine can't see it. The name is there alone where it was
-    # so for us: then the nodes make it the first user, and change none.
+    # The password is in the environment, where other users of the machine can't see it. If this process got the
+    # name only from the environment, so do the nodes, and then only create a first user with it.
     is_from_there = options.node.first_user_only and credentials.user == options.node.user
     named = () if is_from_there else ("--user", credentials.user)
     given = ((f"--{name.replace('_', '-')}", str(port)) for name, port in asdict(ports).items() if port is not None)
@@ -435,7 +435,7 @@ async def _start_node(
         env=environment,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        # Ctrl-C is for us, and we stop them.
+        # Only this process handles Ctrl-C, and it stops the nodes.
         start_new_session=True,
     )
 
@@ -446,10 +446,10 @@ def _supervised_in() -> Path | None:
 
 
 def stop_with_supervisor(stop: Callable[[], None]) -> None:
-    """In a node that `serve --nodes` has started: stop when that process is gone, however it ended.
+    """Stop a node that `serve --nodes` has started when that process is gone, however it ended.
 
-    It holds the other end of this node's standard input and never writes to it, so that ends with it, also by kill -9.
-    Otherwise the node would go on alone, and keep the data from the next start.
+    The supervisor holds the other end of this node's standard input and never writes to it, so the input ends with
+    the supervisor, even after kill -9. Otherwise the node would keep running, and block its data from the next start.
     """
     if SUPERVISED_VARIABLE not in os.environ:
         return
@@ -466,7 +466,7 @@ def stop_with_supervisor(stop: Callable[[], None]) -> None:
 
 
 async def _ready(process: asyncio.subprocess.Process) -> list[str]:
-    """Returns the buckets of the node."""
+    """Wait until a node is ready. Returns its buckets."""
     assert process.stdout is not None
     try:
         async with asyncio.timeout(READY_S_MAX):
@@ -512,7 +512,7 @@ def _announce_cluster(
 
 
 def _urls(options: ClusterOptions, ports: list[NodePorts]) -> tuple[list[str], list[str]]:
-    """The connection strings and the dashboards, those with TLS first, as one node has them."""
+    """Return the connection strings and the dashboards. Those with TLS come first, as for a single node."""
     host = options.node.host
     kinds = [("s" if options.node.tls_cert is not None else "", "port", "http_port")]
     if ports[0].tls_port is not None:
@@ -523,7 +523,7 @@ def _urls(options: ClusterOptions, ports: list[NodePorts]) -> tuple[list[str], l
 
 
 def _print_cluster(options: ClusterOptions, dashboard: str, url: str, user: str, generated: str | None) -> None:
-    """As one node does: in the log for programs, which does not get the password, or for a user at a terminal."""
+    """Print what a single node prints: to the log for programs, without the password, or for a user at a terminal."""
     path = str(options.node.data / "password")
     if options.logs_json:
         about = fields(event=LogEvent.NODE_READY, address=url, dashboard=dashboard, user=user, path=path)
@@ -537,7 +537,7 @@ def _print_cluster(options: ClusterOptions, dashboard: str, url: str, user: str,
 
 @dataclass(slots=True)
 class _Watch:
-    """Waits for a signal. A node that ends is logged, and the others go on: to lose one is what a cluster is for."""
+    """Waits for a signal. A node that ends is logged, and the others continue: a cluster tolerates the loss."""
 
     options: ClusterOptions
     addresses: list[Address]
@@ -545,7 +545,7 @@ class _Watch:
     stop: asyncio.Event
     requests: StartRequests
     start_again: Callable[[int], Awaitable[None]]
-    """By the number of the node; returns once it is ready."""
+    """Restarts the node with this number, and returns once it is ready."""
 
     async def run(self) -> None:
         stopping = asyncio.create_task(self.stop.wait())
@@ -575,7 +575,7 @@ class _Watch:
         logger.warning("node %s has ended with %s: %s", address, code, hint, extra=about)
 
     async def _start_asked(self, running: dict[asyncio.Task[int], int]) -> None:
-        """Start the nodes that commands have asked for."""
+        """Restart the nodes that commands have requested."""
         for number in self.requests.take():
             if number in running.values():
                 self.requests.answer(number, problem=f"{self.addresses[number - 1]} is running already")
@@ -586,7 +586,7 @@ class _Watch:
                 self.requests.answer(number, problem=error.reason)
                 continue
             finally:
-                # One that is not ready may still be running, and ends with the others.
+                # A node that is not ready may still be running, and ends with the others.
                 running[asyncio.create_task(self.processes[number - 1].wait())] = number
             about = fields(event=LogEvent.NODE_READY, address=str(self.addresses[number - 1]))
             logger.warning("node %s is running again", self.addresses[number - 1], extra=about)

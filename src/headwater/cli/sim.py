@@ -84,7 +84,7 @@ def _reports(numbers: range, asked: SimOptions) -> Iterator[SeedReport]:
         for number in numbers:
             yield run_seed(number, mutant=asked.mutant, keeps_trace=asked.trace)
         return
-    # Ctrl-C is for this process: the others would each print it, and a pool waits for the seeds that are under way.
+    # Only this process handles Ctrl-C: the workers would each print it, and a pool waits for the seeds in progress.
     ignored = (signal.SIGINT, signal.SIG_IGN)
     pool = ProcessPoolExecutor(asked.jobs or os.cpu_count(), initializer=signal.signal, initargs=ignored)
     try:
@@ -98,7 +98,7 @@ def _reports(numbers: range, asked: SimOptions) -> Iterator[SeedReport]:
 
 
 def _shown(reports: Iterator[SeedReport], *, total: int, is_shown: bool) -> Iterator[SeedReport]:
-    """The same, with a bar on standard error while they come."""
+    """Yield the same reports, with a progress bar on standard error."""
     console = Console(stderr=True)
     if not is_shown or not console.is_terminal:
         yield from reports

@@ -39,7 +39,7 @@ class StartRequests:
         self.asked = asyncio.Event()
 
     def take(self) -> list[int]:
-        """The numbers of the nodes to start; each is repeated until it is answered."""
+        """Return the numbers of the nodes to start. Each is returned again until it is answered."""
         self.asked.clear()
         return sorted(
             int(name)
@@ -60,7 +60,7 @@ class StartRequests:
 def supervising(data: Path) -> Iterator[StartRequests]:
     """Make this process the only supervisor of a data folder. Call it in the event loop."""
     requests, loop = StartRequests(data), asyncio.get_running_loop()
-    # Before there is a lock that commands go by: without a handler the signal would end this process.
+    # Before the lock exists that commands look for: without a handler, their signal would end this process.
     loop.add_signal_handler(signal.SIGUSR1, requests.asked.set)
     try:
         with (data / _PID_FILE).open("a+") as file:
@@ -71,7 +71,7 @@ def supervising(data: Path) -> Iterator[StartRequests]:
             file.write(str(os.getpid()))
             file.flush()
             for path in data.glob(f"{_START}*"):
-                # A request that an earlier supervisor has not answered.
+                # A request that an earlier supervisor did not answer.
                 path.unlink(missing_ok=True)
             yield requests
     finally:

@@ -1,8 +1,7 @@
-"""`headwater tail`: print the changes of a bucket as they come, for people, scripts and Arrow.
+"""`headwater tail`: print the changes of a bucket as they arrive, for people, scripts and Arrow.
 
-The command makes one `Tailer` from its options, which brings the client's batches to standard output and keeps the
-offsets on the way. What has been written and the offsets that are kept must never differ: a signal waits until a write
-has ended.
+The command makes one `Tailer` from its options, which writes the client's batches to standard output and keeps the
+offsets. The kept offsets must always match what was written, so a signal takes effect only after a write has ended.
 """
 
 from __future__ import annotations
@@ -69,18 +68,18 @@ RATE_OVER_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What the line shows."""
+    """The figures in the line."""
 
     rows: Mapping[str, int]
-    """By their `op`."""
+    """Counts by `op`."""
     lag: int | None
-    """Changes that the server has and the reader has not; None before it is known."""
+    """How many changes the server has that the reader does not have; None before it is known."""
     rollbacks: int
     reconnects: int
 
 
 class LagLine:
-    """Redraws itself until it is left. Where standard output is the same terminal, `above` makes way for a while."""
+    """A line that redraws itself until its context ends. Write in `above` if standard output is the same terminal."""
 
     def __init__(self, console: Console, look: Callable[[], Progress]) -> None:
         self._console = console
@@ -101,7 +100,7 @@ class LagLine:
 
     @contextmanager
     def above(self) -> Iterator[None]:
-        """What is written meanwhile stands above the line."""
+        """Remove the line during a write to the terminal, and redraw it below."""
         with self._lock:
             self._erase()
             yield
@@ -119,12 +118,12 @@ class LagLine:
     def _draw(self) -> None:
         progress = self._look()
         text = describe(progress, self.rate(sum(progress.rows.values()), time.monotonic()))
-        # The last column stays free: a terminal may go to the next line by itself when it is written to.
+        # The last column stays free: a terminal may wrap to the next line when it is written to.
         text.truncate(self._console.width - 1, overflow="ellipsis")
         self._console.print(text, end="", soft_wrap=True)
 
     def rate(self, changes: int, now_s: float) -> float:
-        """Changes a second, over the last seconds."""
+        """Return the changes per second over the last seconds."""
         self._history.append((now_s, changes))
         while now_s - self._history[0][0] > RATE_OVER_S:
             self._history.popleft()
@@ -152,8 +151,8 @@ _WRITE_BYTES = 256 * 1024
 
 
 class StandardOutput:
-    """Bytes, past the interpreter's buffers: `write` returns when all of them are out. A closed pipe raises
-    `BrokenPipeError`."""
+    """Writes bytes past the interpreter's buffers: `write` returns when all of them are written. A closed pipe
+    raises `BrokenPipeError`."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -170,7 +169,7 @@ class StandardOutput:
 
     @property
     def file(self) -> int | None:
-        """The number of the file, where it is one of the system's."""
+        """The file descriptor, or None if standard output is not a file of the system."""
         try:
             return sys.stdout.fileno()
         except (OSError, io.UnsupportedOperation):
@@ -217,15 +216,15 @@ class Tailer:
         offsets_file: Path | None = None,
         quiet: bool = False,
     ) -> None:
-        """`options` are those of the client's `batches`, but `start`. All rows are written where none are chosen."""
+        """`options` are those of the client's `batches`, without `start`. If `wanted` is None, all rows are written."""
         if offsets_file is not None:
             check_writable(offsets_file)
         self.output = StandardOutput()
         self.interruptions = Interruptions()
         self.written = 0
-        """Rows."""
+        """The number of rows written."""
         self.rows: Counter[str] = Counter()
-        """The same by their `op`."""
+        """The same number by `op`."""
         self._client = client
         self._start = start
         self._options = options
@@ -237,15 +236,15 @@ class Tailer:
         self._quiet = quiet
         self._reading: Batches | None = None
         self._given: Offsets | None = None
-        """What the read started from; None before the bucket is known."""
+        """The offsets at which the read started; None before the bucket is known."""
         self._behind: Offsets | None = None
-        """Behind what has been written; None before the first batch."""
+        """The offsets after the last written change; None before the first batch."""
         self._is_writing = False
         self._saved_s = time.monotonic()
 
     @property
     def offsets(self) -> Offsets | None:
-        """Behind what has been written, also of vbuckets that were given and are not read this time.
+        """The offsets after the last written change, including given vbuckets that are not read this time.
 
         None before the bucket is known.
         """
@@ -259,7 +258,7 @@ class Tailer:
                 stack.callback(lambda: asyncio.run(checkpoint.close()))
             if self.output.file is not None and not self.output.is_terminal:
                 self.interruptions.watch_reader(self.output.file)
-            # Where a pipe is closed, what its reader has taken is not known, and the offsets are left as they were.
+            # If a pipe is closed, it is unknown how much its reader has read, and the offsets stay as they were.
             try:
                 self._read()
             except Ended:
@@ -300,7 +299,7 @@ class Tailer:
                 self._save_if_due()
 
     def _now(self) -> Offsets:
-        """The end of every vbucket now, as offsets: also a run that sees no change can be resumed."""
+        """Return the current end of every vbucket as offsets, so that a run that sees no change can be resumed, too."""
         reading = self._client.batches(start=Start.NOW, end=End.NOW, vbuckets=self._options["vbuckets"])
         for _ in reading:
             pass
@@ -319,7 +318,7 @@ class Tailer:
         self.rows += count_ops(shown)
 
     def _select(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-        """The rows to be shown, and how many of the batch are done with then."""
+        """Return the rows to show, and how many rows of the batch are then processed."""
         left = batch.num_rows if self._limit is None else self._limit - self.written
         if self._wanted is None:
             rows = min(left, batch.num_rows)
@@ -339,13 +338,13 @@ class Tailer:
         self._is_writing = False
 
     def _write_end(self) -> None:
-        # Where a reader does not take what was being written, it won't take the end of it either.
+        # A reader that did not take the last write won't take the end of the stream either.
         if not self._is_writing and (end := self._encoder.end()):
             self.interruptions.hurry()
             self._write(end, None)
 
     def _lag_line(self) -> AbstractContextManager[LagLine | None]:
-        """None where the reader of a pipe may write to the same terminal (`| head`): the line can't make way for it."""
+        """Return no line if the output is a pipe whose reader may write to the same terminal (`| head`)."""
         console = Console(stderr=True)
         if self._quiet or self.output.is_pipe or not sys.stderr.isatty() or console.is_dumb_terminal:
             return nullcontext()
@@ -394,18 +393,18 @@ class Tailer:
 SHOWN_CHARS_MAX = 1000
 """Longer offsets are not printed on a terminal."""
 ARGUMENT_CHARS_MAX = 100_000
-"""Less than what Linux takes as one argument, 128 KiB."""
+"""Less than Linux accepts as one argument, 128 KiB."""
 
 _HINT = f"Use beginning, now, {START_TIMES}, a file with offsets, or the offsets themselves as JSON"
 _NOT_REPEATED = frozenset({"start", "password", "tls_key_password", "limit"})
-"""Options that the command to go on does not have: it has other offsets, and passwords are not shown."""
+"""Options that the command to resume does not repeat: it has other offsets, and passwords are not shown."""
 
 
 # --- where to start -----------------------------------------------------------------------------------------------
 
 
 def read_start(text: str) -> Start | Offsets | datetime:
-    """`beginning`, `now`, a time, offsets as JSON, or the path of a file that has them."""
+    """Parse `beginning`, `now`, a time, offsets as JSON, or the path of a file that has them."""
     if text in tuple(Start):
         return Start(text)
     if text.lstrip().startswith("{"):
@@ -428,18 +427,18 @@ def read_offsets(path: Path) -> Offsets:
         raise error.reworded(f"{path}: {error.reason}") from error
 
 
-# --- where to go on -----------------------------------------------------------------------------------------------
+# --- where to resume ----------------------------------------------------------------------------------------------
 
 
 def check_writable(path: Path) -> None:
-    """Raise at once what would fail at the end."""
+    """Raise now for a file that could not be written at the end."""
     where = path if path.exists() else path.parent
     if path.is_dir() or not os.access(where, os.W_OK):
         raise InvalidInput(f"the offsets can't be written to {str(path)!r}", hint="Give a file in a writable folder")
 
 
 def write_offsets(path: Path, offsets: Offsets) -> None:
-    """Replace the file as a whole: if that fails, the old one is as it was."""
+    """Replace the file atomically: if that fails, the old one is unchanged."""
     text = offsets.to_json() + "\n"
     try:
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
@@ -455,7 +454,7 @@ def write_offsets(path: Path, offsets: Offsets) -> None:
 
 
 def resume_command(context: click.Context, offsets: Offsets, *, is_terminal: bool) -> str:
-    """The same command, from these offsets on. Where they are long and in no file yet, they are put in one."""
+    """Return the same command, starting at these offsets. Long offsets that are in no file yet are written to one."""
     words = ["headwater", "tail", *repeated_words(context, _NOT_REPEATED)]
     if context.params["checkpoint"] is None:
         text, kept_in = offsets.to_json(), context.params["offsets_file"]
@@ -468,13 +467,13 @@ def resume_command(context: click.Context, offsets: Offsets, *, is_terminal: boo
     return shlex.join(words)
 
 
-# --- how far it is ------------------------------------------------------------------------------------------------
+# --- offsets within a batch ---------------------------------------------------------------------------------------
 
 
 def offsets_behind(rows: int, batch: pa.RecordBatch, *, before: Offsets, after: Offsets) -> Offsets:
-    """Where a consumer is that has taken the first `rows` of a batch, with the offsets before and after all of it.
+    """Return the offsets after the first `rows` of a batch. `before` and `after` are those around the whole batch.
 
-    A vbucket of which nothing is left in the batch is where it is after it, which may be behind its last row.
+    A vbucket with no rows left has its offset of `after`, which may lie beyond its last row.
     """
     vbuckets = batch.column("vbucket").to_numpy()
     taken = {int(vbucket): row for row, vbucket in enumerate(vbuckets[:rows])}
@@ -510,7 +509,7 @@ def _parse_vbuckets(context: click.Context, parameter: click.Parameter, values: 
 
 
 def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
-    """None for all of them."""
+    """Return the numbers, or None for all vbuckets."""
     found: set[int] = set()
     for value in values:
         first, _, last = value.partition("-")
@@ -523,7 +522,7 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailOptions:
-    """The options of the command, beside what is read."""
+    """The options of the command, except those that choose what to read."""
 
     format_name: str = option(
         "Text, one JSON object per line, or an Arrow IPC stream.",
@@ -623,14 +622,14 @@ def tail(
         fail(str(error))
     exit_code = _run(tailer, context)
     if tailer.interruptions.number is not None:
-        # At once: a thread that waits for a server's answer would be waited for.
+        # Immediately: a normal exit would wait for a thread that waits for a server's answer.
         sys.stderr.flush()
         os._exit(exit_code)
     sys.exit(exit_code)
 
 
 def _read_options(end: str, *, vbuckets: tuple[str, ...], **others: Any) -> ReadKeywords:
-    """The options of the client, checked."""
+    """Return the options of the client, checked."""
     options: Any = {"end": None if end == "inf" else end, "vbuckets": _vbuckets(vbuckets), **others}
     ReadOptions.make(**options)
     return cast(ReadKeywords, options)
@@ -644,7 +643,7 @@ def _format(context: click.Context, name: str, *, as_json: bool) -> Format:
 
 
 def _wanted(format_: Format, keys: tuple[str, ...]) -> WantedRows | None:
-    """Events have no key. Programs get every one: a vbucket's offset is behind its own."""
+    """Return what selects the rows. Programs get every event: a vbucket's offset depends on its own."""
     if keys:
         return KeyPattern(keys)
     return EventsOnce() if format_ is Format.PRETTY else None
@@ -662,11 +661,11 @@ def _encoder(format_: Format, *, no_value: bool, xattrs: bool, **_: Any) -> Enco
 
 
 def _run(tailer: Tailer, context: click.Context) -> int:
-    """Returns the exit code, and prints the reason if it is not 0."""
+    """Run the tailer. Returns the exit code, and prints the reason if it is not 0."""
     try:
         tailer.run()
     except BrokenPipeError:
-        # The reader of our output has seen enough (`| head`).
+        # The reader of our output has closed it (`| head`).
         abandon_output()
         return 0
     except Ended as error:

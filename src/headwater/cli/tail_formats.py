@@ -1,7 +1,7 @@
-"""What `headwater tail` prints of changes: which rows of a batch, and in which form.
+"""What `headwater tail` prints of changes: which rows of a batch, and in which format.
 
-`tail` chooses an encoder and what selects the rows, `Tailer` calls them. Text of a server is escaped before it gets to
-a terminal.
+`tail` chooses an encoder and a row selection, and `Tailer` calls them. Text from a server is escaped before it
+reaches a terminal.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Format(StrEnum):
 
 
 class Encoder(Protocol):
-    """Batches to bytes."""
+    """Encodes batches as bytes."""
 
     def encode(self, batch: pa.RecordBatch) -> bytes | memoryview:
-        """Good until the next call."""
+        """Return the bytes of a batch, which are valid until the next call."""
 
     def end(self) -> bytes:
-        """What comes behind the last batch."""
+        """Return the bytes that follow the last batch."""
 
 
 def encoder(format_: Format, *, no_value: bool, xattrs: bool) -> Encoder:
@@ -61,18 +61,18 @@ def encoder(format_: Format, *, no_value: bool, xattrs: bool) -> Encoder:
 
 
 def _is_coloured() -> bool:
-    """As rich has it: by the terminal and the variables NO_COLOR, FORCE_COLOR and TERM."""
+    """Decide as rich does: by the terminal and the variables NO_COLOR, FORCE_COLOR and TERM."""
     console = Console(file=sys.stdout)
     return console.color_system is not None and not console.no_color
 
 
 def _width() -> int | None:
-    """How wide a line may be; it may change while the command runs. None where there is no terminal."""
+    """Return the current width of the terminal, which may change while the command runs, or None if there is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 class ArrowStream:
-    """The bytes of an Arrow IPC stream, batch by batch. They start with the schema, and with `end` they are whole."""
+    """The bytes of an Arrow IPC stream, batch by batch. They start with the schema, and `end` completes them."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._made = io.BytesIO()
@@ -98,7 +98,7 @@ class ArrowStream:
 _OP_CHARS = len("collection modified")
 _PLACE_CHARS = 12
 _VALUE_CHARS_MIN = 12
-"""Of a value this much is shown, also where the terminal is too narrow for it."""
+"""The part of a value that is shown even if the terminal is too narrow for it."""
 _BINARY_BYTES_SHOWN = 64
 _NO_TIME = "-".ljust(len("2026-01-31 09:05:00.000"))
 _MORE = "…"
@@ -112,10 +112,10 @@ _KEY_STYLE = "bold"
 
 
 class PrettyLines:
-    """One line a change, in colours on a terminal. A value is cut where its line would be wider than the terminal."""
+    """One line per change, in colours on a terminal. A value is cut if its line would be wider than the terminal."""
 
     def __init__(self, *, coloured: bool, width: Callable[[], int | None]) -> None:
-        """`width` returns how wide a line may be at present, or None where nothing is to be cut."""
+        """`width` returns the current width of a line, or None if nothing is to be cut."""
         self._coloured = coloured
         self._width = width
 
@@ -169,7 +169,7 @@ class PrettyLines:
 
 
 def _time(cas: int) -> str:
-    """The time of a change, where the user is."""
+    """Return the time of a change in the user's time zone."""
     if not cas:
         return _NO_TIME
     milliseconds = cas // 1_000_000
@@ -189,8 +189,8 @@ def _collection(scope: str | None, collection: str | None, collection_id: int) -
 
 
 def _value_words(value: bytes, room: int | None) -> str:
-    """As much of a value as there is room for."""
-    # A character has up to four bytes. One that is cut in two is beyond the room.
+    """Return as much of a value as fits."""
+    # A character has up to four bytes. One that is cut in two lies beyond the room.
     shown = value if room is None else value[: 4 * room + 4]
     try:
         text = shown.decode()
@@ -203,7 +203,7 @@ def _value_words(value: bytes, room: int | None) -> str:
 
 
 def _binary_words(value: bytes) -> str:
-    """Its size and its beginning, also where there is room for more."""
+    """Return the size and the beginning of a value, even if there is room for more."""
     more = _MORE if len(value) > _BINARY_BYTES_SHOWN else ""
     return f"({len(value):,} bytes) {escaped_bytes(value[:_BINARY_BYTES_SHOWN])}{more}"
 
@@ -220,7 +220,7 @@ def _cut(text: str, cells: int) -> str:
 
 @cache
 def _codes(style: str) -> tuple[str, str]:
-    """What a terminal gets before and after text in that style. The sixteen colours suit the user's own scheme."""
+    """Return the escape codes around text in this style. The sixteen colours follow the user's own scheme."""
     start, _, end = Style.parse(style).render("|", color_system=ColorSystem.STANDARD).partition("|")
     return start, end
 
@@ -229,30 +229,30 @@ def _codes(style: str) -> tuple[str, str]:
 
 
 class WantedRows(Protocol):
-    """Chooses what is written of a batch."""
+    """Chooses which rows of a batch are written."""
 
     def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """The numbers of the rows, rising."""
+        """Return the row numbers in ascending order."""
 
 
 _ONE_CHARACTER = r"(?:[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*|[\x80-\xbf])"
-"""Of UTF-8, for an expression that is matched byte by byte; of other bytes, one."""
+"""One character of UTF-8, for an expression that is matched byte by byte; in other data, one byte."""
 
 
 class KeyPattern:
-    """Keys that fit one of the patterns of `--key`: `*` stands for any characters and `?` for one.
+    """Selects keys that match one of the patterns of `--key`: `*` matches any characters and `?` matches one.
 
-    Rollbacks always fit: what they void may have been shown before.
+    Rollbacks always match: the changes that they undo may have been shown before.
     """
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         alternatives = "|".join(_expression(pattern) for pattern in patterns)
-        # Binary columns are matched byte by byte. An argument that is not UTF-8 stands for the bytes that it has.
+        # Binary columns are matched byte by byte. An argument that is not UTF-8 stands for its own bytes.
         self._expression = rf"(?s)\A(?:{alternatives})\z".encode(errors="surrogateescape")
 
     def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """The numbers of the rows that fit, rising."""
-        # It makes its functions when it is imported, which takes longer than to print the first changes.
+        """Return the numbers of the matching rows, in ascending order."""
+        # Imported here: the module creates its functions on import, which takes longer than to print the first changes.
         import pyarrow.compute as pc
 
         fits = pc.match_substring_regex(batch.column("key"), pattern=self._expression)
@@ -268,7 +268,7 @@ def _expression(pattern: str) -> str:
 
 
 EVENTS_MAX = 1024
-"""Remembered. One that is forgotten would be shown once more."""
+"""How many events are remembered. A forgotten event would be shown again."""
 
 _EVENT_OPS = frozenset(op for op in OPS if op.startswith(("collection_", "scope_")))
 
@@ -278,17 +278,17 @@ _Event = tuple[object, ...]
 
 
 class EventsOnce:
-    """All rows but events that another vbucket has sent already: every vbucket sends an event of its own.
+    """Selects all rows except events that another vbucket has sent already: every vbucket sends its own copy.
 
-    The rows have no manifest uid, and a collection can be changed twice. But a vbucket sends each event once: one that
-    sends the same again, as after a flush or a rollback, reports something new, and the others will follow.
+    The rows have no manifest uid, and a collection can be changed twice. But a vbucket sends each event once: an equal
+    one from the same vbucket, as after a flush or a rollback, is a new event, and the other vbuckets will send it, too.
     """
 
     def __init__(self) -> None:
         self._seen: dict[_Event, _Seen] = {}
 
     def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """The numbers of the rows to be shown, rising."""
+        """Return the numbers of the rows to show, in ascending order."""
         ops = batch.column("op")
         are_events = np.array([op in _EVENT_OPS for op in ops.dictionary.to_pylist()])[ops.indices.to_numpy()]
         shown = ~are_events
@@ -299,7 +299,7 @@ class EventsOnce:
         return np.flatnonzero(shown)
 
     def _is_new(self, event: list[object], vbucket: int) -> bool:
-        # The newest is the last to be forgotten.
+        # Inserted last, so that the newest event is forgotten last.
         seen = self._seen[tuple(event)] = self._seen.pop(tuple(event), _Seen())
         if len(self._seen) > EVENTS_MAX:
             del self._seen[next(iter(self._seen))]
@@ -311,7 +311,7 @@ class EventsOnce:
 
 @dataclass(slots=True)
 class _Seen:
-    """How often an event was sent, and shown."""
+    """How often an event was sent by each vbucket, and shown."""
 
     shown: int = 0
     by_vbucket: Counter[int] = field(default_factory=Counter)

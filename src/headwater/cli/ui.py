@@ -1,4 +1,4 @@
-"""`headwater ui`: a lake in the browser."""
+"""`headwater ui`: show a lake in the browser."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def ui(directory: str, listen: str, ui_token: str | None, storage_options: dict[
         signal.signal(number, lambda *_: ended.set())
     with serving_page(state, address) as url:
         click.echo(f"{location.uri} is shown at {url}", err=True)
-        # A signal that comes just before a wait without an end would be handled after it.
+        # Polled: a signal just before a wait without a timeout would be handled only after the wait.
         while not ended.wait(1.0):
             pass

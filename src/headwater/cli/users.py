@@ -292,7 +292,7 @@ class _User:
     name: str
     display_name: str
     roles: tuple[str, ...]
-    """Its own, without those of its groups."""
+    """The user's own roles, without those of its groups."""
     groups: tuple[str, ...]
 
     @classmethod
@@ -318,7 +318,7 @@ def _user_on(node: ManagedNode, name: str) -> _User | None:
 
 
 def _roles(members: dict[str, Any]) -> tuple[str, ...]:
-    """The roles of a group, or a user's own. Servers before 6.5 have no groups, and say of no role where it is from."""
+    """Return the roles of a group, or a user's own roles. Servers before 6.5 have no groups, and report no origins."""
     return tuple(
         sorted(
             _read_role(role)
@@ -329,7 +329,7 @@ def _roles(members: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _read_role(role: dict[str, str]) -> str:
-    """As `--role` takes it: what is in brackets ends where all that follows is `*`."""
+    """Return a role in the form of `--role`: trailing `*` in the brackets are omitted."""
     parameters = [role[name] for name in ("bucket_name", "scope_name", "collection_name") if name in role]
     while len(parameters) > 1 and parameters[-1] == _ALL:
         parameters.pop()
@@ -337,7 +337,7 @@ def _read_role(role: dict[str, str]) -> str:
 
 
 def _report(node: ManagedNode, what: str, kind: str, name: str, answer: Any) -> None:
-    """Say what was done, and leave with exit code 1 where a node of the cluster does not have it yet."""
+    """Print what was done, and exit with code 1 if a node of the cluster does not have the change yet."""
     missing = answer.get("not_on", {}) if isinstance(answer, dict) else {}
     node.print(f"{what} {name}", {kind: name, "not_on": missing})
     if missing:

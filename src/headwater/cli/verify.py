@@ -135,7 +135,7 @@ def print_verification(found: Verification) -> None:
     console.print(_table(found))
     shown: dict[tuple[str, str], int] = {}
     for one in found.findings:
-        # A key may hold anything, and a terminal obeys none of it.
+        # A key may contain control characters, which must not reach the terminal.
         console.print(printable(one.sentence), soft_wrap=True, markup=False)
         shown[one.kind, one.table] = shown.get((one.kind, one.table), 0) + 1
     for (kind, table), count in found.counts.items():

@@ -1,5 +1,5 @@
-"""The judge of consumers: any program that follows a bucket, against a cluster on which things go wrong by a seed.
+"""The judge of consumers: it runs any program that follows a bucket against a cluster that fails as a seed decides.
 
-`plan` makes the writes and faults of a seed, `consumer` reads what the consumer says and compares it with the
-bucket, `run` has the cluster and the consumer's process. The command is `headwater judge`.
+`plan` derives the writes and faults from a seed, `consumer` reads the consumer's output and compares it with the
+bucket, and `run` operates the cluster and the consumer's process. The command is `headwater judge`.
 """

@@ -1,17 +1,17 @@
-"""The consumer under judgement: a process of its own, whose standard output is read all the time.
+"""The consumer under judgement: a separate process, whose standard output is read continuously.
 
 It never outlives the run, and never delays it: the judge kills it with all processes of its session, and a thread
-reads its output, with limits on the length and the number of lines. `ConsumerLog` keeps what the consumer says it
-holds, and `differences` compares that with the bucket.
+reads its output, with limits on the length and the number of lines. `ConsumerLog` keeps what the consumer claims
+to hold, and `differences` compares that with the bucket.
 
-A line is a JSON object. All that a consumer must write is what it did:
+A line is a JSON object. A consumer only has to write what it did:
 
-    {"op": "set", "key": "k", "seqno": 7, "value": {"n": 1}}     or "mutation"; "cas" may stand for "value"
+    {"op": "set", "key": "k", "seqno": 7, "value": {"n": 1}}     or "mutation"; "cas" may replace "value"
     {"op": "delete", "key": "k", "seqno": 8}                     or "deletion", "expiration"
-    {"op": "rollback", "vbucket": 3, "seqno": 5}                 everything of the vbucket above the seqno is undone
+    {"op": "rollback", "vbucket": 3, "seqno": 5}                 undoes everything of the vbucket above the seqno
 
-The judge undoes a rollback in its own log, so a consumer need not keep versions to be judged. Lines that are no JSON
-object with an "op" are the consumer's own log, and are skipped.
+The judge undoes a rollback in its own log, so a consumer need not keep versions to be judged. All lines other than
+JSON objects with an "op" are the consumer's own log, and are skipped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OPS = {
     "deletion": "delete",
     "expiration": "delete",
     "rollback": "rollback",
-    # What our own `tail` prints besides.
+    # The other events that our own `tail` prints.
     "collection_created": "pass",
     "collection_dropped": "pass",
     "collection_modified": "pass",
@@ -56,7 +56,7 @@ _OPS = {
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One version of a document. None is for what is not known of it."""
+    """One version of a document. None stands for an unknown value."""
 
     seqno: int
     value: Any = None
@@ -67,7 +67,7 @@ class Held:
         return f"seqno {self.seqno}, {printable(text if len(text) <= SHOWN_CHARS else f'{text[:SHOWN_CHARS]}…')}"
 
     def equals(self, held: Held) -> bool:
-        """Whether a consumer's version is this one, by all that it says of it; by the seqno if it says nothing else."""
+        """Return whether a consumer's version is this one, by value and CAS, or by seqno if it has neither."""
         if held.value is None and held.cas is None:
             return held.seqno == self.seqno
         return held.value in (None, self.value) and held.cas in (None, self.cas)
@@ -81,18 +81,18 @@ class _Entry:
 
 
 class ConsumerLog:
-    """All that a consumer has written, less what it has undone."""
+    """Everything that a consumer has written and not undone."""
 
     def __init__(self, vbuckets: int) -> None:
         self._entries: list[list[_Entry]] = [[] for _ in range(vbuckets)]
         self.lines = 0
         self.passed_over = 0
-        """Lines of another kind."""
+        """The number of lines in other formats."""
         self.first_passed_over = ""
         self.rollbacks = 0
 
     def read(self, line: bytes) -> None:
-        """Take in a line. Raises `InvalidInput` if it has an "op" and is malformed, or is beyond a limit."""
+        """Process a line. Raises `InvalidInput` if it has an "op" but is malformed, or if it exceeds a limit."""
         self.lines += 1
         if self.lines > LINES_MAX:
             raise InvalidInput(f"the consumer has written more than {LINES_MAX:,} lines", hint="Check what it repeats")
@@ -132,7 +132,7 @@ class ConsumerLog:
         self._entries[vbucket].append(_Entry(key, seqno, held))
 
     def _number(self, members: Mapping[str, Any], name: str, most: int) -> int:
-        """A number, which may be text: JavaScript's have 53 bits."""
+        """Return a number, which may be given as text: JavaScript's numbers have only 53 bits."""
         given = members.get(name)
         number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) <= 20 else given
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
@@ -143,12 +143,12 @@ class ConsumerLog:
         return InvalidInput(f"line {self.lines} of the consumer: {reason[:SHOWN_CHARS]}", hint=hint)
 
     def documents(self) -> dict[str, Held]:
-        """What the consumer holds: of each key what it wrote last."""
+        """Return the documents that the consumer holds: for each key, the version it wrote last."""
         last = {entry.key: entry.held for entries in self._entries for entry in entries}
         return {key: held for key, held in last.items() if held is not None}
 
     def reached(self) -> list[int]:
-        """The highest seqno of each vbucket."""
+        """Return the highest seqno of each vbucket."""
         return [max((entry.seqno for entry in entries), default=0) for entries in self._entries]
 
 
@@ -163,7 +163,7 @@ def _members(line: bytes) -> dict[str, Any] | None:
 
 
 def _value(given: Any) -> Any:
-    """A consumer that does not look into documents may write one as text."""
+    """Return a document's value. A consumer that does not parse documents may write one as text."""
     if isinstance(given, str):
         try:
             return json.loads(given)
@@ -177,7 +177,7 @@ def _value(given: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A document that the bucket and the consumer do not hold alike. None: it is not there."""
+    """A document that differs between the bucket and the consumer. None means that it does not exist on that side."""
 
     key: str
     vbucket: int
@@ -192,7 +192,7 @@ class Difference:
 
 
 def differences(truth: Mapping[str, Held], found: Mapping[str, Held], vbuckets: int) -> Iterator[Difference]:
-    """Every document that differs, by vbucket and key."""
+    """Yield every document that differs, by vbucket and key."""
     keys = ((int(vbucket_of(key.encode(), vbuckets)), key) for key in truth.keys() | found.keys())
     for vbucket, key in sorted(keys):
         expected, held = truth.get(key), found.get(key)
@@ -210,13 +210,13 @@ STOP_S_MAX = 2.0
 """How long a consumer may take to end after SIGTERM."""
 STDERR_BYTES_SHOWN = 2000
 OUTPUT_BYTES_MAX = 512 * 1024 * 1024
-"""Of standard output, and of standard error."""
+"""The limit for standard output, and for standard error."""
 _RECEIVE_BYTES = 256 * 1024
 _PR_SET_PDEATHSIG = 1
 
 
 class Consumer:
-    """A command that runs while the `with` block lasts."""
+    """A command that runs until the `with` block ends."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, vbuckets: int) -> None:
         self._command = [_filled(part, environment) for part in command]
@@ -256,7 +256,7 @@ class Consumer:
         self._reading.start()
 
     def restart(self) -> None:
-        """Kill it, take in what it had written, and start it again."""
+        """Kill the consumer, process the output that it had written, and start it again."""
         self._kill()
         if self._fault is None:
             self._start()
@@ -272,7 +272,7 @@ class Consumer:
     def _kill(self) -> None:
         self._signal(signal.SIGKILL)
         self._process.wait()
-        # A process that has left the session may hold the pipe: its reader ends with the judge.
+        # A process that has left the session may keep the pipe open; then the reader thread ends with the judge.
         self._reading.join(STOP_S_MAX)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -295,11 +295,11 @@ class Consumer:
                         self._fault = error
                         return
 
-    # --- what is known of it --------------------------------------------------------------------------------------
+    # --- what is known of the consumer ----------------------------------------------------------------------------
 
     @property
     def silent_s(self) -> float:
-        """How long it has written nothing."""
+        """How long the consumer has written nothing."""
         return time.monotonic() - self._heard_s
 
     @property
@@ -307,7 +307,7 @@ class Consumer:
         return bool(self.look(lambda log: log.lines > log.passed_over))
 
     def look(self, at: Callable[[ConsumerLog], Any]) -> Any:
-        """What a function makes of the log, while nothing is added to it."""
+        """Return what a function returns for the log. No line is added during the call."""
         with self._turn:
             return at(self._log)
 
@@ -316,7 +316,7 @@ class Consumer:
         return documents
 
     def complaint(self) -> str | None:
-        """Why the run can't go on: the consumer has ended, or writes what can't be read."""
+        """Return why the run can't continue, or None: the consumer has ended, or its output can't be read."""
         if self._fault is not None:
             return str(self._fault)
         if max(self._stdout.stat().st_size, self._stderr.stat().st_size) > OUTPUT_BYTES_MAX:
@@ -331,7 +331,7 @@ class Consumer:
 
 
 def _filled(part: str, environment: Mapping[str, str]) -> str:
-    """An argument with its placeholders replaced. Other braces stay as they are."""
+    """Return an argument with its placeholders replaced. Other braces stay as they are."""
     for name, value in environment.items():
         part = part.replace("{" + name.removeprefix("HEADWATER_").lower() + "}", value)
     return part

@@ -1,7 +1,7 @@
-"""What happens in a run: writes and faults, decided by a seed and nothing else.
+"""The events of a run: writes and faults, determined by the seed alone.
 
-A plan names keys, nodes and distances, never times or seqnos of the cluster: those differ from run to run. Its last
-step writes a document to every vbucket, so that a consumer which has that document has passed all that came before.
+A plan names keys, nodes and distances, never times or seqnos of the cluster, which differ from run to run. Its last
+step writes a document to every vbucket: a consumer that has this document has passed everything before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headwater.phrases import counted
 from headwater.protocol.numbers import vbucket_of
 
 KEY_PREFIX = "judge::"
-"""Other documents of the bucket, such as the checkpoints of a consumer, are not judged."""
+"""Other documents of the bucket, such as a consumer's checkpoints, are not judged."""
 NODES_MIN, NODES_MAX = 2, 5
 DOCUMENTS_MAX = 2000
 STEPS_MAX = 200
@@ -30,7 +30,7 @@ CLOSING, PROBE = f"{KEY_PREFIX}closing::", f"{KEY_PREFIX}probe::"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The size of a run. With the seed it decides everything."""
+    """The size of a run. Together with the seed, it determines everything."""
 
     nodes: int = option("Nodes of the cluster.", 3)
     vbuckets: int = option("Vbuckets of the bucket.", 16)
@@ -50,7 +50,7 @@ class Shape:
             raise InvalidInput(f"vbuckets is {self.vbuckets}", hint=f"Give a power of two, up to {VBUCKETS_MAX}")
 
     def options(self) -> str:
-        """The options of the command that differ from the defaults, to replay a run."""
+        """Return the command line options that differ from the defaults, to replay a run."""
         given = {name: getattr(self, name) for name in ("nodes", "vbuckets", "documents", "steps")}
         numbers = (f"--{name} {value} " for name, value in given.items() if value != getattr(Shape(), name))
         return "".join([*numbers, "--restarts " if self.restarts else ""])
@@ -58,12 +58,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One write. Its number is in the document, so that every version of a document is unlike all others."""
+    """One write. The document contains its number, so that every version differs from all others."""
 
     number: int
     key: str
     pad: int | None
-    """The length of a text in the document; None deletes it."""
+    """The length of the text in the document; None deletes the document."""
 
     @property
     def value(self) -> dict[str, Any] | None:
@@ -72,20 +72,20 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A fault, or nothing but writes; the writes come first."""
+    """Writes, followed by a fault or a pause."""
 
     action: str = "write"
     writes: tuple[Write, ...] = ()
     node: int = 0
     vbucket: int = 0
     back: int = 0
-    """How many seqnos a rollback goes back."""
+    """How many seqnos a rollback takes back."""
     waits: bool = False
-    """Before the fault, wait until the consumer has seen the writes, for a short time."""
+    """Before the fault, wait briefly until the consumer has seen the writes."""
     after: tuple[Write, ...] = ()
-    """Directly after the fault: the new branch of history grows past the end of the old one."""
+    """Writes directly after the fault, which make the new branch of history longer than the old one."""
     pause_s: float = 0.0
-    """After the step."""
+    """The pause after the step."""
 
     def __str__(self) -> str:
         before = f"{counted(len(self.writes), 'write')}, " if self.writes else ""
@@ -113,13 +113,13 @@ class Plan:
     seed: int
     shape: Shape
     first: tuple[Write, ...]
-    """Before the consumer is started."""
+    """The writes before the consumer is started."""
     steps: tuple[Step, ...]
     probes: tuple[Write, ...]
-    """For a consumer that has not all of it: one that gets these is not stuck, it has left something out."""
+    """Final writes for an incomplete consumer: one that receives these is not stuck, but has missed something."""
 
     def keys(self) -> Iterator[str]:
-        """Every key that is written, once."""
+        """Yield every key that is written, once."""
         steps = (Step(writes=self.first), *self.steps)
         return iter(dict.fromkeys(write.key for step in steps for write in (*step.writes, *step.after)))
 
@@ -140,7 +140,7 @@ class _Planner:
         self._number = 0
         self._keys = [f"{KEY_PREFIX}{number:04}" for number in range(shape.documents)]
         self._away: int | None = None
-        """A node that has left the cluster."""
+        """The node that has left the cluster, if any."""
 
     def plan(self) -> Plan:
         first = self._writes(self._random.randint(1, 2 * self._shape.documents), self._keys)
@@ -156,13 +156,13 @@ class _Planner:
     def _write(self, keys: Sequence[str]) -> Write:
         self._number += 1
         dice = self._random
-        # The first ones are drawn often: versions that replace each other are what consumers confuse.
+        # Skewed to the first keys, so that versions often replace each other: these are what consumers confuse.
         key = keys[int(len(keys) * dice.random() ** 2)]
         return Write(self._number, key, None if dice.random() < DELETE_CHANCE else dice.randint(0, PAD_CHARS_MAX))
 
     def _action(self) -> str:
         weights = {"write": 2, "roll back": 4, "cut": 3, "kill": 2, "silence": 1}
-        # No two nodes are away at a time: with one replica, vbuckets would be lost.
+        # At most one node is away at a time: with one replica, vbuckets would otherwise be lost.
         weights |= {"fail over": 4, "move": 2} if self._away is None else {"bring back": 6}
         weights |= {"restart": 4} if self._shape.restarts else {}
         return self._random.choices([*weights], [*weights.values()])[0]
@@ -189,14 +189,14 @@ class _Planner:
             node=node,
             vbucket=vbucket,
             back=back,
-            # A connection is best cut while changes are on their way.
+            # A connection is best cut while changes are in transit.
             waits=action != "cut" and dice.random() < 0.7,
             after=self._writes(after, keys),
             pause_s=dice.uniform(0.1, 1) if action == "silence" else dice.choice([0.0, dice.uniform(0, 0.3)]),
         )
 
     def _one_each(self, prefix: str) -> tuple[Write, ...]:
-        """A write to every vbucket."""
+        """Return one write for every vbucket."""
         writes: dict[int, Write] = {}
         for key in map(f"{prefix}{{}}".format, count()):
             vbucket = int(vbucket_of(key.encode(), self._shape.vbuckets))

@@ -1,4 +1,4 @@
-"""One run: a cluster of real nodes on loopback, the consumer beside it, the steps of the plan, and the verdict."""
+"""One run: a cluster of real nodes on loopback, a consumer, the steps of the plan, and the verdict."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from headwater.testing.cluster import HeadwaterCluster
 from headwater.testing.nursery import Nursery
 
 START_S_MAX = 60.0
-"""Until the first line of the consumer: a virtual machine may have to warm up."""
+"""How long to wait for the consumer's first line: a virtual machine may have to warm up."""
 SEEN_S_MAX = 3.0
 """How long a step waits for the consumer to see its writes."""
 QUIET_S = 0.5
-"""A consumer that has everything and is silent for so long has finished."""
+"""A consumer that has everything and has been silent for this long is finished."""
 LOOK_EVERY_S = 0.02
 WAITS_MAX = 6
-"""So many times the patience may the end last, however much the consumer still writes."""
+"""The end may last at most this many times the patience, even if the consumer keeps writing."""
 BUCKET = "default"
 _JSON_FLAGS = 0x02000000
 
@@ -46,9 +46,9 @@ class Outcome(StrEnum):
     EQUAL = "equal"
     DIFFERS = "differs"
     STUCK = "stuck"
-    """It did not come to the end of every vbucket."""
+    """It did not reach the end of every vbucket."""
     CRASHED = "crashed"
-    """It has ended, or its lines can't be read."""
+    """It has exited, or its output can't be parsed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Verdict:
     first: Difference | None = None
     differing: int = 0
     before: str = ""
-    """The fault that explains the first difference best."""
+    """The fault that best explains the first difference."""
     counts: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -77,15 +77,15 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Diary:
-    """What the writer and the operator have done."""
+    """A record of the writes and faults."""
 
     seqnos: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """The step and the seqno of a write, by its number."""
+    """The step and the seqno of each write, by the write's number."""
     faults: list[tuple[int, str, Mapping[int, int]]] = field(default_factory=list)
-    """The step, what was done, and the seqno that each vbucket which lost changes went back to."""
+    """The step, what was done, and for each vbucket that lost changes the seqno to which it went back."""
 
     def fault_before(self, first: Difference) -> str:
-        """A fault that took back what the consumer has; or else the last one before the right version was written."""
+        """Return the fault that took back the consumer's version, or else the last before the right version's write."""
         found, expected = self._written(first.found), self._written(first.expected)
         if found is not None:
             for step, what, kept in self.faults:
@@ -109,7 +109,7 @@ def judge_seed(
     patience_s: float,
     report: Callable[[str], object] = lambda line: None,
 ) -> Verdict:
-    """Run the consumer against the cluster of a plan, and compare what it has with the bucket."""
+    """Run the consumer against the cluster of a plan, and compare its documents with the bucket."""
     began_s = time.monotonic()
     with ExitStack() as stack:
         verdict = _Run(stack, nursery, folder, plan, patience_s, report).judge(command)
@@ -144,7 +144,7 @@ class _Run:
         stack.callback(lambda: self._thread.run(self._kv.close))
         self._diary = _Diary()
         self._at = 0
-        """The number of the step."""
+        """The number of the current step."""
 
     def judge(self, command: Sequence[str]) -> Verdict:
         plan = self._plan
@@ -189,12 +189,12 @@ class _Run:
         for write, answer in zip(writes, self._request(requests), strict=True):
             if isinstance(answer, StoreResponse) and answer.seqno is not None:
                 self._diary.seqnos[write.number] = (self._at, int(answer.seqno))
-            elif not isinstance(answer, KeyNotFound):  # of a deletion
+            elif not isinstance(answer, KeyNotFound):  # For a deletion.
                 assert isinstance(answer, StatusError)
                 raise answer
 
     def _truth(self) -> dict[str, Held]:
-        """What a reader of documents finds, key by key."""
+        """Return the documents of the bucket, read key by key."""
         keys = list(self._plan.keys())
         vbuckets = self._plan.shape.vbuckets
         requests = [
@@ -212,7 +212,7 @@ class _Run:
         return truth
 
     def _high_seqnos(self) -> dict[int, int]:
-        """How far the active copies are, as the nodes say."""
+        """Return the high seqnos of the active vbuckets, as the nodes report them."""
         high: dict[int, int] = {}
         for node in self._cluster.nodes:
             if node.process.is_running:
@@ -274,7 +274,7 @@ class _Run:
         def has_finished() -> bool:
             if consumer.silent_s < QUIET_S:
                 return False
-            # Behind the closing document of each vbucket nothing comes any more.
+            # No change follows a vbucket's closing document.
             found = consumer.documents()
             return bool(last) and all(key in found and held.equals(found[key]) for key, held in last.items())
 
@@ -295,7 +295,7 @@ class _Run:
         if complaint is not None or not consumer.has_spoken:
             outcome = Outcome.STUCK if complaint is None else Outcome.CRASHED
             reason = complaint or "the consumer has written no line that the judge knows"
-            # All documents would be missing.
+            # No verdict on documents: all of them would be missing.
             differing = []
         elif differing and all(difference.vbucket in behind for difference in differing):
             outcome = Outcome.STUCK

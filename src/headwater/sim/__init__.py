@@ -1,4 +1,4 @@
-"""Whole clusters in one process, simulated: the production code on a simulated clock, network and disk.
+"""Whole simulated clusters in one process: the production code with a simulated clock, network and disk.
 
-Everything random comes from one seed, so a seed replays what it once did, to the byte.
+All randomness comes from one seed, so a seed always replays the same run, byte by byte.
 """

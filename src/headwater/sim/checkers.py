@@ -1,7 +1,7 @@
-"""The checkers of a run: what consumers hold, the rules of their rows and of streams, and what must be stored.
+"""The checkers of a run: what consumers hold, the rules for their rows and for streams, and what must be stored.
 
-Actors and the run call them. They know the store's frames and the writers' log, share nothing with the code that they
-judge but the typed codec, and know neither the world nor the actors in it.
+The actors and `run` call the checkers, which read the store's frames and the writers' log. They share only the
+typed codec with the code that they judge, and know neither the world nor its actors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headwater.store.bucket import Bucket
 
 # --- what a consumer holds: the changes it has seen, vbucket by vbucket, from which its documents follow --------------
 #
-# It does what the rows say and knows nothing of the client. A rollback takes back what lies above its seqno.
+# The state follows the rows and knows nothing of the client. A rollback removes everything above its seqno.
 
 
 Row = Mapping[str, Any]
@@ -34,7 +34,7 @@ Key = tuple[int, bytes]
 Document = tuple[int, int, bytes]
 """Seqno, CAS and value."""
 Kept = tuple[int, Key | None, Document | int | None]
-"""Seqno, key and what became of it: a document, None where it was removed; or, with no key, a dropped collection."""
+"""Seqno, key, and the result: a document, or None after a removal; without a key, the id of a dropped collection."""
 
 _REMOVALS = frozenset({"deletion", "expiration"})
 _OTHER_EVENTS = frozenset({"collection_created", "collection_modified", "scope_created", "scope_dropped"})
@@ -73,14 +73,14 @@ class ConsumerState:
 
 
 def documents_of(changes: Iterable[Kept]) -> dict[Key, Document]:
-    """The documents that changes leave, applied in their order."""
+    """Return the documents that result from changes, applied in order."""
     documents: dict[Key, Document] = {}
     apply_changes(documents, changes)
     return documents
 
 
 def apply_changes(documents: dict[Key, Document], changes: Iterable[Kept]) -> None:
-    """Bring documents up to date by changes that came later, in their order."""
+    """Apply later changes to documents, in order."""
     for _, key, what in changes:
         if key is None:
             for gone in [other for other in documents if other[0] == what]:
@@ -92,10 +92,10 @@ def apply_changes(documents: dict[Key, Document], changes: Iterable[Kept]) -> No
             documents[key] = what
 
 
-# --- the rules that the rows of one consumer keep, over all its lives -------------------------------------------------
+# --- the rules for the rows of one consumer, over all its lives -------------------------------------------------------
 #
-# * Seqnos of a vbucket rise, unless a rollback takes it back; and that one takes something back.
-# * A change lies in its snapshot, and a snapshot has a key once, unless all versions were asked for.
+# * The seqnos of a vbucket rise, except after a rollback, which must take back something.
+# * A change lies within its snapshot, which has a key only once unless all versions were requested.
 # * Nothing is read on a branch that another one has replaced.
 
 
@@ -113,7 +113,7 @@ class RowRules:
     vbuckets: dict[int, _VBucket] = field(default_factory=dict)
 
     def copy(self) -> RowRules:
-        """For a checkpoint: what follows it may come again."""
+        """Return a copy for a checkpoint: the rows after it may arrive again."""
         return RowRules({number: replace(vbucket) for number, vbucket in self.vbuckets.items()})
 
     def check(self, rows: Iterable[Row], *, all_versions: bool) -> None:
@@ -157,38 +157,38 @@ def _check_branch(vbucket: _VBucket, row: Row) -> None:
         vbucket.vbuuid = vbuuid
 
 
-# --- what was written and what was answered: all that it takes to say what must be there in the end -------------------
+# --- what was written and answered: everything needed to decide what must be stored at the end ------------------------
 
 
 class KnownOutcome(Enum):
     UNDER_WAY = auto()
     ACKNOWLEDGED = auto()
     REFUSED = auto()
-    """It has not happened."""
+    """The write had no effect."""
     UNKNOWN = auto()
-    """It may have happened, or may still do."""
+    """The write may have taken effect, or may do so later."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Write:
-    """One write. Values are never written twice, so that a value names its write."""
+    """One write. No value is written twice, so a value identifies its write."""
 
     value: bytes | None
-    """None where the document was to be deleted."""
+    """None for a deletion."""
     is_durable: bool = False
-    """A majority of the copies had to have it before it was acknowledged."""
+    """Whether a majority of the copies had to have the write before it was acknowledged."""
     may_expire: bool = False
     began_s: float = 0.0
-    """When it was made: it has happened later than this, if at all."""
+    """When the write was made: if it took effect at all, then after this."""
     ended_s: float | None = None
-    """When its outcome was known: if it was acknowledged, it has happened before this."""
+    """When its outcome was known: if it was acknowledged, it took effect before this."""
     outcome: KnownOutcome = KnownOutcome.UNDER_WAY
 
 
 @dataclass(slots=True)
 class WriteLog:
     by_key: dict[Key, list[Write]] = field(default_factory=dict)
-    """In the order in which they were made: there is one writer a key, with one write under way at a time."""
+    """In the order in which the writes began: each key has one writer, with one write in progress at a time."""
 
     def begin(self, key: Key, write: Write) -> Write:
         self.by_key.setdefault(key, []).append(write)
@@ -199,12 +199,12 @@ class WriteLog:
 
 
 def _stored_messages(bucket: Bucket, vbucket: int, after_seqno: int = 0) -> Iterator[tuple[int, Message]]:
-    """The durable messages of a vbucket behind a seqno, with their seqnos, which must rise."""
+    """Yield the durable messages of a vbucket after a seqno, with their seqnos, which must rise."""
     reached = after_seqno
     for run in bucket.runs(vbucket, after_seqno=after_seqno):
         for frame in decode_frames(bytes(run)):
             message = decode_message(frame, WITH_COLLECTIONS)
-            # In what is stored, the first number of an abort is its own.
+            # In a stored abort, the first seqno is the abort's own.
             seqno = int(message.prepared_seqno if isinstance(message, dcp_changes.Abort) else message.seqno)  # type: ignore[attr-defined]
             assert seqno > reached, f"{type(message).__name__} {seqno} is stored after {reached} in vbucket {vbucket}"
             reached = seqno
@@ -212,9 +212,9 @@ def _stored_messages(bucket: Bucket, vbucket: int, after_seqno: int = 0) -> Iter
 
 
 def stored_changes(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> list[Kept]:
-    """The durable changes of a vbucket behind a seqno.
+    """Return the durable changes of a vbucket after a seqno.
 
-    Prepares and aborts have seqnos of their own and change no document: a commit is stored as the mutation itself.
+    Prepares and aborts have their own seqnos but change no document: a commit is stored as the mutation itself.
     """
     changes: list[Kept] = []
     for seqno, message in _stored_messages(bucket, vbucket, after_seqno):
@@ -231,7 +231,7 @@ def stored_changes(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> lis
 
 
 def visible_seqno(bucket: Bucket, vbucket: int) -> int:
-    """The seqno of the last change that a consumer gets to see which knows nothing of durable writes."""
+    """Return the last seqno visible to a consumer that does not support durable writes."""
     seqnos = (
         seqno
         for seqno, message in _stored_messages(bucket, vbucket)
@@ -245,13 +245,13 @@ def stored_documents(bucket: Bucket, vbucket: int) -> dict[Key, Document]:
 
 
 def differences(whose: str, held: dict[Key, Document], stored: dict[Key, Document]) -> list[str]:
-    """The keys for which a consumer or a copy holds something wrong, a line each."""
+    """Return a line for each key for which a consumer or a copy has something else than is stored."""
     keys = sorted(key for key in held.keys() | stored.keys() if held.get(key) != stored.get(key))
     return [f"{whose} has {held.get(key)} for {key}, and stored is {stored.get(key)}" for key in keys]
 
 
 def index_differences(bucket: Bucket, vbucket: int) -> list[str]:
-    """Where the index, by which documents are read, does not agree with the stored changes."""
+    """Return where the index, which is used to read documents, disagrees with the stored changes."""
     wrong = []
     for (collection, key), (seqno, cas, _) in stored_documents(bucket, vbucket).items():
         entry = bucket.find(vbucket, collection, key)  # type: ignore[arg-type]
@@ -261,17 +261,17 @@ def index_differences(bucket: Bucket, vbucket: int) -> list[str]:
 
 
 class Needs(Enum):
-    """What makes a write permanent."""
+    """The condition under which a write is permanent."""
 
     ACKNOWLEDGEMENT = auto()
     MAJORITY = auto()
-    """A failover may have cut off what the copies did not have."""
+    """A failover may have removed writes that the copies did not have."""
     NOTHING = auto()
-    """A drill may have taken anything."""
+    """A drill may have removed any write."""
 
 
 def lost_writes(log: WriteLog, stored: dict[Key, Document], needs: Mapping[Key, Needs]) -> list[str]:
-    """Acknowledged writes that are neither there nor followed by one that is."""
+    """Return a complaint for each key whose stored value the acknowledged writes rule out."""
     wrong = []
     for key, writes in log.by_key.items():
         found = stored[key][2] if key in stored else None
@@ -286,8 +286,8 @@ def _shown(write: Write) -> str:
 
 
 def _is_allowed(writes: list[Write], found: bytes | None, needs: Needs) -> bool:
-    """Whether a value can be what is left after these writes."""
-    # A write of unknown outcome may come to pass late, after others that were made later.
+    """Return whether a value is possible after these writes."""
+    # A write of unknown outcome may take effect late, after writes that began later.
     may_be: set[bytes | None] = {write.value for write in writes if write.outcome is KnownOutcome.UNKNOWN}
     for write in reversed(writes):
         if write.outcome is KnownOutcome.REFUSED:
@@ -302,10 +302,10 @@ def _is_allowed(writes: list[Write], found: bytes | None, needs: Needs) -> bool:
     return found is None or found in may_be
 
 
-# --- while a run goes on: a consumer between two snapshots holds what the server held at that seqno -------------------
+# --- during a run: a consumer between two snapshots holds what the server held at that seqno --------------------------
 #
-# At the end of a run much that went wrong has been written over. The server's history window has all versions, so what
-# a consumer should hold at any time can be made from it.
+# By the end of a run, many wrong states have been overwritten. The server's history window has all versions, so the
+# state that a consumer should hold at any time can be derived from it.
 
 
 def history_differences(
@@ -314,7 +314,7 @@ def history_differences(
     offsets: Offsets,
     active_bucket: Callable[[int], Bucket | None],
 ) -> Iterator[str]:
-    """Where a consumer holds anything else than the server did at its offset, as far as that is known."""
+    """Yield where a consumer differs from the server's state at its offset, if the server still knows that state."""
     for vbucket, offset in offsets.offsets.items():
         bucket = active_bucket(vbucket)
         if bucket is None or not offset.is_complete or not _is_in_history(bucket, vbucket, offset.vbuuid, offset.seqno):
@@ -333,15 +333,15 @@ def _is_in_history(bucket: Bucket, vbucket: int, vbuuid: int, seqno: int) -> boo
 
 
 def _of_live_collections(bucket: Bucket, documents: dict[Key, Document]) -> dict[Key, Document]:
-    """What a dropped collection held may go at any time."""
+    """Return the documents of live collections: those of a dropped collection may disappear at any time."""
     live = {int(collection.id) for _, collection in bucket.manifest.collections()}
     return {key: document for key, document in documents.items() if key[0] in live}
 
 
 # --- every DCP stream on the simulated network, frame by frame, with the typed codec ----------------------------------
 #
-# * A change lies inside the snapshot that was announced last, and seqnos rise from one change to the next.
-# * A snapshot begins where the stream has come to, and does not end before it begins.
+# * A change lies within the last announced snapshot, and seqnos rise from one change to the next.
+# * A snapshot starts where the stream is, and does not end before it starts.
 
 
 _CHANGES = frozenset(
@@ -376,7 +376,7 @@ class _TappedConnection:
 
 
 class StreamTap(Tap):
-    """Complaints go to `complain`."""
+    """Checks all DCP streams. Complaints go to `complain`."""
 
     def __init__(self, complain: Callable[[str], None]) -> None:
         self.changes = 0

@@ -1,10 +1,10 @@
-"""Simulated consumers: the production client, slow or quick, and killed at any moment.
+"""Simulated consumers: the production client, slow or fast, killed at any moment.
 
-A consumer keeps what it holds and its offsets together, in one durable step, and begins again from there: that is how
-exactly once is done. A mutant does one thing wrong on purpose, to see that the checkers notice.
+A consumer saves its state and its offsets together in one durable step, and restarts from there: this is how
+exactly-once processing works. A mutant does one thing wrong on purpose, to test that the checkers notice.
 
-`AnyConsumer` is what the director, the faults and the judges know of a consumer. `Consumer` follows the bucket without
-an end, `LandingConsumer` lands it batch by batch.
+`AnyConsumer` is the interface for the director, the faults and the judges. `Consumer` follows the bucket without an
+end; `LandingConsumer` lands it batch by batch.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ T = TypeVar("T")
 RETRY_S = 0.2
 SAVE_S = 0.2
 CHECKED_SAVES = 5
-"""Compare the first saves of each life with the server's history, and then every `CHECK_EVERY`th."""
+"""Compare the first saves of each life with the server's history, and after that every `CHECK_EVERY`th."""
 CHECK_EVERY = 20
 
 
 async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask until there is an answer: every fault of a simulation ends."""
+    """Retry until a call succeeds: every fault of a simulation ends."""
     while True:
         try:
             return await ask()
@@ -56,14 +56,14 @@ async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 class Mutant(StrEnum):
-    """What a consumer does wrong."""
+    """What a mutant consumer does wrong."""
 
     DROPS_ROLLBACKS = "drops-rollbacks"
-    """It does not undo what a rollback takes back."""
+    """It does not undo the changes that a rollback takes back."""
     FORGETS_SNAPSHOT_END = "forgets-snapshot-end"
-    """It resumes in the middle of a snapshot as if that had ended there."""
+    """It resumes in the middle of a snapshot as if the snapshot had ended there."""
     TAKES_NEWEST_VBUUID = "takes-newest-vbuuid"
-    """It resumes with the newest branch of the server's failover log, whatever branch it has read."""
+    """It resumes on the newest branch of the server's failover log, regardless of the branch it has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class _Saved:
 
 @dataclass(slots=True)
 class _InMemory:
-    """What a consumer holds in memory during one life."""
+    """A consumer's state in memory during one life."""
 
     state: ConsumerState
     rules: RowRules
     unsaved: int = 0
-    """Batches since it was last saved."""
+    """Batches since the last save."""
     saves: int = 0
 
 
@@ -99,20 +99,20 @@ class AnyConsumer(ABC):
     @property
     @abstractmethod
     def offsets(self) -> Offsets | None:
-        """The offsets it has saved; None before the first save."""
+        """The saved offsets; None before the first save."""
 
     @property
     @abstractmethod
     def rollbacks(self) -> int:
-        """How many rollbacks it has saved."""
+        """The number of saved rollbacks."""
 
     @abstractmethod
     def documents(self, vbucket: int) -> dict[Key, Document]:
-        """The documents that follow from what it has kept."""
+        """Return the documents that follow from the saved changes."""
 
     @abstractmethod
     async def _consume(self, process: Process) -> None:
-        """One life, from what was kept on."""
+        """Run one life, starting from the saved state."""
 
     @property
     def is_up(self) -> bool:
@@ -140,13 +140,13 @@ class AnyConsumer(ABC):
         try:
             await self._consume(process)
         except Exception as error:
-            # A read that may take for ever has no reason to fail.
+            # A read that is allowed to take forever has no reason to fail.
             self.failure = f"{process.name} failed: {error!r}"
             self._world.complain(self.failure)
 
 
 class Consumer(AnyConsumer):
-    """Follows all vbuckets, and saves what it holds every few batches."""
+    """Follows all vbuckets, and saves its state every few batches."""
 
     def __init__(self, world: World, number: int, mutant: Mutant | None) -> None:
         super().__init__(world, f"consumer-{number}", f"10.0.2.{number}")
@@ -186,7 +186,7 @@ class Consumer(AnyConsumer):
         random = process.random
         environment = ClientEnvironment(random=random.random, random_bytes=random.randbytes, open_spool=io.BytesIO)
         client = Client(self._world.client_settings(), environment)
-        # The first connection is the caller's own to retry.
+        # The caller itself must retry the first connection.
         await patiently(client.__aenter__)
         try:
             saved = self._saved
@@ -218,7 +218,7 @@ class Consumer(AnyConsumer):
         held.unsaved += 1
 
     def _save(self, reading: Batches, held: _InMemory) -> None:
-        """One durable step: what is held, and where that ends."""
+        """Save the state and its offsets in one durable step."""
         self._saved = _Saved(held.state.copy(), reading.offsets, held.rules.copy())
         held.unsaved = 0
         held.saves += 1
@@ -228,7 +228,7 @@ class Consumer(AnyConsumer):
                 world.complain(wrong)
 
     async def _save_when_quiet(self, reading: Batches, held: _InMemory) -> None:
-        """When nothing comes any more, no batch comes that saves the last of it."""
+        """Save during quiet times: when no more changes arrive, no further batch triggers a save."""
         while True:
             await asyncio.sleep(SAVE_S)
             if held.unsaved and self._world.is_quiet:
@@ -257,27 +257,27 @@ class Consumer(AnyConsumer):
 # --- a consumer that lands --------------------------------------------------------------------------------------------
 
 COMMIT_S_MAX = 0.02
-"""The longest time until a commit takes effect, and again until its writer is notified."""
+"""The maximum time until a commit takes effect, and again until its writer is notified."""
 PAUSE_S_MIN = 0.02
-"""From a batch to the next survey, at least: else a landing of nothing would never let time pass."""
+"""The minimum pause between a batch and the next survey: otherwise time would never advance without new changes."""
 LOST_TASK_CHANCE = 0.05
 SURVEY_RETRY_S = 0.1
 
 
 class LandingMutant(StrEnum):
-    """What a landing does wrong."""
+    """What a mutant landing does wrong."""
 
     DROPS_ROWS_BEHIND_PLAN = "drops-rows-behind-plan"
-    """It keeps no row behind the planned end, and goes on from there."""
+    """It discards the rows after the planned end, and resumes at the planned end."""
     REPEATS_ROWS_BEHIND_PLAN = "repeats-rows-behind-plan"
-    """It keeps the rows behind the planned end, and goes on from there all the same."""
+    """It keeps the rows after the planned end, but resumes at the planned end."""
     GOES_BACK_TO_PLAN = "goes-back-to-plan"
-    """It takes planned ends for seqnos that a rollback can go back to, whether a snapshot ended there or not."""
+    """It assumes that a rollback can go back to planned ends, whether or not a snapshot ended there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BatchPlan:
-    """What is known when a batch is about to be read."""
+    """What is known before a batch is read."""
 
     look: Look
     """What was stored before the survey, for the judge."""
@@ -286,16 +286,16 @@ class _BatchPlan:
 
 
 class LandingConsumer(AnyConsumer):
-    """One landing over all its lives: it lands the bucket as `headwater land` does, into a table in memory.
+    """One landing over all its lives: it lands the bucket like `headwater land`, into a table in memory.
 
-    The production code is the planning (`landing.planning`) and the client's reader. A batch is
+    It uses the production code for planning (`landing.planning`) and the client's reader. A batch is
 
         survey ─→ plan ─→ tasks read, each range to the end of the snapshot that holds its planned end ─→ commit
 
-    and the table is the only memory: a life that is killed between any two steps leaves what was committed, and the
-    next one begins where that ends. A commit takes effect shortly before its writer is notified, so a life may also die
-    without knowing of its last batch. Between the plan and the read passes the time that Spark takes to start a task. A
-    task may be lost, and is then run again with the same plan.
+    and the table is the only memory: if a life is killed between two steps, the committed batches remain, and the
+    next life continues after them. A commit takes effect shortly before its writer is notified, so a life may also
+    die without knowing of its last batch. The time that Spark takes to start a task passes between the plan and the
+    read. A task may be lost, and is then run again with the same plan.
     """
 
     def __init__(self, world: World, number: int, mutant: LandingMutant | None, truth: BucketTruth) -> None:
@@ -307,7 +307,7 @@ class LandingConsumer(AnyConsumer):
         self._every_s = random.choice(world.plan.landing_every_s)
         self._rows_max: int | None = random.choice([None, None, 1, 20])
         self._to_target = random.random() < 0.3
-        """It lands the bucket as it is now and ends, and is started again, as `land` without `--every`."""
+        """Whether each pass lands the state of one survey, like repeated runs of `land --once`."""
         self._start_task_s = random.choice([0.001, 0.02, 0.1])
         """The mean time to start a task."""
         self._tasks_min = random.choice([1, 2, 4])
@@ -373,8 +373,8 @@ class LandingConsumer(AnyConsumer):
         return Offsets(self._bucket_uuid, self._table.offsets)
 
     async def _survey(self, surveyor: PatientSurveyor) -> Survey:
-        """As the driver of a landing asks: a failover in the middle looks like a server that has lost its newest
-        changes, so what contradicts the offsets is asked for a second time."""
+        """Survey the bucket like a landing's driver: during a failover, a server seems to have lost its newest
+        changes, so vbuckets that contradict the offsets are surveyed twice."""
         survey = await surveyor.survey()
         self._bucket_uuid = surveyor.cluster_map.uuid
         odd = contradictions(self._landed, survey)
@@ -412,7 +412,7 @@ class LandingConsumer(AnyConsumer):
     async def _run_task(
         self, process: Process, view: BucketView, ranges: tuple[VBucketRange, ...]
     ) -> tuple[list[Row], dict[VBucketId, StreamOffset]]:
-        """One share of a batch. What a task has read that is lost counts for nothing."""
+        """Read one share of a batch. The rows of a lost task are discarded."""
         while True:
             await asyncio.sleep(process.random.expovariate(1 / self._start_task_s))
             is_lost = process.random.random() < LOST_TASK_CHANCE
@@ -423,7 +423,7 @@ class LandingConsumer(AnyConsumer):
     async def _read(
         self, process: Process, view: BucketView, ranges: tuple[VBucketRange, ...], *, batches_max: int | None
     ) -> tuple[list[Row], dict[VBucketId, StreamOffset]] | None:
-        """None where the task is lost, after so many batches of rows."""
+        """Read ranges. Returns None if the task is lost, which happens after `batches_max` batches."""
         options = ReadOptions.make(
             name=self.name,
             start=Offsets(self._bucket_uuid, {it.vbucket: it.start for it in ranges}),
@@ -453,12 +453,12 @@ class LandingConsumer(AnyConsumer):
             reached[vbucket] = offset.as_whole()
         return rows, reached
 
-    # --- what is made of it ---------------------------------------------------------------------------------------
+    # --- the batch to commit --------------------------------------------------------------------------------------
 
     def _mutated(
         self, ranges: list[VBucketRange], rows: list[Row], reached: dict[VBucketId, StreamOffset]
     ) -> ReadBatch:
-        """The batch to commit, which a mutant gets wrong."""
+        """Return the batch to commit, with the mutant's mistake."""
         planned = {it.vbucket: Seqno(min(it.end_seqno, reached[it.vbucket].seqno)) for it in ranges}
         boundaries = {vbucket: offset.seqno for vbucket, offset in reached.items()}
         if self._mutant is LandingMutant.DROPS_ROWS_BEHIND_PLAN:
@@ -479,7 +479,7 @@ class LandingConsumer(AnyConsumer):
 
 
 class PatientSurveyor:
-    """The client's surveyor, which tries again without an end: in a simulation every fault ends."""
+    """The client's surveyor with unlimited retries: in a simulation every fault ends."""
 
     def __init__(self, settings: ClientSettings, random: Random) -> None:
         self._settings = settings
@@ -488,12 +488,12 @@ class PatientSurveyor:
 
     @property
     def cluster_map(self) -> ClusterMap:
-        """The map as of the last survey. It may be out of date."""
+        """The cluster map as of the last survey. It may be out of date."""
         assert self._surveyor is not None, "a survey reads the map"
         return self._surveyor.cluster_map
 
     async def survey(self, vbuckets: Iterable[VBucketId] | None = None) -> dict[VBucketId, VBucketStatus]:
-        """The state of these vbuckets, or of all. Waits for those that have no active node at the moment."""
+        """Return the state of these vbuckets, or of all. Waits for those without an active node."""
         found: dict[VBucketId, VBucketStatus] = {}
         while True:
             try:

@@ -1,10 +1,10 @@
-"""An event loop with a simulated clock: nothing waits in real time, and the same run is the same every time.
+"""An event loop with a simulated clock: nothing waits in real time, and equal runs take equal steps.
 
-What is ready runs in the order in which it became ready, as asyncio promises. When nothing is ready the clock jumps to
-the next timer. Every callback takes a little of the simulated time, so that an active wait ends.
-Threads are simulated as well: what is given to an executor happens at once, at a moment that the disk decides.
+Ready callbacks run in the order in which they became ready, as asyncio promises. If none is ready, the clock jumps to
+the next timer. Every callback takes a little simulated time, so that busy waiting ends. Threads are simulated as
+well: a call in an executor takes effect all at once, at a moment that the disk determines.
 
-What the production code does not use is not here, and raises `NotImplementedError` as asyncio has it.
+Methods that the production code does not use are missing, and raise `NotImplementedError` as in asyncio's base class.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ CALLBACK_S = 5e-6
 """The simulated time that every callback takes."""
 START_S = 1000.0
 TASKS_KEPT_MIN = 10_000
-"""Tasks that are over without a fault are let go when there are so many, and then whenever they have doubled."""
+"""Drop tasks that ended without a fault once there are this many tasks, and then whenever their number doubles."""
 _CLOSINGS_MAX = 20
 
 
 class SimulationFault(Exception):
-    """The simulation itself can't go on: nothing is left to happen, or there is no end to it."""
+    """The simulation can't continue: there is nothing left to run, or it does not end."""
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """See the module. The network's part of a loop is done by `network`."""
+    """The loop that the module describes. `network` does the work of its network methods."""
 
     def __init__(self, network: SimulatedNetwork, *, steps_max: int) -> None:
         """`steps_max` limits the steps, so that an endless run is detected."""
@@ -55,7 +55,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._is_over = False
         self._is_stopping = False
         self._disks: dict[Any, float] = {}
-        """Executor → when it will have done what it was given."""
+        """By executor: when it will have finished its calls."""
         network.loop = self
 
     # --- the clock ------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """A cancelled timer is dropped when it is due."""
+        """Do nothing: a cancelled timer is dropped when it is due."""
 
     # --- running --------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return False
 
     def close(self) -> None:
-        """The end of the run. Coroutines that still wait are closed by hand, lest Python does it at some other time."""
+        """End the run. Closes coroutines that still wait, so that Python does not do so at an arbitrary time."""
         self._is_over = True
         self._ready.clear()
         self._timers.clear()
@@ -162,10 +162,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context = context or copy_context()
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks.append((task, context.get(CURRENT)))
-        # Not at the end: `close` goes through the list, and what it closes may make tasks that have to be closed, too.
+        # Not at the end: `close` iterates over the list, and closing a task may create tasks that must be closed, too.
         if len(self._tasks) > self._tasks_looked_through and not self._is_over:
-            # A long run makes millions. Those that wait are kept, also of processes that were killed: if Python let go
-            # of one, that would be the last word which a killed process must not have.
+            # A long run creates millions of tasks. Waiting ones are kept, even those of killed processes: if Python
+            # collected such a task, it would run code of a killed process, which must not happen.
             self._tasks = [
                 (known, process) for known, process in self._tasks if not known.done() or known._log_traceback
             ]
@@ -173,9 +173,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task
 
     def failed_tasks(self) -> list[str]:
-        """Tasks of processes that live which have failed by a fault of ours, and whose error no one has looked at.
+        """Return the tasks of live processes that failed because of a bug, and whose error was never retrieved.
 
-        What the network does to them may not have been looked at yet: the code that gathers results does so in the end.
+        Network errors don't count: the code that gathers results may still retrieve them later.
         """
         return [
             f"{process} {task.get_coro().__qualname__}: {task._exception!r}"  # type: ignore[union-attr]
@@ -190,16 +190,16 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return None
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        # What is found by the garbage collector comes at any time, and would differ from run to run.
+        # Errors that the garbage collector finds are ignored: they occur at arbitrary times, which differ between runs.
         if "handle" in context or "transport" in context:
             self.faults.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     # --- threads --------------------------------------------------------------------------------------------------
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """One after the other in an executor, each at a moment of its own.
+        """Run the calls of an executor one after the other, each at its own moment.
 
-        It takes effect shortly before the caller is notified, so a crash in between leaves a write that is not known.
+        A call takes effect shortly before its caller is notified: a crash in between leaves a write of unknown outcome.
         """
         process = CURRENT.get()
         future: asyncio.Future[T] = self.create_future()
@@ -243,7 +243,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **options: Any
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         if options.get("ssl") is not None:
-            # A node that does not speak TLS closes on the first byte of a handshake, which is no magic.
+            # A plain node closes the connection at the first byte of a TLS handshake, which is not a valid magic.
             raise ConnectionResetError(104, "Connection reset by peer")
         return await self.network.connect(protocol_factory, host, port)
 
@@ -255,6 +255,6 @@ def _close(task: asyncio.Task[Any]) -> None:
             coroutine.close()
             return
         except RuntimeError:
-            continue  # it waits for something else, on its way out
+            continue  # The coroutine waits for something else while it ends.
         except BaseException:
             return

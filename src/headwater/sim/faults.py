@@ -1,8 +1,8 @@
-"""What goes wrong while a run is busy, and what operators do meanwhile. One table: a name, and what it does.
+"""The faults of a busy run, and what operators do in the meantime. One table maps names to actions.
 
-Operators make the cluster, fail nodes over, take them back and rebalance, with the production coordinator. An operator
-may die in the middle of its work, and another one does it again. Two may be at work at the same time, and know nothing
-of each other.
+Operators form the cluster, fail nodes over, add them back and rebalance, using the production coordinator. An
+operator may die in the middle of an operation, and another one repeats it. Two operators may work at the same time
+without knowing of each other.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 CALL_S_MAX = 10.0
 COLLECTIONS_MAX = 3
 INSIDE_LOOKS_MAX, INSIDE_LOOK_S = 40, 0.02
-"""How long to wait for a consumer to be in the middle of a snapshot."""
+"""How often and how long to wait for a consumer to be in the middle of a snapshot."""
 
 
 class Faults:
-    """Draws faults until it is stopped; `end` takes back what can be taken back."""
+    """Runs random faults until it is stopped; `end` undoes those that can be undone."""
 
     def __init__(self, world: World, consumers: Sequence[AnyConsumer]) -> None:
         self._world = world
@@ -71,7 +71,7 @@ class Faults:
             await self._actions[name]()
 
     async def end(self) -> None:
-        """Everything works again from now on."""
+        """Stop all faults. From now on everything works."""
         self._is_stopped = True
         for task in self._later:
             task.cancel()
@@ -97,7 +97,7 @@ class Faults:
         self._later.append(asyncio.create_task(later()))
 
     async def call(self, host: NodeHost, what: Coroutine[Any, Any, Any]) -> Any:
-        """Have a node do something, in its own process. None where it did not: it may be killed meanwhile."""
+        """Run a coroutine in a node's process. Returns None if the node refuses, or does not finish in time."""
         task = host.process.run(self._world.loop, what, name="call")
         done, _ = await asyncio.wait([task], timeout=CALL_S_MAX)
         if not done:
@@ -139,7 +139,7 @@ class Faults:
         self.after(self._random.uniform(0.3, 3.0), lambda: setattr(disk, "delay_s_max", fast_s))
 
     async def _hold_replicas(self) -> None:
-        """A drill: a node takes in nothing of what others send it for its copies."""
+        """A drill: a node stops accepting changes for its copies from other nodes."""
         host = self.ready_host()
         if host is not None:
             held = host.process.context.run(host.node.hold_replicas, BUCKET)
@@ -147,14 +147,14 @@ class Faults:
             self.after(self._random.uniform(0.2, 2.0), lambda: self._release_replicas(host))
 
     def _release_replicas(self, host: NodeHost) -> None:
-        """One that has started again holds nothing back."""
+        """Release the copies of a node. A node that has restarted holds none back."""
         if host.is_ready:
             host.process.context.run(host.node.release_replicas, BUCKET)
 
     async def _settle(self) -> None:
-        """Have a node settle its commits into blocks, which runs are too short for to happen by itself.
+        """Make a node settle its commits into blocks, for which runs are too short otherwise.
 
-        Only what is settled is ever compacted.
+        Only settled commits are ever compacted.
         """
         host = self.ready_host()
         if host is not None:
@@ -162,7 +162,7 @@ class Faults:
             host.process.context.run(service.when_at_rest, lambda: None)
 
     async def _roll_back(self) -> None:
-        """A drill. Many go to where it hurts: near the offset of a consumer."""
+        """A drill: roll back a vbucket, most often close to a consumer's offset, where errors are most likely."""
         world, random = self._world, self._random
         vbucket, to_seqno, consumer = await self._seqno_to_go_back_to()
         host = world.active_host(vbucket)
@@ -179,7 +179,7 @@ class Faults:
         await self.call(host, host.node.roll_back(BUCKET, VBucketId(vbucket), Seqno(to_seqno)))
 
     async def _seqno_to_go_back_to(self) -> tuple[int, int | None, AnyConsumer | None]:
-        """A vbucket, and where a consumer is in it: best of all in the middle of a snapshot, if one gets there soon."""
+        """Return a vbucket, and a consumer's position in it: preferably inside a snapshot, if one gets there soon."""
         random, vbuckets = self._random, self._world.plan.vbuckets
         if random.random() < 0.3:
             return random.randrange(vbuckets), None, None
@@ -278,13 +278,13 @@ RECOVERIES_MAX = 25
 RECOVERY_PAUSE_S = 0.5
 DEATH_CHANCE = 0.15
 LATER_S_MAX = (0.0, 0.01, 0.5)
-"""How much later than the first of two operators the second one may begin."""
+"""The longest delay between the starts of two concurrent operators."""
 
 Work = Callable[[Coordinator], Awaitable[Any]]
 
 
 class Operators:
-    """One operation at a time is what operators agree on, and do not always keep to."""
+    """Operators are supposed to run one operation at a time, but do not always do so."""
 
     def __init__(self, world: World, faults: Faults) -> None:
         self._world = world
@@ -292,7 +292,7 @@ class Operators:
         self._random = world.random_of("operators")
         self._operations = 0
         self._is_whole = True
-        """No node was failed over since the last rebalance, so all copies are where they should be."""
+        """Whether no node was failed over since the last rebalance, so that all copies are where they should be."""
         faults.add("fail over", self._fail_over)
         faults.add("rebalance", self._rebalance)
         faults.add("two operators", self._two_at_a_time)
@@ -303,7 +303,7 @@ class Operators:
             self._world.complain("the cluster could not be made")
 
     async def recover(self) -> None:
-        """All nodes run: take back those that were left out, and put every copy where it belongs."""
+        """With all nodes running, add back those that were left out, and put every copy where it belongs."""
         for _ in range(RECOVERIES_MAX):
             if await self._operate("recover", self._take_back_and_rebalance) is not None:
                 return
@@ -321,9 +321,9 @@ class Operators:
     # --- faults ---------------------------------------------------------------------------------------------------
 
     async def _fail_over(self) -> None:
-        """Fail a node over; where that has been done, make the cluster whole before it is done again.
+        """Fail a node over, or rebalance if the cluster is not whole since the last failover.
 
-        A second one before all copies are back may lose what a majority had, in any cluster.
+        A second failover before all copies are restored may lose writes that a majority had, in any cluster.
         """
         if not self._is_whole:
             await self._rebalance()
@@ -333,7 +333,7 @@ class Operators:
         self._faults.after(self._random.uniform(0.1, 3.0), host.start)
 
     async def _give_up_a_host(self) -> NodeHost:
-        """One that is dead, or lives and is believed to be dead."""
+        """Choose a host to fail over: one that is dead, or one that is alive but believed to be dead."""
         host = self._random.choice(self._world.hosts)
         await self._let_copies_fall_behind(host)
         if self._random.random() < 0.7:
@@ -344,7 +344,7 @@ class Operators:
         return host
 
     async def _let_copies_fall_behind(self, host: NodeHost) -> None:
-        """A failover takes something back only if the copies have not got all of it."""
+        """Cut links, so that copies miss changes: only then does a failover take something back."""
         if self._random.random() < 0.4:
             return
         for other in self._world.hosts:
@@ -358,7 +358,7 @@ class Operators:
             self._is_whole = True
 
     async def _two_at_a_time(self) -> None:
-        """Both rebalance, or one or both fail over the same node: two of them may lose what a majority had."""
+        """Run two: both rebalance, or one or both fail over one node, as failing over two may lose majority writes."""
         works: list[tuple[str, Work]] = [("rebalance", self._take_back_and_rebalance)] * 2
         if self._is_whole and self._random.random() < 0.7:
             lost = await self._give_up_a_host()
@@ -375,7 +375,7 @@ class Operators:
     # --- one operation --------------------------------------------------------------------------------------------
 
     async def _operate(self, name: str, work: Work, *, may_die: bool = False) -> Any:
-        """Do something in a process of its own. None where it was refused, took too long or died."""
+        """Run an operation in its own process. Returns None if it was refused, took too long or died."""
         world = self._world
         self._operations += 1
         process = Process(f"operator.{self._operations}", "10.0.4.1", random=world.random_of(f"op/{self._operations}"))
@@ -405,5 +405,5 @@ class Operators:
 
 
 def config_of(host: NodeHost) -> PublishedConfig | None:
-    """The config that a node acts by."""
+    """Return the config that a node uses."""
     return host.node.membership(BUCKET).config

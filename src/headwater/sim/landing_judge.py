@@ -1,18 +1,18 @@
-"""The judge of a simulated landing. It knows the rows of the table, what the nodes have stored and the writers' log,
-and none of the code that plans, reads and commits.
+"""The judge of a simulated landing. It knows the rows of the table, what the nodes have stored and the writers'
+log, but not the code that plans, reads and commits.
 
 At every commit:
 
-* No (vbucket, seqno) is alive twice: what is alive of a vbucket rises from row to row, over all batches. What is marked
-  as void is what rollbacks took back, and nothing else.
-* What the bucket held when the survey of the batch began is in the table, every document in that version or in a newer
-  one, and nothing that had been removed by then; and the table is on the branch that the vbucket was on. Where a
-  failover or a drill has taken something back since, that is another one, and the next commits are judged by it.
-* What was acknowledged to its writer before the survey of the batch before this one is there: no document is older than
-  two batches. A landing with a limit on rows reads one vbucket after the other, and has as many batches more.
+* No (vbucket, seqno) is live twice: over all batches, the live seqnos of a vbucket rise from row to row. The rows
+  marked as void are exactly those that rollbacks took back.
+* The table has what the bucket held when the survey of the batch began: every document in that version or a newer
+  one, and no document that had been removed by then. The table is on the branch that the vbucket was on. If a
+  failover or a drill has taken something back since, the branch differs, and the next commits are judged by it.
+* The table has everything that was acknowledged to its writer before the survey of the previous batch: no document is
+  older than two batches. A landing with a row limit reads the vbuckets in turn, and may take a batch more for each.
 * A rollback goes to the end of a snapshot, and leaves exactly what the server held at that seqno.
 
-In the end the table is exactly the bucket: that is judged as with every other consumer, by `documents`.
+At the end, the table must equal the bucket: that is judged by `documents`, as for every other consumer.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ from headwater.sim.checkers import (
 if TYPE_CHECKING:
     from headwater.sim.world import World
 
-# --- the table that a simulated landing lands into: `changes` of a lake, and what its commits say, in memory ----------
+# --- the table that a simulated landing lands into: `changes` of a lake, and the contents of its commits, in memory ---
 #
 # It keeps the rules of the lake (`headwater.lake`) without its files:
 #
-# * A batch is one commit: its rows, the offset that was reached in every vbucket, and which rollbacks it had. Nothing
-#   of it is there before, and nothing else is remembered.
-# * A rollback voids what lies above its seqno, in the batch itself as far as that came before, and in all earlier ones.
-#   The rows stay.
-# * The offsets of the last commits are *boundaries*, which a later rollback can go back to. What a rollback has given
-#   up is none any more.
-# * A rollback into the middle of a snapshot can't be undone, since versions up to its seqno may be missing for newer
-#   ones that are void now. Then all of the vbucket is void, and it is read again from 0.
+# * A batch is one commit: its rows, the offset reached in every vbucket, and its rollbacks. None of it is visible
+#   earlier, and nothing else is remembered.
+# * A rollback voids the rows above its seqno, in earlier batches and earlier in its own batch. The rows stay.
+# * The offsets of the last commits are *boundaries*, to which a later rollback can go back. Boundaries that a rollback
+#   has taken back no longer count.
+# * A rollback into the middle of a snapshot can't be undone: versions up to its seqno may be missing, replaced by newer
+#   ones that are now void. Then the whole vbucket is void, and is read again from 0.
 
 
 BOUNDARIES_MAX = 16
@@ -80,7 +79,7 @@ class ChangeRow:
 
     @classmethod
     def of(cls, row: Row, *, batch: int) -> ChangeRow:
-        """From a row in the client's schema."""
+        """Make a row from one in the client's schema."""
         return cls(batch=batch, **{one.name: row[one.name] for one in fields(cls) if one.name in row})
 
 
@@ -89,11 +88,11 @@ class ReadBatch:
     """What the tasks of a batch have read."""
 
     rows: list[Row]
-    """The rows of a vbucket are in the order of its stream."""
+    """The rows. Those of a vbucket are in the order of its stream."""
     reached: Mapping[VBucketId, StreamOffset]
-    """The offset that was reached in every vbucket that was read."""
+    """The offset reached in every vbucket that was read."""
     boundaries: Mapping[VBucketId, Seqno]
-    """What a later rollback can go back to: the same as `reached`, but for a mutant."""
+    """The seqnos to which a later rollback can go back: the same as `reached`, except for a mutant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +107,17 @@ class Committed:
 
 @dataclass(slots=True)
 class LandedTable:
-    """See the module. It outlives the processes that land into it."""
+    """The table described above. It outlives the processes that land into it."""
 
     batch: int = -1
     changes: dict[int, list[ChangeRow]] = field(default_factory=dict)
-    """By vbucket, in the order in which they were landed."""
+    """By vbucket, in the order of landing."""
     offsets: dict[VBucketId, StreamOffset] = field(default_factory=dict)
     boundaries: dict[VBucketId, list[Seqno]] = field(default_factory=dict)
     rollbacks: int = 0
 
     def commit(self, read: ReadBatch, *, reads_torn_again: bool = True) -> Committed:
-        """Make a batch a part of the table, in one step. Without `reads_torn_again` torn snapshots are left so."""
+        """Add a batch to the table in one step. Without `reads_torn_again`, torn snapshots are not read again."""
         number = self.batch + 1
         added: dict[int, list[ChangeRow]] = {}
         rollbacks: dict[int, int] = {}
@@ -158,7 +157,7 @@ class LandedTable:
 
 
 def _void(rows: Iterable[ChangeRow], kept: int) -> set[int]:
-    """Mark what lies above a seqno of one vbucket. Returns it if one of the snapshots had begun before that seqno."""
+    """Void the rows of one vbucket above a seqno. Returns the vbucket if that lies inside one of their snapshots."""
     dead = [row for row in rows if row.seqno > kept and not row.void]
     for row in dead:
         row.void = True
@@ -168,11 +167,11 @@ def _void(rows: Iterable[ChangeRow], kept: int) -> set[int]:
 # --- the judge --------------------------------------------------------------------------------------------------------
 
 CHECKED_COMMITS = 5
-"""Compare the first commits with the server's history, which takes long, and then every `CHECK_EVERY`th."""
+"""Compare the first commits with the server's history, which is slow, and after that every `CHECK_EVERY`th."""
 CHECK_EVERY = 20
 _REMOVALS = frozenset({"deletion", "expiration"})
 _NO_CHANGES = frozenset({ROLLBACK, "collection_created", "collection_modified", "scope_created", "scope_dropped"})
-"""What changes no document by itself."""
+"""Operations that change no document themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,16 +180,16 @@ class StoredVBucket:
 
     branch: int
     seqno: int
-    """Everything up to here is durable."""
+    """Everything up to this seqno is durable."""
     purge_seqno: int
-    """Removals up to here may be gone: a consumer that reads from 0 has no row of them."""
+    """Removals up to this seqno may be purged: a consumer that reads from 0 then gets no row for them."""
     documents: Mapping[Key, Document]
     collections: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The bucket at one moment. A vbucket that has no active node then, or two, is missing."""
+    """The bucket at one moment, without vbuckets that have no active node at that moment, or two."""
 
     at_s: float
     vbuckets: Mapping[int, StoredVBucket]
@@ -198,7 +197,7 @@ class Look:
 
 @dataclass(slots=True)
 class _Followed:
-    """The documents of a vbucket on one node and branch, brought up to date by what is stored since."""
+    """The documents of a vbucket on one node and branch, updated with what was stored since."""
 
     node: str
     branch: int
@@ -207,7 +206,7 @@ class _Followed:
 
 
 class BucketTruth:
-    """What the nodes have stored, followed over time. All landings of a run share one."""
+    """What the nodes have stored, followed over time. All landings of a run share one instance."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -215,7 +214,7 @@ class BucketTruth:
         self._first_seen_s: dict[tuple[int, int], float] = {}
 
     def look(self) -> Look:
-        """The bucket as it is now."""
+        """Return the current state of the bucket."""
         found = {vbucket: self._look_at(vbucket) for vbucket in range(self._world.plan.vbuckets)}
         return Look(
             at_s=self._world.loop.time(),
@@ -223,7 +222,7 @@ class BucketTruth:
         )
 
     def first_seen_s(self, vbucket: int, branch: int) -> float:
-        """A time at which the vbucket was on this branch already. What is written later is not lost by its begin."""
+        """Return a time when the vbucket was already on this branch: its start has not lost any later write."""
         return self._first_seen_s[vbucket, branch]
 
     def _look_at(self, vbucket: int) -> StoredVBucket | None:
@@ -234,7 +233,7 @@ class BucketTruth:
         branch, seqno = int(facts.failover_log.newest.vbuuid), host.bucket.vbuckets.durable_seqno(vbucket)
         self._first_seen_s.setdefault((vbucket, branch), self._world.loop.time())
         known = self._followed.get(vbucket)
-        # A removal that was stored and purged between two looks is never seen (seed 50): then all is read again.
+        # A removal that was stored and purged between two looks is never seen (seed 50): then everything is read again.
         if (
             known is None
             or (known.node, known.branch) != (host.name, branch)
@@ -253,7 +252,7 @@ class BucketTruth:
 
 
 class LandingJudge:
-    """Judges one table, over all lives of what lands into it."""
+    """Judges one table, over all lives of the landing."""
 
     def __init__(self, world: World, name: str, table: LandedTable, truth: BucketTruth, *, is_limited: bool) -> None:
         self._world = world
@@ -263,26 +262,26 @@ class LandingJudge:
         self._is_limited = is_limited
         batches_late = world.plan.vbuckets if is_limited else 1
         self._looks: deque[Look] = deque(maxlen=batches_late + 1)
-        """Before the surveys of the last batches that were committed."""
+        """The looks before the surveys of the last committed batches."""
         self._alive: dict[int, list[ChangeRow]] = {}
-        """By vbucket, rising: what must be alive, as the rows and rollbacks have it. The marks of the table are not."""
+        """By vbucket, rising: the rows that must be live according to rows and rollbacks, not to the table's marks."""
         self._newest: dict[int, dict[Key, ChangeRow]] = {}
-        """By vbucket: the last of these of every key, removals included."""
+        """By vbucket: the last of these rows for every key, including removals."""
 
     def on_start(self) -> None:
-        """A life begins. Which vbuckets were read last is not remembered: they may have to wait as long again."""
+        """Note the start of a life. It forgets which vbuckets were read last, so they may wait the full time again."""
         if self._is_limited:
             self._looks.clear()
 
     def documents(self, vbucket: int) -> dict[Key, Document]:
-        """All that is alive in the table, from its first row on."""
+        """Return the documents of all live rows in the table."""
         rows = self._table.changes.get(vbucket, ())
         return documents_of(_kept(row) for row in rows if not row.void and row.op not in _NO_CHANGES)
 
-    # --- at a commit ----------------------------------------------------------------------------------------------
+    # --- checks at a commit ---------------------------------------------------------------------------------------
 
     def on_commit(self, committed: Committed, look: Look, *, postponed: Collection[int]) -> None:
-        """A batch is in the table. `look` was taken before its survey, and `postponed` has waited for a later one."""
+        """Check a committed batch. `look` was taken before its survey; `postponed` vbuckets wait for a later one."""
         for vbucket, rows in committed.added.items():
             for row in rows:
                 self._take(row)
@@ -299,7 +298,7 @@ class LandingJudge:
                 self._world.complain(wrong)
 
     def on_nothing_new(self, look: Look) -> None:
-        """A survey has found nothing to read."""
+        """Check the table after a survey that found nothing to read."""
         self._check_held(look, self._truth.look(), ())
 
     def _take(self, row: ChangeRow) -> None:
@@ -320,7 +319,7 @@ class LandingJudge:
             newest[_key(row)] = row
 
     def _check_marks(self, vbucket: int) -> None:
-        """What is not void in the table is what the rollbacks have left."""
+        """Check that the rows not marked as void are those that the rollbacks have left."""
         marked = [row.seqno for row in self._table.changes[vbucket] if not row.void and row.op != ROLLBACK]
         if marked != [row.seqno for row in self._alive[vbucket]]:
             self._complain(f"the marks of vbucket {vbucket} are wrong in batch {self._table.batch}")
@@ -339,7 +338,7 @@ class LandingJudge:
             newest = self._newest.get(vbucket, {})
             for key in sorted(stored.documents.keys() | newest.keys()):
                 row = newest.get(key)
-                # It may have been removed since, and the removal purged: a read from 0 has no row of either.
+                # It may have been removed since, and the removal purged: a read from 0 then has no row for either.
                 newer = after.purge_seqno if row is None else row.seqno
                 if key[0] not in live or newer > stored.seqno or _document(row) == stored.documents.get(key):
                     continue
@@ -349,7 +348,7 @@ class LandingJudge:
                 )
 
     def _is_on(self, branch: int, vbucket: int) -> bool:
-        """Whether what the table has of a vbucket is of this branch. At 0 there is nothing, on any branch."""
+        """Return whether the table's rows of a vbucket are on this branch. An empty vbucket is on any branch."""
         offset = self._offset(vbucket)
         return offset is None or not offset.seqno or int(offset.vbuuid) == branch
 
@@ -363,7 +362,7 @@ class LandingJudge:
     # --- against the writers --------------------------------------------------------------------------------------
 
     def _check_age(self, then: Look, now: Look) -> None:
-        """What was acknowledged before the older survey, on the branch of today, is in the table."""
+        """Check that the table has what was acknowledged before the oldest look, if the branch is the same."""
         for key, writes in self._world.writes.by_key.items():
             vbucket = vbucket_of(key[1], self._world.plan.vbuckets)
             stored, after = then.vbuckets.get(vbucket), now.vbuckets.get(vbucket)
@@ -403,7 +402,7 @@ def _document(row: ChangeRow | None) -> Document | None:
 
 
 def _last_acknowledged(writes: list[Write], *, since_s: float, before_s: float) -> int | None:
-    """The number of the last write that was acknowledged before a time, if it was begun after another."""
+    """Return the index of the last write acknowledged before a time, or None if it began too early."""
     for number in reversed(range(len(writes))):
         write = writes[number]
         if write.outcome is KnownOutcome.ACKNOWLEDGED and write.ended_s is not None and write.ended_s < before_s:
@@ -412,10 +411,10 @@ def _last_acknowledged(writes: list[Write], *, since_s: float, before_s: float) 
 
 
 def _may_be_held(writes: list[Write], due: int, held: bytes | None) -> bool:
-    """Whether a value, or none, can be that of a write or of one that came later."""
+    """Return whether a value, or None, can result from the write that is due or from another possible one."""
     for number in reversed(range(len(writes))):
         write = writes[number]
-        # A write of unknown outcome may come to pass late, after others that were made later.
+        # A write of unknown outcome may take effect late, after writes that began later.
         counts = write.outcome is not KnownOutcome.REFUSED if number >= due else write.outcome is KnownOutcome.UNKNOWN
         if counts and (write.value == held or (held is None and write.may_expire)):
             return True

@@ -1,16 +1,16 @@
-"""Simulated machines and the network between them: processes that can be killed, the disk that outlives them, links
-that are fast or slow, that split what is sent at any byte, and that can be cut.
+"""Simulated machines and the network between them: processes that can be killed, disks that outlive them, and links
+that are fast or slow, split data at any byte, and can be cut.
 
-A connection is two pipes. What is written waits at its sender until the window of the pipe has room, travels for as
-long as the link says, and waits at its receiver until that reads: so there is back pressure, and slow readers slow
-writers down. A link that is cut delivers nothing, in the direction that is cut; what was sent is delivered when it is
-restored, as TCP would send it again. A connection whose other end has died is reset as soon as the reset gets
-through.
+A connection is two pipes. Written data waits at its sender until the window of the pipe has room, travels for as
+long as the link takes, and waits at its receiver until that reads: so there is back pressure, and slow readers slow
+writers down. A cut link delivers nothing in the direction that is cut; data sent is delivered when the link is
+restored, as TCP would retransmit it. If the other end of a connection dies, the connection is reset as soon as the
+reset gets through.
 
-Everything that runs belongs to a process, and a process that was killed runs no longer. A process is a value of a
-context variable, which asyncio hands on to every task and callback that is made in it. The event loop looks at it
-before it runs anything: what belongs to a process that was killed is dropped. That is kill -9: no `finally`, no
-handler, no last word. A process that starts again is a new one with the same host.
+Everything that runs belongs to a process, and stops when the process is killed. A process is the value of a context
+variable, which asyncio passes on to every task and callback created in it. Before the event loop runs anything, it
+looks at this variable, and drops the callbacks of killed processes. This acts like kill -9: no `finally`, no
+handler, no last word. A restarted process is a new one on the same host.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from headwater.store.engine import Change, MemoryEngine
 
 PORT = 11210
 BUCKET = "default"
-"""What nodes listen on, and the one bucket that they have."""
+"""The port of all nodes, and their only bucket."""
 
 CURRENT: ContextVar[Process | None] = ContextVar("simulated process", default=None)
 
 
 def login_of(settings: ClientSettings, random: Random) -> Login:
-    """What a client logs in with, of which nothing differs from run to run."""
+    """Return a client's login with simulated randomness, so that it does not differ from run to run."""
     return replace(settings.login(), random_bytes=random.randbytes)
 
 
@@ -54,7 +54,7 @@ class Process:
         self.disk_delay: DiskDelay = disk or (lambda: 0.0)
         self.is_alive = True
         self.on_killed: list[Callable[[], None]] = []
-        """What the network and the disk do about it."""
+        """What the network and the disk do when the process is killed."""
         self.context: Context = copy_context()
         self.context.run(CURRENT.set, self)
 
@@ -65,7 +65,7 @@ class Process:
         return loop.create_task(main, name=f"{self.name}/{name}", context=self.context)
 
     def kill(self) -> None:
-        """As kill -9."""
+        """Kill the process, as with kill -9."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -77,17 +77,17 @@ class Process:
 
 
 DiskDelay = Callable[[], float]
-"""How long the next thing takes that is done on the process's disk, in seconds."""
+"""Returns how long the next operation on the process's disk takes, in seconds."""
 
 
 # --- the disk: it outlives the processes on it, can be slow, and can be full ------------------------------------------
 #
-# A write is atomic and durable when it returns, as LMDB's are. A crash while one is under way leaves all of it or
-# nothing: the event loop lets a write take effect at one moment, shortly before its caller is notified.
+# A write is atomic and durable when it returns, as with LMDB. A crash during a write leaves all of it or nothing:
+# the event loop lets a write take effect at one moment, shortly before its caller is notified.
 
 
 class SimulatedDisk:
-    """All that a host keeps, but for what only processes know."""
+    """Everything that a host stores, except what only processes know."""
 
     def __init__(self, random: Random, users: Users) -> None:
         self.random = random
@@ -114,7 +114,7 @@ class SimulatedFolder:
         self._disk = disk
 
     def __call__(self, data: Path) -> SimulatedFolder:
-        """There is one folder on a disk, whatever its name."""
+        """Return this folder: a disk has one folder, whatever its name."""
         return self
 
     def make(self) -> None:
@@ -157,7 +157,7 @@ class SimulatedFolder:
 
 
 class SimulatedEngine(MemoryEngine):
-    """The tables of a bucket, as far as their disk takes them."""
+    """The tables of a bucket. A write fails if the disk is full."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         super().__init__()
@@ -168,15 +168,15 @@ class SimulatedEngine(MemoryEngine):
         super().write(changes)
 
 
-# --- the trace: a digest of all that happened, in order, and lines to read where they are wanted ----------------------
+# --- the trace: a digest of everything that happened, in order, and optionally lines to read --------------------------
 
 
 LINES_MAX = 200_000
-"""Lines that are kept for a reader. The digest covers all of them."""
+"""The number of lines kept for a reader. The digest covers all lines."""
 
 
 class Trace:
-    """The digest covers every line and every byte that was delivered: two runs with the same one are the same run."""
+    """The digest covers every line and every delivered byte: two runs with equal digests are the same run."""
 
     def __init__(self, *, keeps_lines: bool = False) -> None:
         self.lines: list[str] = []
@@ -207,13 +207,13 @@ class Trace:
 HIGH_WATER_BYTES = 64 * 1024
 LOW_WATER_BYTES = 16 * 1024
 RESET_CHANCE = 0.5
-"""That an abort reaches the peer as a reset, and not as an end."""
+"""The chance that an abort reaches the peer as a reset, and not as an end of the stream."""
 _NO_PROCESS = Context()
-"""What is on the way belongs to no process."""
+"""Data in transit belongs to no process."""
 
 
 class SimulatedSocket:
-    """The few methods of a socket that are called on a transport's."""
+    """The few methods of a transport's socket that are called."""
 
     def __init__(self, here: tuple[str, int], there: tuple[str, int]) -> None:
         self._here, self._there = here, there
@@ -232,7 +232,7 @@ class SimulatedSocket:
 
 
 class SimulatedTransport(asyncio.Transport):
-    """The sending pipe of this end, and the received bytes that this end has not read."""
+    """One end of a connection: its sending pipe, and received bytes that it has not read yet."""
 
     def __init__(
         self,
@@ -259,9 +259,9 @@ class SimulatedTransport(asyncio.Transport):
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._in_flight_bytes = 0
-        """Sent, and not read by the peer."""
+        """Bytes sent but not yet read by the peer."""
         self._travelling: deque[bytes | Exception | None] = deque()
-        """On the way; None is the end, and an error a reset."""
+        """Items in transit; None is the end of the stream, and an error is a reset."""
         self._arrives_s = 0.0
         self._is_waiting_for_link = False
         self._protocol_is_paused = False
@@ -274,7 +274,7 @@ class SimulatedTransport(asyncio.Transport):
         self._is_lost = False
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
-        """The connection is made, in the context of the process that it belongs to."""
+        """Complete the connection, in the context of its process."""
         if self._is_lost:
             return
         self._protocol = protocol
@@ -307,7 +307,7 @@ class SimulatedTransport(asyncio.Transport):
         return False
 
     def _send(self) -> None:
-        """Let go what the window has room for."""
+        """Send as much as the window has room for."""
         link, random = self._link, self._network.random
         while self._unsent and self._in_flight_bytes < link.window_bytes and not self._is_lost:
             data = self._unsent.popleft()
@@ -331,7 +331,7 @@ class SimulatedTransport(asyncio.Transport):
         taken_s = self._network.latency_s(link) + (len(what) / link.bytes_per_s if isinstance(what, bytes) else 0.0)
         self._arrives_s = max(self._arrives_s, self._loop.time() + taken_s)
         self._travelling.append(what)
-        # The network carries it on whatever becomes of the sender.
+        # The data arrives even if the sender dies.
         self._loop.call_at(self._arrives_s, self._arrive, context=_NO_PROCESS)
 
     def _arrive(self) -> None:
@@ -343,7 +343,7 @@ class SimulatedTransport(asyncio.Transport):
             self._forget_if_done()
 
     def kick(self) -> None:
-        """The link is whole again."""
+        """Deliver what waited for the link, which is restored."""
         if self._is_waiting_for_link and not self._link.is_cut:
             self._is_waiting_for_link = False
             while self._travelling:
@@ -360,7 +360,7 @@ class SimulatedTransport(asyncio.Transport):
     # --- reading --------------------------------------------------------------------------------------------------
 
     def _take(self, what: bytes | Exception | None) -> None:
-        """Something has arrived at this end."""
+        """Process an item that has arrived at this end."""
         if self._is_lost or not self.process.is_alive:
             if isinstance(what, bytes) and not self.peer._is_lost:
                 self._travel(ConnectionResetError(104, "Connection reset by peer"))
@@ -421,7 +421,7 @@ class SimulatedTransport(asyncio.Transport):
         return self._is_closing or self._is_lost
 
     def close(self) -> None:
-        """After what was written has been sent."""
+        """Close the connection after all written data was sent."""
         if self._is_closing or self._is_lost:
             return
         self._is_closing = True
@@ -438,7 +438,7 @@ class SimulatedTransport(asyncio.Transport):
         self._lose(None)
 
     def die(self, *, silently: bool) -> None:
-        """The process was killed. The kernel of its host notifies the peer, unless that is gone as well."""
+        """End the connection of a killed process. Its host's kernel resets it, unless the host is dead, too."""
         self._unsent.clear()
         if not self._is_lost:
             if not silently:
@@ -447,7 +447,7 @@ class SimulatedTransport(asyncio.Transport):
             self._end()
 
     def reset_by_network(self) -> None:
-        """Reset both ends at once; nothing that is on its way arrives."""
+        """Reset both ends at once; data in transit is lost."""
         for end in (self, self.peer):
             end._travelling.clear()
             if not end._is_lost and end.process.is_alive:
@@ -469,7 +469,7 @@ class SimulatedTransport(asyncio.Transport):
         self._forget_if_done()
 
     def _forget_if_done(self) -> None:
-        """What is still on the way may have to wait for a link, and is delivered when that is whole."""
+        """Forget a lost transport once nothing is in transit. Items may have to wait until a link is restored."""
         if self._is_lost and not self._travelling:
             self._network.forget(self)
 
@@ -485,13 +485,13 @@ class Link:
     latency_s_max: float = 0.001
     bytes_per_s: float = 1e8
     split_chance: float = 0.0
-    """How likely it is that what is sent at once comes in several pieces."""
+    """The chance that data sent at once arrives in several pieces."""
     window_bytes: int = 256 * 1024
     is_cut: bool = False
 
 
 class Tap:
-    """Sees all that is written, where it is written."""
+    """Sees all data at the moment it is written."""
 
     def connected(self, connection: int, *, client: str, server: str) -> None: ...
 
@@ -501,7 +501,7 @@ class Tap:
 
 
 class SimulatedServer:
-    """What listens at a port, as `asyncio.Server` looks."""
+    """A listening server, with the interface of `asyncio.Server`."""
 
     def __init__(
         self,
@@ -528,7 +528,7 @@ class SimulatedServer:
 
 
 class SimulatedNetwork:
-    """All hosts and what is between them. The loop that runs it sets `loop`."""
+    """All hosts and the links between them. The loop that runs it sets `loop`."""
 
     def __init__(self, random: Random, trace: Trace) -> None:
         self.random = random
@@ -551,11 +551,11 @@ class SimulatedNetwork:
         return self._links[source, target]
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing gets from source to target from now on."""
+        """From now on, deliver nothing from source to target."""
         self.link(source, target).is_cut = True
 
     def restore(self) -> None:
-        """All that is cut is whole again."""
+        """Restore all links that are cut."""
         for link in self._links.values():
             link.is_cut = False
         waiting, self._restored = self._restored, []
@@ -566,7 +566,7 @@ class SimulatedNetwork:
             transport.kick()
 
     def reset_some(self, chance: float) -> int:
-        """Break connections, as a box on the way does that has lost its memory."""
+        """Break connections, like a middlebox that has lost its state."""
         broken = [
             transport
             for transport in self._open
@@ -577,7 +577,7 @@ class SimulatedNetwork:
         return len(broken)
 
     def close_of(self, process: Process, *, silently: bool = False) -> None:
-        """A process has died: its ports are free, and its peers get a reset, unless the host has died, too."""
+        """Clean up after a dead process: free its ports, and reset its peers unless the host is dead, too."""
         for address, server in list(self.listeners.items()):
             if server.process is process:
                 del self.listeners[address]

@@ -1,4 +1,4 @@
-"""One run of one seed: start everything, let things happen, wait until it is quiet, and judge."""
+"""One run of one seed: start everything, inject faults, wait until the cluster is quiet, and judge the result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOOK_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedReport:
-    """What came of a seed."""
+    """The result of a seed."""
 
     seed: int
     digest: str
@@ -56,7 +56,7 @@ class SeedReport:
 
 
 class Cast:
-    """The actors of a run but for the nodes, which are the world's."""
+    """The actors of a run, except the nodes, which belong to the world."""
 
     def __init__(self, world: World, mutant: Mutant | LandingMutant | None) -> None:
         plan = world.plan
@@ -85,7 +85,7 @@ def run_seed(
     cast = Cast(world, mutant)
     began_s = world.loop.time()
     faults = Faults(world, cast.consumers)
-    # What nodes log about faults that were made on purpose is of no use.
+    # The nodes' log messages about intentional faults are useless.
     logging.disable(logging.CRITICAL)
     gc_was_on = gc.isenabled()
     gc.disable()
@@ -94,7 +94,7 @@ def run_seed(
     except SimulationFault as fault:
         world.complain(f"the simulation can't go on: {fault}")
     finally:
-        # Before the end, at which everything that still waits is broken off.
+        # Before `close`, which breaks off everything that still waits.
         report = SeedReport(
             seed=seed,
             digest=world.trace.digest,
@@ -166,7 +166,7 @@ async def _until(is_so: Callable[[], bool], within_s: float) -> bool:
 
 
 def _is_settled(world: World, cast: Cast) -> bool:
-    """Whether all consumers and copies have reached the end. Whether they are right is another question."""
+    """Return whether all consumers and copies have reached the end. Whether they are right is judged later."""
     if not _is_agreed(world):
         return False
     for vbucket in range(world.plan.vbuckets):
@@ -184,7 +184,7 @@ def _is_settled(world: World, cast: Cast) -> bool:
 
 
 def _is_agreed(world: World) -> bool:
-    """Whether all nodes go by the same config."""
+    """Return whether all nodes use the same config."""
     if world.plan.nodes == 1:
         return True
     configs = [config_of(host) for host in world.hosts if host.is_ready]
@@ -192,7 +192,7 @@ def _is_agreed(world: World) -> bool:
 
 
 def copies_of(active: NodeHost, world: World, vbucket: int) -> list[NodeHost]:
-    """The hosts that have to have a copy, by the config of the one that has it active."""
+    """Return the hosts that must have a copy, according to the config of the active node."""
     config = config_of(active) if world.plan.nodes > 1 else None
     if config is None:
         return []
@@ -224,7 +224,7 @@ def _has_reached(consumer: AnyConsumer, vbucket: int, active: NodeHost) -> bool:
 
 
 def _is_on_a_branch(active: NodeHost, vbucket: int, offset: StreamOffset) -> bool:
-    """Whether an offset is in the history that the server has now, and not only at a seqno that it has as well."""
+    """Return whether an offset lies in the server's current history, and not just at a seqno that exists there."""
     facts = active.bucket.vbuckets.facts[vbucket]
     assert facts is not None
     shared = facts.failover_log.branch_end(offset.vbuuid, high_seqno=SEQNO_MAX)
@@ -255,7 +255,7 @@ def _judge(world: World, cast: Cast) -> None:
 
 
 def _judge_copy(world: World, copy: NodeHost, active: NodeHost, vbucket: int) -> None:
-    """A copy has the same documents, finds them by its index, and knows the same history."""
+    """Check that a copy has the same documents, an index that finds them, and the same history."""
     ours, theirs = copy.bucket.vbuckets.facts[vbucket], active.bucket.vbuckets.facts[vbucket]
     if ours is None or theirs is None or not copy.is_ready:
         world.complain(f"{copy.name} has no copy of vbucket {vbucket}")
@@ -283,9 +283,9 @@ def _judge_writes(world: World, stored: dict[checkers.Key, checkers.Document]) -
 
 # --- writers ---------------------------------------------------------------------------------------------------------
 #
-# Each has keys of its own, finds their nodes by the cluster map, and keeps the answers. A writer of hot keys rewrites a
-# few documents again and again, with hardly a pause. So between any two moments of a consumer some of them change: DCP
-# then sends the newest version only, and what a plan has counted on never comes.
+# Each writer has its own keys, finds their nodes by the cluster map, and records the answers. A writer of hot keys
+# rewrites a few documents over and over, with hardly a pause, so some of them change between any two steps of a
+# consumer: DCP then sends only the newest version, and the one that a plan expected never arrives.
 
 
 RETRY_S = 0.1
@@ -293,15 +293,15 @@ REFUSALS_MAX = 10
 EXPIRY_S = 1
 OTHER_COLLECTION_CHANCE = 0.3
 HOT_HOSTS = 100
-"""The hosts of writers of hot keys are numbered from here on."""
+"""The number of the first host for writers of hot keys."""
 DURABLE_TIMEOUT_MS = 2000
 HOT_WEIGHTS = {"set": 1.0, "delete": 0.05}
-"""Of hot keys: a document that is gone half of the time would hide that it is out of date."""
+"""The weights for hot keys: a document that is missing half of the time would hide that it is out of date."""
 _LEVELS = {"majority": DurabilityLevel.MAJORITY, "persist": DurabilityLevel.PERSIST_TO_MAJORITY}
 
 
 class Writer:
-    """One process with several keys and, where the plan says so, several writes under way."""
+    """One process with several keys and, if the plan says so, several writes in progress."""
 
     def __init__(self, world: World, number: int, *, is_hot: bool = False) -> None:
         self.name = f"hot-{number}" if is_hot else f"writer-{number}"
@@ -371,7 +371,7 @@ class Writer:
         await self._ask(request, write)
 
     async def _ask(self, request: Request, write: checkers.Write | None) -> None:
-        """Ask until there is an outcome: refusals that are not about the write are tried again, a few times."""
+        """Send a request until its outcome is known: refusals not about the write itself are retried a few times."""
         outcome = checkers.KnownOutcome.REFUSED
         for _ in range(REFUSALS_MAX):
             try:
@@ -409,7 +409,7 @@ class Writer:
             opened = await AsyncKvConnection.open(address, login_of(self._settings, self._random))
             known = self._connections.get(address)
             if known is not None and not known.is_closed:
-                opened.close()  # another lane was faster
+                opened.close()  # Another lane was faster.
                 return known
             known = self._connections[address] = opened
         return known

@@ -1,7 +1,7 @@
-"""The world of one run, and the plan that a seed makes of it: hosts with nodes, the network between them, what was
-written, and what was found wrong.
+"""The world of one run, and the plan that a seed makes for it: hosts with nodes, the network between them, the
+writes, and the complaints.
 
-The actors (writers, consumers, faults, operators) are given the world; `run` makes them, and the world knows none.
+The actors (writers, consumers, faults, operators) receive the world. `run` makes them; the world knows none of them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ STEPS_MAX = 400_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a seed makes of a run: how large, how busy, how unlucky. Drawn once, so that runs differ in kind.
+    """How large, busy and unlucky a run is. A seed determines it once, so that runs differ in kind.
 
-    The weights are relative: how likely one thing is against the others of its kind.
+    The weights are relative to the others of the same kind.
     """
 
     seed: int
@@ -46,23 +46,23 @@ class RunPlan:
     replicas: int
     vbuckets: int
     busy_s: float
-    """How long there are writes and faults, in simulated seconds."""
+    """How long writes and faults continue, in simulated seconds."""
     keys_per_writer: int
     writers: int
     pipelined: int
-    """How many writes a writer may have under way at once."""
+    """How many writes a writer may have in progress at once."""
     writes: int
-    """How many there are in all, about, where nothing holds the writers up."""
+    """The approximate number of writes in all, if nothing delays the writers."""
     write_weights: dict[str, float] = field(hash=False)
     consumers: int
     landings: int = 0
     """Consumers that land the bucket batch by batch."""
     landing_every_s: tuple[float, ...] = (0.0, 0.1, 0.5)
-    """One of these passes from batch to batch."""
+    """The possible pauses between batches; each landing uses one of them."""
     hot_keys: int = 0
-    """Keys that are rewritten with hardly a pause, each by a lane of its own."""
+    """Keys that are rewritten with hardly a pause, each by its own lane."""
     hot_pause_s: float = 0.01
-    """Between two writes of such a key, on average."""
+    """The mean pause between two writes of such a key."""
     fault_pause_s: float
     fault_weights: dict[str, float] = field(hash=False)
     retention: Retention
@@ -74,22 +74,22 @@ class RunPlan:
 
     @property
     def lanes(self) -> int:
-        """How many writes of one writer are under way at once."""
+        """How many writes of one writer are in progress at once."""
         return min(self.pipelined, self.keys_per_writer)
 
     @property
     def write_pause_s(self) -> float:
-        """Between two writes of a lane, on average."""
+        """The mean pause between two writes of a lane."""
         return self.busy_s * self.writers * self.lanes / self.writes
 
     @property
     def steps_max(self) -> int:
-        """How much may happen in the run. It goes with its length."""
+        """The step limit of the run, in proportion to its length."""
         return int(STEPS_MAX * max(1.0, self.busy_s / BUSY_S_MAX))
 
     @classmethod
     def draw(cls, seed: int) -> RunPlan:
-        """Most seeds are a mixture of everything. Some are about one thing, which a mixture seldom meets."""
+        """Return the plan of a seed. Most mix everything; some focus on one thing that a mixture rarely reaches."""
         lands = Random(f"landing/{seed}").random() < LANDING_SHARE
         return cls.landing(seed) if lands else cls._drawn(seed)
 
@@ -100,9 +100,9 @@ class RunPlan:
 
     @classmethod
     def landing(cls, seed: int) -> RunPlan:
-        """The same cluster and faults with consumers that land, most of them under writers of hot keys.
+        """Return the seed's plan with consumers that land, most of them under writers of hot keys.
 
-        One other consumer is left: most of the time of a run is the consumers'.
+        Only one other consumer is left, because consumers take most of the time of a run.
         """
         random = Random(f"landing plan/{seed}")
         return replace(
@@ -114,7 +114,7 @@ class RunPlan:
         )
 
     def _about_drills(self) -> RunPlan:
-        """One node whose vbuckets are rolled back again and again, under consumers that are behind."""
+        """Return a plan with one node whose vbuckets are rolled back repeatedly, under consumers that are behind."""
         return replace(
             self,
             nodes=1,
@@ -134,7 +134,7 @@ class RunPlan:
 
     @classmethod
     def mixture(cls, seed: int) -> RunPlan:
-        """A plan in which anything may happen."""
+        """Return a plan in which anything may happen."""
         random = Random(f"plan/{seed}")
         nodes = random.choice([1, 1, 2, 3, 3, 4])
         replicas = 0 if nodes == 1 else random.randint(1, min(2, nodes - 1))
@@ -188,14 +188,14 @@ def _fault_weights(random: Random, nodes: int) -> dict[str, float]:
         "drop collection": random.choice([0.0, 0.3]),
     }
     if nodes > 1:
-        # A drill takes what a majority had, so most clusters are without.
+        # A drill removes writes that a majority had, so most clusters have no drills.
         weights |= {"roll back": random.choice([0.0, 0.0, 1.0]), "fail over": random.choice([0.0, 1.0, 3.0])}
         weights |= {"rebalance": random.choice([0.0, 0.5])}
     return weights
 
 
 def _cluster_weights(seed: int, nodes: int) -> dict[str, float]:
-    """Drawn apart, so that all else of a plan is what it was before these came up."""
+    """Draw the weights separately, so that the rest of a plan is the same as before these faults were added."""
     random = Random(f"cluster/{seed}")
     weights = {"two operators": random.choice([0.0, 0.0, 1.0, 2.0]), "hold replicas": random.choice([0.0, 0.0, 0.7])}
     return weights if nodes > 1 else dict.fromkeys(weights, 0.0)
@@ -217,7 +217,7 @@ def _users() -> Users:
 
 
 class World:
-    """What actors act on and in. It knows none of them but its hosts."""
+    """The environment of the actors. It knows none of them except its hosts."""
 
     def __init__(self, plan: RunPlan, *, keeps_trace: bool = False) -> None:
         self.plan = plan
@@ -225,15 +225,15 @@ class World:
         self.trace = Trace(keeps_lines=keeps_trace)
         self.complaints: list[str] = []
         self.is_quiet = False
-        """No more writes and faults: what is to be equal in the end may become so."""
+        """True once writes and faults have stopped, so that copies and consumers can catch up."""
         self.rows = 0
         self.writes = WriteLog()
         self.collections: dict[int, str] = {}
-        """Ids and names of the collections that exist, as known to the faults that change them."""
+        """Ids and names of the existing collections, as known to the faults that change them."""
         self.failed_over: set[int] = set()
-        """Vbuckets of which a failover may have taken what no majority had."""
+        """Vbuckets for which a failover may have removed writes that no majority had."""
         self.drilled: set[int] = set()
-        """Vbuckets of which a drill may have taken anything."""
+        """Vbuckets for which a drill may have removed any write."""
         self.network = SimulatedNetwork(self.random_of("network"), self.trace)
         self.network.new_link = self._new_link
         self.loop = SimulatedLoop(self.network, steps_max=plan.steps_max)  # type: ignore[abstract]
@@ -246,7 +246,7 @@ class World:
         ]
 
     def random_of(self, name: str) -> Random:
-        """Each actor's own dice, so that one more throw of one actor changes no other's luck."""
+        """Return an actor's own random numbers, so that one more draw by an actor does not affect the others."""
         return Random(f"{self.plan.seed}/{name}")
 
     def _new_link(self) -> Link:
@@ -275,7 +275,7 @@ class World:
     # --- where things are -----------------------------------------------------------------------------------------
 
     def active_host(self, vbucket: int) -> NodeHost | None:
-        """The host whose node has the vbucket active; None while there is none, or more than one."""
+        """Return the host on which the vbucket is active, or None if there is none, or more than one."""
         ready = (host for host in self.hosts if host.is_ready)
         found = [host for host in ready if host.bucket.vbuckets.states[vbucket] == VBucketState.ACTIVE]
         return found[0] if len(found) == 1 else None
@@ -289,7 +289,7 @@ class World:
 
 
 class NodeHost:
-    """A host with a node on it: started, stopped in order, killed, and started again from the same disk."""
+    """A host with a node on it, which can be started, stopped cleanly, killed, and restarted from the same disk."""
 
     def __init__(self, world: World, number: int, options: NodeOptions) -> None:
         self.name = f"node-{number}"
@@ -300,10 +300,10 @@ class NodeHost:
         self._world = world
         self._options = options
         self._clock_ns = _EPOCH_NS + world.random_of(f"{self.name}/clock").randrange(10**9)
-        """Clocks of hosts differ."""
+        """The clocks of hosts differ."""
         self.process: Process
         self.node: Node
-        """Both are set by `start`, and replaced by each one that follows."""
+        """Both are set by each `start`."""
 
     @property
     def address(self) -> str:
@@ -322,7 +322,7 @@ class NodeHost:
         return self.node.bucket_service(BUCKET).bucket
 
     def start(self) -> None:
-        """Begin to start: `is_ready` says when that is done."""
+        """Begin to start the node: `is_ready` becomes true when it has started."""
         if self.is_up:
             return
         self.incarnations += 1
@@ -348,7 +348,7 @@ class NodeHost:
             await node.start()
         except StoreFull as error:
             self._world.trace.note(process.name, f"can't start: {error.reason}")
-            # Its supervisor tries again.
+            # Its supervisor restarts it.
             self._world.loop.call_later(RESTART_S, self.start, context=self._world.director.context)
             process.kill()
             return
@@ -360,14 +360,14 @@ class NodeHost:
             self.process.kill()
 
     async def stop(self) -> None:
-        """In order. Another process calls it."""
+        """Stop the node cleanly. The caller is another process."""
         if not self.is_ready:
             self.kill()
             return
         process = self.process
         self._world.trace.note(process.name, "stops")
         stopping = process.run(self._world.loop, self.node.stop(), name="stop")
-        # The caller must not wait for ever if the node is killed meanwhile.
+        # With a timeout: the caller must not wait forever if the node is killed in the meantime.
         await asyncio.wait([stopping], timeout=STOP_S_MAX)
         process.kill()
 

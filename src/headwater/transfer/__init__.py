@@ -1,7 +1,7 @@
-"""Documents in and out of a bucket, in bulk: `headwater load` and `headwater export`.
+"""Bulk import and export of documents: `headwater load` and `headwater export`.
 
-Load: `inputs` opens what is given, `json_lines` and `tables` read its documents, `key_template` makes their keys, or
-generates documents in place of a file; `set_frames` makes frames of them and `loader` sends them. Export:
-`export_files` keeps what is read until it is known which documents are alive, and writes them. The form of an exported
-line is in `json_lines`. `change_lines` writes changes, not documents, as lines for `headwater tail`.
+Load: `inputs` opens the input, `json_lines` and `tables` read its documents, `key_template` makes their keys, or
+generates documents; `set_frames` encodes them as frames and `loader` sends them. Export: `export_files` stores what
+is read until it is known which documents are live, and writes those. `json_lines` describes an exported line.
+`change_lines` writes changes, rather than documents, as lines for `headwater tail`.
 """

@@ -1,12 +1,12 @@
-"""Changes as lines of JSON: one object a line, with the members that `to_dict` of the typed changes gives.
+"""Changes as lines of JSON: one object per line, with the members of `to_dict` of the typed changes.
 
-A kernel writes the changes of documents: no Python object per change, and no value is parsed to be printed. A line is
-made after a plan: a row of fields, each with the text that stands before it, what kind it is, and the number of its
-column among those of that kind. The text behind the last field ends the line. Of keys and values that text is only the
-beginning of their name, which goes on by what they are: `key` or `key_base64`. Events, rollbacks and documents with
-extended attributes are few, and go through the typed changes.
+A kernel writes the changes of documents: it creates no Python object per change, and parses no value to print it. A
+plan defines the line: a row of fields, each with the text before it, its kind, and its column number among the
+fields of that kind. The text after the last field ends the line. For keys and values, the text is only the
+beginning of the name, whose rest depends on the content: `key` or `key_base64`. Events, rollbacks and documents
+with extended attributes are rare, and use the typed changes.
 
-`headwater tail` writes its lines with it; an export uses `judge_values`.
+`headwater tail` writes its lines with this module; an export uses `judge_values`.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from headwater.protocol.kernels.decode import binary_column
 from headwater.protocol.kernels.json_check import is_json
 
 NUMBER, NAME, TIME, KEY, VALUE = range(5)
-"""Kinds of fields. A name is one of few texts, given as JSON already; a time is in microseconds since 1970."""
+"""Kinds of fields. A name is one of few texts, already encoded as JSON; a time is in microseconds since 1970."""
 ABSENT, AS_JSON, AS_TEXT, AS_BASE64 = range(4)
-"""How a key or a value is written: null, as it is, as a string, or as a string in base64."""
+"""How a key or a value is written: as null, as it is, as a string, or as a string in base64."""
 NUMBER_BYTES_MAX = 20
 TIME_BYTES_MAX = 34
 KEY_SIGN_BYTES_MAX = 6
-"""A character of a key may become an escape."""
+"""A character of a key may become an escape sequence of this length."""
 KEY_MORE_BYTES_MAX = 14
-"""The rest of its name, quotes, and what base64 is filled up with."""
+"""The rest of the key's name, the quotes, and the padding of base64."""
 NO_TIME = -(2**63)
 _UTC = np.frombuffer(b'+00:00"', dtype=np.uint8)
 _BASE64_NAME = np.frombuffer(b'_base64":', dtype=np.uint8)
@@ -69,12 +69,12 @@ _KINDS = {
     "snapshot_start": NUMBER,
     "snapshot_end": NUMBER,
 }
-"""The members of a change of a document, in their order."""
+"""The members of a document's change, in order."""
 _DOCUMENT_OPS = frozenset({Mutation.op, Deletion.op, Expiration.op})
 
 
 class ChangeLines:
-    """Makes lines of batches. Where values were not asked for, `value` is left out."""
+    """Encodes batches as lines. If values were not requested, the lines have no `value`."""
 
     def __init__(self, *, no_value: bool) -> None:
         self._no_value = no_value
@@ -82,7 +82,7 @@ class ChangeLines:
         self._room = np.empty(0, dtype=np.uint8)
 
     def encode(self, batch: pa.RecordBatch) -> memoryview:
-        """The lines of a batch, good until the next call."""
+        """Return the lines of a batch, which are valid until the next call."""
         others = self._other_rows(batch)
         columns = _LineColumns(batch, self._plan)
         other_lines = [self._line(batch.slice(row, 1)) for row in others]
@@ -102,7 +102,7 @@ class ChangeLines:
         return b""
 
     def _other_rows(self, batch: pa.RecordBatch) -> list[int]:
-        """Those that the kernel does not write: events, rollbacks, and documents with extended attributes."""
+        """Return the rows that the kernel does not write: events, rollbacks, and documents with extended attributes."""
         ops = batch.column("op")
         are_other = np.array([op not in _DOCUMENT_OPS for op in ops.dictionary.to_pylist()])[ops.indices.to_numpy()]
         if "xattrs" in batch.schema.names:
@@ -119,7 +119,7 @@ class ChangeLines:
 
 
 class _LinePlan:
-    """The form of a line, as the kernel wants it."""
+    """The format of a line, in the form that the kernel needs."""
 
     def __init__(self, members: list[str]) -> None:
         self.members = members
@@ -137,13 +137,13 @@ class _LinePlan:
 
     def _texts(self) -> Iterator[bytes]:
         for name in self.members:
-            # The kernel goes on with the names of keys and values itself.
+            # The kernel writes the rest of the names of keys and values.
             end = "" if _KINDS[name] in (KEY, VALUE) else '":'
             yield f'{"{" if name == self.members[0] else ","}"{name}{end}'.encode()
 
 
 class _LineColumns:
-    """A batch as the kernel wants it."""
+    """A batch, in the form that the kernel needs."""
 
     def __init__(self, batch: pa.RecordBatch, plan: _LinePlan) -> None:
         self._plan = plan
@@ -167,7 +167,7 @@ class _LineColumns:
         self.room_bytes = rows * (line_bytes + names_bytes) + key_bytes + value_bytes
 
     def write(self, first: int, last: int, out: Bytes, at: int) -> int:
-        """Write rows to `out`; returns where they end."""
+        """Write rows to `out`. Returns the position after them."""
         return write_lines(
             first, last, self._plan.fields, self._plan.texts, self._plan.text_ends, self._numbers, self._times,
             self._names, self._name_ends, self._name_rows, self._keys, self._key_offsets, self._key_forms,
@@ -175,8 +175,8 @@ class _LineColumns:
         )  # fmt: skip
 
 
-# The functions of `pyarrow.compute`, which arrays have as methods, take longer to import than the first lines to write:
-# they are asked where something is null, and not where nothing is.
+# The functions of `pyarrow.compute`, which are also methods of arrays, take longer to import than the first lines
+# take to write. So they are called only if a column has nulls.
 
 
 def _filled(column: pa.Array, instead: int) -> Column:
@@ -192,7 +192,7 @@ def _are_there(column: pa.Array) -> Column:
 def _key_forms(keys: pa.Array) -> Bytes:
     try:
         keys.view(pa.string()).validate(full=True)
-    except pa.ArrowInvalid:  # some are not UTF-8
+    except pa.ArrowInvalid:  # Some are not UTF-8.
         forms = [AS_TEXT if key is None or _is_utf8(key) else AS_BASE64 for key in keys.to_pylist()]
         return np.array(forms, dtype=np.uint8)
     return np.full(len(keys), AS_TEXT, dtype=np.uint8)
@@ -207,7 +207,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _names(columns: list[pa.DictionaryArray]) -> tuple[Bytes, Column, Column]:
-    """All names as JSON, where each of them ends, and for each column and row which of them it is."""
+    """Return all names as JSON, the end of each of them, and for each column and row the index of its name."""
     names = [b"null"]
     rows = np.empty((len(columns), len(columns[0])), dtype=np.int64)
     for number, column in enumerate(columns):
@@ -228,7 +228,7 @@ def _joined(parts: list[bytes]) -> tuple[Bytes, Column]:
 def judge_values(
     values: ReadOnlyBytes, offsets: ReadOnlyInt32s, is_there: Bools, datatypes: ReadOnlyBytes, forms: Bytes
 ) -> int:
-    """How each value is to be written, and room enough for all of them. A server that calls a value JSON may err."""
+    """Choose the form of each value, checking JSON because a server may err. Returns enough room for all values."""
     room = i64(0)
     for row in range(len(forms)):
         start = i64(offsets[row])
@@ -252,7 +252,7 @@ def write_lines(
     key_offsets: ReadOnlyInt32s, key_forms: Bytes, values: ReadOnlyBytes, value_offsets: ReadOnlyInt32s,
     value_forms: Bytes, out: Bytes, at: int,
 ) -> int:  # fmt: skip
-    """Write the rows from `first` to `last` to `out`, which has room for them. Returns where they end."""
+    """Write the rows from `first` to `last` to `out`, which must have room. Returns the position after them."""
     fields = len(plan)
     for row in range(first, last):
         for field in range(fields):
@@ -315,12 +315,12 @@ def _put_null(out: Bytes, at: int) -> int:
 
 @kernel_part
 def _put_time(out: Bytes, at: int, time_us: int) -> int:
-    """As ISO 8601 has it, in UTC: `"2026-01-31T09:05:00.000120+00:00"`."""
+    """Write a time as ISO 8601, in UTC: `"2026-01-31T09:05:00.000120+00:00"`."""
     if time_us == NO_TIME:
         return _put_null(out, at)
     day = time_us // 86_400_000_000
     of_day_us = time_us - day * 86_400_000_000
-    # Howard Hinnant's `civil_from_days`: years begin in March, so that the leap day is the last of its year.
+    # Howard Hinnant's `civil_from_days`: years start in March, so that the leap day is the last day of its year.
     day += 719_468
     era = day // 146_097
     day_of_era = day - era * 146_097
@@ -364,7 +364,7 @@ def _put_data(out: Bytes, at: int, data: Bytes, start: int, end: int, form: int)
 
 @kernel_part
 def _put_json(out: Bytes, at: int, data: Bytes, start: int, end: int) -> int:
-    """In sound JSON a line break is white space between tokens: as a space it means the same, and ends no line."""
+    """Write valid JSON. Its line breaks are white space between tokens: as spaces, they keep the text on one line."""
     for index in range(end - start):
         byte = data[start + index]
         out[at + index] = u8(0x20) if byte == 0x0A or byte == 0x0D else byte

@@ -1,10 +1,10 @@
-"""What `headwater export` writes: live documents as JSON lines, CSV or Parquet, in files that appear once whole.
+"""What `headwater export` writes: live documents as JSON lines, CSV or Parquet, in files that appear when complete.
 
-Texts are put together as columns, with no Python object per document. A line has the form that `json_lines` describes,
-which `headwater load` reads again; without keys it is the document itself. What a format can't hold is left out,
-counted by reason, and never lost in silence. `cli.export` puts every batch of a read into a `DocumentSpool`, and at the
-end takes the live documents of each collection out. A read can't say earlier which documents it leaves: a rollback or
-the end of a collection makes rows void that came long before.
+Texts are assembled as columns, without a Python object per document. A line has the format that `json_lines`
+describes, which `headwater load` can read; without keys, it is the document itself. Documents that a format can't
+hold are left out and counted by reason, never dropped silently. `cli.export` puts every batch of a read into a
+`DocumentSpool`, and at the end takes out the live documents of each collection. They are not known earlier, because
+a rollback or the drop of a collection voids rows that arrived long before.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ POSITION = "position"
 
 
 class DocumentSpool:
-    """Takes batches in, and gives back the live documents of each collection. `folder` is the caller's to remove."""
+    """Stores batches, and returns the live documents of each collection. The caller must remove `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -65,7 +65,7 @@ class DocumentSpool:
 
     @property
     def rows(self) -> int:
-        """How many rows were added, of all kinds."""
+        """The number of rows added, of all kinds."""
         return self._survivors.positions
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -84,13 +84,13 @@ class DocumentSpool:
                 ) from error
 
     def collections(self) -> list[tuple[str, str]]:
-        """Scopes and collections that have had a document, in order. No more can be added then."""
+        """Return the collections that have had a document, in order, with their scopes, and stop accepting batches."""
         for writer in self._writers.values():
             writer.close()
         return sorted(self._writers)
 
     def documents(self, name: tuple[str, str]) -> Iterator[pa.RecordBatch]:
-        """The live documents of a collection, with `key`, `value`, `datatype`, `flags` and `expiry`."""
+        """Yield the live documents of a collection, with `key`, `value`, `datatype`, `flags` and `expiry`."""
         with pa.memory_map(str(self._path(name))) as file:
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
@@ -109,13 +109,13 @@ class DocumentSpool:
 
 
 def _by_collection(batch: pa.RecordBatch, wanted: np.ndarray) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
-    """The collections of a batch, and which of the wanted rows are in each."""
+    """Yield the collections of a batch, with marks for the wanted rows in each."""
     ids = batch.column("collection_id").fill_null(0).to_numpy()
     for collection_id in np.unique(ids[wanted]):
         marks = wanted & (ids == collection_id)
         row = int(np.flatnonzero(marks)[0])
         scope, collection = (batch.column(name)[row].as_py() for name in ("scope", "collection"))
-        # A collection that is gone has no name, and nothing of it is alive.
+        # A dropped collection has no name, and none of its documents is live.
         if scope is not None and collection is not None:
             yield (scope, collection), marks
 
@@ -125,7 +125,7 @@ def _by_collection(batch: pa.RecordBatch, wanted: np.ndarray) -> Iterator[tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Void:
-    """Rows of a vbucket before a position do not hold: those of a collection, or else those above a seqno."""
+    """Voids earlier rows of a vbucket: the rows before a position that are of one collection, or above a seqno."""
 
     before: int
     vbucket: int
@@ -135,16 +135,15 @@ class _Void:
 
 @dataclass(slots=True)
 class Survivors:
-    """Takes every batch in order by `note`, and says by `alive` which rows hold, when all have come. Rows are numbered.
+    """Takes all batches in order by `note`; after the last, `alive` reports which rows are live. Rows are numbered.
 
-    Inside a snapshot a key comes once. So a row can be void for three causes only, all of which come behind it: a row
-    of the same key in a later snapshot of its vbucket, a rollback of the vbucket, or an event that dropped its
-    collection or created it again. Only those are kept in memory; a bucket at rest has a single snapshot a vbucket, and
-    none of them.
+    Inside a snapshot, a key occurs once. So only three later rows can void a row: a row of the same key in a later
+    snapshot of its vbucket, a rollback of the vbucket, or an event that dropped or recreated its collection. Only
+    those are kept in memory; a bucket without writes has a single snapshot per vbucket, and none of them.
     """
 
     positions: int = 0
-    """Of rows that have been noted."""
+    """The number of rows noted, which is the next position."""
     _voids: list[_Void] = field(default_factory=list)
     _later: list[pa.Table] = field(default_factory=list)
     _first_start: NDArray[np.uint64] = field(default_factory=lambda: np.full(VBUCKETS_MAX, _NO_SNAPSHOT))
@@ -153,7 +152,7 @@ class Survivors:
     _has_later: _Marks = field(default_factory=lambda: np.zeros(VBUCKETS_MAX, dtype=np.bool_))
 
     def note(self, batch: pa.RecordBatch) -> tuple[_Marks, _Numbers]:
-        """Gives which rows of a batch are mutations, and the positions of all rows."""
+        """Note a batch. Returns marks for the rows that are mutations, and the positions of all rows."""
         positions = np.arange(self.positions, self.positions + batch.num_rows)
         self.positions += batch.num_rows
         ops = batch.column("op")
@@ -167,7 +166,7 @@ class Survivors:
 
     def _note_void(self, void: _Void) -> None:
         if void.collection_id is None:
-            # What was dropped on the branch that is dead has not been dropped.
+            # A drop on the branch that the rollback abandons did not happen.
             self._voids = [
                 other
                 for other in self._voids
@@ -193,7 +192,7 @@ class Survivors:
             self._later.append(kept.filter(pa.array(is_later)))
 
     def alive(self, batch: pa.RecordBatch, positions: _Numbers) -> _Marks:
-        """Which of some mutations hold."""
+        """Return marks for the mutations that are live."""
         marks = ~self._void_marks(batch, positions)
         doubtful = marks & self._has_later[batch.column("vbucket").to_numpy()]
         if doubtful.any():
@@ -204,7 +203,7 @@ class Survivors:
         return marks
 
     def _last_positions(self) -> tuple[pa.Array, _Numbers]:
-        """The keys that came again and hold, and where they came last."""
+        """Return the keys that occurred again in live rows, and the position of the last row of each."""
         if self._superseded is None:
             later = pa.concat_tables(self._later)
             holds = ~self._void_marks(later, later.column("position").to_numpy())
@@ -240,7 +239,7 @@ def _void(batch: pa.RecordBatch, row: int, position: int) -> _Void:
 
 
 def _identities(batch: pa.RecordBatch) -> pa.Array:
-    """The identity of each document: the collection's id, and the key."""
+    """Return the identity of each document: the collection's id and the key."""
     ids = batch.column("collection_id").fill_null(0).cast(pa.string()).cast(pa.binary())
     return pc.binary_join_element_wise(ids, batch.column("key").fill_null(b""), pa.scalar(b":", pa.binary()))
 
@@ -254,11 +253,11 @@ _EMPTY_OBJECT = r"^\s*\{\s*\}\s*$"
 _OUR_NAMES = rf'"(?:{"|".join(map(re.escape, json_lines.MEMBERS))})"\s*:'
 
 
-# --- files that appear when they are whole ----------------------------------------------------------------------------
+# --- files that appear when they are complete -------------------------------------------------------------------------
 
 
 class OutputFiles:
-    """A folder for what is being written, next to where it belongs. It is gone in the end, whatever happens."""
+    """A temporary folder for incomplete files, next to their destination. It is always removed at the end."""
 
     def __init__(self, into: Path, *, overwrite: bool) -> None:
         self.is_file = into.is_file() or (into.suffix.lower() in SUFFIXES and not into.is_dir())
@@ -291,7 +290,7 @@ class OutputFiles:
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """A new file, called `name` in a directory. It is at its place after `publish`."""
+        """Open a new file, called `name` in a directory. `publish` moves it to its place."""
         place = self._into if self.is_file else self._into / name
         self._check(place)
         path = self.work / f"new-{len(self._whole)}"
@@ -307,7 +306,7 @@ class OutputFiles:
         self._whole.append((path, place))
 
     def publish(self) -> list[Path]:
-        """Put all files where they belong."""
+        """Move all files to their places. Returns these."""
         for path, place in self._whole:
             path.replace(place)
         with contextlib.suppress(OSError):
@@ -319,12 +318,12 @@ class OutputFiles:
             raise InvalidInput(f"{place} already exists", hint="Give another file or directory, or --overwrite")
 
 
-# --- what a format can't hold -----------------------------------------------------------------------------------------
+# --- documents that a format can't hold -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class LeftOut:
-    """Counts by reason, with one key for each."""
+    """The number of documents left out, by reason, with one key as an example for each."""
 
     documents: int = 0
     _reasons: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -358,7 +357,7 @@ class JsonLinesFile:
         self._with_key = with_key
 
     def write(self, batch: pa.RecordBatch) -> int:
-        """Returns how many documents were put in."""
+        """Write a batch. Returns how many documents were written."""
         is_json = are_json(batch)
         if self._with_key:
             lines = _with_heads(_heads(batch), batch.column("value"), is_json)
@@ -368,7 +367,7 @@ class JsonLinesFile:
         return len(lines)
 
     def end(self) -> None:
-        """Nothing stands behind the last line."""
+        """Do nothing: no text follows the last line."""
 
     def _only_json(self, batch: pa.RecordBatch, is_json: NDArray[np.bool_]) -> pa.RecordBatch:
         if is_json.all():
@@ -378,7 +377,7 @@ class JsonLinesFile:
 
 
 def are_json(batch: pa.RecordBatch) -> NDArray[np.bool_]:
-    """Which values are JSON. A server that calls a value so may err."""
+    """Return marks for the values that are JSON. The server's JSON bit may be wrong, so values are checked."""
     values = batch.column("value")
     content, offsets = binary_column(values)
     forms = np.empty(len(values), dtype=np.uint8)
@@ -389,7 +388,7 @@ def are_json(batch: pa.RecordBatch) -> NDArray[np.bool_]:
 
 
 def _heads(batch: pa.RecordBatch) -> pa.Array:
-    """What stands before the documents, up to where their members go on."""
+    """Return the text before each document, up to the point where its own members follow."""
     keys, are_texts = _key_texts(batch.column("key"))
     starts = _join(f'{{"{json_lines.KEY_MEMBER}":', quoted(keys))
     if not pc.all(are_texts).as_py():
@@ -402,7 +401,7 @@ def _heads(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _member(name: str, numbers: pa.Array, *, default: int) -> pa.Array:
-    """A member for every number but the default."""
+    """Return a member for every number except the default."""
     members = _join(f',"{name}":', numbers.cast(_TEXT))
     return pc.if_else(pc.equal(numbers, default), pa.scalar("", _TEXT), members)
 
@@ -425,7 +424,7 @@ def _json_with_heads(heads: pa.Array, texts: pa.Array) -> pa.Array:
         return pa.array([], _TEXT)
     are_members = pc.and_(pc.match_substring_regex(texts, _OBJECT), pc.invert(_have_our_names(texts)))
     are_empty = pc.match_substring_regex(texts, _EMPTY_OBJECT)
-    # Behind the head comes what is behind the brace of the object.
+    # The head is followed by the text after the object's opening brace.
     rests = pc.replace_substring_regex(texts, _OBJECT, "", max_replacements=1)
     between = pc.if_else(are_empty, pa.scalar("", _TEXT), pa.scalar(",", _TEXT))
     as_members = _join(heads, between, rests)
@@ -435,21 +434,21 @@ def _json_with_heads(heads: pa.Array, texts: pa.Array) -> pa.Array:
 
 
 def _have_our_names(texts: pa.Array) -> pa.Array:
-    """Which objects have a member that is called like one of ours."""
+    """Return marks for the objects that have a member with one of our names."""
     marks = pc.match_substring_regex(texts, _OUR_NAMES)
     if not pc.any(marks).as_py():
         return marks
-    # A look at all of it: the name may stand deep inside.
+    # Parse the object to be sure: the match may be inside a nested one.
     return pa.array([mark and _has_our_name(text.as_py()) for mark, text in zip(marks.to_pylist(), texts, strict=True)])
 
 
 def _has_our_name(text: str) -> bool:
-    document = json.loads(text, parse_int=str)  # as Python reads no number of thousands of digits
+    document = json.loads(text, parse_int=str)  # Python refuses numbers with thousands of digits.
     return isinstance(document, dict) and not document.keys().isdisjoint(json_lines.MEMBERS)
 
 
 def _key_texts(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Keys as text, and which of them are: a key may be any bytes."""
+    """Return keys as text, and marks for those that are UTF-8: a key may be any bytes."""
     texts, _ = split_texts(keys)
     return texts.cast(_TEXT), pc.is_valid(texts)
 
@@ -459,7 +458,7 @@ def _base64(data: bytes) -> str:
 
 
 def _texts(values: pa.Array) -> pa.Array:
-    """Texts on one line each. A line end can't be inside a string of JSON, so it may become a space."""
+    """Return each text on one line. A line break in JSON is never inside a string, so it may become a space."""
     texts = values.cast(_TEXT)
     if pc.any(pc.match_substring_regex(texts, "[\r\n]")).as_py():
         texts = pc.replace_substring_regex(texts, "[\r\n]", " ")
@@ -467,12 +466,12 @@ def _texts(values: pa.Array) -> pa.Array:
 
 
 def _join(*parts: Any) -> pa.Array:
-    """At least one of the parts is a column."""
+    """Join texts by row. At least one of the parts is a column."""
     return joined(parts, 0)
 
 
 def _lines(texts: pa.Array) -> memoryview:
-    """One behind the other, as they lie in memory."""
+    """Return all lines as one piece of memory."""
     return _bytes_of(_join(texts, "\n"))
 
 
@@ -498,17 +497,17 @@ _STRINGS = frozenset({JsonKind.STRING, JsonKind.ESCAPED_STRING})
 
 @dataclass(slots=True)
 class ColumnScan:
-    """Which columns the documents of a collection make: a look at all of them, with no object per document.
+    """Finds the columns for the documents of a collection by reading all of them, without an object per document.
 
-    Whole numbers make a BIGINT, numbers a DOUBLE, `true` and `false` a BOOLEAN, strings a STRING. Where a field is of
-    several kinds, or is an object or an array, its column has its JSON text.
+    Whole numbers make a BIGINT, other numbers a DOUBLE, `true` and `false` a BOOLEAN, strings a STRING. If the
+    values of a field are of several kinds, or are objects or arrays, its column has their JSON text.
     """
 
     _kinds: dict[str, set[JsonKind]] = field(default_factory=dict)
     _too_large: set[str] = field(default_factory=set)
 
     def note(self, documents: pa.Array) -> None:
-        """`documents` are JSON objects, as text without nulls."""
+        """Note the fields of documents, which are JSON objects as text, without nulls."""
         members = list_fields(documents)
         by_name = values_by_name(members.names, members.values, names_max=len(members.names))
         for name, values in by_name.items():
@@ -518,7 +517,7 @@ class ColumnScan:
                 self._too_large.add(name)
 
     def columns(self, *, taken: str) -> TypedColumns | None:
-        """None where there are no fields. `taken` is the name of a column that already exists."""
+        """Return the columns, or None if there are no fields. `taken` is the name of a column that already exists."""
         found = [ColumnDef(name, self._type(name)) for name in self._usable(taken)]
         return TypedColumns(tuple(found)) if found else None
 
@@ -530,12 +529,12 @@ class ColumnScan:
                 yield name
 
     def without_column(self, *, taken: str) -> list[str]:
-        """Fields that no column can be made for: by their names, or because of another that differs in case only."""
+        """Return the fields without a column: for their name, one that differs only in case, or the limit."""
         usable = set(self._usable(taken))
         return [name for name, kinds in self._kinds.items() if kinds - _ABSENT and name not in usable]
 
     def texts(self) -> list[str]:
-        """Fields whose column has JSON text, because of what they hold."""
+        """Return the fields whose column has JSON text because of their values."""
         return [
             name
             for name, kinds in self._kinds.items()
@@ -543,7 +542,7 @@ class ColumnScan:
         ]
 
     def nested(self) -> list[str]:
-        """Fields whose column has JSON text in every row. In one of several kinds "1" and 1 look the same."""
+        """Return the fields whose column has JSON text in every row. In a mixed column, "1" and 1 look the same."""
         return [name for name, kinds in self._kinds.items() if _ABSENT < kinds | _ABSENT <= _NESTED | _ABSENT]
 
     def _type(self, name: str) -> pa.DataType:
@@ -554,7 +553,7 @@ class ColumnScan:
 
 
 def scan_columns(batches: Iterable[pa.RecordBatch]) -> ColumnScan:
-    """Look at all documents for the columns they make."""
+    """Scan all documents for the columns they need."""
     found = ColumnScan()
     for batch in batches:
         good = pa.array(are_json(batch))
@@ -593,7 +592,7 @@ class TableFile:
         )
 
     def write(self, batch: pa.RecordBatch) -> int:
-        """Returns how many documents were put in."""
+        """Write a batch. Returns how many documents were written."""
         if self._with_key:
             _, are_texts = _key_texts(batch.column("key"))
             batch = self._only(batch, are_texts, "the key is not UTF-8")
@@ -627,7 +626,7 @@ class TableFile:
         return batch.filter(good)
 
     def _note_misfits(self, batch: pa.RecordBatch, misfits: Misfits) -> None:
-        """Of several values of a document that do not fit, the first counts."""
+        """Count each document once, by the first of its values that does not fit."""
         rows, firsts = np.unique(misfits.rows, return_index=True)
         reasons = misfits.reasons.take(pa.array(firsts))
         for reason in pc.unique(reasons).to_pylist():

@@ -1,7 +1,7 @@
-"""What `headwater load` is given: a file, standard input, or a folder with a file for each collection.
+"""The input of `headwater load`: a file, standard input, or a folder with one file per collection.
 
-`open_source` gives the documents of a file, whatever its format is, in batches for the loader. A file that
-`headwater export` has written is known by its first bytes.
+`open_source` returns the documents of a file of any format, in batches for the loader. A file that `headwater
+export` has written is recognized by its first bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEY_TEMPLATE = "doc::{#}"
 _PARQUET_MAGIC = b"PAR1"
 _TAB = "\t"
 _LOOK_BYTES = 256
-"""This much of a file, beside white space, shows whether it is an export."""
+"""How many bytes of a file, besides white space, are checked for the start of an export."""
 
 
 class FileFormat(StrEnum):
@@ -59,12 +59,12 @@ def open_source(
     texts: Sequence[str],
     expiry: int | None = None,
 ) -> FileSource:
-    """The documents of a file. Its format is that of the end of its name, or of its first bytes, unless it is given.
+    """Return the documents of a file. Its format is `format_`, or that of its extension or first bytes.
 
-    With no template for the keys, a file that `headwater export` has written is known by its first bytes, and its
-    documents become what they were; `expiry` counts in place of theirs.
+    Without a key template, a file that `headwater export` has written is recognized by its first bytes, and its
+    documents are restored as they were; `expiry` replaces theirs.
     """
-    # Arrow's functions, CSV and Parquet take long to import, and documents that are generated need none of them.
+    # Arrow's functions, CSV and Parquet take long to import, and generated documents need none of them.
     from headwater.transfer.json_lines import NUMBERED, ExportedDocuments, JsonLines, begins_an_export
 
     format_ = format_ or _format_of(file)
@@ -144,12 +144,12 @@ _HINT = "Give the folder that `headwater export` has written, or a file"
 
 @dataclass(frozen=True, slots=True)
 class LoadedFile:
-    """An open file, and the collections that its documents are dealt out over; none for the default one."""
+    """An open file, and the collections to distribute its documents over; if empty, the default collection."""
 
     file: io.BufferedReader
     collections: tuple[str, ...]
     path: Path | None = None
-    """Where it is one of several."""
+    """The path, if it is one of several files."""
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
@@ -172,7 +172,7 @@ class LoadedFile:
 
 
 def files_in(folder: Path, format_: FileFormat | None) -> dict[str, Path]:
-    """The files that an export has put there by collection, of one format if given: `SCOPE.COLLECTION.jsonl`."""
+    """Return the files in an export's folder by collection: `SCOPE.COLLECTION.jsonl`. `format_` selects one format."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         kind = BY_ENDING.get(path.suffix.lower())

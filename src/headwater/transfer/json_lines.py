@@ -1,8 +1,8 @@
-"""Documents from JSON lines: one document a line, checked, and given as columns with no object per line.
+"""Documents from JSON lines: one document per line, checked, and returned as columns without an object per line.
 
-Blank lines are passed over but counted, so that a number is always that of the line in the file. A line that can't be
-used ends the reading, after the documents before it have been given. `ExportedDocuments` takes documents out of lines,
-or rows of a table, that `headwater export` has written. `inputs.open_source` chooses between them.
+Blank lines are skipped but counted, so that a number is always that of the line in the file. An unusable line ends
+the reading, after the documents before it were returned. `ExportedDocuments` takes documents out of lines or table
+rows that `headwater export` has written. `inputs.open_source` chooses between them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class ByteReader(Protocol):
-    """A binary file, standard input among them."""
+    """A binary file, such as standard input."""
 
     def read1(self, size: int, /) -> bytes: ...
 
@@ -43,10 +43,10 @@ class JsonLines:
         self._file = file
         self._template = template
         self._lines = 0
-        """The lines that have been split off."""
+        """The number of lines split off so far."""
 
     def batches(self) -> Iterator[Documents]:
-        """Raises `InvalidDocument` at the first line that can't be used; those before it have been given by then."""
+        """Yield documents. Raises `InvalidDocument` at the first unusable line, after all documents before it."""
         rest = b""
         at_end = False
         while not at_end:
@@ -112,7 +112,7 @@ def _split_lines(
     ends: Int64s,
     numbers: Int64s,
 ) -> tuple[int, int, int, bool]:
-    """Cut off whole lines: how many documents, bytes and lines, and whether the line that follows is not at fault."""
+    """Split off lines. Returns how many documents, bytes and lines, and whether the next line is not invalid."""
     at = i64(0)
     count = 0
     lines = 0
@@ -146,19 +146,19 @@ def _trim(text: Bytes, start: int, end: int) -> tuple[int, int]:
 
 # --- exported documents -----------------------------------------------------------------------------------------------
 #
-# Their form is read back: keys, flags and expiry in front, and the document behind. `headwater export` writes a
-# document as a JSON object that begins with what is not in the document itself:
+# An exported document is a JSON object. It begins with the key, flags and expiry, which are not in the document itself;
+# the document follows:
 #
-# | member | what it has |
+# | member | content |
 # |---|---|
-# | `_key`, or `_key_base64` | the key; in base64 where it is not UTF-8 |
-# | `_flags` | its flags, where they are not those that SDKs give JSON |
-# | `_expiry` | when it expires, in seconds since 1970, where it does |
-# | `_value`, or `_value_base64` | the document, in base64 where it is not JSON |
+# | `_key`, or `_key_base64` | the key; in base64 if it is not UTF-8 |
+# | `_flags` | the flags, unless they are those that SDKs use for JSON |
+# | `_expiry` | when it expires, in seconds since 1970, if it does |
+# | `_value`, or `_value_base64` | the document; in base64 if it is not JSON |
 #
-# The members of an object stand behind the first three in place of `_value`, unless one of them has a name from this
+# The members of an object follow the first three directly, without `_value`, unless one of them has a name from this
 # table. Only the first members count, in this order. So a document is taken out of its line as it was put in, byte for
-# byte, with nothing parsed.
+# byte, without parsing it.
 
 
 KEY_MEMBER = "_key"
@@ -172,7 +172,7 @@ MEMBERS = (
 )
 
 NUMBERED = KeyTemplate.parse("{#}")
-"""The template of a source whose documents are to be read as exported ones: errors name the number."""
+"""The template for a source that is read as an export: errors report the number."""
 
 _U32_MAX = 0xFFFFFFFF
 _BLANK = "[ \t]*"
@@ -187,7 +187,7 @@ _HINT = f'Every line begins with {{"{KEY_MEMBER}":"…", as `headwater export` w
 
 
 def begins_an_export(text: bytes) -> bool:
-    """Whether the first bytes of a file are those of an exported document."""
+    """Return whether the first bytes of a file are those of an exported document."""
     return bool(pc.match_substring_regex(pa.array([text], pa.binary()), pattern=_FIRST_KEY)[0].as_py())
 
 
@@ -204,10 +204,10 @@ class DocumentSource(Protocol):
 
 
 class ExportedDocuments:
-    """The documents that are in those of `source`, which has the key template `NUMBERED`."""
+    """The documents inside the exported ones of `source`, which has the key template `NUMBERED`."""
 
     def __init__(self, source: DocumentSource, *, unit: str, expiry: int | None = None) -> None:
-        """`unit` is what a document is in the file: a line, or a row. `expiry` counts in place of their own."""
+        """`unit` is what holds a document in the file: a line, or a row. `expiry` replaces the documents' own."""
         self._source = source
         self._unit = unit
         self._expiry = expiry
@@ -217,7 +217,7 @@ class ExportedDocuments:
         return self._source.bytes_read
 
     def batches(self) -> Iterator[KeptDocuments]:
-        """Raises `InvalidDocument` at the first one that can't be used; those before it have been given by then."""
+        """Yield documents. Raises `InvalidDocument` at the first unusable one, after all documents before it."""
         for lines in self._source.batches():
             documents, problem = self._taken_out(lines)
             if len(documents):
@@ -252,8 +252,8 @@ class ExportedDocuments:
 
 
 def _heads(lines: Documents) -> pa.StructArray:
-    """What stands before the documents: a group of `_HEAD` in each field, empty where it is not there."""
-    # A text goes on to where the next one begins: what is between them is white space, and far behind the head.
+    """Return the members before each document: a field for each group of `_HEAD`, empty if it is missing."""
+    # A text extends to the start of the next one: the bytes between them are white space, and far behind the head.
     edges = np.append(lines.value_starts, lines.value_ends[-1:]).astype(np.int64)
     data = pa.py_buffer(np.ascontiguousarray(lines.values))
     texts = pa.LargeStringArray.from_buffers(len(lines), pa.py_buffer(edges), data)
@@ -261,7 +261,7 @@ def _heads(lines: Documents) -> pa.StructArray:
 
 
 def _keys(heads: pa.StructArray) -> tuple[Bytes, Column, str]:
-    """The keys one behind the other, their ends, and what is wrong with the first that can't be used."""
+    """Return the concatenated keys, their ends, and what is wrong with the first unusable one."""
     keys = heads.field("key")
     plain = pc.and_(pc.equal(heads.field("key_form"), ""), pc.invert(pc.match_substring(keys, "\\")))
     small = pc.and_(pc.greater(pc.binary_length(keys), 0), pc.less_equal(pc.binary_length(keys), KEY_BYTES_MAX))
@@ -282,7 +282,7 @@ def _keys(heads: pa.StructArray) -> tuple[Bytes, Column, str]:
 
 
 def _key(head: dict[str, str] | None) -> bytes:
-    """Raises a ValueError that says what is wrong."""
+    """Return the key. Raises a `ValueError` that says what is wrong."""
     if head is None:
         raise ValueError("there is no key in front")
     for name, number in ((FLAGS_MEMBER, head["flags"]), (EXPIRY_MEMBER, head["expiry"])):
@@ -314,20 +314,20 @@ def _numbers(heads: pa.StructArray, name: str, count: int, *, default: int) -> C
 
 
 def _values(lines: Documents, heads: pa.StructArray) -> tuple[Bytes, Column, Column, str]:
-    """The bytes that hold the documents, where they begin and end, and what is wrong with the first that is unsound.
+    """Return the bytes that hold the documents, their starts and ends, and what is wrong with the first invalid one.
 
-    There are as many as there are heads, or as stand before the one that is unsound.
+    There are as many as heads, or as precede the first invalid one.
     """
     count = len(heads)
     values = lines.values.copy()
     head_ends = lines.value_starts[:count] + _lengths(heads, "head")
     is_member = _lengths(heads, "value") > 0
     starts = head_ends + _lengths(heads, "value")
-    ends = lines.value_ends[:count] - is_member  # without the brace that closes the line
-    # The comma behind the head becomes the brace that opens the object. Where there is none it is empty.
+    ends = lines.value_ends[:count] - is_member  # Without the brace that closes the line.
+    # The comma after the head becomes the brace that opens the object. An empty object has no comma.
     starts -= ~is_member & (values[head_ends] == ord("}"))
     values[starts[~is_member]] = ord("{")
-    values.flags.writeable = False  # as those of other sources are, for which the kernels are compiled
+    values.flags.writeable = False  # Like those of other sources, for which the kernels are compiled.
     decoded = bytearray()
     forms = heads.field("value_form")
     flaw = ""
@@ -347,7 +347,7 @@ def _values(lines: Documents, heads: pa.StructArray) -> tuple[Bytes, Column, Col
 
 
 def _member(values: Bytes, start: int, end: int, *, is_base64: bool) -> bytes | None:
-    """A value that has to be decoded, or None for one that stands there as it is. Raises a ValueError if unsound."""
+    """Return a value that must be decoded, or None if it can stay as it is. Raises a `ValueError` if unsound."""
     if not is_json(values, start, end):
         raise ValueError(f"something stands behind its {VALUE_MEMBER}")
     if not is_base64:
@@ -365,7 +365,7 @@ def _lengths(heads: pa.StructArray, name: str) -> Column:
 
 
 def text_bytes(texts: pa.Array) -> tuple[ReadOnlyBytes, ReadOnlyInt64s]:
-    """The bytes of large texts as they lie in memory, and where each of them begins; the last number is their end."""
+    """Return the bytes of large texts as they are in memory, the start of each, and the end of the last."""
     _, offsets, data = texts.buffers()
     edges = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return np.frombuffer(b"" if data is None else data, dtype=np.uint8), edges

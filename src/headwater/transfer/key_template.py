@@ -1,13 +1,12 @@
-"""Templates of keys: `user::{id}` takes a field of the document, `{#}` its number; `{{` and `}}` are braces.
+"""Key templates: `user::{id}` uses a field of the document, `{#}` its number; `{{` and `}}` are literal braces.
 
-A field is one of the document's own, not of an object inside it, and must be a string or a whole number. Kernels find
-the fields in the JSON text. What is rare, such as a name with escapes in it, is left to the standard library, line by
-line.
+A field must be the document's own, not that of a nested object, and be a string or a whole number. Kernels find the
+fields in the JSON text. Rare cases, such as a name with escapes, are left to the standard library, line by line.
 
-All sources of documents make their keys with it. At the end are documents to try things with, for
-`headwater load --generate`: small JSON objects that look like real data, the same for the same seed. A document is its
-number, a profile out of a thousand that the seed decides, and a note that fills it up to the size asked for. It depends
-on the seed and its number alone, not on the batch it is in.
+All sources of documents use templates for their keys. At the end of this file are generated documents for
+`headwater load --generate`: small JSON objects that look like real data, and are the same for the same seed. A
+document consists of its number, one of a thousand profiles that the seed determines, and a note that pads it to the
+requested size. It depends only on the seed and its number, not on its batch.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """The number of the document: of its line in a file, counted from 1."""
+    """The number of the document: that of its line in a file, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +71,13 @@ Piece = Literal | Number | KeyField
 
 @dataclass(frozen=True, slots=True)
 class KeyTemplate:
-    """What the keys are made of."""
+    """A parsed template."""
 
     pieces: tuple[Piece, ...]
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields it needs, each once."""
+        """The fields that the template uses, each once."""
         return tuple(dict.fromkeys(piece.name for piece in self.pieces if isinstance(piece, KeyField)))
 
     @classmethod
@@ -100,9 +99,9 @@ class KeyTemplate:
     def build(
         self, text: Bytes, starts: Column, ends: Column, numbers: Column
     ) -> tuple[Bytes, Column, InvalidDocument | None]:
-        """The keys of documents, which are JSON and lie in `text` from their starts to their ends.
+        """Build the keys of JSON documents, which lie in `text` from their starts to their ends.
 
-        Gives the keys one behind the other, their ends, and what is wrong with the first document that has no key; the
+        Returns the concatenated keys, their ends, and what is wrong with the first document that has no key; the
         keys are those of the documents before it.
         """
         found = _find_fields(self.fields, text, starts, ends, numbers)
@@ -124,7 +123,7 @@ class KeyTemplate:
         return keys[: key_ends[-1] if count else 0], key_ends, found.problem
 
     def _tables(self) -> tuple[Column, Column, Bytes]:
-        """The pieces for the kernel: what each is, and where its literal is or which field it takes."""
+        """Return the pieces for the kernel: the kind of each, and its literal's position or its field's index."""
         kinds = np.zeros(len(self.pieces), dtype=np.int64)
         arguments = np.zeros((len(self.pieces), 2), dtype=np.int64)
         literals = bytearray()
@@ -164,7 +163,7 @@ def _build(
     kinds: Int64s, arguments: Int64Rows, literals: ReadOnlyBytes, numbers: Int64s,
     text: ReadOnlyBytes, starts: Int64Rows, ends: Int64Rows, key_bytes_max: int, keys: Bytes, key_ends: Int64s,
 ) -> int:  # fmt: skip
-    """Write the keys. Gives how many could be made: the next one would be empty or too long."""
+    """Write the keys. Returns how many were written: the next one would be empty or too long."""
     at = i64(0)
     for item in range(len(key_ends)):
         start = at
@@ -190,7 +189,7 @@ def _build(
 
 @kernel_part
 def write_number(target: Bytes, at: int, number: int) -> int:
-    """Write a number in decimal, and give where it ends."""
+    """Write a number in decimal. Returns the position after it."""
     digits = 1
     rest = number // 10
     while rest > 0:
@@ -207,13 +206,13 @@ def write_number(target: Bytes, at: int, number: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """Where the fields are: a row for every field, a column for every document."""
+    """The positions of the fields: a row for each field, a column for each document."""
 
     text: Bytes
     starts: Column
     ends: Column
     count: int
-    """The documents that have all fields, up to the first that has not."""
+    """How many documents have all fields, up to the first that does not."""
     problem: InvalidDocument | None = None
 
 
@@ -243,7 +242,7 @@ def _find_fields(fields: tuple[str, ...], text: Bytes, starts: Column, ends: Col
 
 
 def _field_by_json(document: bytes, field: str, number: int) -> bytes:
-    """A field that is written with escapes, or is not there as it should be."""
+    """Return a field that is written with escapes. Raises `InvalidDocument` if it is missing or has another type."""
     hint = f"Every document needs a field {field!r} that is a string or a whole number; or use another key template"
     try:
         value: Any = json.loads(document)
@@ -264,7 +263,7 @@ def _field_by_json(document: bytes, field: str, number: int) -> bytes:
 
 
 VALUE_BYTES = 200
-"""The size of a document, by default."""
+"""The default size of a document."""
 
 VALUE_BYTES_MIN = 48
 """Room for the longest number, and a note of a few letters."""
@@ -302,7 +301,7 @@ class GeneratedDocuments:
         others = [name for name in template.fields if name != "id"]
         if others:
             raise InvalidKeyTemplate(f"generated documents have no field {others[0]!r}", hint="Use {#} or {id}")
-        # The id of a generated document is its number, so there is no need to look for it.
+        # The id of a generated document is its number, so it need not be searched for.
         self._template = KeyTemplate(
             tuple(Number() if isinstance(piece, KeyField) else piece for piece in template.pieces)
         )
@@ -332,7 +331,7 @@ class GeneratedDocuments:
 
 
 def _profile(random: Random, value_bytes: int) -> bytes:
-    """What stands between the number and the text of the note: as many fields as there is room for."""
+    """Return the text between the number and the note: as many fields as fit."""
     first, last = random.choice(_FIRST_NAMES), random.choice(_LAST_NAMES)
     fields: dict[str, Any] = {
         "type": "user",
@@ -356,7 +355,7 @@ def _profile(random: Random, value_bytes: int) -> bytes:
 
 
 def _notes(random: Random, value_bytes: int) -> Bytes:
-    """A long text; every note is a piece of it."""
+    """Return a long text, from which every note is cut."""
     spare_bytes = 4096
     words = (random.choice(_WORDS) for _ in range((value_bytes + spare_bytes) // 2))
     return np.frombuffer(" ".join(words).encode()[: value_bytes + spare_bytes], dtype=np.uint8)
@@ -373,7 +372,7 @@ def _generate(
     values: Bytes,
 ) -> None:
     for item in range(len(numbers)):
-        # SplitMix64: numbers in a row take profiles and notes that have nothing to do with each other.
+        # SplitMix64: consecutive numbers get unrelated profiles and notes.
         dice = u64(salt) + u64(numbers[item]) * u64(0x9E3779B97F4A7C15)
         dice = (dice ^ (dice >> u64(30))) * u64(0xBF58476D1CE4E5B9)
         dice = (dice ^ (dice >> u64(27))) * u64(0x94D049BB133111EB)

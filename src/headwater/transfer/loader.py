@@ -1,11 +1,11 @@
-"""Bulk writing: documents in columns go to the nodes of a cluster over a few pipelined connections each.
+"""Bulk writing: documents in columns are sent to the nodes of a cluster, over a few pipelined connections each.
 
-One thread and a selector. A batch of documents is made into frames, the frames are sorted by the connection that
-their vbucket belongs to, and each connection (`WriteLane`) keeps a bounded window of unanswered bytes. A new batch
-is taken when every connection has room, so the slowest one sets the pace and memory stays bounded.
+One thread uses a selector. It encodes a batch of documents as frames and sorts these by the connection of their
+vbucket; each connection (`WriteLane`) keeps a bounded window of unanswered bytes. The next batch is taken when every
+connection has room, so the slowest one sets the pace and memory stays bounded.
 
-When a node says that a vbucket is not its own, the cluster map is read again, and what was misplaced goes where the
-new map says. A connection that breaks ends the load: what was written is known, since only answers are counted.
+If a node answers that a vbucket is not its own, the loader reads the cluster map again, and resends the frames as the
+new map says. A connection that breaks ends the load: it is known what was written, since only answers are counted.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from headwater.transfer import set_frames
 # --- one connection -------------------------------------------------------------------------------------------------
 
 WINDOW_BYTES_MAX = 4 * 1024 * 1024
-"""What may be sent and not answered yet, by default."""
+"""How many bytes may be sent and unanswered, by default."""
 
 RETRY_PAUSE_S = 0.01
 RETRY_PAUSE_S_MAX = 1.0
 RETRY_S_MAX = 60.0
-"""How long a document is tried again before the load gives up."""
+"""How long a document is retried before the load gives up."""
 
 _FAILURES_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """Frames that are to be sent again."""
+    """Frames to be sent again."""
 
     frames: set_frames.SetFrames
     attempts: int
@@ -71,33 +71,33 @@ class _Batch:
 
 
 class WriteLane:
-    """One pipelined connection, sans-IO: frames go out in a window, and a kernel counts answers as they come.
+    """One pipelined connection, sans-IO: frames are sent within a window, and a kernel counts the answers.
 
-    Requests are answered in their order, so a lane needs no table of what is under way, as `protocol.exchange` has it:
-    the opaques count up, and the next answer must have the next number. What the server refuses for now is kept and
-    sent again after a pause that doubles; what belongs to another node is handed back (`take_misplaced`). Frames that
-    wait for their next try count against the window, so a server that refuses everything stops the flow instead of
-    filling the memory.
+    Requests are answered in order, so unlike `protocol.exchange`, a lane needs no table of pending requests: the
+    opaques count up, and the next answer must have the next number. A frame that the server refuses temporarily is
+    kept and sent again after a pause that doubles; a frame that belongs to another node is returned
+    (`take_misplaced`). Frames that wait for a retry count against the window, so a server that refuses everything
+    stops the flow instead of filling the memory.
 
-    Two writes to one key go out in their order. If the server puts off the first and takes the second, the first comes
-    last: a caller that needs the order kept even then must not write a key twice in one load.
+    Two writes to one key are sent in order. But if the server refuses the first temporarily and accepts the second,
+    the first takes effect last: a caller that needs strict order must not write a key twice in one load.
     """
 
     def __init__(self, *, collections: bool = True, window_bytes_max: int = WINDOW_BYTES_MAX) -> None:
         self._collections = collections
-        """Keys start with their collection id."""
+        """Whether keys start with their collection id."""
         self.window_bytes_max = window_bytes_max
         self.written = 0
         self.written_bytes = 0
-        """Of whole requests, headers included."""
+        """The bytes of whole requests, including headers."""
         self.retried = 0
         self._now_s = 0.0
         self._unsent: deque[memoryview] = deque()
         self._unanswered: deque[_Batch] = deque()
         self._held_bytes = 0
-        """In frames that are not answered, or wait for another try."""
+        """The bytes in frames that are unanswered, or wait for a retry."""
         self._waiting: list[Retry] = []
-        """By the time they are due."""
+        """Ordered by due time."""
         self._misplaced: list[Retry] = []
         self._next_opaque = 0
         self._due_opaque = 0
@@ -114,7 +114,7 @@ class WriteLane:
 
     @property
     def is_idle(self) -> bool:
-        """Everything is answered, and nothing is to be tried again."""
+        """Whether everything is answered, and nothing is to be retried."""
         return not (self._unanswered or self._waiting or self._misplaced)
 
     @property
@@ -124,7 +124,7 @@ class WriteLane:
     # --- out ----------------------------------------------------------------------------------------------------------
 
     def send_sets(self, frames: set_frames.SetFrames, *, attempts: int = 0, give_up_s: float | None = None) -> None:
-        """Take frames to be sent. They are sent even where there is no room: ask `has_room` first."""
+        """Queue frames for sending. They are sent even if there is no room: check `has_room` first."""
         if not len(frames):
             return
         set_frames.set_opaques(frames.data, frames.starts, self._next_opaque)
@@ -134,7 +134,7 @@ class WriteLane:
         self._held_bytes += len(frames.data)
 
     def data_to_send(self) -> memoryview | None:
-        """The next bytes to send; `sent` says how many have been."""
+        """Return the next bytes to send. Report the number of sent bytes with `sent`."""
         return self._unsent[0] if self._unsent else None
 
     def sent(self, sent_bytes: int) -> None:
@@ -145,7 +145,7 @@ class WriteLane:
             self._unsent.popleft()
 
     def tick(self, now_s: float) -> None:
-        """Note the time, and send again what is due."""
+        """Set the time, and queue the retries that are due."""
         self._now_s = now_s
         while self._waiting and self._waiting[0].due_s <= now_s:
             retry = self._waiting.pop(0)
@@ -153,7 +153,7 @@ class WriteLane:
             self.send_sets(retry.frames, attempts=retry.attempts, give_up_s=retry.give_up_s)
 
     def take_misplaced(self) -> list[Retry]:
-        """The frames that another node has to get, for the caller to send there when they are due."""
+        """Return the frames that belong to another node. The caller must send them there when they are due."""
         misplaced, self._misplaced = self._misplaced, []
         return misplaced
 
@@ -162,8 +162,8 @@ class WriteLane:
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Count the answers.
 
-        Raises the `StatusError` of a document that the server refuses for good, after all answers in `data` have been
-        counted; `RemoteProtocolError` for what is no answer to our requests.
+        Raises the `StatusError` of a document that the server refuses permanently, after all answers in `data` were
+        counted, and `RemoteProtocolError` for data that does not answer our requests.
         """
         received = np.frombuffer(self._rest + bytes(data), dtype=np.uint8)
         at = 0
@@ -179,7 +179,7 @@ class WriteLane:
             raise refusal
 
     def _settle(self, answers: set_frames.Answers) -> errors.StatusError | None:
-        """Give the answers to the batches they belong to; what was refused for good comes back as its error."""
+        """Match the answers to their batches. Returns the error for a permanently refused document, if any."""
         self._due_opaque = (self._due_opaque + answers.answered) & 0xFFFFFFFF
         failures = deque(answers.failures)
         refusal: errors.StatusError | None = None
@@ -202,7 +202,7 @@ class WriteLane:
         return refusal
 
     def _fail(self, batch: _Batch, item: int, status: int) -> errors.StatusError | None:
-        """Note what becomes of a document that the server did not take."""
+        """Note a refused document for a retry, or return its error if that is permanent or was retried too long."""
         kind = errors.STATUS_ERRORS.get(status, errors.StatusError)
         gives_up = batch.give_up_s is not None and self._now_s >= batch.give_up_s
         if not kind.retriable or gives_up:
@@ -217,7 +217,7 @@ class WriteLane:
         return key[decode_collection_id(key)[1] :] if self._collections else key
 
     def _finish(self, batch: _Batch) -> None:
-        """A batch is answered: let it go, but for what has to be sent again."""
+        """Drop a batch that is fully answered, except the frames that must be sent again."""
         self._held_bytes -= len(batch.frames.data)
         self.written_bytes += len(batch.frames.data)
         for items, is_misplaced in ((batch.put_off, False), (batch.misplaced, True)):
@@ -239,14 +239,14 @@ class WriteLane:
 
 
 def retry_pause_s(attempts: int) -> float:
-    """The pause before the next try: it doubles up to a limit."""
+    """Return the pause before the next try: it doubles up to a limit."""
     return min(RETRY_PAUSE_S_MAX, RETRY_PAUSE_S * 2.0 ** min(attempts, 16))
 
 
 # --- all connections ------------------------------------------------------------------------------------------------
 
 CONNECTIONS = 2
-"""To each node, by default."""
+"""The default number of connections to each node."""
 
 CONNECTIONS_MAX = 64
 _WAIT_S_MAX = 1.0
@@ -257,16 +257,16 @@ _TURNS_MAX = 16
 
 
 class Cluster(Protocol):
-    """Where the documents go."""
+    """The cluster that the documents go to."""
 
     def read_map(self) -> ClusterMap: ...
 
     def open(self, address: Address) -> socket.socket:
-        """A socket to a node, ready for SETs."""
+        """Return a socket to a node, ready for SETs."""
 
 
 class KvLoader:
-    """Writes documents and counts the answers. The counts are good at any time, also after an error."""
+    """Writes documents and counts the answers. The counts are exact at any time, also after an error."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class KvLoader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.elapsed_s = 0.0
-        """From the first byte sent to the last answer."""
+        """The time from the first byte sent to the last answer."""
         self._cluster = cluster
         self._map = cluster_map
         self._collections = tuple(collections)
@@ -293,7 +293,7 @@ class KvLoader:
         self._wires_of: dict[Address, list[int]] = {}
         self._misplaced: list[Retry] = []
         self._taken = 0
-        """Documents that have been given to the lanes."""
+        """The number of documents given to the lanes."""
         compile_kernels("headwater.transfer.set_frames")
         try:
             self._wire_of_vbucket = self._route()
@@ -303,24 +303,24 @@ class KvLoader:
 
     @property
     def written(self) -> int:
-        """The documents that a server has taken."""
+        """The number of documents that the servers have accepted."""
         return sum(wire.lane.written for wire in self._wires)
 
     @property
     def written_bytes(self) -> int:
-        """The bytes of the requests that wrote them."""
+        """The number of bytes in the requests for these documents."""
         return sum(wire.lane.written_bytes for wire in self._wires)
 
     @property
     def retried(self) -> int:
-        """How often a document had to be sent again."""
+        """The number of times a document had to be sent again."""
         return sum(wire.lane.retried for wire in self._wires)
 
     def load(self, batches: Iterable[set_frames.Documents], on_progress: Callable[[], None] = lambda: None) -> None:
-        """Write all documents, or raise what stands in the way.
+        """Write all documents, or raise the error that prevents it.
 
-        If it is the source that fails, what it gave before that is written first. After any other error the answers
-        that are still on their way are counted, as far as they come soon.
+        If the source fails, the documents before the failure are written first. After any other error, answers that
+        are still in transit are counted if they arrive soon.
         """
         try:
             self._load(iter(batches), on_progress)
@@ -336,7 +336,7 @@ class KvLoader:
                 self._send(documents)
                 self._pump(wait=False)
                 documents, problem = _next(source)
-                # While the source was busy, no answers were read.
+                # No answers were read while the source was busy.
                 heard_s = self._clock()
             elif self._pump(wait=True):
                 heard_s = self._clock()
@@ -348,7 +348,7 @@ class KvLoader:
             raise problem
 
     def _listen(self) -> None:
-        """Count answers to what has been sent, with nothing more sent and nothing more raised."""
+        """Count the answers to sent requests, without sending or raising anything."""
         for wire in self._wires:
             self._selector.modify(wire.sock, selectors.EVENT_READ, wire)
         give_up_s = self._clock() + _LAST_ANSWERS_S_MAX
@@ -360,7 +360,7 @@ class KvLoader:
                 try:
                     key.data.receive()
                 except errors.StatusError:
-                    pass  # Another document that was refused: the first is what is raised.
+                    pass  # Another document was refused: the first error is the one raised.
                 except errors.HeadwaterError:
                     self._selector.unregister(key.data.sock)
 
@@ -386,7 +386,7 @@ class KvLoader:
         return not self._misplaced and all(wire.lane.is_idle for wire in self._wires)
 
     def _route(self) -> Column:
-        """The wire of every vbucket, after opening those that the map asks for and that are not there yet."""
+        """Return the wire of every vbucket. Opens wires to nodes that are new in the map."""
         wire_of_vbucket = np.empty(self._map.vbuckets, dtype=np.int64)
         for vbucket in range(self._map.vbuckets):
             wires = self._open_wires(self._map.address_of(VBucketId(vbucket)))
@@ -425,7 +425,7 @@ class KvLoader:
         return set_frames.split_frames(frames, self._wire_of_vbucket, lanes=len(self._wires))
 
     def _follow_moves(self) -> None:
-        """Send what was misplaced where it belongs, once the pause is over and the map has been read again."""
+        """Send misplaced frames where they belong, once the pause is over, after reading the map again."""
         for wire in self._wires:
             self._misplaced += wire.lane.take_misplaced()
         if not self._misplaced or self._clock() < max(retry.due_s for retry in self._misplaced):
@@ -447,7 +447,7 @@ class KvLoader:
     # --- wires to sockets ---------------------------------------------------------------------------------------------
 
     def _pump(self, *, wait: bool) -> bool:
-        """Send and receive what can be. Returns whether anything came."""
+        """Send and receive what is possible without blocking. Returns whether anything was received."""
         now_s = self._clock()
         for wire in self._wires:
             wire.lane.tick(now_s)
@@ -490,7 +490,7 @@ class _Wire:
         self.lane = lane
         self.watched = selectors.EVENT_READ
         self.must_write_to_read = False
-        """TLS has something of its own to send before it can give us more."""
+        """TLS must send something of its own before more can be read."""
 
     def send(self) -> None:
         self.must_write_to_read = False
@@ -506,7 +506,7 @@ class _Wire:
                 raise broken(self.address, error) from error
 
     def receive(self) -> bool:
-        """Take what has come. Returns whether there was anything."""
+        """Read what has arrived. Returns whether there was anything."""
         for turn in range(_TURNS_MAX):
             try:
                 data = self.sock.recv(RECEIVE_BYTES)
@@ -523,7 +523,7 @@ class _Wire:
                     hint="Look at the server's log",
                 )
             self.lane.receive_data(data)
-            # TLS hands out one record at a time, 16 KiB at most; to select for each would be slow.
+            # TLS returns one record at a time, 16 KiB at most; a select call for each would be slow.
             if not isinstance(self.sock, ssl.SSLSocket):
                 return True
         return True
@@ -532,7 +532,7 @@ class _Wire:
 def _next(
     source: Iterator[set_frames.Documents],
 ) -> tuple[set_frames.Documents | None, errors.HeadwaterError | OSError | None]:
-    """The next documents, or what is wrong with the source."""
+    """Return the next documents, or the error of the source."""
     try:
         return next(source, None), None
     except (errors.HeadwaterError, OSError) as error:

@@ -1,7 +1,7 @@
-"""Bulk writing, the hot path: documents as columns to SET frames, and the answers to them, with no object per item.
+"""The hot path of bulk writing: columns of documents to SET frames, and their answers, without an object per item.
 
-The kernels here are the loader's half of the codec. The typed messages are their oracle: a property test holds the
-frames equal to those of `messages.documents.Set`.
+The kernels here are the loader's half of the codec. The typed messages are their oracle: a property test checks
+that the frames equal those of `messages.documents.Set`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from headwater.protocol.numbers import LEB128_BYTES_MAX, CollectionId
 
 # --- the vbuckets of many keys ----------------------------------------------------------------------------------------
 #
-# `cluster_map` has the rule, for one key, and is what planners and tasks that send nothing load: this needs the
-# compiler of the kernels.
+# `cluster_map` has the same rule for a single key. Planners and tasks that send nothing load only that, because
+# this version needs the compiler of the kernels.
 
 
 def _crc32_table() -> Column:
@@ -55,7 +55,7 @@ CRC32_TABLE = _crc32_table()
 
 
 def vbuckets_of(keys: Bytes, ends: Column, vbuckets: int) -> Column:
-    """The vbuckets of many keys that lie one behind the other, each up to its end."""
+    """Return the vbuckets of many concatenated keys, each up to its end."""
     if not 0 < vbuckets <= VBUCKETS_MAX:
         raise ValueError(f"{vbuckets} vbuckets")
     found = np.empty(len(ends), dtype=np.uint16)
@@ -75,10 +75,10 @@ def _hash_keys(keys: ReadOnlyBytes, ends: Int64s, vbuckets: int, table: UInt32s,
 
 
 JSON_FLAGS = 0x02000000
-"""The flags by which every Couchbase SDK knows a document as JSON ("common flags")."""
+"""The flags that mark a document as JSON for every Couchbase SDK ("common flags")."""
 
 ANSWER_BODY_BYTES_MAX = 8 * 1024 * 1024
-"""A success has at most 16 bytes. A refusal by the wrong node may bring the cluster config."""
+"""A success has at most 16 bytes. A refusal by the wrong node may contain the cluster config."""
 
 _HEADER_AND_EXTRAS_BYTES = 32
 
@@ -88,7 +88,7 @@ class Documents:
     """Documents to write, as columns."""
 
     keys: Bytes
-    """One behind the other, without collection ids."""
+    """The concatenated keys, without collection ids."""
     key_ends: Column
     values: Bytes
     value_starts: Column
@@ -100,13 +100,13 @@ class Documents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptDocuments(Documents):
-    """Documents with the flags and the expiry that each of them had."""
+    """Documents with their own flags and expiries."""
 
     flags: Column
     expiries: Column
 
     def stamp(self, frames: SetFrames) -> None:
-        """Write both into the SETs that were made of the documents."""
+        """Write flags and expiries into the SETs encoded from these documents."""
         for at, numbers in ((24, self.flags), (28, self.expiries)):
             at_bytes = frames.starts[:-1, np.newaxis] + np.arange(at, at + 4)
             frames.data[at_bytes] = numbers.astype(">u4").view(np.uint8).reshape(-1, 4)
@@ -114,24 +114,24 @@ class KeptDocuments(Documents):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetFrames:
-    """SET requests one behind the other. The opaques are set when it is known where the frames go."""
+    """Concatenated SET requests. The opaques are set when the connection of the frames is known."""
 
     data: Bytes
     starts: Column
-    """Where each frame starts, and at last where the data ends."""
+    """The start of each frame, followed by the end of the data."""
     vbuckets: Column
 
     def __len__(self) -> int:
         return len(self.vbuckets)
 
     def select(self, items: Sequence[int]) -> SetFrames:
-        """Some of the frames, copied."""
+        """Return a copy of some of the frames."""
         chosen = [self.data[self.starts[item] : self.starts[item + 1]] for item in items]
         ends = np.cumsum([0, *(len(frame) for frame in chosen)], dtype=np.int64)
         return SetFrames(data=np.concatenate(chosen), starts=ends, vbuckets=self.vbuckets[list(items)])
 
     def key(self, item: int) -> bytes:
-        """The key of one frame, with its collection id if it has one."""
+        """Return the key of one frame, with its collection id if it has one."""
         start = self.starts[item]
         key_bytes = int.from_bytes(self.data[start + 2 : start + 4].tobytes())
         key_at = start + _HEADER_AND_EXTRAS_BYTES
@@ -147,10 +147,10 @@ def encode_sets(
     expiry: int = 0,
     flags: int = JSON_FLAGS,
 ) -> SetFrames:
-    """The documents as SET requests, spread over the collections in turn.
+    """Encode the documents as SET requests, distributed over the collections in turn.
 
-    With no collections the keys get no collection id, as on a connection that did not negotiate them.
-    `first_document` says how many documents came before these, so that the turns go on from batch to batch.
+    Without collections, the keys get no collection id, as on a connection that did not negotiate them.
+    `first_document` is the number of documents before these, so that the turns continue from batch to batch.
     """
     prefixes = np.zeros((max(1, len(collections)), LEB128_BYTES_MAX), dtype=np.uint8)
     prefix_lengths = np.zeros(len(prefixes), dtype=np.int64)
@@ -214,9 +214,9 @@ def _encode_sets(
 
 
 def split_frames(frames: SetFrames, lane_of_vbucket: Column, *, lanes: int) -> list[SetFrames]:
-    """The frames sorted by the lane of their vbucket, in their order within each; some may be empty.
+    """Return the frames of each lane, by vbucket and in their order; some lanes may have none.
 
-    One key always takes the same lane, so what is written to it later is written over what came before.
+    A key always uses the same lane, so a later write to it overwrites the earlier one.
     """
     lane_ends = np.zeros(lanes + 1, dtype=np.int64)
     data = np.empty_like(frames.data)
@@ -255,7 +255,7 @@ def _split(
         vbuckets[lane_ends[lane]] = source_vbuckets[item]
         lane_ends[lane] += 1
         byte_ends[lane] += length
-    # Each entry has moved to where the next lane starts.
+    # Each entry has moved to the start of the next lane.
     for lane in range(len(lane_ends) - 1, 0, -1):
         lane_ends[lane] = lane_ends[lane - 1]
         byte_ends[lane] = byte_ends[lane - 1]
@@ -285,18 +285,18 @@ class Fault(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What a buffer of answers says."""
+    """The parsed answers of a buffer."""
 
     consumed_bytes: int
     answered: int
     failures: list[tuple[int, int]]
-    """Which answers, counted from the first of the buffer, have which status other than success."""
+    """The index of each failed answer, counted from the first of the buffer, and its status."""
 
 
 def scan_answers(data: Bytes, *, opaque: int, failures: Column) -> Answers:
-    """Count the answers to SETs. They come in the order of the requests, so the first opaque is enough.
+    """Count the answers to SETs. They arrive in the order of the requests, so the first opaque is enough.
 
-    `failures` is room for failures, two columns. If it is full the scan ends early, and is to be called again.
+    `failures` is room for failures, two columns. If it is full, the scan ends early and must be called again.
     """
     consumed, answered, failed, fault = _scan(read_only(data), u32(opaque), ANSWER_BODY_BYTES_MAX, failures)
     if fault != Fault.NONE:

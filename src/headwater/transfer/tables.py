@@ -1,7 +1,7 @@
-"""Documents from tables: a CSV or a Parquet file, a JSON object for every row.
+"""Documents from tables: a CSV or a Parquet file, with a JSON object for every row.
 
-Rows are counted from 1, a header not counted. A row that can't be used ends the reading, after the documents before it
-have been given.
+Rows are counted from 1, without the header. An unusable row ends the reading, after the documents before it were
+returned.
 
 `inputs.open_source` chooses between the formats.
 """
@@ -32,7 +32,7 @@ from headwater.transfer.set_frames import Documents
 
 BATCH_ROWS_MAX = 4096
 BATCH_BYTES = 4 * 1024 * 1024
-"""About: by the mean size of a row."""
+"""The approximate size of a batch, estimated from the mean size of a row."""
 
 COLUMNS_MAX = 10_000
 _LINE = re.compile(r"^line (?=\d)")
@@ -43,7 +43,7 @@ class Rows(Protocol):
 
     @property
     def bytes_read(self) -> int:
-        """Of the file, for a line with the progress."""
+        """The number of bytes read from the file, to show progress."""
 
     def objects(self) -> Iterator[pa.Array]: ...
 
@@ -61,7 +61,7 @@ class TableDocuments:
         return self._rows.bytes_read
 
     def batches(self) -> Iterator[Documents]:
-        """Raises `InvalidDocument` at the first row that can't be used; those before it have been given by then."""
+        """Yield documents. Raises `InvalidDocument` at the first unusable row, after all documents before it."""
         for texts in self._rows.objects():
             documents, problem = self._documents(texts)
             if len(documents):
@@ -92,7 +92,7 @@ class TableDocuments:
 
 
 def check_columns(names: list[str]) -> None:
-    """A document can't have two members of one name."""
+    """Raise for too many columns or equal names: a document can't have two members of one name."""
     if len(names) > COLUMNS_MAX:
         raise InvalidInput(f"the file has more than {COLUMNS_MAX} columns", hint="Check that it is the right file")
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -101,10 +101,10 @@ def check_columns(names: list[str]) -> None:
 
 
 class ParquetRows:
-    """The rows of a Parquet file. It is read page by page, so that its row groups may be of any size."""
+    """The rows of a Parquet file. It is read page by page, so its row groups may be of any size."""
 
     def __init__(self, file: Any, *, maybe_exported: bool = False) -> None:
-        """A file that may be an exported one is, if its first column has the keys."""
+        """With `maybe_exported`, the file is an export if its first column has the keys."""
         self._file = file
         try:
             self._parquet = pq.ParquetFile(file, buffer_size=1024 * 1024, pre_buffer=False)
@@ -145,16 +145,16 @@ def _first_line(error: Exception) -> str:
 
 # --- a CSV file -------------------------------------------------------------------------------------------------------
 #
-# It has a header, and the first rows decide the types of the columns.
+# It has a header, and the first rows determine the types of the columns.
 #
-# A column is of numbers if all cells of it in the first block look like numbers of JSON, and of booleans if all are
-# `true` or `false`; else it is of texts. So `007`, `+1` and `1,5` stay texts, and a number is written as it stands in
-# the file. A later cell that is of another kind is an error, which names its row: it is not for us to decide that half
-# of a column is text. An empty cell is null; one with nothing between quotes is an empty text.
+# A column has numbers if all its cells in the first block look like JSON numbers, booleans if all are `true` or
+# `false`, and otherwise texts. So `007`, `+1` and `1,5` stay texts, and a number is written as it is in the file. A
+# later cell of another kind is an error that names its row: it is not for us to decide that half of a column is text.
+# An empty cell is null; one with nothing between quotes is an empty text.
 
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""The longest row, too."""
+"""The block size, which also limits the length of a row."""
 
 HEADER_BYTES_MAX = 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -165,7 +165,7 @@ _ROW = re.compile(r"Row #(?P<row>[0-9]+): (?P<what>.*)", re.DOTALL)
 
 
 class CellKind(Enum):
-    """What the cells of a column are."""
+    """What the cells of a column contain."""
 
     TEXT = "a text"
     NUMBER = "a number"
@@ -173,9 +173,9 @@ class CellKind(Enum):
 
 
 class CsvRows:
-    """Rows as JSON objects. `texts` are columns that are taken as texts, whatever they look like.
+    """Rows as JSON objects. Columns in `texts` are read as texts, whatever they look like.
 
-    A file that may be an exported one is, if its first column has the keys.
+    With `maybe_exported`, the file is an export if its first column has the keys.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class CsvRows:
                 good, problem = row, self._misfit(self._given + row + 1, name, kind, column[row].as_py())
         for start in range(0, good, BATCH_ROWS_MAX):
             part = block.slice(start, min(BATCH_ROWS_MAX, good - start))
-            # Numbers and booleans are JSON as they stand in the file.
+            # Numbers and booleans are valid JSON as they are in the file.
             texts = [
                 quoted(column) if kind is CellKind.TEXT else column
                 for kind, column in zip(self._kinds, part.columns, strict=True)
@@ -266,7 +266,7 @@ class CsvRows:
                 hint="Check that all quotes are closed",
             )
         found = _ROW.search(text)
-        # The parser counts the header.
+        # The parser counts the header as a row.
         where = f"row {int(found['row']) - 1}" if found else f"after row {self._given}"
         if "UTF8" in text:
             return InvalidDocument(f"{where}: a cell is not UTF-8", hint="Convert the file with iconv")
@@ -310,11 +310,11 @@ class _CsvFile(io.RawIOBase):
         self._ahead = b""
 
     def peek(self, size: int) -> bytes:
-        """The first bytes, up to the first that ends a line outside of quotes, or `size` of them."""
+        """Return the first bytes, up to the first line end outside quotes, or `size` of them."""
         while len(self._ahead) < size and (self._ahead.count(b'"') % 2 or b"\n" not in self._ahead):
             more = self._file.read1(size - len(self._ahead))
             if not more:
-                # Arrow takes a header that no line end closes for no file at all.
+                # Arrow treats a header without a line end as an empty file.
                 self._ahead += b"\n" if self._ahead else b""
                 break
             self._ahead += more
@@ -334,30 +334,30 @@ class _CsvFile(io.RawIOBase):
 
 # --- rows as JSON objects ---------------------------------------------------------------------------------------------
 #
-# The texts are put together column by column, with no Python object per row. The exporter uses them, too.
+# The texts are assembled column by column, without a Python object per row. The exporter uses them, too.
 #
 # | Arrow | JSON |
 # |---|---|
 # | null | `null` |
 # | booleans, whole numbers, decimals | as they are |
-# | floating point | as it is; `null` where it is infinite or not a number, which JSON has no word for |
+# | floating point | as it is; `null` if it is infinite or not a number, which JSON can't express |
 # | text | a string |
-# | dates, times | a string as ISO 8601 writes it; a time stamp with a zone is in UTC, with a Z behind it |
+# | dates, times | a string in ISO 8601; a time stamp with a zone is in UTC, and ends with Z |
 # | bytes | a string in base64 |
 # | lists, structs, maps | arrays and objects; the keys of a map must be text |
 
 _NULL = "null"
 _TEXT = pa.large_string()
 JSON_TEXT = {b"headwater": b"json"}
-"""Of a column in an exported file: its texts are JSON."""
+"""The metadata of a column in an exported file whose texts are JSON."""
 
 _HINT = "Leave the column out, or change its type where the file is made"
 _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
-"""In this order: the first one would double what the others have put in."""
+"""The order matters: the first replacement would double the backslashes of the others."""
 
 
 def objects_of(batch: pa.RecordBatch, *, keyed: bool = False) -> pa.Array:
-    """A JSON object for every row, as text. A member is named as its column. `keyed` is as in `objects`."""
+    """Return a JSON object for every row, as text, with the columns as its members. `keyed` is as in `objects`."""
     texts = [
         column.cast(_TEXT) if keyed and JSON_TEXT.items() <= (field.metadata or {}).items() else json_of(column, name)
         for name, field, column in zip(batch.schema.names, batch.schema, batch.columns, strict=True)
@@ -366,9 +366,9 @@ def objects_of(batch: pa.RecordBatch, *, keyed: bool = False) -> pa.Array:
 
 
 def objects(names: Sequence[str], texts: Sequence[pa.Array], rows: int, *, keyed: bool = False) -> pa.Array:
-    """Objects whose members are JSON texts already, by column; a null becomes `null`.
+    """Return objects from columns whose values are already JSON texts; a null becomes `null`.
 
-    If they are `keyed`, the first column has no nulls, and those of the others are no members.
+    With `keyed`, the first column must have no nulls, and nulls of the other columns are left out.
     """
     parts: list[Any] = ["{"]
     for number, (name, column) in enumerate(zip(names, texts, strict=True)):
@@ -382,7 +382,7 @@ def objects(names: Sequence[str], texts: Sequence[pa.Array], rows: int, *, keyed
 
 
 def json_of(column: pa.Array, name: str) -> pa.Array:
-    """The JSON text of every value of a column, null where that is. `name` is for the error where there is no form."""
+    """Return the JSON text of every value, or null for a null. Raises an error with `name` for an unsupported type."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     for is_one, texts in _FORMS:
@@ -410,7 +410,7 @@ def _real(column: pa.Array, name: str) -> pa.Array:
 
 
 def quoted(column: pa.Array, name: str = "") -> pa.Array:
-    """Texts as strings of JSON."""
+    """Encode texts as JSON strings."""
     text = column.cast(_TEXT)
     if pc.any(pc.match_substring_regex(text, r'["\\\x00-\x1f]')).as_py():
         for sign, escape in _ESCAPES:
@@ -420,7 +420,7 @@ def quoted(column: pa.Array, name: str = "") -> pa.Array:
 
 
 def _without_controls(text: pa.Array) -> pa.Array:
-    """What is left of control characters is rare."""
+    """Escape the remaining control characters, which are rare."""
     marks = pc.fill_null(pc.match_substring_regex(text, r"[\x00-\x1f]"), False)
     if not pc.any(marks).as_py():
         return text
@@ -444,7 +444,7 @@ def _timestamp(column: pa.Array, name: str) -> pa.Array:
     return quoted(pc.replace_substring(column.cast(_TEXT), " ", "T"))
 
 
-# --- values made of others --------------------------------------------------------------------------------------------
+# --- composite values -------------------------------------------------------------------------------------------------
 
 
 def _dictionary(column: pa.Array, name: str) -> pa.Array:
@@ -483,7 +483,7 @@ def _bracketed(before: str, items: pa.Array, behind: str, *, lengths: NDArray[np
 
 
 def _struct(column: pa.Array, name: str) -> pa.Array:
-    # `flatten` gives null in the members of a struct that is null itself.
+    # `flatten` makes the members of a null struct null.
     members = pa.RecordBatch.from_arrays(column.flatten(), names=[field.name for field in column.type])
     return pc.if_else(column.is_valid(), objects_of(members), pa.scalar(None, _TEXT))
 
@@ -493,7 +493,7 @@ def _nulls_written(texts: pa.Array) -> pa.Array:
 
 
 def joined(parts: Sequence[Any], rows: int) -> pa.Array:
-    """Texts by row, put together of columns of texts and of texts that are the same in all rows."""
+    """Join texts by row. A part is a column of texts, or one text for all rows."""
     if all(isinstance(part, str) for part in parts):
         return pa.repeat(pa.scalar("".join(parts), _TEXT), rows)
     scalars = [pa.scalar(part, _TEXT) if isinstance(part, str) else part for part in parts]
@@ -529,4 +529,4 @@ _FORMS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, str], pa.
     (_is_list, _list),
     (pa.types.is_struct, _struct),
 )
-"""The form of each type, the first that is right."""
+"""The conversion of each type: the first match applies."""
