@@ -411,7 +411,7 @@ class ColumnGrowth:
         """Parse documents. Raises `UnsettledColumns` if columns can be chosen only after all documents are parsed."""
         if not self._before.is_inferred:
             return self._before.parse(documents)
-        if documents.num_chunks > 1:
+        if isinstance(documents, pa.ChunkedArray) and documents.num_chunks > 1:
             # Otherwise each parse would copy them into one chunk.
             documents = pa.chunked_array([documents.combine_chunks()])
         if self.columns is self._before and not self.is_settled and len(documents) > 4 * self._sample_rows:
