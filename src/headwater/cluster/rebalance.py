@@ -459,7 +459,7 @@ def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Inventory
         holders = [names[node] for node in config.holders(number) if names[node] not in lost]
         copies[vbucket] = found.copies_of(vbucket, holders)
         if number in config.handing_over:
-            # A vbucket that was being handed over, or promoted before, is where it is active; else see the copies.
+            # If it was being handed over or promoted, it belongs where it is active, else to its newest copy.
             nodes = [name for name in (row[0], *holders) if name is not None]
             active = next((name for name in nodes if found.state(name, vbucket) == VBucketState.ACTIVE), None)
             row = (active, *row[1:])

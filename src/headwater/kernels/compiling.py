@@ -210,7 +210,7 @@ class _Entry:
             self._call("PyTuple_SetItem", _HALF, made, _WORD(place), item)
         return made
 
-    # Helpers.
+    # Helpers that emit instructions.
 
     def _load(self, pointer: Any, at: int, kind: Any) -> Any:
         builder = self._builder

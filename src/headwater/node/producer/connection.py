@@ -125,9 +125,9 @@ class KnownCollections:
         )
 
 
-# --- streams that are asked for together --------------------------------------------------------------------------
+# --- streams that are requested together ---------------------------------------------------------------------------
 #
-# A consumer opens a thousand streams at once, by requests that differ only in the vbucket, the opaque and the seqnos.
+# A consumer opens a thousand streams at once, by requests that differ only in vbucket, opaque, vbuuid and seqnos.
 # Once one of them has been accepted, the others only need a check of where they start.
 
 

@@ -460,7 +460,7 @@ class Stream:
         return self._dead_commit is not None and self._bucket.durable_commit >= self._dead_commit
 
     def _hand_over(self) -> bytes:
-        """If this is a takeover stream that has sent everything, begin to hand the vbucket over, or go on with it."""
+        """Hand the vbucket over if this takeover stream has sent everything: pending first, later active."""
         if self._may_become_active:
             self._dead_commit = None
             return self._encode(SetVBucketState(state=VBucketState.ACTIVE))
