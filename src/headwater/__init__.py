@@ -4,8 +4,8 @@
         async for change in client.changes():
             …
 
-`headwater.blocking.connect` is the same without asyncio. What `__all__` names here and in `headwater.blocking`,
-`headwater.landing`, `headwater.spark`, `headwater.testing` and `headwater.protocol` is public. Everything else may
+`headwater.blocking.connect` does the same without asyncio. The names in `__all__` here and in `headwater.blocking`,
+`headwater.landing`, `headwater.spark`, `headwater.testing` and `headwater.protocol` are public. Everything else may
 change in any version.
 """
 

@@ -1,11 +1,11 @@
-"""Accepting connections, and what they may take of a process: places and memory.
+"""Accept connections, and limit the places and the memory that they take.
 
-asyncio's servers make a protocol when a TLS handshake is complete. Until then no one knows of the connection:
-handshakes that are never finished would count against no limit, and could not be closed when the node stops. Here the
-connection is accepted first, counted, and upgraded then.
+asyncio's servers create the protocol only once the TLS handshake is complete. A handshake that never finishes would
+count against no limit, and could not be closed when the node stops. This module accepts and counts each connection
+first, and then upgrades it to TLS.
 
-`Places` shares out a bounded number of places, so that no address and no user takes all of them while others want one.
-`HeldMemory` is the account of what peers make the process hold. The key-value listener and the HTTP server use them.
+`Places` records who holds a place, so that no address and no user keeps all of them while others want one. `HeldMemory`
+counts the bytes that peers make the process hold. The key-value listener and the HTTP server use both.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ H = TypeVar("H", bound=Hashable)
 
 
 async def close_servers(servers: Iterable[asyncio.Server]) -> None:
-    """Accept no more. What has been accepted meanwhile gets its protocol, which is to turn it away.
+    """Stop accepting. Connections that were already accepted still get their protocol, which has to reject them.
 
-    asyncio's own loop hands a connection on one turn after it has accepted it. If its server is closed by then, it
-    fails and leaves the socket open (CPython's issue 109564). uvloop does both in one turn and has no readers here.
+    asyncio creates the protocol one loop iteration after it accepts a connection. If the server is closed by then,
+    that fails and leaves the socket open (CPython's issue 109564). uvloop does both at once and has no readers here.
     """
     servers = list(servers)
     loop = asyncio.get_running_loop()
@@ -43,10 +43,10 @@ def peer_address(transport: asyncio.BaseTransport) -> str:
 
 
 class Places(Generic[H]):
-    """Who has a place, by owner: connections by their address, sessions and streams by their user.
+    """Who holds a place, by owner: connections by their address, sessions and streams by their user.
 
-    An owner may have any number of places while there is room for all. It is for the caller to ask `owners` or
-    `first_to_go` once there is not: the owner that has the most gives way.
+    An owner may hold any number of places while there is room for all. Once there is none, the caller uses `owners`
+    or `first_to_go`: the owner that has the most gives way.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Places(Generic[H]):
         return len(self._of.get(owner, ()))
 
     def add(self, holder: H, *, owner: str) -> None:
-        """Give a place. One who has it already becomes the newest of its owner."""
+        """Give a place to a holder. If it already has one, it becomes the newest of its owner."""
         self.discard(holder, owner=owner)
         self._of.setdefault(owner, {})[holder] = None
         self._count += 1
@@ -75,11 +75,11 @@ class Places(Generic[H]):
                 del self._of[owner]
 
     def owners(self) -> Iterator[Collection[H]]:
-        """The holders of each owner, the oldest first; the owner that has the most first."""
+        """The holders of each owner, oldest first. The owner that has the most comes first."""
         yield from sorted(self._of.values(), key=len, reverse=True)
 
     def first_to_go(self, owner: str) -> H | None:
-        """The oldest holder of the owner that has the most; None if this owner would have as many with one more."""
+        """The oldest holder of the owner that has the most; None if `owner` would have as many with one more place."""
         holders = max(self._of.values(), key=len, default={})
         return next(iter(holders)) if len(holders) > self.count_of(owner) + 1 else None
 
@@ -87,17 +87,17 @@ class Places(Generic[H]):
 # --- memory -------------------------------------------------------------------------------------------------------
 
 _SETTLED_SHARE = 7 / 8
-"""Where the bound is passed, connections are closed until so much of it is left: to look at all of them takes a while,
-and is not to be done for every byte."""
+"""Once the limit is exceeded, connections are closed until usage is down to this share of it: comparing all of them
+takes a while, and must not happen for every byte."""
 _LARGE_BYTES = 64 * 1024
-"""What is held at once and less than this, the allocator has at hand."""
+"""For smaller amounts, the allocator uses memory that it already has."""
 
 
 class MemoryHolder(Protocol):
-    """A connection in the account."""
+    """A connection whose held bytes are counted."""
 
     moved_s: float
-    """When it last made progress: a request came, or an answer was read."""
+    """When it last made progress: a request arrived, or the peer read an answer."""
 
     def held_bytes(self) -> int: ...
 
@@ -107,20 +107,20 @@ class MemoryHolder(Protocol):
 
 
 class HeldMemory:
-    """What peers make the process hold: unfinished requests, requests that wait, and answers that are not read.
+    """Counts the bytes that peers make the process hold: unfinished requests, waiting requests, and unread answers.
 
-    Every kind of connection that holds such bytes enters what it holds whenever that may have changed.
+    Every connection that holds such bytes calls `enter` whenever their number may have changed.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.total_bytes = 0
         self.taken_bytes = 0
-        """All that was ever held, in large pieces: the allocator may still have it (`give_back_freed_memory`)."""
+        """All that was ever held in large pieces. The allocator may still keep it (`give_back_freed_memory`)."""
         self._held: dict[MemoryHolder, int] = {}
 
     def enter(self, holder: MemoryHolder) -> None:
-        """Count what a connection holds now. If all hold too much, the largest holders are closed, maybe this one."""
+        """Count what a connection holds now. If the total is too high, close the largest holders, maybe this one."""
         held_bytes, before_bytes = holder.held_bytes(), self._held.get(holder, 0)
         self._held[holder] = held_bytes
         self.total_bytes += held_bytes - before_bytes
@@ -133,13 +133,13 @@ class HeldMemory:
         self.total_bytes -= self._held.pop(holder, 0)
 
     def _close_largest(self) -> None:
-        # A peer may have read meanwhile, which no one reports.
+        # Count again: peers may have read meanwhile, which is not reported.
         self._held = {holder: holder.held_bytes() for holder in self._held}
         self.total_bytes = sum(self._held.values())
         is_over = self.total_bytes > self.bytes_max
         while is_over and self.total_bytes > self.bytes_max * _SETTLED_SHARE:
             half = max(self._held.values()) / 2
-            # Among the large ones, one that still moves is more likely to end by itself.
+            # Close the large holder whose last progress is oldest: one that still makes progress may finish by itself.
             large = [holder for holder, held_bytes in self._held.items() if held_bytes >= half]
             stuck = min(large, key=lambda holder: holder.moved_s)
             self.forget(stuck)
@@ -150,7 +150,7 @@ class HeldMemory:
 
 
 class TlsAcceptor:
-    """Where connections come in. `open_protocol` is the protocol factory of a server that listens without TLS."""
+    """Accepts TLS connections. Use `open_protocol` as the protocol factory of a server that listens without TLS."""
 
     def __init__(
         self,
@@ -161,8 +161,8 @@ class TlsAcceptor:
         admit: Callable[[Handshake], bool],
         leave: Callable[[Handshake], None],
     ) -> None:
-        """`make_protocol` gets the transport below TLS, which may hold bytes as well. `admit` gives a handshake a
-        place, or does not, and `leave` takes it back."""
+        """`make_protocol` gets the transport below TLS, which may hold bytes as well. `admit` returns whether a
+        handshake gets a place; `leave` takes the place back."""
         self.context = context
         self.make_protocol = make_protocol
         self.handshake_s = handshake_s
@@ -175,14 +175,14 @@ class TlsAcceptor:
         return Handshake(self)
 
     def close(self) -> None:
-        """End the handshakes under way, and let no one in any more."""
+        """Abort the handshakes in progress, and reject new connections."""
         self.is_closed = True
         for handshake in list(self.handshakes):
             handshake.abort()
 
 
 class Handshake(asyncio.Protocol):
-    """One connection until its handshake is complete. Then the real protocol takes its place."""
+    """A connection whose TLS handshake is not complete yet. Then the real protocol replaces it."""
 
     def __init__(self, acceptor: TlsAcceptor) -> None:
         self._acceptor = acceptor
@@ -190,10 +190,10 @@ class Handshake(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._task: asyncio.Task[None] | None = None
         self._received = bytearray()
-        """At first what came before the handshake began, then what came with the last bytes of it."""
+        """Bytes that came before the handshake began; later, those that came together with its last bytes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are asyncio's in all but their ancestry.
+        # uvloop's transports have the interface of asyncio's, but another base class.
         self._transport = cast(asyncio.Transport, transport)
         self.address = peer_address(transport)
         if self._acceptor.is_closed or not self._acceptor.admit(self):
@@ -207,8 +207,8 @@ class Handshake(asyncio.Protocol):
 
     async def _shake_hands(self) -> None:
         acceptor, loop = self._acceptor, asyncio.get_running_loop()
-        # uvloop begins to read when `connection_made` returns, whatever was asked there, so a fast client's hello is
-        # here already. It is handed on once TLS has taken our place.
+        # uvloop starts to read when `connection_made` returns, even if paused in there, so a fast client's hello may
+        # have arrived already. Pass it on once TLS has replaced this protocol.
         starting = loop.create_task(
             loop.start_tls(
                 self._transport, self, acceptor.context, server_side=True, ssl_handshake_timeout=acceptor.handshake_s
@@ -219,12 +219,12 @@ class Handshake(asyncio.Protocol):
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
             hello, self._received = self._received, bytearray()
-            # A connection that broke meanwhile has no protocol any more.
+            # If the connection broke meanwhile, it has no protocol.
             if hello and not starting.done() and (protocol := self._transport.get_protocol()) is not None:
                 _hand_on(protocol, hello)
             encrypted = await starting
         except (OSError, TimeoutError):
-            # It speaks no TLS, or none that we speak, or takes too long. There is no protocol to report that to.
+            # The peer speaks no TLS, or no version that we support, or is too slow. No protocol can report that yet.
             self._transport.abort()
             return
         finally:
@@ -246,7 +246,7 @@ class Handshake(asyncio.Protocol):
 
 
 def _hand_on(protocol: asyncio.BaseProtocol, data: bytearray) -> None:
-    """Have the protocol of TLS take bytes that it did not read itself."""
+    """Pass bytes to the TLS protocol that it did not read itself."""
     buffered = cast(asyncio.BufferedProtocol, protocol)
     while data:
         room = memoryview(buffered.get_buffer(len(data)))

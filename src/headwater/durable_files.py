@@ -1,8 +1,8 @@
 """Files that are replaced as a whole: a reader, or a crash at any moment, finds the old content or the new one.
 
-The lowest layer, next to `errors`. Used by what keeps a small file on the local disk: checkpoints, users, notes of a
-node, offsets of `headwater tail`, exported files. It raises `OSError` as it comes: the caller knows what the file is
-and what to say. It must never leave a half-written file under the name that is read.
+The lowest layer, next to `errors`. It writes small files on the local disk: checkpoints, users, a node's notes, offsets
+of `headwater tail`, exported files. It lets every `OSError` pass: the caller knows what the file is for and what to
+report. The name that is read must never belong to a half-written file.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 _PRIVATE, _ANY = 0o600, 0o666
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
-"""What a file system that has no hard links answers."""
+"""The errors of a file system that has no hard links."""
 
 
 def replace_file(path: Path, data: bytes, *, is_private: bool = False, unfinished: Path | None = None) -> None:
-    """Replace a file, or make it. When this returns, the content survives a power cut; if it raises, the old file is
-    as it was.
+    """Replace or create a file. Once this returns, the content survives a power cut. If writing fails, the old file is
+    unchanged.
 
-    The content is written to `unfinished` first, which is a new name for each call by default. A caller that is the
-    only writer gives a fixed name, so that what a crash leaves behind is removed by the next call. A file that
-    `is_private` can be read by its owner alone, whatever the umask.
+    The content is first written to `unfinished`, by default a new name for each call. A caller that is the only writer
+    passes a fixed name, so that the next call removes what a crash leaves behind. Only the owner can read a file that
+    `is_private`, whatever the umask.
     """
     unfinished = unfinished or path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with contextlib.suppress(FileNotFoundError):
@@ -34,7 +34,7 @@ def replace_file(path: Path, data: bytes, *, is_private: bool = False, unfinishe
         _write_durably(unfinished, data, is_private=is_private)
         os.replace(unfinished, path)
     except BaseException:
-        # It would do no harm, and it would take up room that may be missing already.
+        # The unfinished file does no harm, but takes up space that may already be short.
         with contextlib.suppress(OSError):
             os.unlink(unfinished)
         raise
@@ -42,8 +42,8 @@ def replace_file(path: Path, data: bytes, *, is_private: bool = False, unfinishe
 
 
 def create_file(path: Path, data: bytes) -> None:
-    """Make a file that is not there, whole and durably. Raises `FileExistsError` where it is: of several writers of
-    one name, one succeeds."""
+    """Create a file, whole and durable. Raises `FileExistsError` if it exists: if several processes write the same
+    name, one succeeds."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         _write_durably(unfinished, data)
@@ -52,7 +52,7 @@ def create_file(path: Path, data: bytes) -> None:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            # A file system without links: of two writers one succeeds here as well, but a crash leaves half a file.
+            # A file system without links: here too only one of two writers succeeds, but a crash leaves half a file.
             _write_durably(path, data)
     finally:
         with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ def create_file(path: Path, data: bytes) -> None:
 
 
 def _write_durably(path: Path, data: bytes, *, is_private: bool = False) -> None:
-    # Always a new file: in a folder that others can write to, a link may lie in wait under this name.
+    # Always create a new file: in a folder that others can write to, a link may be planted under this name.
     with os.fdopen(os.open(path, _NEW_FILE, _PRIVATE if is_private else _ANY), "wb") as file:
         if is_private:
             os.fchmod(file.fileno(), _PRIVATE)
@@ -76,7 +76,7 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(number)
     except OSError as error:
-        # A file system that can't do this for folders says so in this way, and has no better one.
+        # This is how a file system reports that it can't sync folders. It offers nothing better.
         if error.errno != errno.EINVAL:
             raise
     finally:

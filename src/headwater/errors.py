@@ -4,20 +4,20 @@ Every error a user can meet is a `HeadwaterError`. Its families:
 
 * `RemoteProtocolError`: the peer's bytes are not the protocol. The connection is of no further use.
 * `LocalProtocolError`: our own caller asked for something the protocol does not allow. Nothing was sent.
-* `StatusError`: the peer understood and said no. One class a status, by the table `STATUS_ERRORS`, and one for all
-  that a path into a document can meet; a status that is not in the table still gets a `StatusError` that keeps its
-  number.
+* `StatusError`: the peer understood the request and refused it. `STATUS_ERRORS` has a class for each status, and one
+  for all statuses about a path into a document; a status that is not in the table still gets a `StatusError` that
+  keeps its number.
 * `StoreError`: the data on disk can't be read or written.
-* `LakeError`: the tables that changes are landed in can't be used, or do not fit what is to be landed.
-* `CatalogError`: a catalog can't be asked, or does not register a table.
-* `CaptureError`: the input of `headwater decode` is no capture.
+* `LakeError`: the tables that changes are landed in can't be used, or do not match what is to be landed.
+* `CatalogError`: a catalog does not answer, or does not register a table.
+* `CaptureError`: the input of `headwater decode` is not a capture.
 * `InvalidInput`: what the user gave can't be used: a connection string, a key template, a document.
-* `CheckpointError`: the place to go on from can't be kept, or the bucket's history does not lead there.
+* `CheckpointError`: the position to resume from can't be saved, or is not in the bucket's history.
 * `ConnectionFailed`: the peer can't be reached, or the connection to it broke.
 * `GroupError`: the members of a consumer group can't agree on who reads what.
 * `Overtaken`: two commands were changing one cluster.
 
-Every message ends in what to do next, kept apart as `hint` so that programs can show it their own way.
+Every message ends with what to do next, which is also in `hint` so that programs can show it their own way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import ClassVar, Self
 class HeadwaterError(Exception):
     """The root of all errors raised by Headwater.
 
-    `retriable` says that the same attempt may succeed later. Retry loops are driven by it, never by lists of their own.
+    `retriable` means that the same attempt may succeed later. Retry loops check it, and have no lists of their own.
     """
 
     retriable: ClassVar[bool] = False
@@ -41,14 +41,14 @@ class HeadwaterError(Exception):
         super().__init__(f"{reason}. {hint}" if hint else reason)
 
     def reworded(self, reason: str) -> Self:
-        """The same error with another reason, such as one that also says which of many hosts it came from."""
+        """A copy of the error with another reason, for example one that names the host it came from."""
         changed = copy(self)
         changed.reason = reason
         changed.args = (f"{reason}. {self.hint}" if self.hint else reason,)
         return changed
 
     def __reduce__(self) -> tuple[Callable[..., HeadwaterError], tuple[object, ...]]:
-        # Errors travel between Spark's processes. Their constructors take other arguments than they keep.
+        # Spark's processes exchange errors by pickling, and the constructors take other arguments than the errors keep.
         return _unpickled, (type(self), self.args, self.__dict__)
 
 
@@ -200,7 +200,7 @@ class OffsetsTooNew(InvalidOffsets):
     """Offsets that a newer version of Headwater has written."""
 
 
-# --- the place to go on from --------------------------------------------------------------------------------------
+# --- the position to resume from ----------------------------------------------------------------------------------
 
 
 class CheckpointError(HeadwaterError):
@@ -264,7 +264,7 @@ class Overtaken(HeadwaterError):
         )
 
 
-# --- the way to the peer ------------------------------------------------------------------------------------------
+# --- connections to the peer --------------------------------------------------------------------------------------
 
 
 class ConnectionFailed(HeadwaterError):
@@ -397,7 +397,7 @@ class LakeTooNew(LakeError):
 
 class TablesSetAside(LakeError):
     """Everything has landed except for some tables, each with its own fault: a damaged log, a name that can't be a
-    folder. `changes` has what they lack.
+    folder. The table `changes` has what they lack.
     """
 
 
@@ -422,7 +422,7 @@ class CatalogError(HeadwaterError):
 
 
 class CatalogUnreachable(CatalogError):
-    """A catalog does not answer, or not to this user."""
+    """A catalog does not answer, or rejects this user."""
 
 
 # --- what the peer answered ---------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {}
 class StatusError(HeadwaterError):
     """The peer answered with a status other than success.
 
-    `stale_topology` says that the cluster map should be read again before the next attempt.
+    `stale_topology` means that the client should read the cluster map again before the next attempt.
     """
 
     stale_topology: ClassVar[bool] = False
@@ -459,7 +459,7 @@ class UnknownBucket(KeyNotFound):
 
 
 class BucketNotReady(UnknownBucket):
-    """The bucket was there before: a server that has just started makes and warms up its buckets while it answers."""
+    """The bucket existed before. A server that has just started answers before it has created its buckets."""
 
     retriable = True
     default_hint = "Wait until the server has started its buckets; if this one was dropped, name another"
@@ -630,10 +630,10 @@ class SubdocumentError(StatusError):
     default_hint = "Compare the path and the value with the document"
 
 
-# A path into a document can meet all of these; those left out are successes that have more to say.
+# All of these are about a path into a document. The ones left out are successes with additional information.
 STATUS_ERRORS.update(dict.fromkeys((*range(0xC0, 0xCC), *range(0xCE, 0xD3), 0xD4), SubdocumentError))
 
 
 def status_error(status: int, reason: str = "") -> StatusError:
-    """The error for a status; a number that is not in the table is kept in a plain `StatusError`."""
+    """The error for a status; a number that is not in the table becomes a plain `StatusError` that keeps it."""
     return STATUS_ERRORS.get(status, StatusError)(status, reason)

@@ -1,6 +1,6 @@
-"""What is not as it should be, for people and for monitoring: findings, the worst first, and the verdict they make.
+"""Problems that a node, a landing or `headwater health` reports: findings, worst first, and the verdict on them.
 
-A node, a landing and `headwater health` say what they find in these words, and a script finds the same members in each.
+People and monitoring read them. All three use these types, so that a script finds the same members in each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 
 class Level(StrEnum):
-    """How bad it is, worst first."""
+    """How severe it is, worst first."""
 
     BAD = "bad"
     """Something does not work, or data can be lost now."""
@@ -22,15 +22,15 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that is not as it should be."""
+    """One problem."""
 
     check: str
     level: Level
     text: str
     do: str
-    """What ends it, as a sentence."""
+    """What to do about it, as a sentence."""
     page: str = "overview"
-    """The page of the dashboard that has more on it."""
+    """The page of the dashboard with details."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Verdict:
 
     @classmethod
     def of(cls, found: Iterable[Finding], *, well: str, **more: Any) -> Self:
-        """The verdict on what was found; `well` is its text where nothing was. `more` are members of a subclass."""
+        """The verdict on the findings. `well` is its text if there are none; `more` are members of a subclass."""
         findings = worst_first(found)
         worst = findings[0] if findings else Finding(check="", level=Level.OK, text=well, do="")
         return cls(level=worst.level, text=worst.text, do=worst.do, findings=findings, **more)
@@ -55,6 +55,6 @@ class Verdict:
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings of one level stay in their order."""
+    """Sort findings by level. Those of one level keep their order."""
     order = list(Level)
     return tuple(sorted(findings, key=lambda one: order.index(one.level)))

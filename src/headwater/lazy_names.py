@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are first used: the command line and the node can do without most."""
+"""Load names of a package when they are first used: the command line and the node do not need most of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def lazy_names(
 
     Args:
         package: The name of the package.
-        homes: By module, the names that are loaded from it.
-        listed: What `dir` shows, beside the modules.
-        modules: Modules of the package that are loaded as well.
+        homes: For each module, the names that are loaded from it.
+        listed: What `dir` shows in addition to the modules.
+        modules: Modules of the package that are also loaded on first use.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 

@@ -1,6 +1,6 @@
-"""What log messages carry for programs, beside their words: `logger.info("…", extra=fields(vbucket=7))`.
+"""Fields that log messages carry for programs, in addition to the text: `logger.info("…", extra=fields(vbucket=7))`.
 
-The names are the same in all parts, so that a log can be searched by them. `--log-format json` writes them.
+All parts use the same names, so that a log can be searched by them. `--log-format json` writes them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 
 
 class LogEvent(StrEnum):
-    """What a message is about. The words of a message may change, this does not."""
+    """What a message is about. Its wording may change, this does not."""
 
     BATCH_FAILED = "batch_failed"
     """A process of Spark died during a batch, or no consistent moment was found: the landing retries the batch."""
@@ -97,7 +97,7 @@ class LogEvent(StrEnum):
 
 
 class Fields(TypedDict, total=False):
-    """The names, and what they mean."""
+    """The names of the fields, and what they mean."""
 
     event: Annotated[LogEvent, "what the message is about, from the table below"]
     address: Annotated[str, "the other node, or the node's own address"]
@@ -131,5 +131,5 @@ class Fields(TypedDict, total=False):
 
 
 def fields(**values: Unpack[Fields]) -> dict[str, Any]:
-    """For `extra` of a log call."""
+    """The `extra` of a log call."""
     return dict(values)

@@ -1,7 +1,7 @@
-"""Families of metrics for Prometheus, written as tables: a name, a sentence, and where the number comes from.
+"""Families of Prometheus metrics, written as tables: a name, a sentence, and where the number comes from.
 
-The client's readers, the node and the landing have one table each and collect it here. Nothing is counted for a scrape:
-`read` looks at numbers that are kept anyway. A number that is None is not known, and is left out.
+The client's readers, the node and the landing have one table each and collect it here. A scrape counts nothing: `read`
+returns numbers that are kept anyway. A number that is None is unknown, and is left out.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Generic, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 S = TypeVar("S")
-"""What the numbers are read from."""
+"""The object that the numbers are read from."""
 MetricFamily = CounterMetricFamily | GaugeMetricFamily
 MetricSamples = Iterable[tuple[tuple[str, ...], float | None]]
-"""Values of the family's own label, if it has one, and the number."""
+"""For each sample, the value of the family's own label, if it has one, and the number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +24,20 @@ class MetricKind(Generic[S]):
     """A family of metrics. One whose name ends with `_total` is a counter, the others are gauges."""
 
     name: str
-    """Without the prefix that all families of a table have."""
+    """Without the prefix that all families of a table share."""
     documentation: str
     read: Callable[[S], MetricSamples]
     label: str | None = None
-    """The label that its samples differ in, beside those that all families of the table have."""
+    """The label by which its samples differ, in addition to those that all families of the table have."""
 
     def family(self, prefix: str, labels: Sequence[str]) -> MetricFamily:
-        """The family without numbers."""
+        """The family, without samples."""
         make = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
         return make(prefix + self.name, self.documentation, labels=(*labels, *((self.label,) if self.label else ())))
 
 
 def one_number(read: Callable[[S], float | None]) -> Callable[[S], MetricSamples]:
-    """For a family with no label of its own."""
+    """Make the `read` of a family that has one number and no label of its own."""
     return lambda source: [((), read(source))]
 
 
@@ -48,7 +48,7 @@ def collect_metrics(
     prefix: str,
     labels: Sequence[str],
 ) -> Iterator[MetricFamily]:
-    """All families of a table, each with the numbers of all sources. A source comes with the values of `labels`."""
+    """All families of a table, each with the numbers of all sources. Each source comes with its values of `labels`."""
     for kind in kinds:
         family = kind.family(prefix, labels)
         for values, source in sources:

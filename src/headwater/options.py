@@ -1,11 +1,11 @@
-"""How an option is defined: once, as the field of a dataclass, for Python, Spark, the command line and the reference.
+"""Define an option once, as the field of a dataclass, for Python, Spark, the command line and the reference.
 
     buffer_bytes: int = option("How much a server may send.", 16 * MIB, least=1024, spark=True, commands=("tail",))
 
 The field gives the option its name, its type and its default; `options_of` lists the options of a class. A name has
 three spellings: `buffer_bytes` in Python, `bufferBytes` in Spark, `--buffer-bytes` on the command line. The fields are
-in `ReadOptions`, `ConnectOptions`, `SourceOptions`, `NodeOptions` and `ServerLimits`; options that one command alone
-has are in `cli/COMMAND.py`. This module is pure: it opens no file and imports no library.
+in `ReadOptions`, `ConnectOptions`, `SourceOptions`, `NodeOptions` and `ServerLimits`; options of a single command are
+in `cli/COMMAND.py`. This module is pure: it opens no file and imports no library.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ MIB = 1024 * 1024
 
 
 class Kind(Enum):
-    """What an option takes."""
+    """The type of an option's value."""
 
     FLAG = auto()
     WHOLE = auto()
     BYTES = auto()
-    """A whole number of bytes. As a text it may end with K, M or G."""
+    """A whole number of bytes. As text, it may end with K, M or G."""
     NUMBER = auto()
     TEXT = auto()
     FILE = auto()
     NAMES = auto()
-    """As a text, names with commas between them."""
+    """As text, names separated by commas."""
 
 
 _KINDS = {"bool": Kind.FLAG, "int": Kind.WHOLE, "float": Kind.NUMBER, "Path": Kind.FILE}
@@ -47,40 +47,40 @@ _KINDS = {"bool": Kind.FLAG, "int": Kind.WHOLE, "float": Kind.NUMBER, "Path": Ki
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option, in all places that have it."""
+    """One option, with its names and defaults everywhere it is used."""
 
     name: str = ""
-    """In Python. The unit is its last part: `_s` for seconds, `_bytes` for bytes."""
+    """The name in Python. Its last part is the unit: `_s` for seconds, `_bytes` for bytes."""
     type_name: str = ""
     default: Any = None
     help: str
     """A sentence, or several."""
     default_words: str | None = None
-    """The default as the pages name it, where the value does not say it."""
+    """The default in words, for pages, if the value does not explain itself."""
     least: float | None = None
     most: float | None = None
     choices: Mapping[str, Any] | type[StrEnum] | None = None
-    """What a user may write, and for a mapping the value that stands for."""
+    """What a user may write. A mapping also has the value that each choice stands for."""
     python: bool = True
     spark: bool = False
     spark_name: str | None = None
-    """Where Spark's own sources have a word for it, which counts more than the rule."""
+    """The name in Spark's own sources, if they have the option. It overrides the derived name."""
     spark_default: Any = None
     spark_note: str = ""
     spark_also: tuple[str, ...] = ()
-    """What Spark's Kafka source and Couchbase's own connector call it. These names work, too."""
+    """The names in Spark's Kafka source and in Couchbase's own connector. They work, too."""
     commands: tuple[str, ...] = ()
     """The commands that have it; `*` for all that connect."""
     cli_name: str | None = None
-    """Where the command line has its own word. An option that can be repeated is in the singular."""
+    """The name on the command line, if it differs. The name of an option that can be repeated is in the singular."""
     cli_also: tuple[str, ...] = ()
-    """Further names there."""
+    """Further names on the command line."""
     cli_note: str = ""
     cli_type: Any = None
-    """The type of click that reads it, where that of the field is not enough."""
+    """The click type that reads it, if the field's type is not enough."""
     metavar: str | None = None
     variable: str | None = None
-    """The variable of the environment that commands read it from."""
+    """The environment variable that commands read it from."""
 
     @property
     def kind(self) -> Kind:
@@ -108,15 +108,15 @@ class Option:
         return self.cli_name or f"--{self.name.replace('_', '-')}"
 
     def parse(self, text: str) -> Any:
-        """The value of a text, or `ValueError`."""
+        """Parse a value. Raises `ValueError` if the text is not valid."""
         value = _PARSERS[self.kind](text)
         if self.kind is Kind.WHOLE and self.least is not None and not self.python and value < self.least:
-            # The client checks its own options, and names their limits.
+            # The client checks its own options itself; its errors name their limits.
             raise ValueError(text)
         return value
 
     def write(self, value: Any) -> str:
-        """A value as the text that `parse` takes."""
+        """The value as text that `parse` accepts."""
         if isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, str | Path) or not isinstance(value, Iterable):
@@ -124,7 +124,7 @@ class Option:
         return ",".join(map(str, value))
 
     def check(self, value: Any) -> str | None:
-        """What is wrong with a number, as the values that it may have; None if it is within its limits."""
+        """Advice with the valid range if a number is outside its limits; otherwise None."""
         if value is None or self.least is None or self.most is None or self.least <= value <= self.most:
             return None
         return f"Use {self.least} to {self.most}"
@@ -133,7 +133,7 @@ class Option:
 def option(
     help: str, default: Any = None, *, factory: Callable[[], Any] | None = None, secret: bool = False, **others: Any
 ) -> Any:
-    """The field of a dataclass that is an option. `others` are attributes of `Option`; a secret is in no `repr`."""
+    """A dataclass field that is an option. `others` are attributes of `Option`; a secret is left out of `repr`."""
     metadata = {"option": Option(help=help, **others)}
     if factory is not None:
         return field(default_factory=factory, repr=not secret, metadata=metadata)
@@ -142,7 +142,7 @@ def option(
 
 @cache
 def options_of(cls: type) -> dict[str, Option]:
-    """The options that are fields of a dataclass, by name. A name that `option` was given counts more."""
+    """The options among the fields of a dataclass, by name. A name passed to `option` overrides the field's name."""
     found = [
         replace(
             one.metadata["option"],
@@ -170,7 +170,7 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes, such as 65536, 64K or 16M; `ValueError` for anything else."""
+    """Parse a number of bytes, such as 65536, 64K or 16M. Raises `ValueError` for anything else."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(text)
@@ -178,7 +178,7 @@ def parse_bytes(text: str) -> int:
 
 
 def write_bytes(size: int) -> str:
-    """16777216 as 16M."""
+    """A number of bytes in its largest whole unit: 16777216 as 16M."""
     for unit in ("g", "m", "k"):
         if size and size % _UNITS[unit] == 0:
             return f"{size // _UNITS[unit]}{unit.upper()}"
@@ -193,8 +193,8 @@ _LONG_S = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0, 
 
 
 def parse_interval_s(text: str) -> float:
-    """The seconds of a time, as commands write it ("500ms", "5s", "1m", "1h", "7d") or as Spark writes triggers ("500
-    milliseconds", "5 seconds", "1 minute")."""
+    """Parse a time into seconds, as commands write it ("500ms", "5s", "1m", "1h", "7d") or as Spark writes triggers
+    ("500 milliseconds", "5 seconds", "1 minute")."""
     match = _INTERVAL.fullmatch(text.strip())
     if match is None:
         raise InvalidInput(f"{text!r} is no time", hint='Write one like "5 seconds", "500 milliseconds" or "1 minute"')
@@ -218,9 +218,9 @@ _PARSERS: dict[Kind, Callable[[str], Any]] = {
 def check_keywords(
     function: str, given: Iterable[str], known: Collection[str], *, beside: Collection[str] = ()
 ) -> None:
-    """Raise what Python raises for a keyword that a function does not have, and name the nearest one.
+    """Raise Python's own error for a keyword that a function does not have, and name the nearest one.
 
-    `beside` are keywords that the function has in addition to the known ones, and that are not among the given.
+    `beside` are further keywords of the function. They are suggested, but are never in `given`.
     """
     for name in given:
         if name not in known:
@@ -249,7 +249,7 @@ def suggest_keywords(made: F) -> F:
 def list_keywords(options: Iterable[Option]) -> Callable[[F], F]:
     """Decorate a function with `**options: Unpack[…]`: its signature and its documentation list them one by one.
 
-    Type checkers see them by `Unpack`; completion in a notebook and `help()` need this.
+    Type checkers read `Unpack`; completion in a notebook and `help()` need this.
     """
 
     def decorate(function: F) -> F:
@@ -267,6 +267,6 @@ def list_keywords(options: Iterable[Option]) -> Callable[[F], F]:
 
 def _parameter(option: Option) -> inspect.Parameter:
     is_none_possible = option.default is not None or "None" in option.type_name
-    # As in stubs, three dots say that there is a default, and that it is no constant.
+    # As in stubs, three dots stand for a default that is not a constant.
     default = option.default if is_none_possible else ...
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option.type_name)

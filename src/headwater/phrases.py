@@ -1,6 +1,6 @@
-"""Words that all parts use: numbers and their nouns, advice on what to install, and text of a server made harmless.
+"""Wording that all parts share: counted nouns, advice on what to install, and escaped text from a server.
 
-Anything may import it. It imports nothing but the standard library, so that a command can use it before libraries are
+Any module may import it. It imports only the standard library, so that a command can use it before libraries are
 loaded.
 """
 
@@ -16,12 +16,12 @@ from urllib.parse import unquote, urlsplit
 
 
 def counted(count: int, noun: str, *, plural: str | None = None) -> str:
-    """`plural` is for nouns that do not just get an s."""
+    """A number and its noun. Pass `plural` for nouns that do not just get an s."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def counted_changes(changes: int, system_events: int) -> str:
-    """Changes of documents, apart from what says that collections were created or dropped, once for each vbucket."""
+    """Count changes of documents, and apart from them system events, which occur once for each vbucket."""
     events = f" and {counted(system_events, 'system event')}" if system_events else ""
     return f"{counted(changes, 'change')}{events}"
 
@@ -38,7 +38,7 @@ def did_you_mean(name: str) -> str:
 
 # --- how this program was installed -------------------------------------------------------------------------------
 #
-# What to type so that an extra comes to the same environment. The name alone would not do: a clone is on no package
+# The command that installs an extra into the same environment. The name alone is not enough: a clone is on no package
 # index, and its environment may not be the one on the path.
 
 
@@ -46,14 +46,14 @@ PACKAGE = "headwater"
 
 
 def missing_library(error: ModuleNotFoundError) -> str:
-    """What is not installed. A module of ours that is not found is a fault, and raised as that."""
+    """The name of the missing library. If one of our own modules is missing, that is a bug, and is raised again."""
     if error.name is None or error.name.startswith(PACKAGE):
         raise error
     return error.name
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra beside what is there."""
+    """The command that adds an extra to this installation."""
     options, what = _where_from(extra)
     return shlex.join([sys.executable, "-m", "pip", "install", *options, what])
 
@@ -64,7 +64,7 @@ def _where_from(extra: str) -> tuple[list[str], str]:
         return [], f"{PACKAGE}[{extra}]"
     url = str(origin.get("url", ""))
     if not url.startswith("file:"):
-        # A URL of a repository names the tool that gets it.
+        # The URL of a repository starts with the tool that fetches it.
         tool = origin.get("vcs_info", {}).get("vcs")
         return [], f"{PACKAGE}[{extra}] @ {f'{tool}+{url}' if tool else url}"
     is_editable = origin.get("dir_info", {}).get("editable", False)
@@ -72,22 +72,22 @@ def _where_from(extra: str) -> tuple[list[str], str]:
 
 
 def _origin() -> dict[str, Any] | None:
-    """Where an installer has taken the package from, as PEP 610 has it. None for an index."""
-    # It takes longer to import than the rest of what every command begins with.
+    """Where the package was installed from, as recorded by the installer (PEP 610). None for a package index."""
+    # Imported here, because it takes longer to import than everything else that each command loads first.
     from importlib.metadata import Distribution, PackageNotFoundError
 
     try:
         text = Distribution.from_name(PACKAGE).read_text("direct_url.json")
     except PackageNotFoundError:
-        # It runs from its sources.
+        # The program runs from its sources.
         return {"url": Path(__file__).parents[2].as_uri(), "dir_info": {"editable": True}}
     return json.loads(text) if text else None
 
 
 # --- compiling ----------------------------------------------------------------------------------------------------
 #
-# Kernels are compiled on a new machine, which takes long and would look like standing still. A command registers here
-# how it reports that; without one, nothing is reported.
+# A new machine has to compile the kernels, which takes long and would look like a hang. A command registers here how
+# it reports that; without one, nothing is reported.
 
 
 COMPILING = (
@@ -97,14 +97,14 @@ COMPILING = (
 
 
 class _FirstCompile:
-    """How this process reports that it compiles, and whether it has: it does so once."""
+    """How this process reports its first compilation, and whether it has done so."""
 
     report: Callable[[], None] | None = None
     is_reported = False
 
 
 def report_first_compile(report: Callable[[], None] | None) -> None:
-    """Call this when the process compiles its first kernel. It replaces what was registered before."""
+    """Set the function to call when the process compiles its first kernel. It replaces an earlier one."""
     _FirstCompile.report = report
 
 
@@ -123,7 +123,7 @@ _SURROGATES = range(0xDC80, 0xDD00)
 
 
 def escaped(text: str) -> str:
-    """A byte that is not UTF-8 is a lone surrogate, as in the keys of changes, and is shown as the byte."""
+    """Escape what is not printable. A lone surrogate stands for a byte that is not UTF-8, and is shown as that byte."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
@@ -140,10 +140,10 @@ def _shown(char: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text from the input without what a terminal would obey."""
+    """Replace every character that a terminal might interpret with a question mark."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def may_be_escaped(key: str) -> bool:
-    """Whether the text of a key may stand for bytes that are no text: those are shown with escapes."""
+    """Whether a key, as shown, may contain escapes, which stand for bytes that are not text."""
     return "\\" in key

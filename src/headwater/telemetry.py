@@ -1,15 +1,15 @@
-"""OpenTelemetry: spans of work that takes a while, and the metrics that Prometheus gets. The only module that knows it.
+"""OpenTelemetry: spans of longer work, and the metrics that Prometheus gets. No other module uses OpenTelemetry.
 
 Without `opentelemetry-api` (the extra `otel`) everything here does nothing; with the API alone its spans do nothing. A
 program that wants them configures OpenTelemetry's SDK, or is started by `opentelemetry-instrument`. Spans are for
 batches, merges, commits and tasks, never for a document. `docs/guides/telemetry.md` lists them with their attributes.
 
 Attributes hold names, places and counts: no password, no key and no value of a document. An error is recorded with its
-class, and with its sentence if it is one of ours: what a library says may quote what it has read.
+class, and with its message if it is one of ours: the message of a library may quote data that it has read.
 
-Tasks get the trace context of their batch as the text of a `traceparent` header (W3C Trace Context). A process that
-runs a task and has an SDK records the task's span. For others, as the workers of Spark mostly are, the driver records
-it from the times that come back with the result.
+Tasks get the trace context of their batch as the text of a `traceparent` header (W3C Trace Context). If the process of
+a task has an SDK, it records the task's span. Most Spark workers have none: for those, the driver records the span from
+the times that come back with the result.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 Attributes = Mapping[str, str | bool | int | float]
 
 SCOPE = "headwater"
-"""The name of our tracer and of our meter: the instrumentation scope of all that is recorded here."""
+"""The instrumentation scope of everything recorded here: the name of our tracer and of our meter."""
 SYSTEM = {"db.system.name": "couchbase"}
 _TRACEPARENT = "traceparent"
 _COLLECT_EVERY_S = 0.5
-"""An export asks for one metric after the other: they are collected together, and this old at most."""
+"""An export reads one metric after the other. All are collected together, at most this often."""
 _UNITS = {"_seconds": "s", "_bytes": "By"}
 
 
@@ -65,7 +65,7 @@ def _tracer() -> trace.Tracer:
 
 
 class Span:
-    """What is recorded of one piece of work; without OpenTelemetry nothing is."""
+    """The record of one piece of work. Without OpenTelemetry, it records nothing."""
 
     __slots__ = ("_span",)
 
@@ -77,18 +77,18 @@ class Span:
         return self._span is not None and self._span.is_recording()
 
     def set(self, attributes: Attributes) -> None:
-        """Add what is known by now."""
+        """Add attributes that are known by now."""
         if self._span is not None:
             self._span.set_attributes(dict(attributes))
 
     def fail(self, error: BaseException) -> None:
-        """Record what the work has failed with."""
+        """Record the error that the work failed with."""
         if self._span is None:
             return
         from opentelemetry.trace import Status, StatusCode
 
         kind, about = type(error).__qualname__, {"exception.type": type(error).__qualname__}
-        # `QueryFailed` passes on what a library or a function of the user has said.
+        # `QueryFailed` repeats the message of a library or of a user's function.
         if isinstance(error, HeadwaterError) and not isinstance(error, QueryFailed):
             about["exception.message"] = str(error)
         self._span.set_attribute("error.type", kind)
@@ -110,10 +110,10 @@ def span(
     """Record the block as a span. Spans that begin inside of it, in the same thread or task, are its children.
 
     Args:
-        name: What kind of work it is. Names are few: what differs is an attribute.
+        name: The kind of work. There are few names: what differs is an attribute.
         attributes: What is known already.
-        parent: The `traceparent` of the span that this one belongs to, if that runs elsewhere.
-        no_faults: What may be raised though nothing is wrong. Errors are recorded otherwise.
+        parent: The `traceparent` of the parent span, if that is in another process.
+        no_faults: Exceptions that do not mean a fault. All other errors are recorded.
     """
     if not _is_there():
         yield _NO_SPAN
@@ -132,7 +132,7 @@ def span(
 
 
 def traceparent() -> str | None:
-    """The span that this thread is in, as W3C Trace Context writes it; None outside of spans."""
+    """The current span of this thread, as W3C Trace Context writes it; None outside of spans."""
     if not _is_there():
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -150,7 +150,7 @@ def _context_of(parent: str) -> Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unrecorded:
-    """Work that was done where nothing records spans."""
+    """Work that was done in a process that records no spans."""
 
     name: str
     attributes: Attributes
@@ -158,7 +158,7 @@ class Unrecorded:
     ended_ns: int = field(default_factory=time.time_ns)
 
     def record(self, failure: BaseException | None = None) -> None:
-        """Record it now, as a child of the span that this thread is in."""
+        """Record the work now, as a child of the current span of this thread."""
         if not _is_there():
             return
         started = _tracer().start_span(self.name, attributes=self.attributes, start_time=self.began_ns)
@@ -171,7 +171,7 @@ class Unrecorded:
 
 
 class Collector(Protocol):
-    """What `prometheus_client` collects from."""
+    """The interface of a collector of `prometheus_client`."""
 
     def describe(self) -> Iterable[MetricFamily]: ...
 
@@ -179,7 +179,7 @@ class Collector(Protocol):
 
 
 class _Collected:
-    """The numbers of a collector, for the metrics that are asked for one after the other."""
+    """Keeps the numbers of a collector, because OpenTelemetry reads one metric after the other."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -197,7 +197,7 @@ class _Collected:
 
 
 def observe(collector: Collector) -> None:
-    """Let OpenTelemetry observe what a collector has for Prometheus, as long as the process runs.
+    """Export the Prometheus metrics of a collector to OpenTelemetry, as long as the process runs.
 
     `headwater_land_lag_seconds` becomes `headwater.land.lag_seconds`, with the labels as attributes and a unit.
     """

@@ -1,8 +1,8 @@
-"""The coordinator: what is done to a cluster as a whole, from outside and over the key-value protocol only.
+"""The coordinator: operations on a whole cluster, from outside and over the key-value protocol only.
 
-It keeps nothing of its own. What is known is in the config that all nodes have, so an operation that was cut short is
-run again, by any user, and resumes from there. Of two coordinators at one time only one can succeed: `publisher` says
-why, and docs/internals/cluster.md has the whole argument.
+It stores nothing itself. Its state is the config that all nodes have, so any user can run an interrupted operation
+again, and it resumes from there. Of two coordinators at the same time only one can succeed: the comment on publishing
+in `nodes` says why, and docs/internals/cluster.md has the whole argument.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAME_BYTES = 8
 
 
 class Coordinator:
-    """One bucket of one cluster. `seeds` are nodes to ask first; one that answers is enough."""
+    """Operates on one bucket of one cluster. `seeds` are nodes to ask first; one that answers is enough."""
 
     def __init__(self, seeds: Sequence[Address], login: Login, *, report: OnProgress = lambda progress: None) -> None:
         self._seeds = tuple(seeds)
@@ -67,7 +67,7 @@ class Coordinator:
     async def init(self, *, replicas: int, settings: Mapping[str, Any] | None = None) -> PublishedConfig:
         """Make the seeds a cluster. The first one may have documents, and gives the bucket its uuid.
 
-        `settings` are the bucket's, for all nodes.
+        `settings` are those of the bucket, for all nodes.
         """
         if not 0 <= replicas <= REPLICAS_MAX:
             raise InvalidInput(f"{replicas} replicas", hint=f"Give a number from 0 to {REPLICAS_MAX}")
@@ -113,9 +113,9 @@ class Coordinator:
         return publisher.config
 
     async def _finish_init(self, nodes: Sequence[tuple[NodePort, NodeFacts]]) -> PublishedConfig:
-        """Publish the config to those nodes that did not get it, because the making of the cluster was cut short.
+        """Publish the config to nodes that did not get it, because the creation of the cluster was interrupted.
 
-        Where two were making it at the same time, and each was refused, nodes can't even log in to each other.
+        If two coordinators created it at the same time, and each was refused, nodes can't even log in to each other.
         """
         found = await self._found()
         publisher = await self._publisher_of(found, is_first=True)
@@ -136,7 +136,7 @@ class Coordinator:
         return publisher.config
 
     async def add(self, address: Address, *, force: bool = False) -> PublishedConfig:
-        """Take a node into the cluster. It gets its vbuckets with the next rebalance."""
+        """Add a node to the cluster. It gets its vbuckets with the next rebalance."""
         publisher = await self._publisher()
         config = publisher.config
         port = self._port(str(address), address)
@@ -151,14 +151,14 @@ class Coordinator:
 
         def joined(config: PublishedConfig) -> PublishedConfig:
             wider = with_nodes(config, [*config.nodes, facts.address])
-            # Clients of that node take a config only if it is newer than the one they have of it.
+            # Clients of that node accept a config only if it is newer than the one they have from it.
             return replace(wider, revision=max(wider.revision, facts.revision), settled=False)
 
         await publisher.publish(joined)
         return publisher.config
 
     async def rebalance(self, *, without: Sequence[str] = ()) -> Rebalanced:
-        """Spread the vbuckets over all nodes, or all but these, which leave the cluster."""
+        """Spread the vbuckets over all nodes except those in `without`, which leave the cluster."""
         found = await self._found()
         config = found.config
         nodes = [name for name in config.names() if name not in without]
@@ -174,7 +174,7 @@ class Coordinator:
             return await Rebalance(publisher, self._port_of, self._report).run(nodes)
 
     async def failover(self, lost: Sequence[str], *, force: bool = False) -> FailedOver:
-        """Go on without lost nodes: promote the best copy of each vbucket that was active there."""
+        """Continue without lost nodes: promote the best copy of each vbucket that was active there."""
         found = await self._found(lost)
         for name in lost:
             if name not in found.config.names():
@@ -184,13 +184,13 @@ class Coordinator:
             return await fail_nodes_over(publisher, self._port_of, lost, force=force)
 
     async def remove(self, name: str) -> Rebalanced:
-        """Move everything away from a node, and let it leave."""
+        """Move everything away from a node, and remove it from the cluster."""
         return await self.rebalance(without=[name])
 
     async def renew_login(self) -> PublishedConfig:
-        """Change the secret by which the nodes log in to each other, which machines and admins that have left know.
+        """Change the secret with which nodes log in to each other, because removed machines and former admins know it.
 
-        A node that was failed over and is not back has the old one, and will not hear any more that it is out.
+        A node that was failed over and is not back has the old one, and can't learn any more that it was removed.
         """
         found = await self._found()
         await self._check_all_reachable(found.config)
@@ -232,10 +232,10 @@ class Coordinator:
         return found
 
     async def _nodes_login(self, found: FoundCluster) -> Credentials:
-        """How the nodes log in to each other, by what one of them says that has the config in force.
+        """How the nodes log in to each other, as reported by a node that has the config in force.
 
-        It stays what it is unless it is renewed on purpose: a node that was away must be let in by the others, or it
-        could not hear that they have gone on without it.
+        The log-in changes only if it is renewed on purpose: the others must let a node in that was away, or it could
+        not learn that they have continued without it.
         """
         failure: HeadwaterError | None = None
         for name in (name for name, config in found.by_node.items() if config == found.config):
@@ -254,7 +254,7 @@ class Coordinator:
         return Publisher(ours, self._port_of, seen=found.by_node.values(), is_first=is_first)
 
     async def _publisher(self, found: FoundCluster | None = None) -> Publisher:
-        """What changes the cluster. Nodes that disagree, as two commands at one time may leave them, agree first."""
+        """Make the publisher for a change. If nodes disagree after two simultaneous commands, first make them agree."""
         found = found or await self._found()
         publisher = await self._publisher_of(found)
         if found.disagreeing:
@@ -297,7 +297,7 @@ class Coordinator:
     # --- details --------------------------------------------------------------------------------------------------
 
     async def _activate_own(self, port: NodePort, config: PublishedConfig, node: int) -> None:
-        """A node of a new cluster has its own vbuckets active, also if it was started with none."""
+        """Make the vbuckets of a node of a new cluster active, even if the node was started with none."""
         copies = await port.copies()
         topologies = {
             VBucketId(vbucket): config.topology(vbucket)
@@ -309,7 +309,7 @@ class Coordinator:
 
 @asynccontextmanager
 async def _overtaken_first(publisher: Publisher) -> AsyncIterator[None]:
-    """A command that fails because another one has been faster raises `Overtaken`, whatever else failed."""
+    """If a command fails because another one was faster, raise `Overtaken`, whatever else failed."""
     try:
         yield
     except Overtaken:
@@ -328,12 +328,12 @@ def _no_such_node(name: str, config: PublishedConfig) -> InvalidInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundCluster:
-    """What the nodes say. No config has its log-in: it is not in what nodes show."""
+    """What the nodes report. The configs lack the log-in, because nodes do not show it."""
 
     config: PublishedConfig
-    """The one in force."""
+    """The config in force."""
     by_node: Mapping[str, PublishedConfig]
-    """What each node has that could be asked."""
+    """The config of each node that could be asked."""
 
     @property
     def highest_revision(self) -> int:
@@ -341,7 +341,7 @@ class FoundCluster:
 
     @property
     def disagreeing(self) -> tuple[str, ...]:
-        """Nodes of the cluster that have another config, and will not give it up for the one in force."""
+        """Nodes of the cluster that have another config, and will not replace it with the one in force."""
         config = self.config
         known = ((name, self.by_node[name]) for name in config.names() if name in self.by_node)
         return tuple(name for name, other in known if other.version >= config.version and other != config)
@@ -350,10 +350,10 @@ class FoundCluster:
 async def find_cluster(
     seeds: Iterable[Address], port_of: Callable[[str, Address], NodePort], *, tls: bool, lost: Collection[str] = ()
 ) -> FoundCluster | None:
-    """Ask the seeds, the nodes that they know, and so on. None where no node is in a cluster.
+    """Ask the seeds, the nodes that they know, and so on. None if no node is in a cluster.
 
-    Nodes that do not answer soon count as those that can't be reached, the `lost` ones sooner: what a node has that
-    was not heard counts when a config is published to it.
+    Nodes that do not answer soon count as unreachable, `lost` ones even sooner: what such a node has is checked when a
+    config is published to it.
     """
     asked: dict[str, PublishedConfig | HeadwaterError | None] = {}
     addresses = {str(seed): seed for seed in seeds}
@@ -382,15 +382,15 @@ async def _ask(port: NodePort, within_s: float) -> PublishedConfig | HeadwaterEr
 
 
 def in_force(found: Mapping[str, PublishedConfig]) -> PublishedConfig:
-    """Which of the configs that nodes have counts.
+    """Decide which of the nodes' configs is in force.
 
-    Nodes may have different ones, left by commands that were cut short or ran at the same time. A command acts by its
-    config only when all nodes of it have it, so a config counts that all its nodes have, and of several the newest.
-    Where there is none, no command has acted by the newest ones yet, and any of these will do.
+    Nodes may have different ones, left by commands that were interrupted or ran at the same time. A command acts on its
+    config only once all its nodes have it, so the newest config that all its nodes have is in force. If there is none,
+    no command has acted on the newest ones yet, and any of them will do.
     """
     # A config is whole if all its nodes have it, as far as they could be asked.
     whole = [config for config in found.values() if all(found.get(name, config) == config for name in config.names())]
-    # The names of the coordinators make it the same one for every command that looks.
+    # Comparing the names of the coordinators, too, makes every command choose the same config.
     chosen = max(whole or found.values(), key=lambda config: (config.version, config.coordinator))
     for other in whole:
         if other != chosen:

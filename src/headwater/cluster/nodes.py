@@ -1,8 +1,8 @@
-"""The nodes of a cluster as the coordinator talks to them: over the key-value protocol, and nothing else.
+"""How the coordinator talks to the nodes of a cluster: over the key-value protocol, and nothing else.
 
-Every operation on a cluster goes through `NodePort`; `take_inventory` asks all nodes at once for their copies, and
-`status_of` sums them up for people, and a `Publisher` gives a new config to all of them. Nothing here decides what a
-cluster should look like.
+Every operation on a cluster goes through `NodePort`; `take_inventory` asks all nodes at once for their copies,
+`status_of` sums them up for people, and a `Publisher` sends a new config to all of them. This module does not decide
+what a cluster should look like.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _TRIES_MAX = 100
 
 
 LOOK_S_MAX = 5.0
-"""How long a command looks for nodes that it may do without, all at the same time. One that hangs takes connections and
-never answers: it is as good as one that refuses them, and must not be waited for any longer."""
+"""How long a command looks for nodes that it can do without, all at the same time. A node that hangs accepts
+connections and never answers. It is as useless as one that refuses them, so the command must not wait longer for it."""
 LOST_S_MAX = 1.0
-"""The same for nodes that the command gives up: the others are without them meanwhile."""
+"""The same for nodes that the command gives up, because the other nodes have to do without them meanwhile."""
 
 
 async def answered(ask: Callable[[], Awaitable[T]], within_s: float | None) -> T:
-    """The answer of a node, or `NoAnswer` if it takes longer; None is as long as the connection allows."""
+    """A node's answer. Raises `NoAnswer` if it takes longer; None allows as long as the connection does."""
     try:
         async with asyncio.timeout(within_s):
             return await ask()
@@ -76,7 +76,7 @@ class NodeFacts:
 
     address: NodeAddress
     revision: int
-    """Of the config that it gives."""
+    """The revision of the config that it gives to clients."""
     cluster_uuid: str
     cluster_name: str
     bucket_uuid: str
@@ -85,7 +85,7 @@ class NodeFacts:
 
 
 class NodePort:
-    """One node and one bucket of it. Connects when it is first used, and again when the connection broke."""
+    """One bucket on one node. Connects when it is first used, and again if the connection breaks."""
 
     def __init__(self, address: Address, login: Login) -> None:
         self.address = address
@@ -101,18 +101,18 @@ class NodePort:
 
     def close(self) -> None:
         if self._connection is not None:
-            # Nothing is on its way any more, and the farewell of TLS takes longer than a command that is done has left.
+            # Nothing is in flight any more, and ending TLS properly takes longer than a finished command should.
             self._connection.abort()
 
     # --- looking --------------------------------------------------------------------------------------------------
 
     async def config(self) -> PublishedConfig | None:
-        """The config that was published to the node, without the log-in; None where it is not in a cluster."""
+        """The config that was published to the node, without the log-in; None if it is not in a cluster."""
         answer = await (await self.connection()).request(GetClusterConfig())
         return PublishedConfig.decode(bytes(getattr(answer, "value", b"")) or b"{}")
 
     async def nodes_login(self) -> Credentials | None:
-        """How the nodes of its cluster log in to each other; None where it is in none."""
+        """How the nodes of its cluster log in to each other; None if it is in none."""
         login = await (await self.connection()).statistics("headwater-login")
         return Credentials(login["user"], login["password"]) if login else None
 
@@ -147,7 +147,7 @@ class NodePort:
         return copies
 
     async def losses(self) -> dict[VBucketId, int | None]:
-        """Of the vbuckets that were promoted on the node: how many changes are known to be lost; None for unknown."""
+        """For each vbucket that was promoted on the node, how many changes are known to be lost; None for unknown."""
         losses: dict[VBucketId, int | None] = {}
         for name, line in (await (await self.connection()).statistics("headwater-lost")).items():
             kept, _, known = line.partition(" ")
@@ -157,7 +157,7 @@ class NodePort:
     # --- changing -------------------------------------------------------------------------------------------------
 
     async def publish(self, config: PublishedConfig) -> None:
-        """Give the node a config, and return once it has it for good. One that it has already is fine."""
+        """Send the node a config, and return once the node has stored it. It may already have it."""
         request = SetClusterConfig(
             epoch=config.epoch,
             revision=config.revision,
@@ -171,7 +171,7 @@ class NodePort:
             except errors.TemporaryFailure:
                 await asyncio.sleep(_RETRY_S)
             except errors.KeyExists:
-                # Another node may have passed it on before we came.
+                # Another node may have passed it on before.
                 known = await self.config()
                 if known == replace(config, login=None):
                     return
@@ -181,19 +181,19 @@ class NodePort:
         )
 
     async def remove_damaged(self, vbuckets: Iterable[VBucketId]) -> None:
-        """Drop what is stored of vbuckets that the node has no whole copy of: they are to begin again there, empty."""
+        """Drop what is left of vbuckets of which the node has no whole copy, so that they begin there again, empty."""
         for vbucket in vbuckets:
             for _ in range(_TRIES_MAX):
                 try:
                     await (await self.connection()).request(DeleteVBucket(vbucket=vbucket))
                     break
                 except errors.NotMyVBucket:
-                    break  # There is nothing of it.
+                    break  # The node has nothing of it.
                 except errors.TemporaryFailure:
                     await asyncio.sleep(_RETRY_S)
 
     async def activate(self, topologies: Mapping[VBucketId, Topology], *, version: ConfigVersion) -> None:
-        """Make vbuckets active, with the chain of their copies. The node does it only while it has this config."""
+        """Make vbuckets active, each with its topology. The node does so only while it has this config."""
         requests: list[Request] = [
             SetVBucket(
                 vbucket=vbucket,
@@ -235,7 +235,7 @@ class Inventory:
 
 
 async def take_inventory(ports: Mapping[str, NodePort], *, within_s: float | None = None) -> Inventory:
-    """Ask these nodes, all at once. With `within_s`, one that has not answered by then is unreachable."""
+    """Ask these nodes, all at once. With `within_s`, one that has not answered by then counts as unreachable."""
     asked = (answered(port.copies, within_s) for port in ports.values())
     results = await asyncio.gather(*asked, return_exceptions=True)
     copies: dict[str, Mapping[VBucketId, NodeCopy]] = {}
@@ -264,9 +264,9 @@ class NodeStatus:
     replica: int
     building: int
     behind: int
-    """Changes that its replicas have not got yet, as far as their active copies can be reached."""
+    """Changes that its replicas do not have yet, as far as their active copies can be reached."""
     unknown: int
-    """Replicas of which it is unknown how far they are: the node or the one with the active copy can't be reached."""
+    """Replicas whose lag is unknown, because the node or the one with the active copy can't be reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,15 +279,15 @@ class ClusterStatus:
     replicas: int
     vbuckets: int
     settled: bool
-    """Every copy is where the map says. If not, there is a rebalance to be done."""
+    """Every copy is where the map says. If not, a rebalance is needed."""
     missing: int
-    """Replicas that the map has no node for."""
+    """Replicas for which the map has no node."""
     orphans: int
     """Vbuckets that no node has."""
     nodes: tuple[NodeStatus, ...]
     copies: CopyCounts
     disagreeing: tuple[str, ...] = ()
-    """Nodes that go by another config, as two commands at one time may leave them. The next command ends it."""
+    """Nodes with another config, left behind by two commands at the same time. The next command resolves that."""
 
 
 def status_of(config: PublishedConfig, found: Inventory, *, disagreeing: tuple[str, ...] = ()) -> ClusterStatus:
@@ -338,26 +338,26 @@ def _behind(config: PublishedConfig, found: Inventory, node: int) -> int:
 #
 # Every change of the config goes to all nodes at once, with a higher revision, one after the other.
 #
-# A rebalance, a failover and the coordinator give changes to a `Publisher`, made with `with_rows` and its siblings.
-# Changes that come while one is on its way are published together with the next: a rebalance hands over many vbuckets
-# at a time, and each of them waits for its own change only.
+# A rebalance, a failover and the coordinator pass changes to a `Publisher`, made with `with_rows` and its siblings.
+# Changes that arrive while one is being published are published together after it: a rebalance hands over many vbuckets
+# at a time, and each of them waits only for its own change.
 #
-# Another coordinator may be at work. So nothing is sent before every node has been asked whether it still has the
-# config that this one goes by, and nothing is done by a config before every node has taken it. A node takes one config
-# of a revision and no other. So of two coordinators one at most gets its config to all nodes; the other one is refused
-# somewhere, which is the end of its work (`Overtaken`).
+# Another coordinator may be at work. So before this one sends a config, it asks every node whether it still has the
+# config that this one knows, and nothing acts on a config before every node has accepted it. A node accepts one config
+# of a revision and no other. So at most one of two coordinators gets its config to all nodes; some node refuses the
+# other one's, which ends its work (`Overtaken`).
 
 logger = logging.getLogger(__name__)
 
 Change = Callable[[PublishedConfig], PublishedConfig]
 
 TRIES_MAX = 5
-"""How often a node that leaves, and has a config that another coordinator gave to it alone, is sent a yet higher
+"""How often a leaving node, which has a config that another coordinator has sent to it alone, is sent a still higher
 revision."""
 
 
 class Publisher:
-    """Holds the newest config. `seen` are those that nodes had when it was looked for: it replaces them."""
+    """Holds the newest config, which replaces `seen`: the configs that nodes had when the coordinator looked."""
 
     def __init__(
         self,
@@ -369,7 +369,7 @@ class Publisher:
     ) -> None:
         self.config = config
         self._is_first = is_first
-        """The cluster is being made, so its nodes may be in none."""
+        """The cluster is being created, so its nodes may be in none."""
         self._port_of = port_of
         self._seen = [replace(one, login=None) for one in seen]
         self._waiting: list[tuple[Change, asyncio.Future[None]]] = []
@@ -378,11 +378,11 @@ class Publisher:
         self._overtaken: errors.Overtaken | None = None
 
     def may_miss(self, names: frozenset[str]) -> None:
-        """Send configs to these nodes as well, but go on if they do not get them."""
+        """Send configs to these nodes as well, but continue if they do not get them."""
         self._may_miss = names
 
     def replaces(self, config: PublishedConfig) -> None:
-        """Replace this config too, which a node that joins has from before."""
+        """Replace this config too, which a joining node has from before."""
         self._seen.append(replace(config, login=None))
 
     async def publish(self, change: Change) -> None:
@@ -395,7 +395,7 @@ class Publisher:
         await done
 
     async def check_not_overtaken(self) -> None:
-        """Raise `Overtaken` if another coordinator has published since, as far as the nodes can be asked."""
+        """Raise `Overtaken` if another coordinator has published meanwhile, as far as the nodes answer."""
         try:
             await self._compare(self.config)
         except errors.Overtaken:
@@ -426,13 +426,13 @@ class Publisher:
         before = config = self.config
         for change in changes:
             config = change(config)
-        # Nodes that leave get the config that leaves them out, if they listen.
+        # Nodes that leave also get the config that leaves them out, if they listen.
         names = list(dict.fromkeys([*config.names(), *before.names()]))
         try:
             await self._compare(before)
             await self._send_until_all_have_it(names, config)
         except errors.Overtaken as overtaken:
-            # A higher revision would be taken again, and undo what the other one has done.
+            # The nodes would accept a higher revision again, and it would undo what the other coordinator has done.
             self._overtaken = overtaken
             raise
 
@@ -441,7 +441,7 @@ class Publisher:
     async def _compare(self, before: PublishedConfig) -> None:
         """Raise unless the nodes have the config that they were last seen with, or were sent.
 
-        Those that may miss it are not asked: no command is to wait for them twice, and their refusals count anyway.
+        Nodes that may miss it are not asked: no command should wait for them twice, and their refusals count anyway.
         """
         names = [name for name in before.names() if name not in self._may_miss]
         results = await self._of_each(names, lambda name: self._port_of(name).config())
@@ -449,7 +449,7 @@ class Publisher:
             if isinstance(known, errors.HeadwaterError):
                 raise known.reworded(f"config {before.revision + 1} could not be given to {name}: {known.reason}")
             if known is None and not self._is_first:
-                # It would take its empty vbuckets for what the cluster has, and the copies would follow it.
+                # The node would take its empty vbuckets for those of the cluster, and the copies would follow it.
                 raise errors.HeadwaterError(
                     f"{name} does not know that it is in the cluster: it was started on another data folder",
                     hint="Start it on its own folder, or fail it over with `headwater cluster failover` and add it "
@@ -470,12 +470,12 @@ class Publisher:
                 return
             if not tries_left:
                 raise refused
-            # All that stay have taken it, so the one that leaves has a config which no node can act by. It must not
-            # keep it, or it would go on as if it belonged here.
+            # All nodes that stay have accepted it, so the leaving one has a config that no node can act on. It must not
+            # keep that config, or it would continue as if it belonged to the cluster.
             config = replace(config, revision=max(config.revision, refused.revision))
 
     async def _send(self, names: Sequence[str], config: PublishedConfig) -> errors.Overtaken | None:
-        """Send to all nodes. Returns the refusal of one that leaves; those of the others are raised."""
+        """Send to all nodes. Returns the refusal of a node that leaves; raises those of the others."""
         results = await self._of_each(names, lambda name: self._port_of(name).publish(config))
         refused: errors.Overtaken | None = None
         for name, result in zip(names, results, strict=True):
@@ -495,7 +495,7 @@ class Publisher:
         return refused
 
     async def _of_each(self, names: Sequence[str], ask: Callable[[str], Awaitable[object]]) -> list[object]:
-        """What comes of asking each of these nodes, its error if it is one of ours."""
+        """What each of these nodes answers, or the error if it is a `HeadwaterError`."""
 
         async def ask_within(name: str) -> object:
             try:
@@ -510,7 +510,7 @@ class Publisher:
 
 
 SECRET_BYTES = 32
-"""Of the log-in of the nodes among themselves."""
+"""The size of the secret with which nodes log in to each other."""
 
 
 def rows_of(config: PublishedConfig) -> VBucketMap:
@@ -519,7 +519,7 @@ def rows_of(config: PublishedConfig) -> VBucketMap:
 
 
 def with_rows(config: PublishedConfig, changed: Mapping[VBucketId, Row]) -> PublishedConfig:
-    """The same config with other rows of some vbuckets. The revision stays for the publisher to raise."""
+    """The same config with other rows of some vbuckets. The publisher raises the revision."""
     index = {name: at for at, name in enumerate(config.names())}
     rows = list(config.rows)
     for vbucket, row in changed.items():
@@ -528,7 +528,7 @@ def with_rows(config: PublishedConfig, changed: Mapping[VBucketId, Row]) -> Publ
 
 
 def with_building(config: PublishedConfig, changed: Mapping[VBucketId, Iterable[str]]) -> PublishedConfig:
-    """The same config with other nodes that build some vbuckets; with none of them, no node does."""
+    """The same config with other nodes that build some vbuckets. With an empty list, no node builds that vbucket."""
     index = {name: at for at, name in enumerate(config.names())}
     building = dict(config.building)
     for vbucket, names in changed.items():
@@ -541,7 +541,7 @@ def with_building(config: PublishedConfig, changed: Mapping[VBucketId, Iterable[
 
 
 def with_handing_over(config: PublishedConfig, changed: Mapping[VBucketId, str | None]) -> PublishedConfig:
-    """The same config with vbuckets on their way to these nodes; None where one has arrived, or will not."""
+    """The same config with vbuckets on their way to these nodes; None if one has arrived, or will not arrive."""
     index = {name: at for at, name in enumerate(config.names())}
     handing_over = dict(config.handing_over)
     for vbucket, name in changed.items():
@@ -553,13 +553,13 @@ def with_handing_over(config: PublishedConfig, changed: Mapping[VBucketId, str |
 
 
 def with_frozen(config: PublishedConfig, vbuckets: Iterable[int]) -> PublishedConfig:
-    """The same config with vbuckets, and all that are on their way, kept as they are on every node."""
+    """The same config with these vbuckets, and all that are being handed over, frozen on every node."""
     frozen = {vbucket: config.rows[vbucket][0] for vbucket in (*vbuckets, *config.handing_over)}
     return replace(config, handing_over={vbucket: node for vbucket, node in sorted(frozen.items()) if node != NO_NODE})
 
 
 def with_nodes(config: PublishedConfig, nodes: Iterable[NodeAddress]) -> PublishedConfig:
-    """The same config with other nodes. What the ones that go had is on no node."""
+    """The same config with other nodes. What leaving nodes had is then on no node."""
     kept = tuple(nodes)
     new_index = {node.kv_address: at for at, node in enumerate(kept)}
     moved = [new_index.get(name, NO_NODE) for name in config.names()]
@@ -581,5 +581,5 @@ def with_nodes(config: PublishedConfig, nodes: Iterable[NodeAddress]) -> Publish
 
 
 def new_nodes_login(bucket: str, random_bytes: Callable[[int], bytes]) -> Credentials:
-    """A log-in of the nodes among themselves, made once for a cluster. It follows from nothing that may change."""
+    """A log-in for the nodes among themselves, made once per cluster. It depends on nothing that may change."""
     return Credentials(nodes_user(bucket), random_bytes(SECRET_BYTES).hex())

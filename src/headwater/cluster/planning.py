@@ -1,17 +1,17 @@
-"""Where the copies of a bucket's vbuckets are to be. Pure: maps in, maps out, and no node is asked.
+"""Plan where the copies of a bucket's vbuckets belong. Pure: maps in, maps out, and no node is asked.
 
 The coordinator, a rebalance and a failover plan with it.
 
-A map has a row for every vbucket: the active node, then the replicas; None is no node. Nodes are known by their names,
-as indices change whenever a node comes or goes.
+A map has a row for every vbucket: the active node, then the replicas; None is no node. Nodes are identified by their
+names, because indices change whenever a node joins or leaves.
 
 A plan keeps three promises. No node has two copies of a vbucket. Every node has as many active vbuckets as any other,
-or one more, and the same of replicas. And what may stay where it is, stays: a copy that has to be built is what a
-rebalance spends its time on, so an active vbucket moves first of all to a node that has a replica of it.
+or one more, and the same holds for replicas. And copies stay where they may: a rebalance spends its time on building
+copies, so an active vbucket preferably moves to a node that has a replica of it.
 
-Active nodes are given out by quotas. Replicas are a matching of vbuckets to nodes, where every node has a quota and
-none may have a vbucket twice; one that finds no node with room gets it by a chain of other vbuckets that give way
-(an augmenting path), so that a plan within the quotas is found wherever there is one.
+Active nodes are assigned by quotas. Replicas are a matching of vbuckets to nodes, in which every node has a quota and
+none may have a vbucket twice. A vbucket that finds no node with room gets one by a chain of other vbuckets that give
+way (an augmenting path), so that a plan within the quotas is found whenever there is one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Copy:
 
     seqno: Seqno
     branches: tuple[int, ...] = ()
-    """The branches of history that it knows, the newest first, as its failover log has them."""
+    """The branches of history that it knows, newest first, as in its failover log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,12 @@ class Move:
 
     @property
     def target(self) -> str | None:
-        """The node that is to be active."""
+        """The node that will be active."""
         return self.after[0]
 
     @property
     def builds(self) -> tuple[str, ...]:
-        """The nodes that have no copy yet and shall have one."""
+        """The nodes that have no copy yet and will get one."""
         return tuple(node for node in self.after if node is not None and node not in self.before)
 
     @property
@@ -65,7 +65,7 @@ class Move:
 
     @property
     def is_takeover(self) -> bool:
-        """Whether another node becomes active, and takes the vbucket over from the one that is."""
+        """Whether another node becomes active, and takes the vbucket over from the current one."""
         return self.source not in (None, self.target)
 
 
@@ -74,7 +74,7 @@ def empty_map(vbuckets: int, replicas: int) -> VBucketMap:
 
 
 def plan(before: VBucketMap, nodes: Sequence[str], *, replicas: int) -> VBucketMap:
-    """The map for these nodes that is closest to the one before."""
+    """The map for these nodes that is closest to `before`."""
     if not nodes:
         raise InvalidInput("a cluster has at least one node", hint="Name a node that stays")
     if not 0 <= replicas <= REPLICAS_MAX:
@@ -93,7 +93,7 @@ def plan(before: VBucketMap, nodes: Sequence[str], *, replicas: int) -> VBucketM
 
 
 def moves(before: VBucketMap, after: VBucketMap) -> list[Move]:
-    """What leads from one map to the other; nothing for vbuckets that stay as they are."""
+    """The moves from one map to the other; none for vbuckets that stay as they are."""
     pairs = zip(before, after, strict=True)
     return [
         Move(vbucket=VBucketId(vbucket), source=old[0] if old else None, before=old, after=new)
@@ -103,10 +103,10 @@ def moves(before: VBucketMap, after: VBucketMap) -> list[Move]:
 
 
 def fail_over(before: VBucketMap, lost: Sequence[str], copies: Mapping[VBucketId, Mapping[str, Copy]]) -> VBucketMap:
-    """The map once these nodes are gone: of each vbucket that was active there, the most advanced copy is promoted.
+    """The map without these nodes: for each vbucket that was active there, promote the most advanced copy.
 
-    `copies` are those that are left, also those that are only being built: where one of them is ahead, it is the one
-    that has what was last acknowledged. A vbucket of which no copy is left has no active node.
+    `copies` are those that are left, including those that are still being built: if one of them is ahead, it has what
+    was last acknowledged. A vbucket of which no copy is left has no active node.
     """
     rows: list[Row] = []
     for vbucket, row in enumerate(before):
@@ -118,10 +118,10 @@ def fail_over(before: VBucketMap, lost: Sequence[str], copies: Mapping[VBucketId
 
 
 def most_advanced(first: Sequence[str], copies: Mapping[str, Copy]) -> str | None:
-    """The copy to promote; of equals one of the `first`.
+    """The copy to promote; among equals, one of the `first`.
 
-    A seqno counts only on the same branch of history: a copy that was away may have a higher one on a branch which
-    the others have left since. A copy that knows the newest branch of another one is not behind it.
+    Seqnos compare only on the same branch of history: a copy that was away may have a higher one on a branch that the
+    others have left since. A copy that knows the newest branch of another copy is not behind it.
     """
     candidates = [node for node in first if node in copies] + [node for node in copies if node not in first]
 
@@ -134,7 +134,7 @@ def most_advanced(first: Sequence[str], copies: Mapping[str, Copy]) -> str | Non
 
 
 def _quotas(total: int, nodes: Sequence[str], order: Sequence[str]) -> dict[str, int]:
-    """An equal share for every node, and one more for the first ones in `order` until all is given out."""
+    """An equal share for every node, and one more for the first ones in `order` until the total is reached."""
     share, more = divmod(total, len(nodes))
     quotas = dict.fromkeys(nodes, share)
     for node in order[:more]:
@@ -153,7 +153,7 @@ def _plan_actives(before: VBucketMap, nodes: Sequence[str]) -> list[str]:
     def could_be_promoted_elsewhere(vbucket: int) -> bool:
         return any(node is not None and had[node] < room.get(node, 0) for node in before[vbucket][1:])
 
-    # Where a node has too many, those stay that could only go to a node which has no copy of them.
+    # If a node has too many, it keeps those that could only go to a node without a copy of them.
     for vbucket in sorted(range(len(before)), key=could_be_promoted_elsewhere):
         node = before[vbucket][0]
         if node is not None and room.get(node, 0) > 0:
@@ -184,15 +184,15 @@ class _Replicas:
         self._copies = copies
         self._chosen: list[list[str]] = [[] for _ in before]
         counts = Counter(actives)
-        # Nodes with fewer active vbuckets can have more replicas, and with as many copies as nodes they must.
+        # Nodes with fewer active vbuckets can have more replicas; if there are as many copies as nodes, they must.
         self._room = _quotas(len(before) * copies, nodes, sorted(nodes, key=lambda node: counts[node]))
         self._holders: dict[str, list[int]] = {node: [] for node in nodes}
         self._pairs: dict[tuple[str, str], int] = {(one, other): 0 for one in nodes for other in nodes}
-        """How many vbuckets are active on the one node and have a replica on the other."""
+        """How many vbuckets are active on the first node and have a replica on the second."""
 
     def plan(self) -> list[list[str]]:
         for vbucket, row in enumerate(self._before):
-            # The old active node comes last: what it has can be kept, too, but a replica need not change its role.
+            # The old active node comes last: its copy can become a replica, but the old replicas need no new role.
             for node in (*row[1:], *row[:1]):
                 if node is not None and self._may_take(vbucket, node) and self._room[node] > 0:
                     self._give(vbucket, node)
@@ -225,7 +225,7 @@ class _Replicas:
         """Give a vbucket one more node, by the shortest chain of vbuckets that give way."""
         allowed = [node for node in self._nodes if self._may_take(vbucket, node)]
         chain: dict[str, tuple[str, int] | None] = dict.fromkeys(allowed)
-        # After a failover all that are left shall share the lost node's load, so its replicas are spread.
+        # After a failover, all nodes that are left should share the lost node's load, so its replicas are spread.
         active = self._actives[vbucket]
         queue = deque(sorted(allowed, key=lambda node: (self._pairs[active, node], -self._room[node])))
         while queue:
@@ -247,7 +247,7 @@ class _Replicas:
                 if gives_way is not None:
                     chain[other] = (node, gives_way)
                     queue.append(other)
-        # The quotas can't be met, because a node may have no vbucket twice: it is one above its quota then.
+        # The quotas can't be met, because no node may have a vbucket twice. This node goes one above its quota.
         self._give(vbucket, max(allowed, key=lambda node: self._room[node]))
 
     def _shift(self, vbucket: int, node: str, chain: dict[str, tuple[str, int] | None]) -> None:

@@ -1,11 +1,11 @@
-"""A rebalance: from the present map to the planned one, some vbuckets at a time.
+"""A rebalance: from the current map to the planned one, some vbuckets at a time.
 
-For each of these batches: the copies that are missing are built; once they have caught up, active vbuckets are handed
-over; then the new rows are in force, and the old copies are kept up to date until the new ones have what the active one
-had at that moment. Until then a failover may choose an old copy, so that a write which only the old copies have
-acknowledged is not lost. In the end the config is settled, and nodes drop what is no longer theirs.
+For each of these batches: missing copies are built; once they have caught up, active vbuckets are handed over; then the
+new rows are in force, and the old copies are kept up to date until the new ones have what the active copy had at that
+moment. Until then a failover may choose an old copy, so that a write which only the old copies have acknowledged is not
+lost. At the end the config is settled, and nodes drop what is no longer theirs.
 
-All that is known is in the published config, so a rebalance that is run again resumes where the last one ended.
+All state is in the published config, so a rebalance that is run again resumes where the last one ended.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from headwater.protocol.messages.dcp_streams import StreamEndReason, StreamFlags
 from headwater.protocol.numbers import VBucketId
 
 BATCH = 64
-"""Vbuckets that are built at a time."""
+"""How many vbuckets are built at a time."""
 TAKEOVERS_MAX = 8
-"""Vbuckets that are handed over at a time. Their copies stand still meanwhile, so it must not take long."""
+"""How many vbuckets are handed over at a time. Their copies are not updated meanwhile, so it must not take long."""
 _POLL_FIRST_S = 0.02
 _POLL_MAX_S = 0.5
 STALLED_S_MAX = 120.0
-"""A copy that makes no progress for so long will not make any."""
+"""A copy that makes no progress for this long counts as stalled."""
 TAKEOVER_S_MAX = 60.0
-"""One takeover has nothing but the last changes to send."""
+"""A takeover only has to send the last changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Rebalance:
         self._done = 0
 
     async def run(self, nodes: Sequence[str]) -> Rebalanced:
-        """Bring the vbuckets to these nodes, and leave the others out of the cluster."""
+        """Move the vbuckets to these nodes, and remove the others from the cluster."""
         config = self._publisher.config
         before = rows_of(config)
         after = plan(before, nodes, replicas=config.replicas)
@@ -113,7 +113,7 @@ class Rebalance:
         )
 
     async def _activate_orphans(self, batch: Sequence[Move]) -> None:
-        """Vbuckets that no node has begin empty."""
+        """Begin vbuckets that no node has, empty."""
         for move in batch:
             if move.source is None and move.target is not None:
                 await self._port_of(move.target).activate(
@@ -151,7 +151,7 @@ class Rebalance:
             await self._publisher.publish(settled)
 
     async def _wait_for(self, copies: Sequence[tuple[VBucketId, str, str]]) -> None:
-        """Until each of these copies has what its active one had when it was first looked at."""
+        """Wait until each of these copies has what its active copy had at the first look."""
         left = dict.fromkeys(copies)
         if not left:
             return
@@ -175,7 +175,7 @@ class Rebalance:
                 raise HeadwaterError(
                     f"{node} does not get vbucket {vbucket} from {active}", hint="Check the node's log"
                 )
-            # Copies that another command has put an end to would be waited for until they count as stalled.
+            # Otherwise copies that another command has ended would be waited for until they count as stalled.
             await self._publisher.check_not_overtaken()
             await asyncio.sleep(poll_s)
             poll_s = min(_POLL_MAX_S, 1.5 * poll_s)
@@ -198,8 +198,8 @@ def _batches(moves: Sequence[Move], size: int) -> list[Sequence[Move]]:
 class Takeovers:
     """The takeovers of one rebalance: vbuckets become active on another node, with a new config after each of them.
 
-    There is one proxy for a pair of nodes. A takeover that was cut short leaves its vbucket marked in the config; which
-    node has it then is asked of them all (`resolve`).
+    There is one proxy for each pair of nodes. An interrupted takeover leaves its vbucket marked in the config; then
+    `resolve` asks all nodes which one has it.
     """
 
     def __init__(self, publisher: Publisher, port_of: Callable[[str], NodePort]) -> None:
@@ -259,10 +259,10 @@ class Takeovers:
 
 
 def joined_failures(failures: Mapping[VBucketId, BaseException], *, of: int) -> BaseException:
-    """One error for takeovers that have failed, out of so many: which vbuckets they are of, and all that went wrong."""
+    """One error for failed takeovers, out of `of`: it names their vbuckets and everything that went wrong."""
     for failure in failures.values():
         if isinstance(failure, Overtaken) or not isinstance(failure, HeadwaterError):
-            return failure  # an interrupt, a fault of our own, or what all of the others come from
+            return failure  # an interrupt, a bug of our own, or the cause of all the others
     reasons = dict.fromkeys(failure.reason for failure in failures.values() if isinstance(failure, HeadwaterError))
     vbuckets = ", ".join(map(str, sorted(failures)))
     first = next(iter(failures.values()))
@@ -271,7 +271,7 @@ def joined_failures(failures: Mapping[VBucketId, BaseException], *, of: int) -> 
 
 
 def arrived(config: PublishedConfig, move: Move) -> PublishedConfig:
-    """The config once a vbucket has its new row. Copies that go stay up to date until the new ones are known to be."""
+    """The config once a vbucket has its new row. Copies to drop stay up to date until the new ones are complete."""
     config = with_rows(with_handing_over(config, {move.vbucket: None}), {move.vbucket: move.after})
     return with_building(config, {move.vbucket: move.drops})
 
@@ -280,10 +280,10 @@ def arrived(config: PublishedConfig, move: Move) -> PublishedConfig:
 
 
 async def resolve(publisher: Publisher, ports: Mapping[str, NodePort]) -> None:
-    """Bring to an end what another command has left undone: takeovers, and vbuckets that are active nowhere.
+    """Finish what another command has left undone: takeovers, and vbuckets that are active nowhere.
 
-    First they are frozen. That other command may not be dead, and a takeover of it could come to its end behind our
-    back; frozen, it can't. Only then is it worth looking which node has the vbucket.
+    First freeze them. The other command may still be running, and could complete a takeover behind our back; once it is
+    frozen, it can't. Only then does it make sense to check which node has the vbucket.
     """
     config = publisher.config
     found = await _inventory_of_all(ports)
@@ -303,7 +303,7 @@ async def resolve(publisher: Publisher, ports: Mapping[str, NodePort]) -> None:
         if active is None:
             continue
         if active != row[0]:
-            # The node that was active takes the new one's place, or none if that had no place.
+            # The node that was active takes the new one's place in the row, if that had one.
             changed[vbucket] = row = (active, *(row[0] if node == active else node for node in row[1:]))
         if not _is_active(found, vbucket, active):
             activated.setdefault(active, {})[vbucket] = row
@@ -321,10 +321,10 @@ async def _inventory_of_all(ports: Mapping[str, NodePort]) -> Inventory:
 
 
 def _node_of(found: Inventory, vbucket: VBucketId, row: Row, nodes: Sequence[str]) -> str | None:
-    """Where a vbucket is active, or shall be.
+    """The node where a vbucket is active, or should become active.
 
-    Clients go to the node that the map names. Where that one has it, any other that has it, too, was promoted by a
-    failover which was cut short, and no client has written to it.
+    Clients go to the node that the map names. If that one has it active, any other node with an active copy was
+    promoted by an interrupted failover, and no client has written to it.
     """
     named = row[0]
     for name in (named, *nodes):
@@ -341,16 +341,16 @@ def _is_active(found: Inventory, vbucket: int, name: str) -> bool:
 
 
 # --- failover ------------------------------------------------------------------------------------------------------
-# First the lost nodes are cut off: what is active there is frozen, so that the others take nothing more from them. One
-# that is not as lost as it seems could go on and get its majority from a copy that is not the one chosen. What another
-# command has on its way is frozen, too. Then the copies are compared and promoted, and the config without the lost
-# nodes is published. In between, clients still go to a node that does not answer. A coordinator that dies in between is
-# run again, and finds what it had promoted active.
+# First the lost nodes are cut off: vbuckets that are active there are frozen, so that the others take nothing more from
+# them. Otherwise a node that is not really lost could continue, and get its majority from a copy that is not the chosen
+# one. Hand-overs of another command are frozen, too. Then the copies are compared and promoted, and the config without
+# the lost nodes is published. Until then, clients still go to a node that does not answer. If the coordinator dies in
+# between, run it again: it finds what it had promoted active.
 
 
 _SHOWN = 10
 _FIRST_LOOK_S_MAX = 2 * LOOK_S_MAX
-"""For the copies of the nodes that stay, before anything is changed: another one of them may hang as well."""
+"""For the copies of the nodes that stay, before anything is changed, because another one may hang as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,11 +362,11 @@ class FailedOver:
     lost: tuple[VBucketId, ...]
     """Vbuckets of which no copy was left. They are empty now."""
     lost_changes: int
-    """That are known of, by what the lost nodes last said of themselves: at least so many."""
+    """The number that is known from what the lost nodes last reported: a lower bound."""
     lost_vbuckets: int
-    """In how many vbuckets those were."""
+    """How many vbuckets these changes were in."""
     unknown_vbuckets: int
-    """Vbuckets of which nothing is known that the lost nodes had."""
+    """Vbuckets for which it is unknown what the lost nodes had."""
 
     def losses(self) -> str:
         return loss_sentence(changes=self.lost_changes, vbuckets=self.lost_vbuckets, unknown=self.unknown_vbuckets)
@@ -375,7 +375,7 @@ class FailedOver:
 async def fail_nodes_over(
     publisher: Publisher, port_of: Callable[[str], NodePort], lost: Sequence[str], *, force: bool
 ) -> FailedOver:
-    """Go on without the lost nodes. With `force` also where vbuckets are lost with them."""
+    """Continue without the lost nodes. With `force`, even if vbuckets are lost with them."""
     config = publisher.config
     left = [name for name in config.names() if name not in lost]
     if not left:
@@ -400,7 +400,7 @@ async def fail_nodes_over(
     for at, vbucket in enumerate(orphans):
         rows[vbucket] = (left[at % len(left)], *(None,) * config.replicas)
     for name in left:
-        # A damaged copy is none, and active it would stay stopped.
+        # A damaged copy does not count, and would stay stopped if it became active.
         await port_of(name).remove_damaged(vbucket for vbucket in orphans if rows[vbucket][0] == name)
     promoted = await _promote(port_of, rows, found, publisher.config.version)
     kept = [node for node in config.nodes if node.kv_address in left]
@@ -423,7 +423,7 @@ async def fail_nodes_over(
 async def _losses(ports: Mapping[str, NodePort], promoted: Mapping[str, Collection[VBucketId]]) -> list[int | None]:
     """How many changes each promoted vbucket has lost, as far as its node knows.
 
-    The failover is done. A node that can't say it any more makes the loss unknown, and nothing else.
+    The failover is done. If a node can't report this any more, only the loss is unknown.
     """
     losses: list[int | None] = []
     for name, vbuckets in promoted.items():
@@ -436,7 +436,7 @@ async def _losses(ports: Mapping[str, NodePort], promoted: Mapping[str, Collecti
 
 
 async def _cut_off(publisher: Publisher, lost: Sequence[str]) -> None:
-    """Have no node stream what is active on the lost ones, or take over anything, until it is decided who has it."""
+    """Freeze what is active on the lost nodes, and all takeovers, until it is decided which nodes have the vbuckets."""
     config = publisher.config
     names = config.names()
     frozen = [
@@ -459,7 +459,7 @@ def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Inventory
         holders = [names[node] for node in config.holders(number) if names[node] not in lost]
         copies[vbucket] = found.copies_of(vbucket, holders)
         if number in config.handing_over:
-            # One that was on its way, or promoted before, is where it is active; else where its newest copy is.
+            # If it was being handed over or promoted, it belongs where it is active, else to its newest copy.
             nodes = [name for name in (row[0], *holders) if name is not None]
             active = next((name for name in nodes if found.state(name, vbucket) == VBucketState.ACTIVE), None)
             row = (active, *row[1:])
@@ -470,7 +470,7 @@ def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Inventory
 async def _promote(
     port_of: Callable[[str], NodePort], rows: Mapping[VBucketId, Row], found: Inventory, version: ConfigVersion
 ) -> dict[str, dict[VBucketId, Row]]:
-    """Make the first node of every row active. Returns those that were not, by node."""
+    """Make the first node of every row active. Returns the vbuckets that were not active before, by node."""
     by_node: dict[str, dict[VBucketId, Row]] = {}
     for vbucket, row in rows.items():
         if row[0] is not None and found.state(row[0], vbucket) != VBucketState.ACTIVE:

@@ -1,7 +1,7 @@
-"""HTTP for a node and for the page of a lake, and requests to servers of others.
+"""Serve HTTP for a node and for the page of a lake, and send requests to other servers.
 
-`serving` serves an application on sockets, and has what applications share; it does not know what is served. `ask` is
-the other side: one request, bounded in time and in bytes, to a node's management side or to a catalog.
+`serving` runs an application on sockets, and has what applications share; it does not know what they serve. `ask` is
+the client side: one request, limited in time and in bytes, to a node's management side or to a catalog.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from urllib.parse import urlencode
 from headwater.errors import HeadwaterError
 
 TOKEN_VARIABLE = "HEADWATER_UI_TOKEN"
-"""The environment variable with the token of the page of a landing, for who serves it and who asks it."""
+"""The environment variable with the token of a landing's page, for the process that serves it and its readers."""
 CONNECT_S = 10.0
 ANSWER_S = 40.0
-"""Above what a node may take to answer, which is 30 s where it waits for others."""
+"""Longer than a node may take to answer, which is 30 s if it waits for others."""
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 AS_THEY_ARE = "surrogateescape"
 
@@ -41,16 +41,16 @@ def ask(
     bytes_max: int | None = None,
 ) -> tuple[int, Any]:
     """Send a request, with a user and a password as `login`, and with a `form` or another body. Returns the status, and
-    the JSON of the answer; what is not JSON as text.
+    the answer, which is decoded if it is JSON, and otherwise text.
 
     Raises:
-        OSError: Nothing answers, or not in time; `ssl.SSLError` without TLS that both sides accept. The caller knows
-            what a user can do about it.
-        http.client.HTTPException: What answers does not speak HTTP.
+        OSError: No server answers in time; `ssl.SSLError` if the two sides can't agree on TLS. The caller knows what a
+            user can do about it.
+        http.client.HTTPException: The server does not speak HTTP.
         HeadwaterError: The answer is too long.
     """
     headers = dict(headers)
-    # Bytes of a command line that are not UTF-8 are sent as they are, for the server to refuse.
+    # Bytes of a command line that are not UTF-8 are sent unchanged, for the server to refuse.
     if login is not None:
         encoded = base64.b64encode(":".join(login).encode(errors=AS_THEY_ARE))
         headers["Authorization"] = f"Basic {encoded.decode()}"

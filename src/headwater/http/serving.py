@@ -1,18 +1,18 @@
-"""Serving an application: uvicorn inside an event loop that is there, on sockets that the caller has bound.
+"""Serve an application with uvicorn, in an event loop that already runs, on sockets that the caller has bound.
 
-uvicorn would take over the signals and the logging of its process, and trust the addresses that clients claim for
-themselves (`X-Forwarded-For`), which would let any client around a throttle. It does none of this here.
+By default, uvicorn takes over the signals and the logging of its process, and trusts the addresses that clients claim
+(`X-Forwarded-For`), which would let any client bypass a throttle. Here it does none of this.
 
-Connections are bounded, unfinished TLS handshakes included, and slow ones can't keep others out. One too many takes the
-place of another, of the address that has the most: of one that waits for its client (for a request, the rest of one, or
-an answer to be read), the longest first; or else of a request that has not been answered for long. Where none gives way
-there is a reserve, in which nothing is answered but whether the server lives, and its metrics (`HostCheck`): a
-supervisor must not take a busy server for a dead one. A connection of the reserve always gives way to the next.
+Connections are limited, unfinished TLS handshakes included, and slow ones can't keep others out. One too many replaces
+another one, of the address that has the most: one that waits for its client (for a request, the rest of one, or an
+answer to be read), the longest first; otherwise one whose request has not been answered for long. If none gives way,
+the new connection goes to a reserve, which answers only health checks and the metrics (`HostCheck`): a supervisor must
+not take a busy server for a dead one. A connection of the reserve always gives way to the next.
 
-The rest is what applications share: answers in JSON, refusals, checks, a page's files and sessions. A node's
-application and a lake's page put `HeadLimit` and `HostCheck` before their routes. A refusal is raised wherever it is
-noticed, in one of the three forms that Couchbase gives them: `errors` by the name of the field, `_` for the whole; a
-`message`; and, for users that do not exist, a mere string.
+The rest is what applications share: JSON answers, refusals, checks, a page's files and sessions. A node's application
+and a lake's page put `HeadLimit` and `HostCheck` before their routes. A refusal is raised where the problem is noticed,
+in one of the three forms that Couchbase uses: `errors` by the name of the field, `_` for the whole; a `message`; and,
+for users that do not exist, a plain string.
 """
 
 from __future__ import annotations
@@ -44,39 +44,39 @@ from headwater.accepting import Handshake, Places, TlsAcceptor
 
 
 CONNECTIONS_MAX = 576
-"""Beyond that a connection takes the place of a slow one."""
+"""Beyond this, a new connection replaces a slow one."""
 RESERVED_SHARE = 9
-"""One in so many of these places is a reserve, for questions whether the server lives. All else gets 503 there."""
+"""One in this many places is a reserve, for health checks and metrics. Everything else gets 503 there."""
 SLOW_S = 1.0
-"""A request that was not answered for this long gives way where places run out."""
+"""A request that was not answered for this long gives way if places run out."""
 REQUEST_S_MAX = 10.0
-"""How long a connection may take for the TLS handshake, to send the head of a request, and then the body of it."""
+"""How long a connection may take for the TLS handshake, then for the head of a request, and then for its body."""
 KEEP_ALIVE_S = 60
-"""How long a connection may rest between two requests. Clients poll every few seconds."""
+"""How long a connection may be idle between two requests. Clients poll every few seconds."""
 STOP_S_MAX = 5
-"""How long requests under way may take to end when the server stops."""
+"""How long requests in progress may take to finish when the server stops."""
 HEAD_BYTES_MAX = 16 * 1024
 """Path and headers. The longest real one has a password in it."""
 HEAD_BUFFER_BYTES_MAX = 32 * 1024
-"""Where the HTTP parser gives up, with an answer of its own: above what gets ours."""
+"""Beyond this, the HTTP parser refuses with an answer of its own. It is above the limit that gets ours."""
 BODY_BYTES_MAX = 64 * 1024
-"""The longest form there is names a collection."""
+"""The longest form names a collection."""
 LOGIN_BODY_BYTES_MAX = 8 * 1024
 """A log-in on a page is a name and a password, or a token."""
 SESSIONS_MAX = 256
-"""Log-ins on a page that are remembered at a time. Beyond that one of the user that has the most is forgotten, the one
-that was used longest ago."""
+"""The most log-ins on a page that are remembered. Beyond that, the user that has the most loses the one that was unused
+for longest."""
 SESSION_S = 12 * 3600.0
-"""How long a log-in on a page lasts that is not used."""
+"""How long an unused log-in on a page lasts."""
 HSTS_S = 365 * 86_400
-"""For how long a browser that has come by TLS comes back by TLS only."""
+"""How long a browser that has connected by TLS uses only TLS."""
 
 
 NO_CACHE = "no-cache,no-store,must-revalidate"
 IN_RESERVE = "in_reserve"
-"""In the state of a request: it has come by a connection that is there for the health of the server only."""
+"""In the state of a request: its connection is in the reserve, for health checks and metrics only."""
 GONE = "gone"
-"""In the state of a request: a future that is done once its connection is gone. uvicorn cancels no handler then."""
+"""In the state of a request: a future that is done once its connection is gone. uvicorn does not cancel handlers."""
 OWN_HEADER = "x-headwater-dashboard"
 """Only the scripts of our own pages send it."""
 _TOKEN_BYTES = 32
@@ -101,7 +101,7 @@ class Json(Response):
 
 
 class Refusal(Exception):
-    """The request is answered with an error status."""
+    """Raised to answer the request with an error status."""
 
     def __init__(self, status: int, body: dict[str, Any] | str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, body)
@@ -146,13 +146,13 @@ async def read_body(request: Request, *, bytes_max: int = BODY_BYTES_MAX) -> byt
 
 
 async def while_connected(request: Request, wanted: Coroutine[Any, Any, T]) -> T:
-    """Wait for something that may take long, and give it up when the client goes.
+    """Wait for something that may take long, and cancel it if the client leaves.
 
     Raises:
-        Refusal: the client has gone, and no one reads the answer.
+        Refusal: The client has gone, and no one reads the answer.
     """
     waiting: asyncio.Future[Any] = asyncio.ensure_future(wanted)
-    gone = request.scope.get("state", {}).get(GONE)  # Other servers, as in tests, say nothing of it.
+    gone = request.scope.get("state", {}).get(GONE)  # Other servers, as in tests, do not set it.
     try:
         await asyncio.wait((waiting, gone) if gone else (waiting,), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -164,10 +164,10 @@ async def while_connected(request: Request, wanted: Coroutine[Any, Any, T]) -> T
 
 
 def check_own_page(request: Request) -> None:
-    """Refuse what does not come from our own page.
+    """Refuse a request that does not come from our own page.
 
-    What changes something is asked with POST, with a header that a form of another site can't send, and from this very
-    origin: cookies alone say nothing, since pages of another port on the same host are sent them, too.
+    A change must be a POST with a header that a form of another site can't send, and must come from this very origin:
+    cookies alone prove nothing, since pages of another port on the same host are sent them, too.
     """
     origin, host = request.headers.get("origin"), request.headers.get("host")
     if request.headers.get(OWN_HEADER) is None or origin is None or origin.partition("://")[2] != host:
@@ -178,7 +178,7 @@ def check_own_page(request: Request) -> None:
 
 
 class HeadLimit:
-    """Refuses what is too long before anything looks at it."""
+    """Refuses requests that are too long, before anything else reads them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -193,16 +193,16 @@ class HeadLimit:
         if head_bytes > HEAD_BYTES_MAX:
             return Refusal.message(431, f"Path and headers have at most {HEAD_BYTES_MAX} bytes", Connection="close")
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        # The parser has made sure that it is a number.
+        # The parser has checked that it is a number.
         return Refusal.body_too_long() if int(announced) > BODY_BYTES_MAX else None
 
 
 class HostCheck:
-    """Refuses requests for other hosts, and all but the health of the server on connections of the reserve.
+    """Refuses requests for other hosts, and all but health checks and metrics on connections of the reserve.
 
-    A page of another site can have its own name lead to this server (DNS rebinding), and a browser then takes the
-    server for that site. The name stands in the request, so requests for unknown names are refused. An address can't
-    be rebound, and supervisors ask by any name.
+    A page of another site can make its own name resolve to this server (DNS rebinding), and a browser then takes the
+    server for that site. The request has that name, so requests for unknown names are refused. An address can't be
+    rebound, and supervisors may use any name.
     """
 
     def __init__(
@@ -216,9 +216,9 @@ class HostCheck:
         health: Collection[str] = (),
         watched: Collection[str] = (),
     ) -> None:
-        """`what` is served, `hosts` are the names that requests may be for, beside addresses and this machine's own;
-        None for all. Where one is refused, the `hint` says what to do. `health` are the paths of supervisors, which ask
-        by any name, and `watched` other paths that are answered in the reserve."""
+        """`what` names what is served. `hosts` are the names that requests may be for, in addition to addresses and
+        this machine's own name; None allows all. `hint` says what to do about a refusal. `health` are the paths of
+        supervisors, which may use any name, and `watched` other paths that are answered in the reserve."""
         self._app = app
         self._what = what
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
@@ -242,7 +242,7 @@ class HostCheck:
             text = f"This {self._what} is not known as {host[:_HOST_CHARS_SHOWN]!r}: {self._hint}"
             refusal = Refusal.message(421, text)
         app = self._app if refusal is None else refusal.response()
-        # For this machine's own name the promise would hold for all its ports, whatever listens there.
+        # For this machine's own name, the promise to use TLS would apply to all its ports, whatever listens there.
         is_promised = self._is_tls_only and scope["scheme"] == "https" and not _is_local_name(name)
         await app(scope, receive, _with_header(send, _HSTS) if is_promised else send)
 
@@ -282,9 +282,9 @@ _PAGE_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""What every answer of a page carries, unless it says otherwise itself."""
+"""The headers of every answer of a page, unless the answer sets them itself."""
 _FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
-"""A file's name has the hash of its content, so that another content is another file."""
+"""A file's name contains the hash of its content, so that other content has another name."""
 
 
 def with_page_headers(handle: PageHandler) -> PageHandler:
@@ -303,9 +303,9 @@ def with_page_headers(handle: PageHandler) -> PageHandler:
 class PageSessions(Generic[T]):
     """The log-ins on a page, each with a value that the application keeps for it.
 
-    A session is a random token in a cookie that scripts can't read and that other sites' pages don't get sent
-    (`HttpOnly`, `SameSite=Strict`). Its hash is kept here. Sessions end with the process. Cookies are not kept apart by
-    port, and several pages may be served on one host: the port is part of the cookie's name.
+    A session is a random token in a cookie that scripts can't read and that other sites' pages don't send (`HttpOnly`,
+    `SameSite=Strict`). Only its hash is kept here. Sessions end with the process. Browsers do not separate cookies by
+    port, and several pages may be served on one host, so the port is part of the cookie's name.
     """
 
     def __init__(self, name: str, *, path: str, now_s: Callable[[], float]) -> None:
@@ -313,12 +313,12 @@ class PageSessions(Generic[T]):
         self._path = path
         self._now_s = now_s
         self._known: dict[bytes, tuple[T, float, str]] = {}
-        """By the hash of the token: the value, until when it counts, and whose session it is."""
+        """By the hash of the token: the value, when the session ends, and its owner."""
         self._places: Places[bytes] = Places()
-        """The same, by owner, the one that was used longest ago first."""
+        """The same hashes by owner, the least recently used first."""
 
     def value_of(self, request: Request, *, is_valid: Callable[[T], bool]) -> T | None:
-        """The value of the session, which lasts longer by this; None where there is none. An invalid one ends."""
+        """The value of the session, whose life this extends; None if there is none. An invalid session ends."""
         token = request.cookies.get(self._cookie_name(request))
         found = None if token is None else self._forget(digest_of(token))
         if token is None or found is None or found[1] <= self._now_s() or not is_valid(found[0]):
@@ -337,7 +337,7 @@ class PageSessions(Generic[T]):
         return found
 
     def begin(self, request: Request, response: Response, value: T, *, owner: str = "") -> None:
-        """Begin a session. If there are too many, one of the owner that has the most ends."""
+        """Begin a session. If there are too many, end one of the owner that has the most."""
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         self._keep(digest_of(token), value, owner=owner)
         if len(self._places) > SESSIONS_MAX:
@@ -366,7 +366,7 @@ class PageSessions(Generic[T]):
 
 
 def digest_of(token: str) -> bytes:
-    """Tokens are kept and compared by this."""
+    """The hash by which tokens are kept and compared."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 
@@ -380,7 +380,7 @@ class PageFiles:
         return Response(self._files["index.html"], media_type="text/html")
 
     async def show_file(self, request: Request) -> Response:
-        """A file of the page by its name, and nothing else."""
+        """Serve a file of the page by its name, and nothing else."""
         name = request.path_params["name"]
         content = self._files.get(name)
         if content is None:
@@ -393,12 +393,12 @@ class PageFiles:
 
 
 _BACKLOG = 128
-"""Connections that the system accepts before the server does. All of them are accepted in one turn of the event loop,
-which other connections wait for."""
+"""Connections that the system accepts before the server does. The server accepts all of them in one iteration of the
+event loop, while other connections wait."""
 
 
 class AppServer:
-    """An application, on as many sockets as it listens on."""
+    """Serves an application on any number of sockets."""
 
     def __init__(self, app: ASGIApp, *, connections_max: int = CONNECTIONS_MAX) -> None:
         self._app = app
@@ -406,7 +406,7 @@ class AppServer:
         self._visitors = _Visitors(connections_max)
 
     async def listen(self, bound: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
-        """Serve on a bound socket, from now on. The socket is the server's to close."""
+        """Serve on a bound socket from now on. The server closes the socket."""
         config = uvicorn.Config(
             self._app,
             ws="none",
@@ -431,7 +431,7 @@ class AppServer:
         self._running.append((server, task))
 
     async def stop(self) -> None:
-        """Let requests under way end, and close the sockets. What never ends by itself is the application's to end."""
+        """Let requests in progress finish, and close the sockets. The application ends what never ends by itself."""
         for server, _ in self._running:
             server.close_acceptor()
             server.should_exit = True
@@ -440,17 +440,17 @@ class AppServer:
 
 
 class _Visitors:
-    """The connections of all sockets of a server, and which one gives way."""
+    """The connections of all sockets of a server. Decides which one gives way."""
 
     def __init__(self, connections_max: int) -> None:
         self._places: Places[_Connection | Handshake] = Places()
         self._reserve: dict[_Connection, None] = {}
-        """Connections beyond the places, the oldest first."""
+        """Connections beyond the places, oldest first."""
         self._reserved = max(1, connections_max // RESERVED_SHARE)
         self._most = connections_max - self._reserved
 
     def admit(self, visitor: _Connection | Handshake) -> bool:
-        """Give a place to a connection, if need be that of another. False where none gives way."""
+        """Give a place to a connection, if need be that of another one. Returns False if none gives way."""
         if len(self._places) >= self._most:
             slow = self._first_to_go(asyncio.get_running_loop().time())
             if slow is None:
@@ -473,7 +473,7 @@ class _Visitors:
             self._reserve.pop(visitor, None)
 
     def renew(self, connection: _Connection) -> None:
-        """It begins to wait for something else: it is the newest of its address again."""
+        """The connection begins to wait for something else, so it becomes the newest of its address."""
         if connection not in self._reserve:
             self._places.add(connection, owner=connection.address)
 
@@ -505,7 +505,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the program's."""
+        """Leave signals to the program."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -531,7 +531,7 @@ class _Server(uvicorn.Server):
 class _Connection(H11Protocol):
     """A connection that gives way to others while it is slow, and is closed if it sends no complete request.
 
-    uvicorn's own timer watches over the rest between requests, and every byte stops it. This one runs from the first
+    uvicorn's own timer covers the idle time between requests, and every byte stops it. This one runs from the first
     byte of a request, or from the start of the connection, until the head of the request is complete.
     """
 
@@ -552,11 +552,11 @@ class _Connection(H11Protocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """For a request, the rest of one, or for an answer to be read."""
+        """Whether it waits for a request, for the rest of one, or for the client to read an answer."""
         return self._is_idle or self.flow.write_paused or self.cycle.more_body
 
     def is_slow(self, now_s: float) -> bool:
-        """Whether a request is not answered for long. Streams are: what bounds them counts them by user."""
+        """Whether a request has not been answered for long. Streams count as answered: they have a limit by user."""
         return not self._is_idle and not self.cycle.response_started and now_s - self._waits_since_s > SLOW_S
 
     @property
@@ -584,14 +584,14 @@ class _Connection(H11Protocol):
         self._renew()
 
     def _renew(self) -> None:
-        """A request is complete, or its answer is."""
+        """A request or its answer is complete."""
         self._waits_since_s = self.loop.time()
         if not self.transport.is_closing():
             self._visitors.renew(self)
 
     def send_400_response(self, msg: str) -> None:
-        # uvicorn answers malformed bytes also where their request has an answer, or a handler that will answer, and h11
-        # refuses a second one.
+        # uvicorn also answers malformed bytes if their request has an answer, or a handler that will answer, and h11
+        # refuses a second answer.
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         if self.cycle is not None:
@@ -601,7 +601,7 @@ class _Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._visitors.leave(self)
-        self._unset_keepalive_if_required()  # uvicorn leaves it where the connection broke, and itself with it
+        self._unset_keepalive_if_required()  # If the connection broke, uvicorn leaves the timer, which holds it.
         self._stop_waiting()
         if not self._gone.done():
             self._gone.set_result(None)

@@ -1,13 +1,13 @@
-"""Compiling a kernel to an object file that needs no numba: numba's code, and an entry that CPython can call.
+"""Compile a kernel to an object file that does not need numba: numba's code, and an entry that CPython can call.
 
-The entry is a METH_FASTCALL function. It takes the arguments from their Python objects, calls what numba made of the
-kernel while other threads may run, and makes an object of the result. numba's own entries do the same, but call
-functions of numba's, and find out on every call for which types the kernel was compiled; here there is one kind of each
-parameter, which its annotation declares. So an entry compares an array with that, and reads it where numpy keeps it:
-the layout of PyArrayObject and PyArray_Descr is part of numpy's ABI (the struct in numpy's ndarraytypes.h, the same in
-1.x and 2.x), and the size of an object's head is `object.__basicsize__`.
+The entry is a METH_FASTCALL function. It reads the arguments from their Python objects, calls numba's code of the
+kernel while other threads may run, and makes an object of the result. numba's own entries do the same, but call numba's
+functions, and find out on every call for which types the kernel was compiled. Here each parameter has exactly one type,
+which its annotation declares. So an entry compares an array with that type, and reads it where numpy keeps it: the
+layout of PyArrayObject and PyArray_Descr is part of numpy's ABI (the struct in numpy's ndarraytypes.h, the same in 1.x
+and 2.x), and the size of an object's head is `object.__basicsize__`.
 
-A kernel returns nothing, a number, or a tuple of numbers. It makes no array: what it fills, its caller gives it.
+A kernel returns nothing, a number, or a tuple of numbers. It creates no array: its caller passes in what it fills.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from headwater.kernels.machine_code import ArrayType, Intrinsic, Kernel, KernelP
 
 @cache
 def _numba_function(function: Any, *, is_inlined: bool = False) -> Any:
-    # Without its runtime (nrt) numba counts no references to arrays, which the caller holds, and can't make any.
+    # Without its runtime (nrt), numba counts no references to arrays, which the caller holds, and can't create any.
     options = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return njit(**options, forceinline=is_inlined)(_for_numba(function))
 
@@ -48,7 +48,7 @@ def part_for_python(part: KernelPart) -> Any:
 
 
 def _for_numba(function: Any) -> FunctionType:
-    """The function, with what it calls in numba's form."""
+    """A copy of the function that calls numba's forms of its parts."""
     names = (name for name in function.__code__.co_names if name in function.__globals__)
     known = {name: _numba_value(function.__globals__[name]) for name in names}
     return FunctionType(function.__code__, known | {"__name__": function.__module__}, function.__name__)
@@ -92,7 +92,7 @@ _WRITING = ("copy_bytes", "move_bytes", "store_u16", "store_u32", "store_u64")
 
 
 def _written_names(function: Any) -> frozenset[str]:
-    """What the body of a kernel assigns items of, or hands to an intrinsic as its target."""
+    """The arrays to whose items a kernel assigns, or that it passes to an intrinsic as the target."""
     nodes = list(ast.walk(ast.parse(dedent(inspect.getsource(function)))))
     assigned = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
@@ -110,13 +110,13 @@ _TYPE_AT = _HEAD_BYTES - 8
 """The last field of an object's head is its type."""
 _DATA_AT, _DIMENSIONS_AT, _SHAPE_AT, _STRIDES_AT = (_HEAD_BYTES + at for at in (0, 8, 16, 24))
 _DTYPE_AT, _FLAGS_AT = _HEAD_BYTES + 40, _HEAD_BYTES + 48
-"""Of PyArrayObject."""
+"""Offsets in PyArrayObject."""
 _BYTE_ORDER_AT, _NUMBER_AT = _HEAD_BYTES + 10, _HEAD_BYTES + 12
-"""Of PyArray_Descr."""
+"""Offsets in PyArray_Descr."""
 _CONTIGUOUS, _ALIGNED, _WRITABLE = 0x1, 0x100, 0x400
 
 _NDARRAY, _TYPE_ERROR, _RUNTIME_ERROR, _NONE = (tuple.__basicsize__ + 8 * place for place in range(4))
-"""Where the items of `machine_code.SELF` lie."""
+"""The offsets of the items of `machine_code.SELF`."""
 
 
 class _Entry:
@@ -161,7 +161,7 @@ class _Entry:
         return builder.trunc(number, self._context.get_value_type(_numba_type(parameter)))
 
     def _array(self, name: str, parameter: ArrayType, given: Any) -> Any:
-        """numba's form of an array, after a look whether it is one of the declared type."""
+        """numba's form of an array, after a check that it is of the declared type."""
         builder = self._builder
         wanted = f"takes a contiguous array of {parameter.item} as {name}, with {parameter.dimensions} dimensions"
         is_array = builder.icmp_unsigned("==", self._load(given, _TYPE_AT, _POINTER), self._of_self(_NDARRAY))
@@ -184,7 +184,7 @@ class _Entry:
             shape=[self._load(shape, 8 * axis, _WORD) for axis in range(parameter.dimensions)],
             strides=[self._load(strides, 8 * axis, _WORD) for axis in range(parameter.dimensions)],
             itemsize=_WORD(np.dtype(parameter.item).itemsize),
-            # The caller holds the array: no reference is counted.
+            # The caller holds the array, so no reference is counted.
             meminfo=None,
         )
         return made._getvalue()
@@ -210,7 +210,7 @@ class _Entry:
             self._call("PyTuple_SetItem", _HALF, made, _WORD(place), item)
         return made
 
-    # What it is written with.
+    # Helpers that emit instructions.
 
     def _load(self, pointer: Any, at: int, kind: Any) -> Any:
         builder = self._builder
@@ -236,8 +236,8 @@ class _Entry:
 
 # --- intrinsics -------------------------------------------------------------------------------------------------------
 #
-# What numba has no function for, as the machine instructions that they are: unaligned loads, byte swaps, memcpy.
-# `memory` names them and says what they do.
+# Functions that numba lacks, written as machine instructions: unaligned loads, byte swaps, memcpy. `memory` names them
+# and says what they do.
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:

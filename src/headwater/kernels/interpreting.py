@@ -1,10 +1,10 @@
 """Kernels without a compiler: the same functions, run by Python.
 
-A client that is installed without numba reads with these. A change takes some microseconds instead of a fraction of
-one; what comes out is the same, because it is the same source. Arrays are memoryviews here: their items are Python's
-own integers, which take half the time of numpy's and have no width. So a kernel that lets numbers of 64 bits wrap would
-come to other results, and only the kernels that a client needs are run like this (`INTERPRETED_MODULES`). The tests
-compare each of them with its machine code.
+A client that is installed without numba uses these. A change takes some microseconds instead of a fraction of one; the
+results are the same, because the source is the same. Arrays are memoryviews here: their items are Python's integers,
+which take half the time of numpy's and have no width. So a kernel in which 64-bit numbers wrap would give other
+results, and only the kernels that a client needs are run like this (`INTERPRETED_MODULES`). The tests compare each of
+them with its machine code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INTERPRETED_MODULES = frozenset(
 
 
 def interpreted(kernel: Kernel) -> Callable[..., Any]:
-    """The kernel as a function of Python's. Raises `ModuleNotFoundError` if it needs machine code."""
+    """The kernel as a Python function. Raises `ModuleNotFoundError` if it needs machine code."""
     if kernel.function.__module__ not in INTERPRETED_MODULES:
         raise ModuleNotFoundError(f"{kernel.name} has to be compiled, and numba is not installed", name="numba")
     body = _for_python(kernel.function)
@@ -48,7 +48,7 @@ def interpreted(kernel: Kernel) -> Callable[..., Any]:
 
 @cache
 def _for_python(function: Any) -> FunctionType:
-    """The function, with what it calls in Python's form."""
+    """A copy of the function that calls Python's forms of its parts."""
     names = (name for name in function.__code__.co_names if name in function.__globals__)
     known = {name: _python_value(function.__globals__[name]) for name in names}
     return FunctionType(function.__code__, known | {"__name__": function.__module__}, function.__name__)
@@ -98,7 +98,7 @@ def _store(format_: str) -> Callable[[memoryview, int, int], None]:
 
 
 def _bytes_at(address: int, length: int) -> memoryview:
-    # By way of numpy: the format that ctypes gives is none of which a memoryview knows the items.
+    # Go through numpy, because a memoryview can't read items in the format that ctypes gives.
     memory: Any = (ctypes.c_uint8 * length).from_address(address)
     return np.frombuffer(memory, dtype=np.uint8).data
 
@@ -120,4 +120,4 @@ _INTRINSICS: dict[str, Callable[..., Any]] = {
     "bytes_at": _bytes_at,
     "local_bytes": lambda length: memoryview(bytearray(length)),
 }
-"""Those that `INTERPRETED_MODULES` use. They check bounds, as all of Python does."""
+"""The intrinsics that `INTERPRETED_MODULES` use. They check bounds, as all of Python does."""

@@ -1,17 +1,16 @@
-"""Kernels as Python calls them: loading their machine code, compiling it ahead, where it is kept, and when it is stale.
+"""Kernels as Python calls them: load their machine code, compile it ahead, store it, and detect when it is stale.
 
-`compile_kernels` is what a node calls before it is ready, and what `headwater kernels` and a Spark driver call; it runs
-no kernel. Where LLVM is not installed, as in the environment of a mere client, `interpreting` runs the few that this
-needs.
+A node calls `compile_kernels` before it is ready, and so do `headwater kernels` and a Spark driver; it runs no kernel.
+If LLVM is not installed, as in the environment of a mere client, `interpreting` runs the few kernels that this needs.
 
-numba compiles a kernel, and no one needs numba after that: importing it takes longer than all the rest that a command
-does until its first output. So what is kept of a kernel is an object file with a function that CPython can call
-(`compiling` says how it takes its arguments). LLVM links it into the process when the kernel is called first.
+numba compiles a kernel, and is not needed after that: importing it takes longer than everything else that a command
+does until its first output. So the stored form of a kernel is an object file with a function that CPython can call
+(`compiling` says how it takes its arguments). LLVM links it into the process when the kernel is first called.
 
-A kernel holds the code of every kernel it calls: change one, and its callers in other files would go on with the old
-one. So all kernels are kept together under one digest of all their sources, and any change makes a new folder. The
-folder is the user's, not the package's, which may be read-only; it is private, because what is loaded from it is run.
-The location of the package plays no part, so that code compiled in one place serves in another: another virtual
+A kernel contains the code of every kernel it calls: if one changed, its callers in other files would continue with the
+old code. So all kernels are stored together under one digest of all their sources, and any change makes a new folder.
+The folder is the user's, not the package's, which may be read-only; it is private, because code from it is run. The
+location of the package does not matter, so that code compiled in one place works in another: another virtual
 environment, or an executor of Spark. The name of a file says which processor it is for.
 """
 
@@ -42,10 +41,10 @@ from headwater.phrases import report_compile
 
 _FOLDERS_KEPT = 4
 _IN_USE_S = 24 * 60 * 60.0
-"""A folder that was used so lately may be in use, and stays, however many there are."""
+"""A folder that was used this recently may be in use, and stays, however many there are."""
 _PRIVATE = 0o700
 _WAIT_S_MAX = 120.0
-"""For another process that compiles a kernel: far longer than that takes, unless it hangs or is suspended."""
+"""How long to wait while another process compiles a kernel: far longer than that takes, unless it hangs."""
 _POLL_S = 0.02
 
 KERNEL_MODULES = (
@@ -81,15 +80,15 @@ KERNEL_MODULES = (
     "headwater.transfer.key_template",
     "headwater.transfer.set_frames",
 )
-"""Every module of Headwater that has a kernel or a part. (To find them is to read all sources, which takes a command
-longer than to load its kernels. A test compares.)"""
+"""Every module of Headwater that has a kernel or a part. (To find them, a command would have to read all sources, which
+takes longer than loading its kernels. A test compares.)"""
 _COMPILER_MODULES = (
     "headwater.kernels.compiling",
     "headwater.kernels.machine_code",
     "headwater.kernels.memory",
     "headwater.store.checksum_step",
 )
-"""What else decides how a kernel is compiled and called."""
+"""The other modules that decide how a kernel is compiled and called."""
 
 KERNELS: list[Kernel] = []
 """Every kernel of the modules that were imported, in the order of their definitions."""
@@ -99,16 +98,16 @@ KERNELS: list[Kernel] = []
 
 
 class ArrayType(NamedTuple):
-    """A parameter that is a contiguous array: what it holds, as numpy names it."""
+    """A parameter that is a contiguous array: the type of its items, as numpy names it, and its dimensions."""
 
     item: str
     dimensions: int = 1
 
 
 class KernelPart:
-    """A function that only kernels call. Python can't: it would wait for a compilation, on every start.
+    """A function that only kernels call. Python can't call it, because it would wait for a compilation on every start.
 
-    A test calls what `compiling.part_for_python` makes of it.
+    Tests call what `compiling.part_for_python` makes of it.
     """
 
     def __init__(self, function: Callable[..., Any], *, is_inlined: bool = False) -> None:
@@ -117,7 +116,7 @@ class KernelPart:
 
 
 class Intrinsic(NamedTuple):
-    """A function of numba's that a kernel calls, by the module that defines it: one that imports numba."""
+    """A numba function that kernels call, and the module that defines it, which imports numba."""
 
     module: str
     name: str
@@ -129,8 +128,8 @@ _PLAIN: dict[Any, str] = {int: "int64", bool: "bool"}
 class Kernel(partial[Any]):
     """A function that Python calls, and that is machine code.
 
-    It is a `partial` because one can be pointed at another function: at the machine code, once that is loaded. A method
-    `__call__` would cost each call as much as all of the machine code's way to its arguments.
+    It is a `partial` because the function of a partial can be replaced: by the machine code, once that is loaded. A
+    method `__call__` would cost each call as much as the machine code needs to read its arguments.
     """
 
     function: Callable[..., Any]
@@ -151,7 +150,7 @@ class Kernel(partial[Any]):
         return self.func != self._load_and_call
 
     def parameters(self) -> dict[str, ArrayType | str]:
-        """By name the types under which it is called, read from its annotations (the aliases are in `memory`)."""
+        """The types of its arguments by name, read from its annotations (the aliases are in `memory`)."""
         hints = get_type_hints(self.function, include_extras=True)
         hints.pop("return", None)
         for name, hint in hints.items():
@@ -160,7 +159,7 @@ class Kernel(partial[Any]):
         return {name: _PLAIN.get(hint) or hint.__metadata__[0] for name, hint in hints.items()}
 
     def load(self) -> None:
-        """Link the kept machine code into the process, and compile it before that where there is none."""
+        """Link the stored machine code into the process. If there is none, compile it first."""
         with _LOADING:
             if not self.is_loaded:
                 self._point_at(_linked(self) if has_machine_code() else _interpreted(self))
@@ -170,7 +169,7 @@ class Kernel(partial[Any]):
         return self.func(*args)
 
     def _point_at(self, function: Callable[..., Any]) -> None:
-        # It is how a partial is unpickled, too.
+        # A partial is unpickled in this way, too.
         self.__setstate__((function, (), {}, self.__dict__))  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
@@ -180,14 +179,14 @@ class Kernel(partial[Any]):
 def compile_kernels(*packages: str) -> None:
     """Compile the kernels of these packages or modules, or load them if they were compiled.
 
-    Imports the modules that define them, and raises `ModuleNotFoundError` if a library of theirs is not installed.
+    Imports the modules that define them. Raises `ModuleNotFoundError` if a library that they need is not installed.
     """
     for kernel in _kernels_of(packages):
         kernel.load()
 
 
 def are_compiled(*packages: str) -> bool:
-    """Whether machine code of each of their kernels is kept. None of it is loaded."""
+    """Whether machine code is stored for each of their kernels. Loads none of it."""
     return all(_file_of(kernel).exists() for kernel in _kernels_of(packages))
 
 
@@ -202,18 +201,18 @@ def _kernels_of(packages: tuple[str, ...]) -> list[Kernel]:
 
 
 _LOADING = RLock()
-"""Threads may call a kernel for the first time at once."""
+"""Several threads may call a kernel for the first time at once."""
 _LOADED: list[Any] = []
-"""What must stay as long as the machine code may be called."""
+"""Objects that must stay as long as the machine code may be called."""
 
 FASTCALL = 0x80
 """METH_FASTCALL: the arguments come as an array of objects."""
 SELF = (np.ndarray, TypeError, RuntimeError, None)
-"""What the machine code needs of Python, as the object that it gets for `self`: it knows no address by itself."""
+"""The Python objects that the machine code needs, passed to it as `self`: it contains no address itself."""
 
 
 class _MethodDef(ctypes.Structure):
-    """PyMethodDef, by which CPython makes a callable of a function in C."""
+    """PyMethodDef, from which CPython makes a callable for a C function."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -225,7 +224,7 @@ class _MethodDef(ctypes.Structure):
 
 @cache
 def has_machine_code() -> bool:
-    """Whether kernels are machine code here: LLVM, which links it, comes with numba, which compiles it."""
+    """Whether kernels run as machine code here. LLVM links it, and is installed together with numba."""
     return find_spec("llvmlite") is not None
 
 
@@ -266,23 +265,23 @@ def symbol_of(kernel: Kernel) -> str:
 
 
 def _kept_code(kernel: Kernel) -> bytes:
-    """The object file of a kernel; it is compiled now if there is none for this processor."""
+    """The object file of a kernel. If there is none for this processor, compile it now."""
     file = _file_of(kernel)
     with suppress(FileNotFoundError):
         return file.read_bytes()
     report_compile()
-    # numba is for compiling alone, see above.
+    # Import numba only for compiling, see above.
     from headwater.kernels.compiling import compiled_object
 
     if kernel.function.__module__ not in KERNEL_MODULES:
-        return compiled_object(kernel)  # A test's own: the digest says nothing of its source.
-    # A folder that was removed meanwhile comes back as private as it was.
+        return compiled_object(kernel)  # A test's own kernel: the digest does not cover its source.
+    # If the folder was removed meanwhile, create it again, as private as it was.
     file.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
     with only_writer(file.parent):
         with suppress(FileNotFoundError):
             return file.read_bytes()  # Another process has compiled it while this one waited.
         code = compiled_object(kernel)
-        # Another process may read it at any time.
+        # Another process may read the file at any time, so write another one and rename it.
         handle, written = tempfile.mkstemp(dir=file.parent)
         with os.fdopen(handle, "wb") as opened:
             opened.write(code)
@@ -292,9 +291,9 @@ def _kept_code(kernel: Kernel) -> bytes:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Let other processes wait which want to write there too, as the tasks that Spark starts at once on a new machine.
+    """Make other processes wait that also want to write there, as tasks that Spark starts at once on a new machine do.
 
-    It is only to save work: where there are no locks, or one is held for too long, the caller goes on without.
+    This only saves work: if there are no locks, or one is held for too long, the caller continues without.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -309,7 +308,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            # Closing it would not do: a process that was forked meanwhile holds it open.
+            # Closing is not enough: a process that was forked meanwhile holds the file open.
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
@@ -320,7 +319,7 @@ def _file_of(kernel: Kernel) -> Path:
 
 @cache
 def _processor() -> str:
-    """A digest of the processor that kernels are compiled for: its name, and what it can do."""
+    """A digest of the processor that kernels are compiled for: of its name and its features."""
     import llvmlite.binding as llvm
 
     named = [os.environ.get(f"NUMBA_CPU_{what}", "") for what in ("NAME", "FEATURES")]
@@ -333,7 +332,7 @@ def _processor() -> str:
 
 @cache
 def sources_digest() -> str:
-    """A digest of every file that makes machine code, of LLVM's version and of Python's."""
+    """A digest of every file that determines machine code, of LLVM's version and of Python's."""
     import llvmlite
 
     digest = sha256(f"{llvmlite.__version__} {sys.version}".encode())
@@ -347,16 +346,16 @@ def sources_digest() -> str:
 
 @cache
 def code_folder() -> Path:
-    """The folder for this state of the sources: the first candidate that can be made and belongs to no other user."""
+    """The folder for this state of the sources: the first candidate that can be created and is not another user's."""
     for parent in _candidates():
         folder = parent / sources_digest()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
-            # Who can write to the folder above could put another in its place.
+            # A user who can write to the parent folder could replace this one.
             if not (_is_ours(parent) and _is_ours(folder) and os.access(folder, os.W_OK)):
                 continue
             folder.chmod(_PRIVATE)
-            # The time of a folder is that of its last use.
+            # The modification time of a folder is the time of its last use.
             os.utime(folder)
         except OSError:
             continue
@@ -366,7 +365,7 @@ def code_folder() -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether it is a folder of this user, and no link, that no other user can write to."""
+    """Whether it is a folder of this user, not a link, and no other user can write to it."""
     status = folder.lstat()
     is_private = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and is_private
@@ -384,7 +383,7 @@ def _candidates() -> list[Path]:
 
 
 def _forget_old(parent: Path) -> None:
-    """Every upgrade leaves a folder behind; those go that were not used for longest."""
+    """Remove the folders that were not used for longest: every upgrade leaves one behind."""
     used_s: dict[Path, float] = {}
     for entry in parent.iterdir():
         # Another process may be doing the same.
@@ -392,7 +391,7 @@ def _forget_old(parent: Path) -> None:
             status = entry.stat()
             if stat.S_ISDIR(status.st_mode):
                 used_s[entry] = status.st_mtime
-    # One has been used just now.
+    # One of them has been used just now.
     now_s = max(used_s.values(), default=0.0)
     for folder in sorted(used_s, key=lambda folder: used_s[folder])[:-_FOLDERS_KEPT]:
         if used_s[folder] < now_s - _IN_USE_S:

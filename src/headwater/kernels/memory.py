@@ -1,10 +1,10 @@
 """What kernels are written with: the decorators, the types of their parameters, loads, stores and block copies.
 
-Every module with a kernel imports this one. A function that Python calls is a `kernel`; its annotations say exactly
-which types it is called with, and `compile_kernels` compiles it for them ahead of the first call. A function that only
-kernels call is a part; its annotations are for the reader.
+Every module with a kernel imports this one. A function that Python calls is a `kernel`; its annotations are the exact
+types of its arguments, and `compile_kernels` compiles it for them ahead of the first call. A function that only kernels
+call is a part; its annotations are for the reader.
 
-Nothing here imports numba: it is needed to compile a kernel (`compiling`), and not to call one.
+This module does not import numba, which is needed to compile a kernel (`compiling`), but not to call one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ T = TypeVar("T", bound=np.generic)
 
 # --- the types of a kernel's parameters -----------------------------------------------------------------------------
 #
-# To the type checker each is an array or an integer; the metadata is what the kernel is compiled for, and what its
-# caller's arrays are compared with. An array that can't be written to, such as one over received bytes or over a column
-# of Arrow, is refused where the kernel itself writes to its parameter. The `ReadOnly...` and `Any...` forms are for the
-# reader: the kernel does not.
+# For the type checker, each is an array or an integer. The metadata is the type that the kernel is compiled for, and
+# that its callers' arrays are compared with. An array that can't be written to, such as one over received bytes or over
+# an Arrow column, is refused if the kernel itself writes to that parameter. The `ReadOnly...` and `Any...` forms tell
+# the reader that the kernel does not.
 
 Bytes: TypeAlias = Annotated[NDArray[np.uint8], ArrayType("uint8")]
 ReadOnlyBytes: TypeAlias = Annotated[NDArray[np.uint8], ArrayType("uint8")]
@@ -48,18 +48,18 @@ UInt64Rows: TypeAlias = Annotated[NDArray[np.uint64], ArrayType("uint64", 2)]
 UInt32: TypeAlias = Annotated[int, "uint32"]
 UInt64: TypeAlias = Annotated[int, "uint64"]
 Column: TypeAlias = NDArray[Any]
-"""An array of any numbers, for parts and for Python's own functions; a kernel's parameter says which."""
+"""An array of any numbers, for parts and for Python's own functions; a kernel's parameter has an exact type."""
 
 
 def read_only(array: NDArray[T]) -> NDArray[T]:
-    """The same array as one that can't be written to."""
+    """A view of the array that can't be written to."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
-# Inside a kernel every number has a machine type, and mixing signed with unsigned makes floats: the conversions that
-# prevent it are written out. To the type checker they are plain numbers.
+# Inside a kernel every number has a machine type, and mixing signed and unsigned numbers makes floats. These explicit
+# conversions prevent that. For the type checker they give plain numbers.
 i64: Any = np.int64
 u8: Any = np.uint8
 u16: Any = np.uint16
@@ -70,23 +70,23 @@ u64: Any = np.uint64
 
 
 def kernel(function: F) -> F:
-    """A kernel that Python calls, registered for `compile_kernels` under the types of its annotations.
+    """Decorate a function that Python calls, and register it for `compile_kernels` with the types of its annotations.
 
-    It lets other threads run meanwhile. Called before it was compiled, it is compiled then.
+    Other threads can run while it does. If it was not compiled before its first call, it is compiled then.
     """
     return cast(F, Kernel(function))
 
 
 def kernel_part(function: F) -> F:
-    """A kernel that only kernels call: it is compiled with each of them, for the types that it gets there."""
+    """Decorate a function that only kernels call: it is compiled with each of them, for the types it gets there."""
     return cast(F, KernelPart(function))
 
 
 def inlined_part(function: F) -> F:
-    """A part that becomes part of its callers' machine code, whatever its size.
+    """Decorate a part that becomes part of its callers' machine code, whatever its size.
 
-    The compiler does that with small functions by itself. Where the body of a loop is cut into larger ones, a call per
-    part and item would be expensive: an array is passed as seven numbers. See `borrowed`, too.
+    The compiler inlines small functions by itself. If the body of a loop is divided into larger ones, a call per part
+    and item would be expensive, because an array is passed as seven numbers. See also `borrowed`.
     """
     return cast(F, KernelPart(function, is_inlined=True))
 
@@ -94,7 +94,7 @@ def inlined_part(function: F) -> F:
 # --- intrinsics -----------------------------------------------------------------------------------------------------
 #
 # numba has no unaligned loads, no byte swap and no memcpy of its own; each of these is one or two machine
-# instructions, so they are given to it as intrinsics. None of them checks a bound: the kernels do, before each use.
+# instructions, so they are intrinsics. None of them checks bounds: the kernels do, before each use.
 
 
 def _intrinsic(name: str) -> Any:
@@ -102,7 +102,7 @@ def _intrinsic(name: str) -> Any:
 
 
 load_u8 = _intrinsic("load_u8")
-"""A byte, without the check whether its index counts from the end, which `array[at]` makes."""
+"""A byte, without the check for a negative index that `array[at]` makes."""
 load_u16 = _intrinsic("load_u16")
 load_u32 = _intrinsic("load_u32")
 load_u64 = _intrinsic("load_u64")
@@ -110,27 +110,27 @@ store_u16 = _intrinsic("store_u16")
 store_u32 = _intrinsic("store_u32")
 store_u64 = _intrinsic("store_u64")
 leading_zeros = _intrinsic("leading_zeros")
-"""How many bits of a word of 64 are zero before the first that is set; 64 where none is."""
+"""The number of zero bits before the first set bit of a 64-bit word; 64 if none is set."""
 multiply_high = _intrinsic("multiply_high")
-"""The upper 64 bits of the product of two words of 64; the lower ones are what `*` leaves."""
+"""The upper 64 bits of the product of two 64-bit words; `*` gives the lower ones."""
 copy_bytes = _intrinsic("copy_bytes")
-"""memcpy between byte arrays: target and where, source and where, length. The ranges must not overlap."""
+"""memcpy between byte arrays: target and position, source and position, length. The ranges must not overlap."""
 move_bytes = _intrinsic("move_bytes")
-"""memmove inside a byte array: to where, from where, length. The ranges may overlap."""
+"""memmove inside a byte array: target position, source position, length. The ranges may overlap."""
 borrowed = _intrinsic("borrowed")
-"""The same array without its reference count, for a kernel to hand to its parts. These count references wherever the
-compiler does not see that it is needless, and for one item that takes as long as the rest of the work. The caller of
+"""The same array without its reference count, for a kernel to pass to its parts. Parts count references wherever the
+compiler does not see that this is needless, and for one item that takes as long as the rest of the work. The caller of
 the kernel holds the array meanwhile."""
 bytes_at = _intrinsic("bytes_at")
-"""The bytes at an address, so many of them, as an array. The caller of the kernel holds the memory meanwhile."""
+"""An array of the bytes at an address, of the given length. The caller of the kernel holds the memory meanwhile."""
 int64s_at = _intrinsic("int64s_at")
 local_bytes = _intrinsic("local_bytes")
-"""So many bytes, a constant number of them, that are gone when the function returns."""
+"""An array of bytes, of constant length, that is gone when the function returns."""
 prefetch = _intrinsic("prefetch")
-"""Have the processor fetch a line of memory that will be read soon. It may lie beyond the array's end."""
+"""Prefetch a line of memory that will be read soon. It may lie beyond the array's end."""
 
 
 def address_of(array: Column) -> int:
-    """Where an array lies, for a table of addresses that a kernel reads. What keeps the address keeps the array."""
+    """The address of an array, for a table that a kernel reads. Keep the array as long as the address is used."""
     address: int = array.__array_interface__["data"][0]
     return address

@@ -1,7 +1,7 @@
 """SipHash-1-3 with a 128-bit result.
 
-Under a secret that is new in every process, no client can find keys that collide, neither by chance nor by trying.
-Under a fixed secret it is a digest that any two processes agree on.
+With a secret that is new in every process, no client can find keys that collide, neither by chance nor by trying. With
+a fixed secret, it is a digest on which all processes agree.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def sip_start(secret0: int, secret1: int) -> tuple[int, int, int, int]:
 
 @kernel_part
 def sip_word(state: tuple[int, int, int, int], word: int) -> tuple[int, int, int, int]:
-    """Take eight bytes in, as a number."""
+    """Add eight bytes, given as a number, to the state."""
     v0, v1, v2, v3 = state
     v0, v1, v2, v3 = sip_round(v0, v1, v2, v3 ^ u64(word))
     return v0 ^ u64(word), v1, v2, v3
@@ -79,7 +79,7 @@ def _little_endian(data: Bytes, at: int, length: int) -> int:
 
 @kernel_part
 def sip_bytes(state: tuple[int, int, int, int], data: Bytes, at: int, length: int) -> tuple[int, int, int, int]:
-    """Take `length` bytes at `at` in, which the caller has checked, and then their number."""
+    """Add `length` bytes at `at`, and then their number, to the state. The caller has checked the range."""
     whole = i64(length) // 8
     for i in range(whole):
         state = sip_word(state, _little_endian(data, at + 8 * i, 8))
@@ -89,5 +89,5 @@ def sip_bytes(state: tuple[int, int, int, int], data: Bytes, at: int, length: in
 
 @kernel
 def siphash128(data: ReadOnlyBytes, at: int, length: int, secret0: UInt64, secret1: UInt64) -> tuple[int, int]:
-    """The hash of `length` bytes at `at`, which the caller has checked."""
+    """The hash of `length` bytes at `at`. The caller has checked the range."""
     return sip_end(sip_bytes(sip_start(secret0, secret1), data, at, length))

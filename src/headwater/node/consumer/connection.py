@@ -1,10 +1,10 @@
 """A DCP connection of which this node is the consumer: the streams it receives, and what they do to its copies.
 
-Its driver passes in the bytes that come and sends the bytes that are to go: a key-value session whose peer, the
-replication proxy, joins it to a producer, or a replicator of this node that has its own connection to the producer. The
-proxy's requests and the producer's messages come over the same connection, and so do the answers to both. What every
-consumer does (opaques, controls, noops, flow control) is in `protocol.consumer`; here is what a copy needs: who may
-receive which vbucket, rollbacks, and that nothing is acknowledged before it is durable.
+Its driver passes in received bytes and sends the bytes of `data_to_send`. The driver is a key-value session whose peer,
+the replication proxy, joins it to a producer, or a replicator of this node with its own connection to the producer. The
+proxy's requests and the producer's messages come over the same connection, and so do the answers to both.
+`protocol.consumer` does what every consumer does (opaques, controls, noops, flow control). This module adds what a copy
+needs: who may receive which vbucket, rollbacks, and acknowledging nothing before it is durable.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class ConsumerSettings:
     """How much the producer may send before it has to wait for acknowledgements."""
     noop_interval_s: int = 20
     consumer_name: str = ""
-    """The name under which the producer counts this copy's acknowledgements of durable writes; none without it."""
+    """The name under which the producer counts this copy's acknowledgements. If empty, sync writes are not enabled."""
 
     def controls(self) -> list[consumer.DcpControl]:
-        """In the order they are sent: those of a recorded 7.0.5 consumer in its order, then what newer servers know.
+        """In sending order: first those of a recorded 7.0.5 consumer, then those that only newer servers know.
 
-        With all of them granted, changes come as they are stored. A producer may refuse any: what comes then is brought
-        into that form, and where a snapshot has no history, rollbacks into it are not exact.
+        If the producer grants all of them, changes arrive as they are stored. It may refuse any: this node then
+        converts changes to that form, and rollbacks into a snapshot without history are not exact.
         """
         values = {
             "connection_buffer_size": str(self.buffer_bytes),
@@ -90,11 +90,11 @@ ADD_STREAM_FLAGS = (
     | dcp_streams.StreamFlags.STRICT_VBUUID
     | dcp_streams.StreamFlags.IGNORE_PURGED_TOMBSTONES
 )
-"""The flags with which a stream makes a copy. Without values, or from the latest change on, it would not."""
+"""The flags of a stream that makes a full copy. One without values, or from the latest change on, makes none."""
 
 
 def take_back(service: BucketService, vbucket: VBucketId, to_seqno: Seqno) -> Seqno:
-    """Take a copy back, and return the seqno it was taken to. The bucket must be at rest."""
+    """Roll a copy back. Returns the seqno that it reached. The bucket must be at rest."""
     if service.bucket.vbuckets.state(vbucket) not in RECEIVING_STATES:
         raise RequestRefused(Status.NOT_MY_VBUCKET)
     had = service.bucket.vbuckets.high_seqno(vbucket)
@@ -111,7 +111,7 @@ def take_back(service: BucketService, vbucket: VBucketId, to_seqno: Seqno) -> Se
 
 
 class ConsumerConnection:
-    """See the module. Any error that a method raises is the end of the connection."""
+    """See the module. Any error that a method raises ends the connection."""
 
     def __init__(
         self,
@@ -132,32 +132,32 @@ class ConsumerConnection:
         self.received_bytes = 0
         self.streams: dict[VBucketId, ReplicaStream] = {}
         self.is_void = False
-        """What was received could not be stored, so the connection has to be closed."""
+        """Received data could not be stored, so the connection has to be closed."""
         self.on_other: Callable[[Frame], None] = _refuse_other
-        """Takes requests that are not DCP's."""
+        """Called with frames that are not part of DCP."""
         self._service = service
         self._bucket = service.bucket
         self._negotiated = negotiated
         limits = consumer.ConsumerLimits(
             buffer_bytes=settings.buffer_bytes, silence_s_max=SILENT_NOOP_INTERVALS * settings.noop_interval_s
         )
-        # Between the streams come requests of the proxy, whose order counts. A producer may answer what needs none,
-        # such as an acknowledgement for a vbucket that has gone (DCP docs, commands/seqno-acknowledged).
+        # The proxy's requests come between the streams' messages, and their order matters. A producer may answer what
+        # needs none, such as an acknowledgement for a vbucket that has gone (DCP docs, commands/seqno-acknowledged).
         self._dcp: consumer.DcpConsumer[ReplicaStream] = consumer.DcpConsumer(
             limits, now_s=now_s, negotiated=negotiated, keeps_order=True, ignores_stray_answers=True
         )
         self._outbox = Outbox(self._bucket, self._dcp)
         self._now_s = now_s
         self._has_asked = False
-        """The producer has been asked for everything that brings changes in the form they are stored in."""
+        """Whether the controls were sent that make changes arrive in the form they are stored in."""
         self._ended_changes = 0
-        """Received by streams that have ended."""
+        """Changes received by streams that have ended."""
 
     # --- out ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Register as a connection that receives. It asks for nothing before the first stream, as a 7.0.5 server does:
-        a proxy opens both ends, and only then joins them."""
+        """Register as a connection that receives. It requests nothing before the first stream, as a 7.0.5 server does:
+        a proxy opens both ends before it joins them."""
         self._service.consumers[self] = None
 
     def data_to_send(self) -> bytes:
@@ -165,41 +165,41 @@ class ConsumerConnection:
 
     @property
     def messages(self) -> int:
-        """How many single messages and runs of changes have come."""
+        """How many single messages and runs of changes were received."""
         return self._dcp.messages
 
     @property
     def is_full(self) -> bool:
-        """More has come than is durable by now: read on when the bucket has caught up."""
+        """Whether too much received data is not durable yet. Read on once the bucket has caught up."""
         return self._outbox.undurable_bytes + self._dcp.buffered_bytes > 2 * self.settings.buffer_bytes
 
     @property
     def is_held_back(self) -> bool:
-        """Something that came had to wait for the bucket: call `receive_data` again, with nothing."""
+        """Whether received data has to wait for the bucket. If so, call `receive_data` again, with no data."""
         return self._dcp.is_held_back
 
     @property
     def held_bytes(self) -> int:
-        """What has come and was not looked into."""
+        """Received bytes that were not processed yet."""
         return self._dcp.buffered_bytes
 
     def hold(self) -> None:
-        """Take nothing in until `release`, but keep the connection: noops are answered, changes are not acknowledged.
+        """Stop processing until `release`, but keep the connection: answer noops, and acknowledge no changes.
 
-        The producer stops where its window ends. What it has sent by then waits here.
+        The producer stops at the end of its window. What it has sent by then is buffered here.
         """
         self._dcp.hold()
 
     def release(self) -> None:
-        """Go on with what was held. The driver then calls `receive_data`, with nothing."""
+        """Continue after `hold`. The driver then calls `receive_data`, with no data."""
         self._dcp.resume()
 
     def on_durable(self) -> None:
-        """The bucket has published a commit, or was at rest: what has waited for it goes out."""
+        """The bucket has published a commit, or was at rest: send what has waited for that."""
         self._outbox.on_durable()
 
     def on_void(self) -> None:
-        """A commit could not be written, and what was not durable is gone. The driver has to close the connection."""
+        """A commit could not be written, and what was not durable is lost. The driver has to close the connection."""
         self.is_void = True
         self._outbox.on_void()
         self.disconnect()
@@ -207,7 +207,7 @@ class ConsumerConnection:
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what has come. Raises a `RemoteProtocolError` where the connection is to end."""
+        """Process received data. Raises a `RemoteProtocolError` if the connection has to end."""
         if self.is_void:
             raise UnexpectedMessage("what was received could not be stored")
         self.received_bytes += len(data)
@@ -240,13 +240,13 @@ class ConsumerConnection:
                 raise self._no_stream(VBucketId(int.from_bytes(bytes(run.data[6:8]))))
             stream.receive_run(run, self._negotiated)
         except RequestRefused as refused:
-            # One answer for all of them: the producer has to end the stream, however many it has sent.
+            # One answer for the whole run: the producer has to end the stream, however many changes it has sent.
             self._refuse_stream(int(run.data[1]), run.opaque, stream, refused)
 
     def _no_stream(self, vbucket: VBucketId) -> RequestRefused:
-        """A message has an opaque under which there is no stream: the vbucket has another one, or none.
+        """The refusal of a message whose opaque belongs to no stream: the vbucket has another stream, or none.
 
-        The statuses since 7.0 are for producers that have agreed to them.
+        The newer statuses, of 7.0, are only for producers that have agreed to them.
         """
         is_v7 = "v7_dcp_status_codes" in self._dcp.granted
         if vbucket in self.streams:
@@ -279,12 +279,12 @@ class ConsumerConnection:
     def _receive_stream_message(self, message: Request, stream: ReplicaStream | None) -> None:
         try:
             if stream is None and isinstance(message, dcp_streams.StreamEnd):
-                # What the control about closed streams has asked for.
+                # Expected: the control for closed streams has asked for this message.
                 return
             if stream is None or stream.state in (ConsumerStream.REQUESTED, ConsumerStream.ROLLING_BACK):
                 raise self._no_stream(message.vbucket)
             if isinstance(message, _UNASKED):
-                # As recorded from an 8.0.2 server. The stream goes on: it has lost no change.
+                # As recorded from an 8.0.2 server. The stream continues: it has lost no change.
                 self._dcp.send_refusal(message.opcode, message.opaque, Status.UNKNOWN_COMMAND)
                 return
             if isinstance(message, dcp_streams.StreamEnd):
@@ -304,7 +304,7 @@ class ConsumerConnection:
             self._drop(stream)
 
     def _receive_answer(self, answer: Response, stream: ReplicaStream | None) -> None:
-        """The producer answers a stream request. One that was given up meanwhile does not matter any more."""
+        """The producer has answered a stream request. If the stream was given up meanwhile, ignore the answer."""
         if stream is None or stream.state is not ConsumerStream.REQUESTED:
             return
         try:
@@ -324,7 +324,7 @@ class ConsumerConnection:
     # --- streams --------------------------------------------------------------------------------------------------
 
     def add_stream(self, request: dcp_streams.AddStream) -> None:
-        """Ask the producer for a stream. The answer comes when the producer has given one."""
+        """Request a stream from the producer. The proxy gets its answer once the producer has answered."""
         try:
             self._check_addable(request)
         except RequestRefused as refused:
@@ -339,7 +339,7 @@ class ConsumerConnection:
         self._dcp.send_request(stream.request(), stream=stream)
 
     def _check_addable(self, request: dcp_streams.AddStream) -> None:
-        """Whether a stream may be asked for."""
+        """Raise `RequestRefused` if this stream may not be requested."""
         if int(request.flags) & ~int(ADD_STREAM_FLAGS):
             raise RequestRefused(Status.EINVAL, f"a copy can't be made with the flags {int(request.flags):#x}")
         if dcp_streams.StreamFlags.TAKEOVER in request.flags and not self._service.may_take_over(request.vbucket):
@@ -355,16 +355,16 @@ class ConsumerConnection:
             self._answer_proxy(answer)
 
     def _answer_proxy(self, answer: Response) -> None:
-        """Answer an add-stream. A replicator looks at `streams` instead, and asks again for what is not there."""
+        """Answer an add-stream. A replicator checks `streams` instead, and requests again what is missing there."""
         if self.is_proxied:
             self._dcp.send(answer)
 
     def _give_up(self, stream: ReplicaStream, refused: RequestRefused) -> None:
-        """A stream that was asked for does not come to be."""
+        """Drop a stream that was refused or can't be rolled back, and answer its add-stream."""
         stream.move(states.StreamRefused if stream.state is ConsumerStream.REQUESTED else states.ConnectionLost)
         self._drop(stream)
         answer = self._error(stream.asked.opcode, stream.asked.opaque, refused)
-        # As recorded: the opaque that the stream would have had comes with a refusal, too.
+        # As recorded: a refusal also has the opaque that the stream would have had.
         self._answer(stream, replace(answer, extras=stream.opaque.to_bytes(4)))
 
     def _close_for_proxy(self, request: dcp_streams.CloseStream) -> None:
@@ -379,7 +379,7 @@ class ConsumerConnection:
         self._dcp.send_success(request.opcode, request.opaque)
 
     def close_stream(self, vbucket: VBucketId) -> None:
-        """Close a stream at the producer, where no proxy does. What still comes of it is refused."""
+        """Close a stream at the producer, if there is no proxy. Messages that still come for it are refused."""
         stream = self.streams.get(vbucket)
         if stream is not None:
             stream.move(states.ConnectionLost)
@@ -387,7 +387,7 @@ class ConsumerConnection:
             self._dcp.send(dcp_streams.CloseStream(vbucket=vbucket, opaque=stream.opaque))
 
     def _drop(self, stream: ReplicaStream) -> None:
-        """The stream is over: others may receive its vbucket."""
+        """Remove a stream that has ended: other connections may receive its vbucket."""
         del self._dcp.streams[stream.opaque]
         self._outbox.acknowledging.pop(stream.opaque, None)
         self._ended_changes += stream.received_changes
@@ -395,7 +395,7 @@ class ConsumerConnection:
         del self._service.receivers[stream.vbucket]
 
     def takeovers(self) -> list[VBucketId]:
-        """The vbuckets that it receives in order to take them over."""
+        """The vbuckets that this connection receives in order to take them over."""
         return [
             stream.vbucket for stream in self.streams.values() if dcp_streams.StreamFlags.TAKEOVER in stream.asked.flags
         ]
@@ -418,10 +418,10 @@ class ConsumerConnection:
             streams=tuple(self.streams[vbucket].view() for vbucket in vbuckets) if with_streams else None,
         )
 
-    # --- taking back ----------------------------------------------------------------------------------------------
+    # --- rollbacks ------------------------------------------------------------------------------------------------
 
     def _roll_back(self, stream: ReplicaStream, to_seqno: Seqno) -> None:
-        """Take the copy back and ask again. The bucket is at rest."""
+        """Roll the copy back and request the stream again. The bucket is at rest."""
         if stream.state is not ConsumerStream.ROLLING_BACK:
             return
         from_seqno = self._bucket.vbuckets.high_seqno(stream.vbucket)
@@ -447,7 +447,7 @@ class ConsumerConnection:
             self._dcp.send_request(stream.request(), stream=stream)
 
     def _flush(self, stream: ReplicaStream, message: DcpFlush) -> None:
-        """Drop everything of a vbucket. What comes behind has to wait, since it is about the empty one."""
+        """Drop everything in a vbucket. Later messages have to wait, because they refer to the emptied vbucket."""
         try:
             stream.move(DcpFlush)
         except UnexpectedMessage as error:
@@ -467,10 +467,10 @@ class ConsumerConnection:
             self._refuse_stream(message.opcode, message.opaque, stream, refused)
 
     def _error(self, opcode: int, opaque: int, refused: RequestRefused) -> ErrorResponse:
-        """The answer no, with its reason as JSON where the peer understands that."""
+        """The refusal, with its reason as JSON. Its datatype says so if the peer has negotiated JSON."""
         answer = ErrorResponse(opcode=Opcode(opcode), opaque=opaque, status=refused.status)
         if not refused.context or refused.status == Status.NOT_MY_VBUCKET:
-            # With that status a body would be taken for the cluster's config.
+            # With this status, the peer would take a body for the cluster's config.
             return answer
         is_json = Feature.JSON in self._negotiated.features
         value = json.dumps({"error": {"context": refused.context}}, separators=(",", ":")).encode()
@@ -479,12 +479,12 @@ class ConsumerConnection:
     # --- time -----------------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Raises `ConnectionFailed` where the producer must be taken for dead. To be called every second or so."""
+        """Call this about once a second. Raises `ConnectionFailed` if the producer is considered dead."""
         self._now_s = now_s
         self._dcp.tick(now_s, is_deaf=self.is_full)
 
     def disconnect(self) -> None:
-        """The connection is closed: others may receive what it has received."""
+        """The connection is closed: other connections may receive its vbuckets."""
         for stream in list(self.streams.values()):
             stream.move(states.ConnectionLost)
             self._drop(stream)

@@ -1,8 +1,8 @@
 """One stream that this node receives: a vbucket's copy, brought up to date.
 
-`protocol.snapshots.ConsumedStream` says which message and which seqno may come next; here changes are applied to the
-store. A message that does not fit is refused with a status, and with it the stream is over: what came behind it would
-leave a gap that no check finds. `connection` is the only caller. Nothing is sent from here but through the outbox.
+`protocol.snapshots.ConsumedStream` checks which message and which seqno may come next; this module applies changes to
+the store. A message that does not fit is refused with a status, which ends the stream: what comes after it would leave
+a gap that no check finds. `connection` is the only caller. This module sends only through the outbox.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from headwater.store.vbuckets import RECEIVING_STATES
 
 # --- durable writes -----------------------------------------------------------------------------------------------
 #
-# Prepares, commits and aborts of a stream, and what is acknowledged of them. A copy acknowledges a prepare when the
-# snapshot that holds it is complete and durable here. From then on the write survives the loss of the active node: this
-# copy commits the prepare when it takes its place.
+# The prepares, commits and aborts of a stream, and their acknowledgement. A copy acknowledges a prepare once the
+# snapshot that holds it is complete and durable here. From then on the write survives the loss of the active node: if
+# this copy takes its place, it commits the prepare.
 
 
 SyncWrite = Prepare | Commit | Abort
@@ -61,17 +61,17 @@ class SyncWriteReceiver:
         self._vbucket = vbucket
         self._opaque = opaque
         self._prepared_seqno: Seqno | None = None
-        """The last prepare of the snapshot that is being received."""
+        """The last prepare of the snapshot being received."""
         self._disk_seqno: Seqno | None = None
-        """What to acknowledge of that snapshot instead, where it is from disk."""
+        """For a snapshot from disk: the seqno to acknowledge instead."""
         self._due: deque[tuple[int, Seqno]] = deque()
-        """What to acknowledge, and the commit that has to be durable first."""
+        """Seqnos to acknowledge, each with the commit that has to be durable first."""
         self._acknowledged_seqno = Seqno(0)
 
     # --- in -------------------------------------------------------------------------------------------------------
 
     def begin_snapshot(self, marker: SnapshotMarker) -> None:
-        """A snapshot begins. In one from disk, prepares that were decided may be missing.
+        """Begin a snapshot. One from disk may lack prepares that were committed or aborted.
 
         As recorded, a 7.0.5 server then acknowledges the end of the snapshot. With a marker 2.2, an 8.0.2 server
         acknowledges the high prepared seqno that the marker names, whether or not its prepare comes.
@@ -82,7 +82,7 @@ class SyncWriteReceiver:
             self._prepared_seqno = marker.high_prepared_seqno
 
     def receive(self, message: SyncWrite, *, end_seqno: Seqno) -> None:
-        """Take one, inside a snapshot that ends at `end_seqno`. The bucket's high seqno is then that of the message."""
+        """Apply a message inside a snapshot that ends at `end_seqno`. Its seqno becomes the bucket's high seqno."""
         seqno, high = _seqno_of(message), self._bucket.vbuckets.high_seqno(self._vbucket)
         if not high < seqno <= end_seqno:
             raise SnapshotViolation(f"seqno {seqno} after {high} in a snapshot that ends at {end_seqno}")
@@ -104,9 +104,9 @@ class SyncWriteReceiver:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def on_accepted(self) -> None:
-        """The stream goes on. A producer that has been restarted does not know what was acknowledged before.
+        """The producer has accepted the stream. If it was restarted, it does not know what was acknowledged before.
 
-        In the middle of a snapshot this copy is not one to be promoted, so that the rest of it has to come first.
+        A copy in the middle of a snapshot can't be promoted, so the rest of the snapshot has to come first.
         """
         prepared_seqno = Seqno(int(self._bucket.prepares.high_prepared[self._vbucket]))
         if not prepared_seqno:
@@ -117,7 +117,7 @@ class SyncWriteReceiver:
             self.on_snapshot_complete()
 
     def on_snapshot_complete(self) -> None:
-        """All of a snapshot has come; it is not durable yet."""
+        """The snapshot has arrived as a whole, but is not durable yet."""
         if self._prepared_seqno is not None:
             self._due.append((self._bucket.pending_commit, self._disk_seqno or self._prepared_seqno))
             self._prepared_seqno = None
@@ -128,16 +128,16 @@ class SyncWriteReceiver:
         return bool(self._due)
 
     def on_durable(self) -> bytes:
-        """The bucket has published a commit: the acknowledgements that are due."""
+        """The bucket has published a commit. Returns the acknowledgements that are due."""
         reached: Seqno | None = None
         while self._due and self._due[0][0] <= self._bucket.durable_commit:
             reached = self._due.popleft()[1]
         if reached is None or reached > self._bucket.vbuckets.durable_seqno(self._vbucket):
-            # It is nothing, or was taken back again.
+            # Nothing is due, or it was rolled back again.
             return b""
         if reached <= self._acknowledged_seqno:
-            # The copy was emptied and filled again. A 7.0.5 server whose topology does not have this copy keeps its
-            # last acknowledgement as long as the stream lives, and closes the connection on one that is not higher.
+            # The copy was emptied and filled again. A 7.0.5 server whose topology lacks this copy keeps its last
+            # acknowledgement as long as the stream lives, and closes the connection on one that is not higher.
             return b""
         self._acknowledged_seqno = reached
         return SeqnoAcknowledged(opaque=self._opaque, vbucket=self._vbucket, prepared_seqno=reached).encode()
@@ -165,14 +165,14 @@ def _stored_form(prepare: Prepare) -> Prepare:
 
 
 class Outbox:
-    """Answers and acknowledgements of one connection that wait for a commit; they keep their order.
+    """Answers and acknowledgements of one connection that wait for a commit, in order.
 
-    So the producer waits when the disk does, what is held in memory is never more than the buffer, and nothing is sent
-    that a crash of this node could make untrue.
+    So the producer waits when the disk does, memory never holds more than the buffer, and a crash of this node can't
+    make untrue what was sent.
     """
 
     def __init__(self, bucket: Bucket, consumer: DcpConsumer[Any]) -> None:
-        """What is durable is sent by `consumer`."""
+        """`consumer` sends what has become durable."""
         self.undurable_bytes = 0
         """Received bytes that are not durable yet, as flow control counts them."""
         self.acknowledging: dict[int, SyncWriteReceiver] = {}
@@ -180,14 +180,14 @@ class Outbox:
         self._bucket = bucket
         self._consumer = consumer
         self._waiting: deque[tuple[int, Message | int]] = deque()
-        """Answers, and bytes to be released, each with the commit that makes durable what they are for."""
+        """Answers, and byte counts to release, each with the commit that makes durable what they stand for."""
 
     def send_success(self, opcode: int, opaque: int) -> None:
         """Answer once everything that was received so far is durable."""
         self._wait(PlainResponse(opcode=Opcode(opcode), opaque=opaque))
 
     def release(self, window_bytes: int) -> None:
-        """Let the producer send as much again once what was received is durable."""
+        """Once everything received so far is durable, let the producer send this much more."""
         if window_bytes:
             self.undurable_bytes += window_bytes
             self._wait(window_bytes)
@@ -207,17 +207,17 @@ class Outbox:
                 del self.acknowledging[opaque]
 
     def on_void(self) -> None:
-        """What was not durable is gone: it is not acknowledged."""
+        """Data that was not durable is lost: do not acknowledge it."""
         self._waiting.clear()
 
     def _wait(self, what: Message | int) -> None:
-        """For the commit that makes everything durable that was received so far."""
+        """Wait for the commit that makes everything received so far durable."""
         self._waiting.append((self._bucket.last_commit, what))
         self.on_durable()
 
 
 class ReplicaStream(ConsumedStream):
-    """See the module. Methods raise `RequestRefused` where a message is not taken."""
+    """See the module. Methods raise `RequestRefused` if a message is refused."""
 
     def __init__(self, service: BucketService, outbox: Outbox, request: AddStream, *, opaque: int) -> None:
         super().__init__(receiving.resume_offset(service.bucket, request.vbucket))
@@ -226,7 +226,7 @@ class ReplicaStream(ConsumedStream):
         self._outbox = outbox
         self.asked = request
         self.is_answered = False
-        """Whether the request for the stream has got its answer."""
+        """Whether the request for the stream was answered."""
         self.vbucket = request.vbucket
         self.opaque = opaque
         self.received_changes = 0
@@ -236,7 +236,7 @@ class ReplicaStream(ConsumedStream):
     # --- opening --------------------------------------------------------------------------------------------------
 
     def request(self) -> StreamRequest:
-        """Ask for what this copy lacks."""
+        """The request for what this copy lacks."""
         self.move(StreamRequest)
         offset = receiving.resume_offset(self._bucket, self.vbucket)
         self.restart(offset)
@@ -247,7 +247,7 @@ class ReplicaStream(ConsumedStream):
             vbucket=self.vbucket,
             flags=self.asked.flags,
             start_seqno=offset.seqno,
-            # A copy that holds nothing shares any history, as in a 7.0.5 server.
+            # A copy that holds nothing fits any history, as in a 7.0.5 server.
             vbuuid=offset.vbuuid if offset.seqno else Vbuuid(0),
             snapshot_start_seqno=offset.snapshot_start,
             snapshot_end_seqno=offset.snapshot_end,
@@ -263,7 +263,7 @@ class ReplicaStream(ConsumedStream):
         self._service.on_change()
 
     def on_rollback_demanded(self, to_seqno: Seqno) -> None:
-        """The producer does not share what this copy holds. Each answer has to lead further back, or it is the last."""
+        """The producer's history differs from this copy's. Refuses a rollback that does not lead further back."""
         self.move(RollbackDemanded)
         start = self.tracker.offset.seqno
         if to_seqno >= start:
@@ -272,7 +272,7 @@ class ReplicaStream(ConsumedStream):
     # --- changes --------------------------------------------------------------------------------------------------
 
     def receive_run(self, run: StreamRun[Any], negotiated: Negotiated) -> None:
-        """Changes that came one behind the other."""
+        """Apply a run of consecutive changes."""
         self._check_receiving()
         data, at = run.data, 0
         assert not isinstance(data, bytes), "runs are views of the receive buffer"
@@ -298,7 +298,7 @@ class ReplicaStream(ConsumedStream):
         message = decode_message(decoded[0], negotiated)
         assert isinstance(message, Mutation | Deletion | Expiration), "runs hold changes of documents"
         if isinstance(message, Deletion) and (message.delete_time is not None) != negotiated.collections:
-            # As in a 7.0.5 server: the producer has opened for another kind of consumer, and leaves out delete times.
+            # As in a 7.0.5 server: the producer was opened for another kind of consumer, and leaves out delete times.
             raise RequestRefused(
                 Status.EINVAL,
                 "a deletion has 21 bytes of extras where collections are negotiated, else 18; open the producer with "
@@ -309,7 +309,7 @@ class ReplicaStream(ConsumedStream):
         return decoded[1]
 
     def receive(self, message: Request) -> None:
-        """Any other message of the stream, but for its end."""
+        """Process any other message of the stream, except its end."""
         try:
             self._receive(message)
         except SnapshotViolation as error:
@@ -375,7 +375,7 @@ class ReplicaStream(ConsumedStream):
         return self.tracker.offset.snapshot_end
 
     def _follow(self) -> None:
-        """Bring the tracker to where the vbucket is."""
+        """Advance the tracker to the vbucket's high seqno, and complete the snapshot if that is its end."""
         self._service.on_change()
         high = self._bucket.vbuckets.high_seqno(self.vbucket)
         if high == self.tracker.offset.seqno:

@@ -1,1 +1,1 @@
-"""The HTTP side: what clients bootstrap from and create collections by, as Couchbase's cluster manager has it."""
+"""The HTTP side of a node, as in Couchbase's cluster manager: clients bootstrap and manage buckets and users here."""

@@ -1,9 +1,9 @@
-"""The application: the table of routes, and what every request has to pass before its handler.
+"""The HTTP application: the table of routes, and the checks that every request passes before its handler.
 
-One application has all of the node's HTTP side: what clients bootstrap from and manage, as Couchbase's cluster manager
-has it, and the dashboard under `/ui`. `HttpServer` serves it. Every request passes, in this order: the head's size, the
-host, whether the node is ready, the path, the method, the origin, the log-in, the right, the bucket. A user who may not
-use a bucket does not learn whether there is one.
+One application serves the node's whole HTTP side: what clients bootstrap from and manage, as in Couchbase's cluster
+manager, and the dashboard under `/ui`. `HttpServer` runs it. Every request passes these checks, in this order: the
+head's size, the host, whether the node is ready, the path, the method, the origin, the log-in, the right, the bucket. A
+user who may not use a bucket does not learn whether it exists.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A handler, and the right that it needs: on the bucket of the path, or on the node where the path has none.
+    """A handler, and the right that it needs: on the bucket of the path, or on the node if the path has none.
 
-    Every user may use what needs none (`ANY_USER`).
+    Every user may call a handler that needs no right (`ANY_USER`).
     """
 
     handle: Handler
@@ -52,7 +52,7 @@ _BUCKET = "/pools/default/buckets/{bucket}"
 _USERS = "/settings/rbac/users"
 _GROUPS = "/settings/rbac/groups"
 _OWN_BUCKET = "/headwater/buckets/{bucket}"
-"""For what Couchbase has no path."""
+"""For operations that have no path in Couchbase."""
 
 
 async def _show_health(call: Call) -> Response:
@@ -71,7 +71,7 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
         "GET": Endpoint(pools.show_pool, ANY_USER),
         "POST": Endpoint(bucket_management.change_pool, Action.SECURITY),
     },
-    # The SDKs' own tests ask here for the versions of the nodes.
+    # The SDKs' own tests read the versions of the nodes here.
     "/pools/nodes": {"GET": Endpoint(pools.show_pool, ANY_USER)},
     "/poolsStreaming/default": {"GET": Endpoint(pools.stream_pool, ANY_USER)},
     "/pools/default/nodeServices": {"GET": Endpoint(pools.show_node_services, ANY_USER)},
@@ -131,7 +131,7 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
     f"{_OWN_BUCKET}/replicas/hold": {"POST": Endpoint(buckets.hold_replicas, Action.ADMIN)},
     f"{_OWN_BUCKET}/replicas/release": {"POST": Endpoint(buckets.release_replicas, Action.ADMIN)},
 }
-"""What programs use, with HTTP's basic authentication. The page's routes are in `_page_routes`."""
+"""The routes for programs, which use HTTP's basic authentication. The page's routes are in `_page_routes`."""
 
 _PERMISSIONS = {
     Action.USE: "cluster.bucket[{bucket}].settings!read",
@@ -144,9 +144,9 @@ PAGE = "/ui"
 
 
 def http_app(node: NodeState) -> Starlette:
-    """The HTTP side of a node.
+    """The HTTP application of a node.
 
-    `app.state.streams` and `app.state.dashboard` are to be closed before the server waits for requests to end.
+    Close `app.state.streams` and `app.state.dashboard` before the server waits for requests to end.
     """
     logins, streams = Logins(node), ConfigStreams(node)
     sessions = Sessions(node, logins, path=PAGE)
@@ -154,7 +154,7 @@ def http_app(node: NodeState) -> Starlette:
 
     def route(path: str, endpoints: dict[str, Endpoint]) -> Route:
         async def handle(request: Request) -> Response:
-            # Starlette lets HEAD in wherever GET is.
+            # Starlette accepts HEAD wherever it accepts GET.
             endpoint = endpoints["GET" if request.method == "HEAD" else request.method]
             _check_origin(request)
             user = await logins.user_of(request)
@@ -165,7 +165,7 @@ def http_app(node: NodeState) -> Starlette:
         return Route(path, handle, methods=list(endpoints))
 
     def with_session(handle: Handler) -> PageHandler:
-        """For users who have logged in on the page and may see the bucket of the path."""
+        """Restrict a handler to users who have logged in on the page and may see the bucket of the path."""
 
         async def checked(request: Request) -> Response:
             user, bucket = sessions.user_of(request), request.path_params["bucket"]
@@ -210,12 +210,12 @@ def http_app(node: NodeState) -> Starlette:
 
 
 def _open_routes(node: NodeState) -> list[Route]:
-    """What needs no log-in, and shows nothing that is worth one."""
+    """The routes that need no log-in, and show nothing that would be worth one."""
 
     async def root(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse(f"{PAGE}/", status_code=303)
-        # gocbcore sees by this that the node is alive.
+        # gocbcore checks with this request that the node is alive.
         return Json({"name": "headwater", "uri": "/pools"})
 
     async def health(request: Request) -> Response:
@@ -224,7 +224,7 @@ def _open_routes(node: NodeState) -> list[Route]:
     async def ready(request: Request) -> Response:
         if not node.is_ready:
             return _not_ready(node)
-        # A restart would not bring them back, so the node is ready all the same.
+        # A restart would not repair damaged vbuckets, so the node is ready all the same.
         buckets = [node.bucket(name) for name in list(node.bucket_names())]
         damaged = sum(len(bucket.vbuckets.damage) for bucket in buckets if bucket is not None)
         return Json({"status": "ready"} | ({"damaged_vbuckets": damaged} if damaged else {}))
@@ -239,7 +239,7 @@ def _open_routes(node: NodeState) -> list[Route]:
 def _page_routes(
     dashboard: Dashboard, sessions: Sessions, with_session: Callable[[Handler], PageHandler]
 ) -> list[Route]:
-    """The dashboard's page, what its script asks for, and the metrics."""
+    """The dashboard's page, what its script reads, and the metrics."""
     browser = dashboard.browser
     of_bucket: dict[str, Handler] = {
         "live": dashboard.stream_live,
@@ -273,7 +273,7 @@ def _page_routes(
 
 
 class _WhenReady:
-    """Answers that the node is not ready: its buckets and users are not there yet, or not any more."""
+    """Answers 503 while the node is not ready: its buckets and users are not open yet, or not any more."""
 
     def __init__(self, app: ASGIApp, node: NodeState) -> None:
         self._app = app
@@ -290,7 +290,7 @@ def _not_ready(node: NodeState) -> Response:
 
 
 def _check_origin(request: Request) -> None:
-    """A page of another site must not use the log-in that a browser remembers."""
+    """Refuse changes by a page of another site, which would use the log-in that a browser remembers."""
     origin = request.headers.get("origin")
     if origin is None or request.method in ("GET", "HEAD"):
         return
@@ -313,7 +313,7 @@ def _check_right(call: Call) -> None:
         raise Refusal(403, {"message": "Forbidden. User needs the following permissions", "permissions": permissions})
     if bucket is not None and call.node.bucket(bucket) is None:
         is_of_bucket_itself = "/scopes" not in call.request.scope["route"].path
-        # The SDKs' bucket managers look for these words, and their collection managers for others.
+        # The SDKs' bucket managers look for these words, and their collection managers for the others.
         raise Refusal(404, "Requested resource not found.") if is_of_bucket_itself else Refusal.no_bucket(bucket)
 
 
@@ -336,7 +336,7 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
 
 
 async def _refuse_change(request: Request, error: Exception) -> Response:
-    """The manifest, or the users, do not allow the change, such as one collection too many."""
+    """The manifest or the users do not allow the change, for example one collection too many."""
     return Refusal.errors(400, str(error)).response()
 
 
@@ -345,7 +345,7 @@ async def _refuse_for_now(request: Request, error: Exception) -> Response:
 
 
 async def _report_failure(request: Request, error: Exception) -> Response:
-    """The error itself goes on to the server, which logs it."""
+    """The server also gets the error, and logs it."""
     return Json({"message": "The node has met an error of its own: its log has more"}, 500)
 
 
@@ -353,7 +353,7 @@ async def _report_failure(request: Request, error: Exception) -> Response:
 
 
 class HttpServer(AppServer):
-    """The HTTP side of a node, on as many sockets as it listens on.
+    """The HTTP side of a node, on any number of sockets.
 
     server = HttpServer(node)
     await server.listen(plain_socket)
@@ -371,7 +371,7 @@ class HttpServer(AppServer):
         self.dashboard: Dashboard = app.state.dashboard
 
     async def stop(self) -> None:
-        """End the streams, let requests under way end, and close the sockets."""
+        """End the streams, let requests in progress finish, and close the sockets."""
         self.streams.close()
         self.dashboard.close()
         await super().stop()

@@ -1,9 +1,9 @@
-"""Handlers that make, change, flush and drop buckets, and name the cluster, as Couchbase's cluster manager has them.
+"""Handlers that create, change, flush and drop buckets, and name the cluster, as in Couchbase's cluster manager.
 
-Settings that the node does not honour are refused with the reason, not taken in silence. In a cluster the node that
-is asked does it on all nodes: a bucket is made on each and shared out by the coordinator; settings and names travel
-with the published config; a flush and a drop are done on every node. Where a node did not do its part, the answer names
-it, and asking again does the rest.
+A setting that the node does not support is refused with the reason, not ignored. In a cluster, the node that gets a
+request carries it out on all nodes: it creates a bucket on each, and the coordinator distributes the vbuckets; settings
+and names travel with the published config; a flush and a drop run on every node. If a node did not do its part, the
+answer names it, and repeating the request does the rest.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 
 OTHER_NODE_S_MAX = 20.0
 OTHER_NODE_BYTES_MAX = 64 * 1024
-"""How long another node of the cluster may take to do its part of a change, and how long its answer may be."""
+"""How long another node of the cluster may take for its part of a change, and how long its answer may be."""
 _OWN_BUCKETS = ("headwater", "buckets")
 
 # --- the fields of the forms --------------------------------------------------------------------------------------
 
 _NUMBERS: dict[str, tuple[str, int, int]] = {
-    # Newer servers know it by both names.
+    # Newer servers accept both names.
     "ramQuota": ("ram_quota_mb", RAM_QUOTA_MB_MIN, RAM_QUOTA_MB_MAX),
     "ramQuotaMB": ("ram_quota_mb", RAM_QUOTA_MB_MIN, RAM_QUOTA_MB_MAX),
     "replicaNumber": ("replicas", 0, REPLICAS_MAX),
@@ -68,7 +68,7 @@ _NUMBERS: dict[str, tuple[str, int, int]] = {
 }
 _FLAGS = {"flushEnabled": "flush_enabled", "historyRetentionCollectionDefault": "history_default"}
 _OWN_FLAGS = {"isForming": "is_forming", "durableAlone": "durable_alone"}
-"""What only nodes ask of each other."""
+"""Fields that only nodes send to each other."""
 _CHOICES: dict[str, tuple[str, dict[str, str | int], str]] = {
     "storageBackend": (
         "storage_backend",
@@ -92,7 +92,7 @@ _CHOICES: dict[str, tuple[str, dict[str, str | int], str]] = {
         f"Durability minimum level must be one of {', '.join(DURABILITY_LEVELS)}",
     ),
 }
-"""Settings that are one of some words: the setting, what each word stands for, and Couchbase's error for others."""
+"""Settings that take one of some words: the setting, the value of each word, and Couchbase's error for others."""
 _LASTING = {
     "storageBackend": "Storage backend not allowed in update bucket",
     "conflictResolutionType": "Conflict resolution type not allowed in update bucket",
@@ -106,13 +106,13 @@ _FIXED: dict[str, tuple[frozenset[str], str]] = {
     "evictionPolicy": (frozenset({"valueOnly"}), "Keys stay in memory and values need not: take valueOnly"),
     "replicaIndex": (frozenset({"0", "false"}), "There are no views, so their indexes have no replicas: take 0"),
 }
-"""Settings of Couchbase that a bucket here has one value of."""
+"""Settings of Couchbase for which a bucket here has only one value."""
 _SETTINGS = (*_NUMBERS, *_FLAGS, *_CHOICES, *_FIXED)
 _VBUCKETS_MAX = 1024
 
 
 def _asked_settings(form: Mapping[str, str], before: BucketSettings) -> BucketSettings:
-    """What a form makes of the settings. All that is wrong with it is in one refusal, as in Couchbase."""
+    """The settings after a form is applied. One refusal lists everything that is wrong with it, as in Couchbase."""
     changes: dict[str, int | str] = {}
     errors: dict[str, str] = {}
     for name, text in form.items():
@@ -143,7 +143,7 @@ def _asked_settings(form: Mapping[str, str], before: BucketSettings) -> BucketSe
 
 
 def _contradictions(settings: BucketSettings) -> dict[str, str]:
-    """What no bucket of Couchbase can be, though each setting by itself can."""
+    """Combinations that no bucket of Couchbase can have, though each setting by itself is valid."""
     errors = {}
     if settings.storage_backend != "magma":
         wanted = {
@@ -176,7 +176,7 @@ def _asked_name(form: Mapping[str, str]) -> str:
 
 
 def _check_full_admin(call: Call) -> None:
-    """Some changes concern more than the bucket: the node's disk, or the config that only full admins may publish."""
+    """Some changes affect more than the bucket: the node's disk, or the config that only full admins may publish."""
     if not call.node.users.may(call.user, Action.SECURITY, None):
         raise Refusal(
             403,
@@ -193,11 +193,11 @@ def _log(call: Call, what: str, bucket: str) -> None:
     )
 
 
-# --- making -------------------------------------------------------------------------------------------------------
+# --- creating -----------------------------------------------------------------------------------------------------
 
 
 async def create_bucket(call: Call) -> Response:
-    """Make a bucket on all nodes of the cluster, and answer when it is served."""
+    """Create a bucket on all nodes of the cluster, and answer once it is served."""
     name, settings, vbuckets = await _asked_bucket(call)
     others = OtherNodes.of(call)
     if others.nodes:
@@ -209,7 +209,7 @@ async def create_bucket(call: Call) -> Response:
 
 
 async def create_bucket_here(call: Call) -> Response:
-    """Make a bucket on this node alone. With `isForming` it waits for the config of its cluster."""
+    """Create a bucket on this node alone. With `isForming`, it waits for the config of its cluster."""
     name, settings, vbuckets = await _asked_bucket(call, *_OWN_FLAGS)
     await call.node.create_bucket(name, settings, vbuckets=vbuckets)
     _log(call, "made", name)
@@ -217,7 +217,7 @@ async def create_bucket_here(call: Call) -> Response:
 
 
 async def _asked_bucket(call: Call, *more: str) -> tuple[str, BucketSettings, int]:
-    """The name, the settings and the number of vbuckets that a form asks for."""
+    """The name, the settings and the number of vbuckets in a form."""
     form = await call.form("name", *_SETTINGS, *more, "numVBuckets")
     options = call.node.options
     name, settings = _asked_name(form), _asked_settings(form, BucketSettings(durable_alone=options.durable_alone))
@@ -229,9 +229,9 @@ async def _asked_bucket(call: Call, *more: str) -> tuple[str, BucketSettings, in
 
 
 async def _create_on_all(call: Call, others: OtherNodes, name: str, settings: BucketSettings, vbuckets: int) -> None:
-    """Make it on each node, where it waits; then share it out. Where that fails, it is on no node.
+    """Create the bucket on each node, where it waits, and then distribute its vbuckets. If that fails, remove it.
 
-    A node that is gone by then removes it when it starts, as it has got no config of it.
+    A node that can't be reached by then removes it at its next start, because it has got no config of it.
     """
     forming = replace(settings, is_forming=True)
     await call.node.create_bucket(name, forming, vbuckets=vbuckets)
@@ -252,7 +252,7 @@ async def _create_on_all(call: Call, others: OtherNodes, name: str, settings: Bu
 
 
 def _form_of(settings: BucketSettings) -> dict[str, str]:
-    """The settings as a form that asks for them."""
+    """The settings as a form that requests them."""
     members = settings.encode()
     form = {name: str(members[setting]) for name, (setting, _, _) in _NUMBERS.items() if members[setting] is not None}
     form |= {name: "1" if members[setting] else "0" for name, setting in (_FLAGS | _OWN_FLAGS).items()}
@@ -285,7 +285,7 @@ async def update_bucket(call: Call) -> Response:
 
 
 def _with_settings(config: PublishedConfig, settings: BucketSettings) -> PublishedConfig:
-    """The same config with other settings. Another number of replicas is there with the next rebalance."""
+    """The same config with other settings. The next rebalance brings another number of replicas about."""
     copies = settings.replicas + 1
     rows = tuple((*row, *(NO_NODE,) * copies)[:copies] for row in config.rows)
     is_settled = config.settled and settings.replicas == config.replicas
@@ -301,7 +301,7 @@ async def _publish(call: Call, bucket: str, change: Callable[[PublishedConfig], 
 
 
 async def flush_bucket(call: Call) -> Response:
-    """Drop all documents on all nodes. Vbuckets begin histories of their own, so every consumer rolls back to 0."""
+    """Drop all documents on all nodes. The vbuckets begin new histories, so every consumer rolls back to 0."""
     name = call.bucket.facts.name
     await call.node.flush_bucket(name)
     replies = await OtherNodes.of(call).ask("POST", *_OWN_BUCKETS, name, "flush")
@@ -312,7 +312,7 @@ async def flush_bucket(call: Call) -> Response:
 
 
 async def flush_bucket_here(call: Call) -> Response:
-    """Drop what is active on this node."""
+    """Drop all documents of the vbuckets that are active on this node."""
     await call.node.flush_bucket(call.bucket.facts.name)
     return Response()
 
@@ -321,7 +321,7 @@ async def flush_bucket_here(call: Call) -> Response:
 
 
 async def drop_bucket(call: Call) -> Response:
-    """Drop a bucket on all nodes, on this one last: it is asked again if another one has not done it."""
+    """Drop a bucket on all nodes, on this one last, so that the request can be repeated if another node fails."""
     name = call.bucket.facts.name
     replies = await OtherNodes.of(call).ask("DELETE", *_OWN_BUCKETS, name)
     if failed := _failed({node: reply for node, reply in replies.items() if reply.status != 404}):
@@ -343,7 +343,7 @@ _NO_SERVICES = tuple(f"{service}MemoryQuota" for service in ("index", "fts", "cb
 
 
 async def change_pool(call: Call) -> Response:
-    """Name the cluster, and keep the memory quota of its buckets."""
+    """Name the cluster, and store the memory quota of its buckets."""
     form = await call.form("clusterName", _QUOTA, *_NO_SERVICES)
     name, quotas = _asked_identity(call, form)
     replies = await OtherNodes.of(call).ask("POST", "headwater", "node", form=form)
@@ -359,7 +359,7 @@ async def change_pool(call: Call) -> Response:
 
 
 async def change_node(call: Call) -> Response:
-    """The same for what this node keeps of it."""
+    """Apply the same change to what this node stores."""
     name, quotas = _asked_identity(call, await call.form("clusterName", _QUOTA, *_NO_SERVICES))
     call.node.change_identity(cluster_name=name, quotas_mb=quotas)
     return Response()
@@ -383,9 +383,9 @@ def _asked_identity(call: Call, form: Mapping[str, str]) -> tuple[str, dict[str,
 
 
 # --- the other nodes of the cluster -------------------------------------------------------------------------------
-# They are asked over HTTP with the log-in of the request that is being answered. What is done on every node needs a
-# right on every node, so the user who asks for it is the one who does it: nodes have no rights of their own over each
-# other's buckets. Requests go to paths of our own, which concern one node alone.
+# This node asks them over HTTP, with the log-in of the request that it is answering. An operation on every node needs a
+# right on every node, so it runs as the user who has requested it: nodes have no rights of their own over each other's
+# buckets. The requests go to paths of our own, each of which affects one node only.
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +401,7 @@ class Reply:
 
     @property
     def reason(self) -> str:
-        """In words, of a node that has refused or could not be asked."""
+        """Why a node has refused or could not be asked."""
         members = self.content if isinstance(self.content, dict) else {}
         errors = members.get("errors", members.get("message", self.content))
         words = errors.values() if isinstance(errors, dict) else [errors]
@@ -410,7 +410,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherNodes:
-    """Those of the cluster that this node is in; none where it is alone."""
+    """The other nodes of the cluster that this node is in; none if it is alone."""
 
     nodes: tuple[NodeAddress, ...]
     credentials: Credentials = field(repr=False)
@@ -418,7 +418,7 @@ class OtherNodes:
 
     @classmethod
     def of(cls, call: Call) -> OtherNodes:
-        """The nodes of the config that this node gives, or of the last one that it had, as the user who asks."""
+        """The nodes of this node's config, or of the last one that it had. They are asked as the user of the call."""
         try:
             nodes = ClusterConfig.decode(call.node.cluster_config(None)).nodes
             is_member = any(node.is_this_node for node in nodes)
@@ -431,7 +431,7 @@ class OtherNodes:
         )
 
     def coordinator(self, call: Call, bucket: str) -> Coordinator:
-        """A coordinator that acts as the user who asks: a config is set by full admins only."""
+        """A coordinator that acts as the user of the call, because only full admins may set a config."""
         nodes = (call.node.address, *self.nodes)
         seeds = [Address(node.host, node.kv_port_for(tls=self.tls is not None)) for node in nodes]
         login = Login(
@@ -442,7 +442,7 @@ class OtherNodes:
     async def ask(
         self, method: str, *path: str, form: Mapping[str, str] | None = None, only: Collection[str] | None = None
     ) -> dict[str, Reply]:
-        """Ask all of them at the same time, or those named in `only`. The answers are by their names."""
+        """Ask all of them at the same time, or those named in `only`. Returns the replies by node."""
         asked = [node for node in self.nodes if only is None or node.kv_address in only]
         target = "/" + "/".join(quote(part, safe="") for part in path)
         replies = await asyncio.gather(*(asyncio.to_thread(self._ask, node, method, target, form) for node in asked))
@@ -461,7 +461,7 @@ class OtherNodes:
 
 
 def _credentials(call: Call) -> Credentials:
-    """By which the request was let in: they have been checked, so the header can be read."""
+    """The credentials of the request. They have been checked, so the header is valid."""
     encoded = call.request.headers.get("authorization", "").partition(" ")[2]
     user, _, password = base64.b64decode(encoded).decode().partition(":")
     return Credentials(user, password)
@@ -472,5 +472,5 @@ def _failed(replies: Mapping[str, Reply]) -> dict[str, Reply]:
 
 
 def _describe(failed: Mapping[str, Reply]) -> str:
-    """Where something was not done, and why."""
+    """Which nodes have failed, and why."""
     return "; ".join(f"not on {node}: {reply.reason}" for node, reply in failed.items())

@@ -1,8 +1,8 @@
 """Handlers for one bucket: its scopes and collections, its DCP connections, and drills.
 
-The manifest is shown as REST has it, which differs from the one on the wire: a collection always has a `maxTTL`, where
-0 is the bucket's own and -1 is none. A drill rolls a vbucket back (`membership`) or lets the copies
-fall behind; Couchbase has no paths for that, nor for the connections.
+The manifest is shown as in REST, which differs from the one on the wire: every collection has a `maxTTL`, where 0 uses
+the bucket's setting and -1 disables it. A drill rolls a vbucket back (`membership`) or lets the copies fall behind.
+Couchbase has no paths for drills, nor for connections.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENSURE_MS_DEFAULT = 30_000
 ENSURE_MS_MAX = 300_000
 """How long a request may wait for a manifest."""
 ENSURE_WAITS_MAX = 32
-"""How many requests of one user may wait at a time: each has a connection."""
+"""How many requests of one user may wait at a time, because each holds a connection."""
 _BUCKETS_OWN_TTL, _NO_TTL = 0, -1
 _UID = re.compile(r"[0-9A-Fa-f]{1,16}")
 _BOOLEANS = {"true": True, "false": False}
@@ -100,7 +100,7 @@ async def create_collection(call: Call) -> Response:
 
 
 async def update_collection(call: Call) -> Response:
-    """Change how long documents of a collection live, or whether its history is kept. What is not given stays."""
+    """Change how long documents of a collection live, or whether it keeps history. Settings that are not given stay."""
     scope_name, name = call.path("scope"), call.path("collection")
     form = await call.form("maxTTL", "history")
     changes: dict[str, Any] = {}
@@ -111,7 +111,7 @@ async def update_collection(call: Call) -> Response:
     if not changes:
         raise Refusal.errors(400, "Give maxTTL, history or both")
     if "maxTTL" in form and (scope_name, name) == (DEFAULT_NAME, DEFAULT_NAME):
-        # Clients that know of no collections write there, by the bucket's own rules.
+        # Clients without collections write there, by the bucket's own rules.
         raise Refusal.errors(400, "The default collection has the bucket's: change that", field="maxTTL")
 
     def change(manifest: Manifest) -> Manifest:
@@ -165,7 +165,7 @@ def _name(form: dict[str, str]) -> str:
     if "name" not in form:
         raise Refusal.errors(400, "The name is missing", field="name")
     try:
-        # The manifest's own rule, asked early so that the answer can name the field.
+        # Check the manifest's rule here, so that the answer can name the field.
         Manifest().with_scope(form["name"])
     except LocalProtocolError as error:
         raise Refusal.errors(400, error.hint or error.reason, field="name") from error
@@ -173,7 +173,7 @@ def _name(form: dict[str, str]) -> str:
 
 
 def _max_ttl_s(form: dict[str, str]) -> int | None:
-    """As the manifest has it: None is the bucket's own, 0 is none."""
+    """The value as in the manifest: None uses the bucket's setting; 0 disables it."""
     text = form.get("maxTTL", str(_BUCKETS_OWN_TTL))
     number = int(text) if text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= 10 else None
     if number is None or not _NO_TTL <= number <= MAX_TTL_S_MAX:
@@ -192,7 +192,7 @@ def _history(form: dict[str, str]) -> bool:
 
 
 async def ensure_manifest(call: Call) -> Response:
-    """Answers when the manifest of this uid, or a newer one, is in force for good."""
+    """Answer once the manifest of this uid, or a newer one, is permanently in force."""
     bucket, text = call.bucket.facts.name, call.path("uid")
     if not _UID.fullmatch(text):
         raise Refusal.errors(400, "A manifest uid is a number in base 16")
@@ -221,7 +221,7 @@ def _timeout_s(form: dict[str, str]) -> float:
 
 
 async def show_connections(call: Call) -> Response:
-    """The connections that get changes of the bucket with their streams: all, or the one that the query names."""
+    """The connections that receive changes of the bucket, with their streams: all, or the one named in the query."""
     bucket = call.bucket.facts.name
     name = call.request.query_params.get("connection")
     statistics = connection_statistics(call.service.producer_connections(), now_s=call.node.now_s(), name=name)
@@ -229,7 +229,7 @@ async def show_connections(call: Call) -> Response:
     for connection in connections:
         for stream in connection["streams"] or ():
             if stream["end_seqno"] == SEQNO_MAX:
-                # No end. The number itself is more than a page's script can hold.
+                # No end. A page's script can't hold the number itself.
                 stream["end_seqno"] = None
     return Json({"bucket": bucket, "connections": connections})
 
@@ -238,7 +238,7 @@ async def show_connections(call: Call) -> Response:
 
 
 async def roll_back(call: Call) -> Response:
-    """Take a vbucket back to a seqno, as a failover to a copy that is behind would."""
+    """Roll a vbucket back to a seqno, as a failover to a copy that is behind would."""
     bucket = call.bucket.facts.name
     vbucket = _number(call.path("vbucket"), _VBUCKET_MAX, field="vbucket")
     form = await call.form("to")
@@ -271,7 +271,7 @@ async def roll_back(call: Call) -> Response:
 
 
 async def hold_replicas(call: Call) -> Response:
-    """Take in no more changes for the copies on this node: if their active node dies, those are lost."""
+    """Stop processing changes for the copies on this node: if their active node fails, those changes are lost."""
     replicas = call.node.hold_replicas(call.bucket.facts.name)
     _log_replicas(call, "holds", replicas, LogEvent.REPLICAS_HELD)
     return Json({"held": True, "replicas": replicas})
@@ -284,7 +284,7 @@ async def release_replicas(call: Call) -> Response:
 
 
 async def cut_connections(call: Call) -> Response:
-    """A drill: what was not sent yet is lost, and clients have to connect again."""
+    """A drill: unsent data is lost, and clients have to connect again."""
     return Json({"connections": call.node.cut_connections(call.bucket.facts.name, call.user)})
 
 

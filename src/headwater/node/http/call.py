@@ -1,8 +1,8 @@
-"""What a handler gets and gives: a `Call` with the node and the request, answers in JSON, refusals, streams of configs.
+"""What a handler gets and returns: a `Call` with the node and the request, JSON answers, refusals, streams of configs.
 
-Every handler of `pools`, `buckets`, `users` and the dashboard takes a `Call`, which `app` makes once it has checked who
-asks. Answers and refusals are those of `headwater.http.serving`, and can be imported from here. Where clients look for
-words in refusals ("Scope with name … is not found"), the words are Couchbase's.
+Every handler of `pools`, `buckets`, `users` and the dashboard takes a `Call`, which `app` makes once it has checked the
+user. Answers and refusals come from `headwater.http.serving`, and can be imported from here. If clients look for words
+in refusals ("Scope with name … is not found"), the words are Couchbase's.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = ["Call", "ConfigStreams", "Json", "Refusal", "read_body"]
 
 FORM_FIELDS_MAX = 16
 STREAMS_MAX = 256
-"""Streams of configs that are open at a time. Beyond that, one of the user that has the most ends."""
+"""The most streams of configs at a time. Beyond that, one stream of the user that has the most ends."""
 STREAM_REPEAT_S = 60.0
-"""A stream sends the config again after this time, so that a client that is gone is noticed."""
+"""A stream repeats the config after this time, so that the node notices clients that are gone."""
 _NAME_CHARS_SHOWN = 64
 
 
@@ -62,14 +62,14 @@ class LongAnswer:
     def __init__(self, user: str) -> None:
         self.user = user
         self.is_over = False
-        """It must end: another user has taken its place."""
+        """The answer has to end: another user has taken its place."""
 
 
 class LongAnswers:
-    """Answers that take long, by user. When places run out, the user that has the most gives one of them up."""
+    """Long answers in progress, by user. When places run out, the user that has the most gives up one."""
 
     def __init__(self, on_over: Callable[[], None] = lambda: None) -> None:
-        """`on_over` wakes the answers that wait, since one of them is over."""
+        """`on_over` wakes waiting answers after one of them is over."""
         self._places: Places[LongAnswer] = Places()
         self._on_over = on_over
 
@@ -82,7 +82,7 @@ class LongAnswers:
 
     @contextmanager
     def place(self, user: str, *, most: int) -> Iterator[LongAnswer]:
-        """A place as long as the answer takes. The answer is over at once where there is no room."""
+        """Hold a place while the answer is in progress. If there is no room, the answer is over at once."""
         answer = LongAnswer(user)
         if len(self) < most:
             self._places.add(answer, owner=user)
@@ -100,9 +100,9 @@ class LongAnswers:
 
 
 class ConfigStreams:
-    """JSON and four newlines, again and again, whenever the cluster config has changed.
+    """Sends the cluster config as JSON and four newlines, first at once and then whenever it has changed.
 
-    A stream never ends by itself. It ends when the client goes, when its bucket is gone, and when the node stops.
+    A stream ends only if the client leaves, its bucket is gone, another user takes its place, or the node stops.
     """
 
     def __init__(self, node: NodeState) -> None:
@@ -110,10 +110,10 @@ class ConfigStreams:
         self._is_closed = False
         self.open = LongAnswers(node.config_changes.notify)
         self.manifest_waits: Counter[str] = Counter()
-        """By user: requests that wait for a manifest."""
+        """For each user, how many requests wait for a manifest."""
 
     def stream(self, request: Request, user: str, render: Callable[[], bytes]) -> Response:
-        """Answer with a stream. `render` makes the JSON of the moment, and raises a refusal once there is none."""
+        """Answer with a stream. `render` returns the current JSON, and raises a refusal once there is none."""
         if self._is_closed or not self.open.has_room(user, most=STREAMS_MAX):
             raise Refusal.message(503, f"The node stops, or has {STREAMS_MAX} streams: ask for the config by itself")
         # If the first config can't be rendered, the answer says why; later the stream could only end.
@@ -155,11 +155,11 @@ class Call:
     request: Request
     user: str
     needs: Action | None = None
-    """The right that the user has, on the bucket of the path if there is one."""
+    """The right that the request needs, on the bucket of the path if there is one."""
 
     @property
     def is_allowed(self) -> bool:
-        """Whether there is such a user, with that right."""
+        """Whether the user exists and has that right."""
         users = self.node.users
         if self.needs is None:
             return self.user in users.by_name
@@ -180,11 +180,11 @@ class Call:
 
     @property
     def service(self) -> BucketService:
-        """The same as sessions see it."""
+        """The service of the bucket of the path, which sessions use as well."""
         return self.node.bucket_service(self.path("bucket"))
 
     def stream(self, render: Callable[[], bytes]) -> Response:
-        """Answer with a stream of configs, which ends with the user's right to it."""
+        """Answer with a stream of configs, which ends when the user loses the right to it."""
 
         def render_if_allowed() -> bytes:
             if not self.is_allowed:
@@ -202,7 +202,7 @@ class Call:
         return value
 
     def number(self, name: str, *, smallest: int, largest: int, default: int | None = None) -> int | None:
-        """A number of the query; the default where there is none."""
+        """A number of the query, or the default if it is missing."""
         text = self.request.query_params.get(name, "")
         if not text:
             return default
@@ -212,7 +212,7 @@ class Call:
         return number
 
     async def form(self, *allowed: str) -> dict[str, str]:
-        """The fields of the body. A field that is not allowed, or that is there twice, is refused."""
+        """The fields of the body. Refuses a field that is not allowed, or that occurs twice."""
         try:
             text = (await read_body(self.request)).decode()
             fields = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=FORM_FIELDS_MAX)
@@ -229,11 +229,11 @@ class Call:
 
 
 # --- who asks: log-ins and sessions --------------------------------------------------------------------------------
-# `app` asks here before every handler that needs a user. Nothing here decides what a user may do with a bucket, but
-# `may_see`, which is the dashboard's one question.
+# `app` asks here before every handler that needs a user. This part does not decide what a user may do with a bucket,
+# except for `may_see`, which serves the dashboard.
 #
-# Passwords are checked by the node's `auth.login_checks`, which slows down guessing and remembers for a while what was
-# right: clients poll.
+# The node's `auth.login_checks` checks passwords. It slows down guessing, and caches correct passwords for a while,
+# because clients poll.
 
 
 _CHALLENGE = 'Basic realm="Headwater", charset="UTF-8"'
@@ -241,7 +241,7 @@ _WRONG = "The user name or the password is wrong"
 
 
 def may_see(node: NodeState, user: str, bucket: str) -> bool:
-    """Whether the user may read the bucket's documents and changes. False where there is no such user."""
+    """Whether the user may read the bucket's documents and changes. False if there is no such user."""
     users = node.users
     return users.may(user, Action.READ, bucket) and users.may(user, Action.STREAM, bucket)
 
@@ -256,14 +256,14 @@ class Logins:
         self._node = node
 
     async def user_of(self, request: Request) -> str:
-        """The user who has sent the request, or a refusal."""
+        """The user who has sent the request. Raises a refusal if the log-in fails."""
         name, password = _basic_credentials(request)
         if not await self.check(request, name, password):
             raise _unauthorized(_WRONG)
         return name
 
     async def check(self, request: Request, name: str, password: str) -> bool:
-        """Whether the user has this password. Raises a refusal where there are too many tries."""
+        """Whether the user has this password. Raises a refusal if there were too many attempts."""
         peer = request.client.host if request.client else ""
         attempt = LoginAttempt(peer=peer, user=name, password=password)
         verdict = await while_connected(request, self._node.login_checks.check(attempt))
@@ -307,26 +307,26 @@ def _unauthorized(message: str) -> Refusal:
 
 
 class Sessions:
-    """The users who have logged in on the page, and the handlers to log in and out."""
+    """The sessions of users who have logged in on the page, and the handlers to log in and out."""
 
     def __init__(self, node: NodeState, logins: Logins, *, path: str) -> None:
         self._node = node
         self._logins = logins
         self._sessions: PageSessions[User] = PageSessions("headwater", path=path, now_s=node.now_s)
-        """Each with the user as it was at the log-in."""
+        """Each session keeps the user as it was at the log-in."""
         self.log_out = self._sessions.log_out
 
     def user_of(self, request: Request) -> str | None:
-        """The user of the session, which lasts longer by this; None where there is none."""
+        """The user of the session, whose life this extends; None if there is no session."""
         user = self._sessions.value_of(request, is_valid=self._is_as_it_was)
         return None if user is None else user.name
 
     def _is_as_it_was(self, user: User) -> bool:
-        """Not removed, or with another password or other rights by now."""
+        """Whether the user was not removed, and has the same password and the same rights."""
         return self._node.users.by_name.get(user.name) is user
 
     def may_see(self, request: Request, bucket: str) -> bool:
-        """Whether there is a session, of a user who may see the bucket."""
+        """Whether the request has a session of a user who may see the bucket."""
         user = self.user_of(request)
         return user is not None and may_see(self._node, user, bucket)
 
@@ -334,7 +334,7 @@ class Sessions:
         check_own_page(request)
         name, password = _page_credentials(await read_body(request, bytes_max=LOGIN_BODY_BYTES_MAX))
         if not await self._logins.check(request, name, password):
-            # Without the challenge: a browser that saw it would ask with a window of its own.
+            # Without the challenge: a browser that gets one opens a log-in window of its own.
             raise Refusal.message(401, _WRONG)
         response = Response(status_code=204)
         user = self._node.users.by_name.get(name)
@@ -344,7 +344,7 @@ class Sessions:
         return response
 
     async def show(self, request: Request) -> Response:
-        """Show which user is logged in, or that none is."""
+        """Show which user is logged in, if any."""
         user = self.user_of(request)
         if user is None:
             return Json({"user": None, "buckets": [], "version": ""})
@@ -356,7 +356,7 @@ def _page_credentials(body: bytes) -> tuple[str, str]:
     try:
         members = json.loads(body)
         name, password = members["user"], members["password"]
-        # JSON can say half a character, which has no bytes that could be compared.
+        # JSON can contain half of a surrogate pair, which has no bytes to compare.
         fits = 0 < len(name) <= USER_CHARS_MAX and bool(name.encode() + password.encode())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         fits = False

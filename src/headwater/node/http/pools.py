@@ -1,7 +1,7 @@
 """Handlers for what clients bootstrap from: the pool, its buckets and their configs.
 
-All of it is made from the cluster config that the key-value side gives, so that every way to bootstrap leads to the
-same nodes. Nothing here changes anything (`bucket_management` does).
+All answers are built from the cluster config of the key-value side, so that every way to bootstrap leads to the same
+nodes. No handler here changes anything (`bucket_management` does).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headwater.protocol.manifest import COLLECTIONS_MAX, SCOPES_MAX
 from headwater.store.bucket import Bucket
 
 DURABILITY_LEVELS = ("none", "majority", "majorityAndPersistActive", "persistToMajority")
-"""Couchbase's names for them, by number."""
+"""Couchbase's names of the levels, by number."""
 _MB = 1024 * 1024
 _MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 _SYSTEM = f"{platform.machine()}-{sys.platform}"
@@ -135,7 +135,7 @@ def _bucket(call: Call, bucket: Bucket) -> dict[str, Any]:
         "collectionsManifestUid": f"{bucket.manifest.uid:x}",
         "vBucketServerMap": config.server_map,
         "nodes": _nodes(call, config),
-        # The SDKs see by this path whether the bucket can be flushed.
+        # The SDKs take this path as the sign that the bucket can be flushed.
         "controllers": {"flush": f"{_path(facts.name)}/controller/doFlush"} if settings.flush_enabled else {},
         "replicaNumber": config.replicas,
         "replicaIndex": False,
@@ -158,7 +158,7 @@ def _bucket(call: Call, bucket: Bucket) -> dict[str, Any]:
 
 
 def _history(settings: BucketSettings) -> dict[str, Any]:
-    """As Couchbase has it, buckets of Magma show how much history they keep, and no others."""
+    """As in Couchbase, only buckets of Magma show how much history they keep."""
     if settings.storage_backend != "magma":
         return {}
     return {
@@ -177,13 +177,13 @@ def _nodes(call: Call, config: ClusterConfig) -> list[dict[str, Any]]:
 
 
 def _node(call: Call, member: ConfigNode) -> dict[str, Any]:
-    # A config that was set from outside may leave the host out: it is the one that the client has asked.
+    # A config that was set from outside may omit the host. It is then the host that the client has used.
     host = member.host or call.request.url.hostname or ""
     http_port, https_port = member.http_port(tls=False), member.http_port(tls=True)
     ports = {"direct": member.kv_port(tls=False) or member.kv_port(tls=True), "httpsMgmt": https_port}
     node = {
         "hostname": join_host_port(host, http_port or https_port),
-        # The C++ client ends the whole process where this, the system or the version is missing.
+        # The C++ client ends the whole process if this, the system or the version is missing.
         "otpNode": f"ns_1@{host}",
         "os": _SYSTEM,
         "ports": {name: port for name, port in ports.items() if port is not None},
@@ -201,6 +201,6 @@ def _node(call: Call, member: ConfigNode) -> dict[str, Any]:
 
 
 def _compatibility(version: str) -> int:
-    """Major and minor in one number, 16 bits for each of them."""
+    """The major and the minor version in one number, with 16 bits each."""
     major, minor, *_ = version.split(".")
     return int(major) << 16 | int(minor)

@@ -1,8 +1,8 @@
-"""Handlers for users and groups: which exist, what they may do, and changes of both, in the forms that Couchbase has.
+"""Handlers that show and change users, groups and their roles, in the forms of Couchbase.
 
-Every user of the node is a local one. The users that the nodes of a cluster log in as are not shown, and can't be
-changed. A password comes in here and goes no further than the thread that hashes it. The nodes of a cluster have their
-users in common: the answer to a change names those that it has not reached yet.
+Every user of the node is a local one. The users as which the nodes of a cluster log in are hidden, and can't be
+changed. Only the thread that hashes a password gets it. The nodes of a cluster share their users: the answer to a
+change names the nodes that do not have it yet.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from headwater.node.http.call import Call, Json, Refusal
 from headwater.protocol.sasl import USER_CHARS_MAX
 
 PASSWORD_CHARS_MIN = 6
-"""What Couchbase asks for by default."""
+"""Couchbase's default minimum."""
 NOT_ON = "not_on"
-"""The member of an answer that has the nodes which do not have a change yet, by their key-value address, and why."""
+"""The member of an answer with the nodes that do not have a change yet, by key-value address, and the reasons."""
 _LOCAL, _EXTERNAL = "local", "external"
 _NAMES_CHARS_SHOWN = 256
 _NOT_IN_NAMES = frozenset('()<>,;:\\"/[]?={} ')
-"""Couchbase's rule. Users that were made at the node's start may have other names, and can be changed all the same."""
+"""Couchbase's rule. Users that were created at the node's start may have other names, and can still be changed."""
 
 
 # --- looking ------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ async def show_group(call: Call) -> Response:
 
 
 def _described_group(group: Group) -> dict[str, Any]:
-    # There are no external directories, so no group is one of theirs.
+    # The node uses no external directory, so no group belongs to one.
     return {
         "id": group.name,
         "description": group.description,
@@ -104,7 +104,7 @@ def _described_group(group: Group) -> dict[str, Any]:
 
 
 def _described(users: Users, user: User) -> dict[str, Any]:
-    """The roles are all that the user has, each with where it comes from: clients store again what is its own."""
+    """The roles are all that the user has, each with its origins: clients write back those of the user itself."""
     groups = sorted(name for name in user.groups if name in users.groups)
     sources: list[tuple[dict[str, str], frozenset[Grant]]] = [({"type": "user"}, user.grants)]
     sources += [({"type": "group", "name": name}, users.groups[name].grants) for name in groups]
@@ -130,7 +130,7 @@ def _described(users: Users, user: User) -> dict[str, Any]:
 
 
 async def put_user(call: Call) -> Response:
-    """Make a user, or give one other roles, groups and another name, and another password if the form has one."""
+    """Create a user, or replace a user's roles, groups and display name, and the password if the form has one."""
     name, known = _local_name(call), _own_users(call)
     form = await call.form("name", "password", "roles", "groups")
     if name not in known:
@@ -167,7 +167,7 @@ async def remove_user(call: Call) -> Response:
 
 
 async def put_group(call: Call) -> Response:
-    """Make a group, or give one other roles and another description."""
+    """Create a group, or replace its roles and its description."""
     name, form = call.path("name"), await call.form("description", "ldap_group_ref", "roles")
     known = call.node.users.groups.get(name)
     if known is None:
@@ -181,7 +181,7 @@ async def put_group(call: Call) -> Response:
 
 
 async def remove_group(call: Call) -> Response:
-    """Its users stay, without what they could do by it."""
+    """Remove a group. Its users stay, but lose what it allowed them to do."""
     name = call.path("name")
 
     def change(users: Users) -> Users:
@@ -193,7 +193,7 @@ async def remove_group(call: Call) -> Response:
 
 
 async def change_password(call: Call) -> Response:
-    """Every user may change its own."""
+    """Change the password of the user who asks."""
     name, password = call.user, _checked_password(await call.form("password"))
     if password is None:
         raise Refusal.errors(400, "The value must be supplied", field="password")
@@ -226,19 +226,19 @@ def _listed(grants: frozenset[Grant]) -> str:
 
 
 def _own_users(call: Call) -> dict[str, User]:
-    """All but those that other nodes log in as."""
+    """All users except those that other nodes log in as."""
     return {name: user for name, user in call.node.users.by_name.items() if not call.node.is_node_user(name)}
 
 
 def _local_name(call: Call) -> str:
     domain = call.path("domain")
     if domain == _EXTERNAL and call.request.method == "PUT":
-        # So answers Couchbase's community edition, which has local users only, too. It answers with a string, but the
-        # C++ client ends the whole process if what comes with a 400 is no object.
+        # This is the answer of Couchbase's community edition, which also has local users only. Its answer is a string,
+        # but the C++ client ends the whole process if the content of a 400 is not an object.
         raise Refusal.errors(400, "This http API endpoint requires enterprise edition")
     if domain not in (_LOCAL, _EXTERNAL):
         raise Refusal(404, "Unknown user domain.")
-    # No user is external, and none has an empty name.
+    # There are no external users, and no user has an empty name.
     return call.path("name") if domain == _LOCAL else ""
 
 
@@ -261,7 +261,7 @@ def _check_new_name(name: str, what: str = "Username") -> None:
 
 
 def _grants(call: Call, roles: str, known: frozenset[Grant]) -> frozenset[Grant]:
-    """What the roles stand for. A role on a bucket or collection that is gone may be kept, and not given."""
+    """The grants that the roles stand for. A role on a dropped bucket or collection may be kept, but not given."""
     kept = {(grant.bucket, grant.scope, grant.collection) for grant in known}
 
     def is_there(grant: Grant) -> bool:
@@ -296,7 +296,7 @@ def _checked_password(form: dict[str, str]) -> str | None:
 
 
 def _with_password(users: Users, name: str, password: str) -> User:
-    """The user with another password; a new one has no roles yet."""
+    """The user with a new password. A user that is new has no roles yet."""
     credentials = hash_password(password, salts=secrets.token_bytes(SALTS_BYTES), iterations=users.iterations)
     known = users.by_name.get(name)
     if known is None:

@@ -1,9 +1,9 @@
 """A DCP connection of which this node is the producer: its streams, its flow control and its noops.
 
-Data is pulled, not pushed: the listener asks `produce_into` for more when the socket can take it, so that a slow
-consumer holds nothing in memory. Streams take turns; a chunk each.
+Data is pulled, not pushed: the listener calls `produce_into` when the socket can take more, so that a slow consumer
+holds nothing in memory. Streams take turns, one chunk each.
 
-What is the same for all streams of a connection is made once: there may be a thousand, and they are asked for together.
+A connection may open a thousand streams at once, so what all of them have in common is created only once.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from headwater.protocol.stream_requests import (
 from headwater.store.bucket import Bucket
 
 StreamKey = tuple[VBucketId, int | None]
-"""A vbucket, and the stream's id where streams have one."""
+"""A vbucket, and the stream's id, or None without stream ids."""
 
 
 class IdleStreams:
-    """The streams of one connection that wait for changes, so that many of them cost nothing while nothing happens.
+    """The streams of one connection that wait for changes. They cost nothing while nothing happens.
 
-    A connection may have a thousand streams and a bucket a thousand commits a second. Which streams a commit wakes is
-    found by comparing arrays with one entry a vbucket, not by asking stream after stream.
+    A connection may have a thousand streams and a bucket a thousand commits a second. To find the streams that a
+    commit wakes, `take_woken` compares arrays with one entry per vbucket instead of checking every stream.
     """
 
     def __init__(self, vbuckets: int) -> None:
         self._waiting = np.zeros(vbuckets, dtype=np.bool_)
         self._seqnos = np.zeros(vbuckets, dtype=np.uint64)
-        """Up to where the streams of a vbucket have come. Idle streams have all come to its end, so to the same."""
+        """The seqno that the streams of a vbucket have reached. All idle streams are at its end, so they share one."""
         self._states = np.zeros(vbuckets, dtype=np.uint8)
         self._vbuuids = np.zeros(vbuckets, dtype=np.uint64)
         self._keys: dict[VBucketId, set[StreamKey]] = {}
@@ -80,7 +80,7 @@ class IdleStreams:
         return keys
 
     def take_woken(self, bucket: Bucket) -> list[StreamKey]:
-        """Remove and return the streams whose vbucket has gone on, gone back, branched or changed its state."""
+        """Remove and return the streams whose vbucket has new changes, another branch or state, or was rolled back."""
         numbers = bucket.vbuckets
         moved = numbers.durable_seqnos != self._seqnos
         moved |= numbers.states != self._states
@@ -96,7 +96,7 @@ class IdleStreams:
 NOOP_OPAQUE = 0x10000000
 """Far from the opaques that consumers choose for their streams."""
 IDLE_S_MAX = 360.0
-"""A consumer that has enabled noops and sends nothing for this long is taken for dead."""
+"""A consumer that has enabled noops and sends nothing for this long is considered dead."""
 
 
 @dataclass(slots=True)
@@ -125,37 +125,37 @@ class KnownCollections:
         )
 
 
-# --- streams that are asked for together --------------------------------------------------------------------------
+# --- streams that are requested together ---------------------------------------------------------------------------
 #
-# A consumer opens a thousand streams at once, by requests that differ in the vbucket, the opaque and the seqnos alone.
-# Once one of them has been accepted, what it asks for need not be judged again, only where it starts.
+# A consumer opens a thousand streams at once, by requests that differ only in vbucket, opaque, vbuuid and seqnos.
+# Once one of them has been accepted, the others only need a check of where they start.
 
 
 _ALIKE = (
     StreamFlags.LATEST | StreamFlags.NO_VALUE | StreamFlags.ACTIVE_ONLY | StreamFlags.IGNORE_PURGED_TOMBSTONES
 )  # fmt: skip
-"""Flags that do not change what is judged of an active vbucket."""
+"""Flags that do not change how a request for an active vbucket is checked."""
 _ANSWER = Struct(">BB6xII8x")
 """The header of a success: its magic, its opcode, the length of the body and the opaque."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPattern:
-    """A stream request that was accepted, as the pattern of others."""
+    """A stream request that was accepted, as a pattern for requests that ask for the same."""
 
     flags: StreamFlags
     value: bytes
     terms: StreamTerms
     manifest: Manifest
-    """Under which the filter was accepted."""
+    """The manifest under which the filter was accepted."""
     ends_now: bool
     layout: Struct
-    """A whole request: what is the same in all of them as bytes, the rest as numbers."""
+    """The layout of a whole request: the parts that all requests share as bytes, the rest as numbers."""
     same: tuple[bytes, ...]
 
     @classmethod
     def of(cls, request: StreamRequest, accepted: Accepted, terms: StreamTerms) -> StreamPattern | None:
-        """None where the requests that are like this one have to be judged one by one."""
+        """The pattern of a request; None if requests like it have to be checked one by one."""
         is_filtered = accepted.collections is not None
         is_odd = accepted.stream_id is not None or accepted.scope is not None or terms.shape.sync_writes
         if is_odd or int(request.flags) & ~int(_ALIKE) or bool(request.value) != is_filtered:
@@ -177,7 +177,7 @@ class StreamPattern:
         return is_current and (self.flags, self.value) == (request.flags, request.value)
 
     def alike(self, data: memoryview, count_max: int) -> Iterator[tuple[int, ...]]:
-        """Of the requests at the front of some data: vbucket, opaque, first and last seqno, vbuuid, and snapshot."""
+        """Yield vbucket, opaque, start, end, vbuuid and snapshot of the requests at the start of `data` that match."""
         count = min(count_max, len(data) // self.layout.size)
         with data[: count * self.layout.size] as requests:
             for head, vbucket, body, opaque, flags, *numbers, value in self.layout.iter_unpack(requests):
@@ -206,7 +206,7 @@ class ProducerConnection:
     may_compress: bool
     opened_s: float
     live: LiveFrames
-    """What all connections of the bucket share."""
+    """Shared by all connections of the bucket."""
     dialect: Dialect = NEWEST
     has_right: Callable[[], bool] = lambda: True
     """Whether the user may still stream from the bucket."""
@@ -218,7 +218,7 @@ class ProducerConnection:
     acked_bytes: int = 0
     sent_bytes: int = 0
     ended_messages: int = 0
-    """What the streams that have ended had sent."""
+    """Messages sent by streams that have ended."""
     noop: NoopState = field(init=False)
     _ready: deque[StreamKey] = field(default_factory=deque)
     """Streams that have something to send, in the order of their turns."""
@@ -228,7 +228,7 @@ class ProducerConnection:
     _shapes: dict[Values, Shape] = field(default_factory=dict)
     _kinds: dict[tuple[Values, tuple[CollectionId, ...] | None, bool], int] = field(default_factory=dict)
     _passes_all: StreamFilter = field(init=False)
-    """The filter of all streams that have none."""
+    """The filter that all streams without a filter share."""
     _known_collections: KnownCollections = field(init=False)
     _pattern: StreamPattern | None = None
 
@@ -241,7 +241,7 @@ class ProducerConnection:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def set_control(self, key: bytes, value: bytes) -> None:
-        """Take a control message; `BadControl` where it is not one."""
+        """Apply a control message. Raises `BadControl` if its key or its value is not valid."""
         try:
             controls = with_control(self.controls, key.decode(), value.decode(), self.dialect)
         except UnicodeDecodeError as error:
@@ -249,7 +249,7 @@ class ProducerConnection:
         if controls.deleted_user_xattrs and OpenFlags.INCLUDE_DELETED_USER_XATTRS not in self.flags:
             # As recorded from a 7.0.5 server: the control only asks whether the flag is known.
             raise BadControl("include_deleted_user_xattrs needs the flag of the open")
-        # Recorded of 8.0.2.
+        # As recorded from 8.0.2.
         if controls.force_value_compression and not self.may_compress:
             raise BadControl("force_value_compression needs snappy in HELLO")
         if controls.marker_version != "1.0" and not self.knows_collections:
@@ -265,7 +265,7 @@ class ProducerConnection:
         self.window = self.window.acked(acked_bytes)
 
     def admit(self, request: StreamRequest) -> Admission:
-        """What to answer to a stream request. An accepted stream still has to be opened."""
+        """How to answer a stream request. The caller still has to open a stream that is accepted."""
         facts = ConnectionFacts(
             collections=self.knows_collections,
             include_xattrs=OpenFlags.INCLUDE_XATTRS in self.flags,
@@ -279,7 +279,7 @@ class ProducerConnection:
 
     def open_stream(self, request: StreamRequest, accepted: Accepted) -> Stream:
         shape = self._shape(drops_values=StreamFlags.NO_VALUE in request.flags)
-        # MB-26074. A seqno-advanced says where the snapshot ends, so the consumer has to know of that.
+        # MB-26074. A seqno-advanced marks the end of such a snapshot, so the consumer has to know that message.
         skips_removals = OpenFlags.SKIP_DELETES_IN_INITIAL_BACKFILL in self.flags and self.knows_collections
         terms = StreamTerms(
             bucket=self.bucket,
@@ -309,10 +309,10 @@ class ProducerConnection:
         return stream
 
     def open_alike(self, data: memoryview, count_max: int) -> OpenedStreams:
-        """Open the streams whose requests, at the front of `data`, ask for the same as one that was accepted before.
+        """Open the streams whose requests, at the start of `data`, ask for the same as one that was accepted before.
 
-        It stops in front of the first request that is anything else, or that needs a closer look, and leaves it to
-        `admit` and `open_stream`, which must always give the same result.
+        Stops before the first request that differs or needs a closer check. The caller passes that one to `admit` and
+        `open_stream`, which must always give the same result.
         """
         opened, pattern, numbers = OpenedStreams(), self._pattern, self.bucket.vbuckets
         if pattern is None or pattern.manifest is not self.bucket.manifest:
@@ -324,7 +324,7 @@ class ProducerConnection:
                 break
             facts, high = numbers.facts[vbucket], seqnos[vbucket]
             assert facts is not None, "an active vbucket is here"
-            # It may lack nothing that was purged, and have nothing that is not on the newest branch.
+            # The consumer must not lack purged deletions, and all that it has must be on the newest branch.
             goes_on = vbuuid == vbuuids[vbucket] and snapshot_end <= high and start >= facts.purge_seqno
             if not snapshot_start <= start <= min(snapshot_end, end) or (start and not goes_on):
                 break
@@ -350,7 +350,7 @@ class ProducerConnection:
         self._ready.append(key)
 
     def close_stream(self, vbucket: VBucketId, stream_id: int | None) -> bytes | None:
-        """End a stream the consumer closes: what is sent for it, or None where there is no such stream."""
+        """End a stream that the consumer closes. Returns the bytes to send, or None if there is no such stream."""
         stream = self._forget((vbucket, stream_id))
         if stream is None:
             return None
@@ -373,14 +373,14 @@ class ProducerConnection:
         return bool(self._open_ids.get(vbucket))
 
     def on_rolled_back(self, vbucket: VBucketId) -> None:
-        """The vbucket was taken back: its streams end, whatever they have sent."""
+        """The vbucket was rolled back: wake its streams so that they end, whatever they have sent."""
         for key, stream in self.streams.items():
             if key[0] == vbucket:
                 stream.was_rolled_back = True
         self._ready.extend(self._idle.take(vbucket))
 
     def on_hand_over_answer(self, opaque: int) -> bytes:
-        """The consumer has answered a set-vbucket-state."""
+        """The consumer has answered a set-vbucket-state. Returns what to send next."""
         for key, stream in list(self.streams.items()):
             if stream.opaque == opaque and stream.is_handing_over:
                 data = stream.on_hand_over_answer()
@@ -442,9 +442,9 @@ class ProducerConnection:
         return self._shapes[values]
 
     def _kind(self, shape: Shape, accepted: Accepted) -> int:
-        """What a stream shares live changes with: all that asks for the same. What else controls say, they do not show.
+        """The number of a stream's kind. Streams of one kind share live changes: they have asked for the same form.
 
-        A filter by scope follows the events of its stream, so it is never shared.
+        A filter by scope changes with the events of its stream, so such a stream shares with no other.
         """
         if accepted.scope is not None:
             return NO_KIND
@@ -460,22 +460,22 @@ class ProducerConnection:
     # --- data -----------------------------------------------------------------------------------------------------
 
     def produce(self, bytes_max: int) -> bytes:
-        """As `produce_into`, in memory of its own."""
+        """Like `produce_into`, but returns the data."""
         output = Output()
         self.produce_into(output, bytes_max)
         return bytes(output.data)
 
     def wake(self, vbuckets: Iterable[int]) -> bool:
-        """Changes of these vbuckets are durable: streams that wait for them are ready. Returns whether any is."""
+        """Changes of these vbuckets are durable: wake the streams that wait for them. Returns whether any is ready."""
         for vbucket in vbuckets:
             self._ready.extend(self._idle.take(VBucketId(vbucket)))
         return bool(self._ready)
 
     def produce_into(self, output: Output, bytes_max: int, *, is_awake: bool = False) -> None:
-        """Write the next data, of all streams in turns, within the window. Nothing where there is nothing to send.
+        """Write the next data of all streams in turns, within the window; nothing if there is nothing to send.
 
-        Whether the vbuckets of idle streams have changed in any way is looked at first, unless all that have something
-        to send are known to be awake.
+        Unless `is_awake` says that every stream with something to send is awake, first wake the idle streams whose
+        vbuckets have changed in any way.
         """
         if not self.has_right():
             for key, ended in list(self.streams.items()):
@@ -504,11 +504,11 @@ class ProducerConnection:
 
     @property
     def has_more(self) -> bool:
-        """Whether streams wait for their turn, and the consumer has room for them. Idle ones are not asked."""
+        """Whether streams wait for their turn and the consumer has room. Idle streams are not checked."""
         return bool(self._ready) and self.window.is_open
 
     def _put_back(self, key: StreamKey, stream: Stream) -> None:
-        """After its turn a stream is over, has more to send, or waits for changes."""
+        """Queue a stream again after its turn. Remove it if it has ended; let it idle if it has nothing to send."""
         if stream.is_ended:
             self._forget(key)
         elif not stream.has_work:
@@ -525,7 +525,7 @@ class ProducerConnection:
 
     @property
     def sent_messages(self) -> int:
-        """The messages of all its streams, also of those that have ended."""
+        """The number of messages of all its streams, including those that have ended."""
         return self.ended_messages + sum(stream.frames_sent for stream in self.streams.values())
 
     # --- time -----------------------------------------------------------------------------------------------------
@@ -537,7 +537,7 @@ class ProducerConnection:
         self.noop.is_waiting = False
 
     def tick(self, now_s: float) -> bytes:
-        """A noop where one is due. Raises `UnexpectedMessage` where the consumer must be taken for dead."""
+        """Return a noop if one is due. Raises `UnexpectedMessage` if the consumer is considered dead."""
         if not self.controls.noop_enabled:
             return b""
         if self.noop.is_waiting:

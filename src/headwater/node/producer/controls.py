@@ -1,8 +1,8 @@
-"""What a consumer may set with control messages, and the shape in which it gets changes because of that.
+"""The control messages that a consumer may send, and the form in which it then gets changes.
 
-A key that is not in `CONTROLS` gets EINVAL, and so does a bad value: by that clients find out what a server can do
-(kv_engine, DCP docs, "Control"). To add a control, add a setting to `Controls` and a line to `CONTROLS`. Which values a
-version takes is in its dialect (`protocol.stream_requests`).
+An unknown key gets EINVAL, and so does a bad value: clients find out this way what a server supports (kv_engine, DCP
+docs, "Control"). To add a control, add a setting to `Controls` and a line to `CONTROLS`. The dialect of a version
+(`protocol.stream_requests`) lists the values that it accepts, and keys that get NOT_SUPPORTED.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Controls:
 
 
 class BadControl(ValueError):
-    """The key is unknown, or its value is not one of those it takes."""
+    """The key of a control is unknown, or its value is not valid."""
 
     def __init__(self, what: str, status: Status = Status.EINVAL) -> None:
         super().__init__(what)
@@ -143,11 +143,11 @@ CONTROLS: dict[str, tuple[str, Callable[[str], Any] | Mapping[str, Any]]] = {
     "enable_sync_writes": ("sync_writes", _FLAG),
     "consumer_name": ("consumer_name", _name),
 }
-"""Key → the setting, and its values: those it may have, or what makes one."""
+"""Key → the attribute of `Controls`, and its valid values or the function that parses one."""
 
 
 def with_control(controls: Controls, key: str, value: str, dialect: Dialect) -> Controls:
-    """The settings after a control message, or `BadControl`."""
+    """The settings after a control message. Raises `BadControl` if it is not valid."""
     if key not in CONTROLS:
         raise BadControl(key, Status.NOT_SUPPORTED if key in dialect.unsupported_controls else Status.EINVAL)
     if key in dialect.only_true_controls and value == "false":
@@ -163,7 +163,7 @@ def with_control(controls: Controls, key: str, value: str, dialect: Dialect) -> 
         raise BadControl(value)
     if key == "max_marker_version" and value not in dialect.marker_versions:
         raise BadControl(value)
-    # Recorded of 8.0.2: they exclude each other, whichever comes first.
+    # As recorded from 8.0.2: they exclude each other, whichever comes first.
     if changed.stream_id and changed.sync_writes:
         raise BadControl(key, Status.NOT_SUPPORTED)
     return changed
@@ -181,14 +181,14 @@ COMPRESS = 0x20
 SYNC_WRITES = 0x40
 TAKES_COMPRESSED = 0x80
 COMPRESS_PREPARES = 0x100
-"""Not of a shape: of a snapshot from disk. See `outbound.shape_run`."""
+"""Set for snapshots from disk, not by a shape. See `outbound.shape_run`."""
 SKIP_REMOVALS = 0x200
 VALUES_SHIFT = 10
 """The bits from here on are one of `Values`."""
 
 
 class Values(IntEnum):
-    """What becomes of the values."""
+    """What happens to the values of documents."""
 
     KEEP = 0
     DROP = 1
@@ -197,25 +197,25 @@ class Values(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a consumer wants of each change: the same for all streams of a connection that ask for the same."""
+    """The form in which a consumer wants changes. Streams of a connection that ask for the same form share one."""
 
     strip_prefix: bool = False
     values: Values = Values.KEEP
     include_xattrs: bool = True
     include_deleted_user_xattrs: bool = True
-    """Attributes of removed documents that are not the system's."""
+    """Removed documents keep attributes that are not the system's."""
     include_delete_times: bool = True
     expiry_opcode: bool = True
     takes_compressed: bool = False
-    """Values that are stored as snappy are sent so. Others get them inflated."""
+    """Values that are stored as snappy are sent as they are. Other consumers get them inflated."""
     compress: bool = False
-    """Values that get smaller by it are sent as snappy."""
+    """Values are sent as snappy if that makes them smaller."""
     sync_writes: bool = False
     """The consumer takes part in durable writes: it gets prepares, commits and aborts as such."""
     skip_removals: bool = False
     """Deletions and expirations are not sent."""
     bits: int = field(init=False, repr=False, compare=False)
-    """The same as one number, for the kernels."""
+    """All of the above as one number, for the kernels."""
 
     def __post_init__(self) -> None:
         bits = int(self.values) << VALUES_SHIFT
@@ -235,13 +235,13 @@ class Shape:
 
 
 # --- filters -------------------------------------------------------------------------------------------------------
-# A filter follows the system events that its stream passes: a collection of the scope may come, and any of them may go.
-# When all have gone, so has the stream's purpose. One that lets everything pass has nothing to follow, so that the
-# streams of a connection can share it.
+# A filter follows the system events of its stream: collections may be added to its scope, and any may be dropped. Once
+# all are dropped, the stream has nothing left to send. A filter that lets everything pass never changes, so the streams
+# of a connection share it.
 
 
 class StreamFilter:
-    """See the module."""
+    """Decides which changes and system events a stream gets."""
 
     def __init__(
         self,
@@ -254,14 +254,14 @@ class StreamFilter:
         self.collections = None if collections is None else frozenset(collections)
         self.scope = scope
         self.knows_collections = knows_collections
-        """A consumer that does not gets the default collection, and no system events."""
+        """If False, the consumer gets only the default collection, and no system events."""
         self._live = self.collections or frozenset[CollectionId]()
         if scope is not None:
             self._live = frozenset(c.id for holder, c in manifest.collections() if holder.id == scope)
         self._is_scope_dropped = False
         self._wanted: Column | None = None
         self._wanted_as_of: Manifest | None = None
-        """The manifest under which this is what is wanted; None where that has to be found again."""
+        """The manifest for which `_wanted` is valid; None if it has to be computed again."""
 
     @property
     def lets_all_pass(self) -> bool:
@@ -269,11 +269,11 @@ class StreamFilter:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing will ever pass again."""
+        """Whether nothing will ever pass again."""
         return self._is_scope_dropped or (self.collections is not None and not self._live)
 
     def wanted(self, manifest: Manifest) -> Column | None:
-        """The ids of the collections whose changes pass now, ascending, or None for all."""
+        """The ids of the collections whose changes pass now, ascending; None for all."""
         if self._wanted_as_of is not manifest:
             ids = self._wanted_ids(manifest)
             self._wanted = None if ids is None else np.array(sorted(ids), dtype=np.uint32)
@@ -290,7 +290,7 @@ class StreamFilter:
         return {collection.id for _, collection in manifest.collections()}
 
     def concerns(self, event: Event) -> bool:
-        """Whether an event that the stream has come to passes. The filter follows what it says."""
+        """Whether the next system event of the stream passes. The event also updates the filter."""
         if not self.knows_collections:
             return False
         if self.scope is not None:
@@ -319,7 +319,7 @@ class StreamFilter:
 
 # --- system events ------------------------------------------------------------------------------------------------
 #
-# Every vbucket has the same events, at seqnos of its own. So what an event says is decoded once, and kept by its bytes.
+# Every vbucket has the same events, but at its own seqnos. So each event is decoded once, and cached by its bytes.
 
 
 _KEPT_MAX = 1024
@@ -329,7 +329,7 @@ _EXTRAS_BYTES = 13
 
 
 class KnownEvent:
-    """What an event says, whatever its vbucket and its seqno."""
+    """A decoded system event, which is the same in all vbuckets and at all seqnos."""
 
     def __init__(self, stored: EncodedEvent) -> None:
         message = SystemEvent(
@@ -341,7 +341,7 @@ class KnownEvent:
             self._encoded[False] = _parts(stored)
 
     def parts(self, seqno: Seqno, *, as_flatbuffers: bool) -> tuple[bytes, bytes, bytes]:
-        """Extras, key and value of the message for a consumer that has asked for this form."""
+        """Extras, key and value of the message in the form that the consumer has asked for."""
         encoded = self._encoded.get(as_flatbuffers)
         if encoded is None:
             event = manifests.encode_event(self.event, as_flatbuffers=as_flatbuffers)
@@ -358,11 +358,11 @@ class EventInRun(NamedTuple):
     seqno: Seqno
     known: KnownEvent
     end: int
-    """Where in the run the next change starts."""
+    """Where the next change starts in the run."""
 
 
 def read_event(run: Bytes, at: int) -> EventInRun:
-    """The system event of a stored run that starts at `at`."""
+    """Read the system event that starts at `at` in a stored run."""
     key_bytes, body_bytes, seqno, event, version = _HEADER.unpack_from(run.data, at)
     body_at = at + _HEADER.size - _EXTRAS_BYTES
     end = body_at + body_bytes

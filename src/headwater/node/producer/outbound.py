@@ -1,13 +1,13 @@
 """The outbound kernel: stored frames to the frames of one stream.
 
-What is stored is what a collection-aware consumer with xattrs, delete times and the expiry opcode gets. Every stream
-has its own opaque; beyond that each consumer may have asked for less: other collections left out, the prefix gone, no
-values, no extended attributes, deletions without their time, expirations as deletions, a stream id in flexible framing.
-Prepares, commits and aborts are for replicas that take part in durable writes; all others get the change that was
-committed, which is what is stored (`store.prepares`).
+Stored frames have the form that a collection-aware consumer with xattrs, delete times and the expiry opcode gets. Every
+stream sets its own opaque, and each consumer may have asked for less: only some collections, no prefix, no values, no
+extended attributes, deletions without their time, expirations as deletions, a stream id in flexible framing. Only
+replicas that take part in durable writes get prepares, commits and aborts; all others get the committed change, which
+is what is stored (`store.prepares`).
 
 A stream calls `shape_run`. The kernel walks a run and writes what this stream gets of it, until the consumer's window
-is full. Most consumers want mutations as they are stored: those are copied whole.
+is full. Most consumers want mutations as they are stored: the kernel copies those whole.
 """
 
 from __future__ import annotations
@@ -84,30 +84,30 @@ from headwater.protocol.kernels.snappy import HASH_BITS, compress_value, inflate
 from headwater.store.scan import NO_SEQNOS
 
 OUTPUT_BYTES = 1024 * 1024 + 64 * 1024
-"""A turn, and the frame by which it may be overdrawn. A larger one gets more memory for that turn."""
+"""The size of a turn, plus the frame that may exceed it. A larger frame gets more memory for that turn."""
 FRAME_GROWTH_BYTES = 4
-"""A stream id in flexible framing, and the last byte of a deletion that was stored as an expiration."""
+"""A sent frame may be larger by a stream id, and by the last byte of a deletion that was stored as an expiration."""
 
 _KEEP = int(Values.KEEP)
 _DROP_BUT_KEEP_DATATYPE = int(Values.DROP_BUT_KEEP_DATATYPE)
 _TWO_SEQNOS_BYTES = 16
 _SYSTEM_MARK = ord("_")
-"""The names of the system's attributes start with it."""
+"""The names of system attributes start with it."""
 _ALL_COLLECTIONS: Column = np.empty(0, dtype=np.uint32)
 _NO_TABLE: Column = np.empty(0, dtype=np.int64)
 _NO_COLLECTION = 2**32
-"""Ids are smaller."""
+"""Higher than any collection id."""
 _PREFETCH_BYTES = 2048
-"""How far ahead memory is asked for where frames are skipped."""
+"""How far ahead memory is prefetched while frames are skipped."""
 _PREFETCHED_FRAME_BYTES_MAX = 1024
 _LINE_BYTES = 64
 
 
 class Output:
-    """The frames of one turn, in one piece of memory that all streams of a connection write to.
+    """The frames of one turn, in one buffer that all streams of a connection write to.
 
-    Markers, changes and ends lie one behind the other, so that a turn of a thousand streams is one write to the socket.
-    The memory is used again for the next turn, of any connection: it is warm, and nothing has to be allocated.
+    Markers, changes and ends follow each other, so that a turn of a thousand streams is one write to the socket. The
+    buffer is reused for the next turn, of any connection: it is warm, and nothing has to be allocated.
     """
 
     __slots__ = ("_view", "memory", "used")
@@ -116,11 +116,11 @@ class Output:
         self.memory: Bytes = np.empty(size_bytes, dtype=np.uint8)
         self._view = self.memory.data
         self.used = 0
-        """Up to here there are frames. Kernels write behind it."""
+        """The end of the frames. Kernels write behind it."""
 
     @property
     def data(self) -> memoryview:
-        """What to send. Valid until the memory is used again."""
+        """The bytes to send. Valid until the buffer is reused."""
         return self._view[: self.used]
 
     def append(self, data: bytes) -> None:
@@ -131,7 +131,7 @@ class Output:
         self.used = end
 
     def make_room(self, size_bytes: int) -> None:
-        """Have room for so much more."""
+        """Make room for this many more bytes."""
         if self.used + size_bytes <= len(self.memory):
             return
         larger = np.empty(max(self.used + size_bytes, 2 * len(self.memory)), dtype=np.uint8)
@@ -140,7 +140,7 @@ class Output:
 
 
 class SpareOutput:
-    """The one output that connections share, as long as each has sent all it wrote before the next has its turn."""
+    """The one output that connections share, if each has sent all that it wrote before the next one has its turn."""
 
     def __init__(self) -> None:
         self._spare: Output | None = None
@@ -150,7 +150,7 @@ class SpareOutput:
         return Output() if spare is None else spare
 
     def give_back(self, output: Output) -> None:
-        """What was written has been sent. An output that has grown is not kept."""
+        """Return an output whose bytes were all sent. One that has grown is not kept."""
         if len(output.memory) == OUTPUT_BYTES:
             output.used = 0
             self._spare = output
@@ -160,24 +160,24 @@ class OutboundStop(IntEnum):
     """Why the kernel stopped."""
 
     END = 0
-    """The run is at its end, or the snapshot is."""
+    """The run or the snapshot is at its end."""
     WINDOW = 1
     """The window is full."""
     EVENT = 2
-    """The next frame is a system event, which is not the kernel's business."""
+    """The next frame is a system event, which the kernel does not handle."""
     ROOM = 3
-    """The output had no room for the next frame. Now it has."""
+    """The output had no room for the next frame. `shape_run` has made room since."""
 
 
 class Listing(IntEnum):
     """What a list of seqnos says of the versions in a snapshot."""
 
     NOTHING = 0
-    """There is no list: all are sent."""
+    """There is no list: all versions are sent."""
     SUPERSEDED = 1
-    """These are left out: a newer version of the same key comes later in the snapshot."""
+    """The listed versions are left out: a newer version of the same key comes later in the snapshot."""
     NEWEST = 2
-    """Only these are sent."""
+    """Only the listed versions are sent."""
 
 
 class Sent(NamedTuple):
@@ -190,15 +190,15 @@ class Sent(NamedTuple):
     """Where in the output it stopped."""
     frames: int
     last_seqno: int
-    """The last change that was sent, 0 for none."""
+    """The last change that was sent; 0 for none."""
     passed_seqno: int
-    """The last change that was looked at, sent or not; 0 for none."""
+    """The last change that was examined, sent or not; 0 for none."""
     prepares: int
     """How many of the frames are prepares."""
 
 
 FROM_DISK = 2**63 - 1
-"""As `commits_after_seqno`, no seqno is higher: in a snapshot from disk every commit comes as the whole change."""
+"""A `commits_after_seqno` above all seqnos: in a snapshot from disk, every commit is sent as the whole change."""
 _END, _WINDOW, _EVENT, _ROOM = (int(stop) for stop in OutboundStop)
 _NO_LIST, _NEWEST = int(Listing.NOTHING), int(Listing.NEWEST)
 
@@ -218,16 +218,16 @@ def shape_run(
     listing: Listing = Listing.NOTHING,
     commits_after_seqno: int = 0,
 ) -> Sent:
-    """Write the changes of a run from `at` on, up to `end_seqno`, until that much of the output is used.
+    """Write the changes of a run from `at` on, up to `end_seqno`, until the output is filled up to `until`.
 
-    It may be overdrawn by one frame. `wanted` are the ids of the collections to send, ascending, None for all.
-    `listed` are seqnos, ascending, and `listing` says what of. Commits behind `commits_after_seqno` are sent as such to
-    a consumer with sync writes, the others as the whole change: their prepares may be gone, or they come from disk.
+    The last frame may exceed `until`. `wanted` are the ids of the collections to send, ascending; None for all.
+    `listed` are seqnos, ascending; `listing` says what they mean. A consumer with sync writes gets commits after
+    `commits_after_seqno` as commits, and others as the whole change: their prepares may be gone, or come from disk.
     """
     bits = shape.bits
     if commits_after_seqno == FROM_DISK and shape.sync_writes and shape.takes_compressed:
-        # As recorded from 7.0.5, what a replica gets from disk and not from the cache is compressed: prepares, and what
-        # is left of removed documents. Other values go as they are stored.
+        # As recorded from 7.0.5, some values that a replica gets from disk, not from the cache, are compressed: those
+        # of prepares, and what is left of removed documents. Other values are sent as they are stored.
         bits |= COMPRESS_PREPARES
     table = np.zeros(1 << HASH_BITS, dtype=np.int64) if bits & (COMPRESS | COMPRESS_PREPARES) else _NO_TABLE
     ids = _ALL_COLLECTIONS if wanted is None else wanted
@@ -257,7 +257,7 @@ def _shape(
     opaque: int, sid: int, filtered: bool, wanted: UInt32s, bits: int, table: Int64s, commits_after_seqno: int,
 ) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
     """Walk the run from `at` on and write to `target` from `to` on. Returns a `Sent`."""
-    # `write_frame` and the others get these once a frame.
+    # Borrow the arrays, because they are passed to `write_frame` and others once per frame.
     run = borrowed(run)
     target = borrowed(target)
     listed = borrowed(listed)
@@ -291,7 +291,7 @@ def _shape(
         end = at + HEADER_BYTES + i64(load_u32(run, at + 8))
         is_sent = True
         if filtered:
-            # Documents of one collection tend to come together.
+            # Documents of one collection are often next to each other.
             collection = collection_id(run, at + HEADER_BYTES + i64(load_u8(run, at + 4)))
             if collection != last_collection:
                 last_collection = collection
@@ -301,13 +301,13 @@ def _shape(
             is_sent = False
         if skip_removals and (opcode == DELETION or opcode == EXPIRATION):
             is_sent = False
-        # A commit ends a prepare that the consumer holds, whatever came of the document later. Where the prepare may
-        # have been compacted away, the consumer has not got it, and gets the whole change.
+        # A commit completes a prepare that the consumer holds, whatever happened to the document later. If the prepare
+        # may have been compacted away, the consumer does not have it, and gets the whole change.
         is_commit = sync_writes and load_u32(run, at + 12) != 0 and seqno > u64(commits_after_seqno)
         if listing != _NO_LIST and is_sent and not is_commit:
             if next_listed < 0:
                 next_listed = i64(np.searchsorted(listed, seqno))
-            # Seqnos come in their order.
+            # Seqnos ascend, so the list is walked only once.
             while next_listed < len(listed) and listed[next_listed] < seqno:
                 next_listed += 1
             is_listed = next_listed < len(listed) and listed[next_listed] == seqno
@@ -343,7 +343,7 @@ def _mutations_stay(bits: int, sid: int) -> bool:
 
 @inlined_part
 def sent_bytes_max(run: Bytes, at: int, end: int, bits: int) -> int:
-    """At most so much is sent of the change at `at`."""
+    """The most bytes that are sent of the change at `at`."""
     stored_bytes = end - at
     bytes_max: int = stored_bytes + FRAME_GROWTH_BYTES
     if load_u8(run, at + 5) & SNAPPY:
@@ -363,13 +363,13 @@ def _inflated_bytes(run: Bytes, at: int, end: int) -> int:
 
 @kernel
 def _room_for(run: AnyBytes, at: int, bits: int) -> int:
-    """At most so much is sent of the change at `at`."""
+    """The most bytes that are sent of the change at `at`."""
     return sent_bytes_max(run, at, at + HEADER_BYTES + i64(load_u32(run, at + 8)), bits)
 
 
 @inlined_part
 def _prefetch_behind(run: Bytes, at: int, end: int) -> None:
-    """Small frames that are skipped come faster than memory does, and the processor does not see the pattern."""
+    """Prefetch behind a small frame that is skipped: memory is too slow for these, and the CPU sees no pattern."""
     if end - at <= _PREFETCHED_FRAME_BYTES_MAX:
         line_at = at + _PREFETCH_BYTES
         while line_at < end + _PREFETCH_BYTES:
@@ -379,8 +379,8 @@ def _prefetch_behind(run: Bytes, at: int, end: int) -> None:
 
 # --- one frame ----------------------------------------------------------------------------------------------------
 #
-# Each part writes one thing: framing, extras, value, header. The header comes last: by then it is known how long the
-# others have become, and what the value is.
+# Each part writes one thing: framing, extras, value, header. The header comes last: it needs the lengths of the others
+# and the datatype of the value.
 
 
 @inlined_part
@@ -388,7 +388,7 @@ def write_frame(
     run: Bytes, at: int, end: int, is_commit: bool, target: Bytes, to: int, bits: int, opaque: int, sid: int,
     table: Column,
 ) -> int:  # fmt: skip
-    """Write what a consumer gets of the change at `at`, a commit of it if so said. Returns where that ends."""
+    """Write what a consumer gets of the change at `at`, or of its commit if `is_commit`. Returns where that ends."""
     key_at = at + HEADER_BYTES + i64(run[at + 4])
     value_at = key_at + i64(load_u16(run, at + 2))
     if bits & STRIP_PREFIX:
@@ -417,7 +417,7 @@ def write_frame(
     store_u16(target, to + 6, load_u16(run, at + 6))
     store_u32(target, to + 8, u32(sent_end - to - HEADER_BYTES))
     store_u32(target, to + 12, u32(opaque))
-    # Neither has a CAS in recorded sessions. A stored abort has one of its own, for its age.
+    # In recorded sessions neither has a CAS. A stored abort has one, which tells its age.
     store_u64(target, to + 16, u64(0) if opcode in (COMMIT, ABORT) else load_u64(run, at + 16))
     return sent_end
 
@@ -431,7 +431,7 @@ def _sent_opcode(opcode: int, is_commit: bool, bits: int) -> int:
 
 @inlined_part
 def _write_framing(target: Bytes, to: int, sid: int) -> int:
-    """The id of the stream, if it has one. Returns where it ends."""
+    """Write the stream id, if there is one. Returns where it ends."""
     if sid == 0:
         return to
     target[to] = STREAM_ID_KIND
@@ -441,10 +441,10 @@ def _write_framing(target: Bytes, to: int, sid: int) -> int:
 
 @inlined_part
 def _write_extras(run: Bytes, at: int, opcode: int, target: Bytes, to: int, bits: int) -> int:
-    """All of a mutation's or prepare's; of a removal's as much as the consumer wants. Returns where they end."""
+    """Write all extras of a mutation or prepare, and those of a removal that are wanted. Returns where they end."""
     stored_at = at + HEADER_BYTES
     if opcode in (COMMIT, ABORT):
-        # The prepare's seqno, then its own. A stored commit has in its opaque how far the prepare is behind.
+        # The prepare's seqno, then its own. A stored commit keeps in its opaque how far before it the prepare is.
         seqno = load_u64(run, stored_at)
         prepared = seqno - u64(load_u32(run, at + 12)) if opcode == COMMIT else load_u64(run, stored_at + 8)
         store_u64(target, to, prepared)
@@ -468,10 +468,10 @@ def _write_extras(run: Bytes, at: int, opcode: int, target: Bytes, to: int, bits
 def _write_value(
     run: Bytes, at: int, value_at: int, end: int, target: Bytes, to: int, bits: int, table: Column
 ) -> tuple[int, int]:
-    """What the consumer wants of attributes and body. Returns where it ends, and its datatype."""
+    """Write the attributes and the body that the consumer wants. Returns where they end, and their datatype."""
     stored_datatype = i64(run[at + 5])
     if stored_datatype & SNAPPY and bits >> VALUES_SHIFT == _KEEP and not bits & TAKES_COMPRESSED:
-        # It has no attributes: those are never stored compressed.
+        # It has no attributes: a value with attributes is never stored compressed.
         length, elements_at = stated_length(run, value_at, end)
         if inflate_value(run, elements_at, end, target, to, to + length):
             return to + length, stored_datatype & ~SNAPPY
@@ -511,7 +511,7 @@ def _kept_datatype(stored: int, keeps_xattrs: bool, bits: int) -> int:
 
 @inlined_part
 def _copy_system_xattrs(run: Bytes, section_at: int, section_end: int, target: Bytes, to: int) -> int:
-    """Write a section of the system's attributes alone, none where there are none. Returns where it ends."""
+    """Write only the system attributes of a section; nothing if there are none. Returns where they end."""
     pairs_at = to + 4
     pairs_end = pairs_at
     at = section_at + 4

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headwater.node.producer.connection import ProducerConnection
 
 STREAMS_VIEWED_MAX = 4096
-"""If all connections together have more streams, only a connection that is asked for by name lists its streams."""
+"""If all connections together have more streams, only a connection that is requested by name lists its streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class StreamStatistics:
     last_sent_seqno: int
     """Everything up to here was sent, or is not for this stream."""
     backlog_items: int
-    """How many seqnos it is behind what is durable."""
+    """How many seqnos it is behind the durable seqno."""
     frames_sent: int
     bytes_sent: int
 
@@ -42,7 +42,7 @@ class ConnectionStatistics:
     """How long it has been open."""
     total_bytes_sent: int
     total_messages_sent: int
-    """By its streams, also by those that have ended."""
+    """Sent by its streams, including those that have ended."""
     total_acked_bytes: int
     unacked_bytes: int
     max_buffer_bytes: int
@@ -56,13 +56,13 @@ class ConnectionStatistics:
     num_streams: int
     backlog_items: int
     streams: tuple[StreamStatistics, ...] | None
-    """None if there are too many, unless the connection is asked for by name."""
+    """None if there are too many, unless the connection is requested by name."""
 
 
 def connection_statistics(
     connections: Iterable[ProducerConnection], *, now_s: float, name: str | None = None, streams_max: int | None = None
 ) -> list[ConnectionStatistics]:
-    """The statistics of all connections, or of the one that is named; those of streams unless they are too many."""
+    """The statistics of all connections, or of the named one. Those of streams are left out if there are too many."""
     wanted = [connection for connection in connections if name in (None, connection.name)]
     most = STREAMS_VIEWED_MAX if streams_max is None else streams_max
     with_streams = name is not None or sum(len(connection.streams) for connection in wanted) <= most
@@ -96,7 +96,7 @@ def _of_connection(connection: ProducerConnection, now_s: float, *, with_streams
 def stream_backlogs(connection: ProducerConnection) -> tuple[Column, Column]:
     """The vbuckets of the streams of a connection, and how many seqnos each stream is behind.
 
-    As arrays, because this is asked for every second, and a connection may have a thousand streams.
+    Returns arrays, because this runs every second and a connection may have a thousand streams.
     """
     streams = connection.streams
     vbuckets = np.fromiter((vbucket for vbucket, _ in streams), dtype=np.int64, count=len(streams))

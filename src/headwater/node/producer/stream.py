@@ -1,8 +1,8 @@
 """One stream: the changes of one vbucket, for one consumer, as snapshots.
 
-A stream remembers how far it has come and nothing else: it reads what it sends when it sends it, from young commits in
-memory or from blocks on disk, whichever hold what comes next. So a slow consumer costs no memory, and there is no seam
-between backfill and live: both are "what is durable after the last seqno that was passed".
+A stream remembers only how far it has come. It reads changes when it sends them: from young commits in memory or from
+blocks on disk, whichever hold the next ones. So a slow consumer costs no memory, and there is no switch from backfill
+to live: both send "what is durable after the last passed seqno".
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from headwater.protocol.states import ProducerStream
 from headwater.store.bucket import Bucket
 
 # --- live changes that many streams get ----------------------------------------------------------------------------
-# A bucket may have many consumers that have come to the end of their vbuckets. What they get of a new commit differs in
-# nothing but the opaque and the id of the stream, if they have asked for the same form. So the first stream of a kind
-# whose turn it is does its work as always, and what it has written is kept until the next commit; the others copy it,
-# and a kernel sets their own opaques.
+# A bucket may have many consumers that have reached the end of their vbuckets. If they have asked for the same form,
+# what they get of a new commit differs only in the opaque and the id of the stream. So the first stream of a kind that
+# has its turn encodes the changes as usual, and `LiveFrames` keeps the result until the next commit; the others copy
+# it, and a kernel sets their own opaques and ids.
 #
 # All streams of a bucket share one `LiveFrames`. `Stream.produce` decides when a stream is live, and looks here first.
 
 
 KEPT_BYTES_MAX = 8 * 1024 * 1024
-"""The most that is kept of one commit. Beyond that every stream encodes for itself."""
+"""The most bytes that are kept of one commit. Beyond that, every stream encodes for itself."""
 NO_KIND = -1
 """The kind of a stream that shares its changes with no other."""
 KINDS_MAX = 4096
-"""A bound, because consumers may ask for any collections, and so for any number of forms."""
+"""A limit, because consumers may ask for any set of collections, and so for any number of forms."""
 _HEADER_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
 class LivePiece:
-    """What a stream of one kind gets of a vbucket when it has everything before."""
+    """The frames that take a stream of one kind from a certain seqno of a vbucket to its end."""
 
     data: bytes
     frames: int
     prepares: int
     end_seqno: int
-    """Where the stream is then."""
+    """The seqno that the stream has then passed."""
 
 
 class LiveFrames:
-    """What the streams of a bucket have been sent of the newest commit, by kind, vbucket and where they were before."""
+    """The frames of the newest commit that streams were sent, by kind, vbucket and the seqno passed before."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        # Views of the arrays: a single number is read in a fifth of the time, and streams do so all the time.
+        # Views of the arrays: reading a single number takes a fifth of the time, and streams do so all the time.
         numbers = bucket.vbuckets
         self.states, self.vbuuids = numbers.states.data, numbers.vbuuids.data
         self.durable_seqnos = numbers.durable_seqnos.data
@@ -72,7 +72,7 @@ class LiveFrames:
         self._commit = bucket.durable_commit
 
     def kind_of(self, form: Hashable) -> int:
-        """A number for streams that have asked for changes in this form; `NO_KIND` where there are too many."""
+        """The number of this form, for streams that ask for it; `NO_KIND` if there are too many forms."""
         if form not in self._kinds and len(self._kinds) >= KINDS_MAX:
             return NO_KIND
         return self._kinds.setdefault(form, len(self._kinds))
@@ -84,7 +84,7 @@ class LiveFrames:
         return self._pieces.get((kind, vbucket, after_seqno))
 
     def keep(self, kind: int, vbucket: int, after_seqno: int, piece: LivePiece) -> None:
-        """Keep what was written for a stream for which `find` has just found nothing."""
+        """Keep what a stream has written, after `find` found nothing for it."""
         if self._kept_bytes + len(piece.data) <= KEPT_BYTES_MAX:
             self._pieces[kind, vbucket, after_seqno] = piece
             self._kept_bytes += len(piece.data)
@@ -92,37 +92,37 @@ class LiveFrames:
 
 @kernel
 def set_stream(frames: Bytes, at: int, end: int, opaque: int, stream_id: int) -> None:
-    """Make whole frames those of another stream: with its opaque, and with its id if they have one."""
+    """Rewrite whole frames for another stream: set its opaque and, if they have one, its stream id."""
     while at < end:
         store_u32(frames, at + 12, u32(opaque))
         if frames[at] == FLEXIBLE_REQUEST:
-            # The id is the only frame info that a producer sends, and its kind and length are one byte.
+            # The stream id is the only frame info that a producer sends; its kind and its length share one byte.
             store_u16(frames, at + _HEADER_BYTES + 1, u16(stream_id))
         at += _HEADER_BYTES + i64(load_u32(frames, at + 8))
 
 
 _END_EXTRAS = {cause: StreamEnd(reason=reason).encode_extras() for cause, reason in states.END_REASONS.items()}
 CHUNK_BYTES = 512 * 1024
-"""What a stream sends before the next one has its turn."""
+"""How much a stream sends before the next one has its turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTerms:
-    """What streams of one connection have in common that were asked for alike."""
+    """What streams of one connection have in common if their requests ask for the same."""
 
     bucket: Bucket
     flags: StreamFlags
     stream_id: int | None
     shape: Shape
     first_shape: Shape
-    """For what the vbucket held when the stream began, where it began with nothing."""
+    """If the stream starts at seqno 0: the shape for what the vbucket held when the stream began."""
     stream_filter: StreamFilter
-    """Shared. A stream that comes to an event which changes it goes on with a filter of its own."""
+    """Shared. Before an event changes the filter of one stream, that stream takes a copy."""
     controls: Controls
     hides_completed_prepares: bool
     live: LiveFrames
     kind: int
-    """Of the streams that share live changes."""
+    """The number of the streams that share live changes."""
     is_takeover: bool = field(init=False)
     is_disk_only: bool = field(init=False)
     ignores_purges: bool = field(init=False)
@@ -151,7 +151,7 @@ class Stream:
         end_seqno: int,
         from_disk_until: int = 0,
     ) -> None:
-        """Until `from_disk_until`, commits come as whole changes, as from disk.
+        """Up to `from_disk_until`, commits are sent as whole changes, as from disk.
 
         A consumer that resumes inside a snapshot may have got its first part from disk, without the prepares that the
         rest completes.
@@ -167,7 +167,7 @@ class Stream:
         self.is_takeover = terms.is_takeover
         self._is_disk_only = terms.is_disk_only
         self._dead_commit: int | None = None
-        """The commit that makes the vbucket dead here. Once it is durable, the consumer's may become active."""
+        """The commit that makes the vbucket dead here. Once it is durable, the consumer's copy may become active."""
         self._snapshot: Snapshot | None = None
         self._live = terms.live
         self._kind = terms.kind
@@ -176,7 +176,7 @@ class Stream:
         facts = numbers.facts[vbucket]
         self.state_at_start = terms.live.states[vbucket]
         self._purge_seqno_known = SEQNO_MAX if terms.ignores_purges or facts is None else facts.purge_seqno
-        """The consumer was accepted with this one. Deletions that are purged later and were not sent, it would miss."""
+        """As of the request. If deletions are purged later that were not sent yet, the consumer would miss them."""
         self.vbuuid_at_start = terms.live.vbuuids[vbucket]
         self.opaque = opaque
         self.stream_id = terms.stream_id
@@ -188,7 +188,7 @@ class Stream:
         self._high_seqno_at_start = int(numbers.durable_seqnos[vbucket])
         self.state = ProducerStream.ACCEPTED
         self.was_rolled_back = False
-        """The vbucket was taken back, so that this stream is over, wherever it had come."""
+        """The vbucket was rolled back, so this stream has to end, whatever it has sent."""
         self.frames_sent = 0
         self.bytes_sent = 0
         self.prepares_sent = 0
@@ -201,7 +201,7 @@ class Stream:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to send, window or not."""
+        """Whether there is something to send, even if the window is full."""
         return not self.is_ended and (
             self._snapshot is not None
             or self._live.durable_seqnos[self.vbucket] != self.passed_seqno
@@ -214,15 +214,15 @@ class Stream:
 
     @property
     def _has_another_vbucket(self) -> bool:
-        """The vbucket is not what it was: it has changed its state, or has begun another branch of its history."""
+        """Whether the vbucket has changed its state or has begun another branch, other than by this hand-over."""
         live, vbucket = self._live, self.vbucket
         is_another = live.states[vbucket] != self.state_at_start or live.vbuuids[vbucket] != self.vbuuid_at_start
         return is_another and not self.is_handing_over
 
     def produce(self, output: Output, room_bytes: int) -> None:
-        """Write the next frames, whole ones, until the room is used up or there is nothing more.
+        """Write the next frames, only whole ones, until the room is used up or there is nothing more.
 
-        The room may be overdrawn by one frame.
+        The last frame may exceed the room.
         """
         if not self._is_live:
             self._produce_or_end(output, room_bytes)
@@ -243,7 +243,7 @@ class Stream:
         try:
             self._produce(output, until=start + min(room_bytes, CHUNK_BYTES))
         except StoreError:
-            # Live changes are read like a backfill, and may fail like one. A hand-over that can't go on is off.
+            # Live changes are read like a backfill, and may fail like one. A hand-over that fails is cancelled.
             self._advance(states.BackfillStarted)
             output.append(self.end(states.VBucketStateChanged if self.is_handing_over else states.BackfillFailed))
         self.bytes_sent += output.used - start
@@ -269,7 +269,7 @@ class Stream:
 
     @property
     def _is_live(self) -> bool:
-        """Whether nothing but its opaque and its id tells this stream from others of its kind that are as far."""
+        """Whether this stream differs from others of its kind at the same seqno only in its opaque and its id."""
         return (
             self._kind != NO_KIND
             and self.state is ProducerStream.STREAMING
@@ -281,7 +281,7 @@ class Stream:
         )
 
     def _copy_live(self, output: Output, room_bytes: int) -> bool:
-        """Write what another stream of its kind was sent from here on. False where there is no such, or no room."""
+        """Copy what another stream of its kind was sent from here on. False if there is none, or not enough room."""
         piece = self._live.find(self._kind, self.vbucket, self.passed_seqno)
         if piece is None or len(piece.data) > room_bytes or self._has_another_vbucket:
             return False
@@ -304,13 +304,13 @@ class Stream:
         if self.was_rolled_back or numbers.durable_seqno(self.vbucket) < self.passed_seqno:
             return states.VBucketRolledBack
         if self._has_another_vbucket:
-            # Where the new branch parts before what was sent, writes have made up for the seqnos but not for the loss.
+            # If the new branch begins before what was sent, changes were lost, even if new writes use their seqnos.
             is_lost = facts is not None and facts.failover_log.newest.seqno < self.passed_seqno
             return states.VBucketRolledBack if is_lost else states.VBucketStateChanged
         purge_seqno = 0 if facts is None else facts.purge_seqno
         if purge_seqno > self._purge_seqno_known and 0 < self.passed_seqno < purge_seqno:
-            # It would never get the deletions that were purged. Asked for again, the stream is answered with a rollback
-            # to 0.
+            # The stream would never get the purged deletions. If the consumer requests it again, the answer is a
+            # rollback to 0.
             return states.VBucketRolledBack
         if self._is_overtaken:
             return states.ConsumerTooSlow
@@ -320,7 +320,7 @@ class Stream:
 
     @property
     def _is_overtaken(self) -> bool:
-        """Versions that belong to the snapshot may have been compacted away, so that it can't be completed.
+        """Whether versions of the snapshot may have been compacted away, so that it can't be completed.
 
         Those that were superseded inside it are not needed, unless it holds history.
         """
@@ -332,9 +332,9 @@ class Stream:
     # --- snapshots ------------------------------------------------------------------------------------------------
 
     def _begin_snapshot(self) -> bytes:
-        """Begin the next snapshot, or end the stream, or find nothing to do. Returns the message for it."""
+        """Begin the next snapshot, end the stream, or do nothing. Returns the message to send, which may be empty."""
         if self.passed_seqno >= self.end_seqno:
-            # Also where start and end are the same: the recorded 7.0.5 server ends such a stream without a marker.
+            # Also if start and end are equal: the recorded 7.0.5 server ends such a stream without a marker.
             return self.end(states.EndReached)
         high_seqno = self._bucket.vbuckets.durable_seqno(self.vbucket)
         if high_seqno <= self.passed_seqno:
@@ -358,7 +358,7 @@ class Stream:
         self._advance(states.BackfillDone if snapshot.in_memory else states.BackfillStarted)
         self._snapshot = snapshot
         first_start, self._first_marker_start = self._first_marker_start, None
-        # Out of order snapshots serve the first backfill of a filtered stream (kv_engine, DCP docs, OSO snapshots).
+        # Out-of-order snapshots are for the first backfill of a filtered stream (kv_engine, DCP docs, OSO snapshots).
         is_first_backfill = self._filter.collections is not None and first_start == 0 == self.passed_seqno
         if self._controls.oso is not OsoMode.OFF and is_first_backfill:
             snapshot.is_oso = True
@@ -370,8 +370,8 @@ class Stream:
     def _finish_snapshot(self, output: Output, snapshot: Snapshot) -> None:
         self.passed_seqno = max(self.passed_seqno, snapshot.end_seqno)
         hides_its_end = snapshot.last_sent_seqno < snapshot.end_seqno
-        # A stream with a filter learns by a seqno-advanced that the snapshot's last change is not for it (kv_engine,
-        # DCP docs, "Seqno Advanced"). Inside an OSO snapshot only if the control has asked for that.
+        # A seqno-advanced tells a filtered stream that the snapshot's last change is not for it (kv_engine, DCP docs,
+        # "Seqno Advanced"). Inside an OSO snapshot, it is sent only if the control has asked for it.
         if hides_its_end and (not snapshot.is_oso or self._controls.oso is OsoMode.ON_WITH_SEQNO_ADVANCED):
             output.append(self._encode(SeqnoAdvanced(seqno=Seqno(snapshot.end_seqno))))
         if snapshot.is_oso:
@@ -386,7 +386,7 @@ class Stream:
 
     def _send_changes(self, output: Output, snapshot: Snapshot, until: int) -> None:
         needed = snapshot.listed if snapshot.listing is Listing.NEWEST else None
-        # A scope may get another collection inside the snapshot.
+        # The scope may get another collection inside the snapshot.
         is_fixed = self._filter.scope is None and not snapshot.keeps_dropped_collections
         wanted = self._filter.wanted(self._bucket.manifest) if is_fixed else None
         for run in self._bucket.runs(self.vbucket, after_seqno=self.passed_seqno, needed=needed, wanted=wanted):
@@ -397,7 +397,7 @@ class Stream:
         self._finish_snapshot(output, snapshot)
 
     def _send_run(self, output: Output, snapshot: Snapshot, run: Bytes, until: int) -> bool:
-        """Write what the stream gets of a run. False where something is left of it."""
+        """Write what the stream gets of a run. Returns False if part of the run is left."""
         at = 0
         keeps_all = snapshot.keeps_dropped_collections
         while at < len(run):
@@ -434,12 +434,12 @@ class Stream:
         return True
 
     def _send_event(self, output: Output, snapshot: Snapshot, run: Bytes, at: int) -> int:
-        """Write the system event at `at` as this consumer gets it, maybe not at all. Returns where it ends."""
+        """Write the system event at `at` in this consumer's form, if it gets the event. Returns where that ends."""
         found = read_event(run, at)
         self.passed_seqno = found.seqno
         event, as_flatbuffers = found.known.event, self._controls.flatbuffers_events
         if isinstance(event, CollectionDropped) and not self._filter.lets_all_pass:
-            # The filter follows, and lets less pass than those of others may still do.
+            # The event narrows the filter. Other streams that share it may not have reached the event, so take a copy.
             self._kind, self._filter = NO_KIND, copy(self._filter)
         is_expressible = as_flatbuffers or not isinstance(event, CollectionModified)
         if is_expressible and self._filter.concerns(event):
@@ -460,7 +460,7 @@ class Stream:
         return self._dead_commit is not None and self._bucket.durable_commit >= self._dead_commit
 
     def _hand_over(self) -> bytes:
-        """A takeover stream that has sent everything hands the vbucket over."""
+        """Hand the vbucket over if this takeover stream has sent everything: pending first, later active."""
         if self._may_become_active:
             self._dead_commit = None
             return self._encode(SetVBucketState(state=VBucketState.ACTIVE))
@@ -473,9 +473,9 @@ class Stream:
         return self._encode(SetVBucketState(state=VBucketState.PENDING))
 
     def on_hand_over_answer(self) -> bytes:
-        """The consumer has taken the state it was sent. After pending comes active; after active the stream is over.
+        """The consumer has applied the state it was sent. After pending, send active; after active, end the stream.
 
-        Before active come the last writes: none is taken any more, but some may have been since pending was sent.
+        First the vbucket becomes dead here and takes no more writes. Those taken since pending was sent precede active.
         """
         if self._dead_commit is not None:
             return b""
@@ -498,7 +498,7 @@ class Stream:
             self._advance(states.ConnectionLost)
 
     def end(self, cause: type) -> bytes:
-        """End the stream for a cause that the table of states knows. Returns the message for it."""
+        """End the stream for a cause in the table of states. Returns the message to send."""
         self._advance(cause)
         self._snapshot = None
         return self._end_message(cause)
@@ -521,7 +521,7 @@ class Stream:
         return self._frame(message.opcode, message.encode_extras(), message.encode_key(), message.encode_value())
 
     def _frame(self, opcode: int, extras: bytes, key: bytes = b"", value: bytes = b"") -> bytes:
-        """A message of this stream: its parts behind a header that says which stream it is of."""
+        """Encode a message of this stream: its parts behind a header that names the stream."""
         framing, lengths, magic = self._framing, len(key), Magic.REQUEST
         if framing:
             lengths, magic = len(framing) << 8 | len(key), Magic.FLEXIBLE_REQUEST

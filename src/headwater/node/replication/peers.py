@@ -1,9 +1,9 @@
 """What the nodes of a bucket exchange: the newest config, the newest collections, and statistics.
 
-Every node asks every other one now and then, and at once when it has something new. Of two configs the one with the
-higher version counts, of two manifests the one with the higher uid, so all nodes end with the same. Two changes of the
-collections at one time must not get the same uid, so the first node of the config alone makes changes: another node
-takes the manifest from it, changes that, and offers it the result, which it refuses if another change came first.
+Every node asks all others from time to time, and at once when it has something new. The config with the higher version
+wins, and the manifest with the higher uid, so that all nodes end up with the same. Two simultaneous changes of the
+collections must not get the same uid, so only the first node of the config makes changes: another node reads that
+node's manifest, changes it and sends it back. The first node refuses it if another change came first.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ NEWS_S = 0.2
 """How long a node waits before it passes news on: a coordinator publishes to all nodes, and a node that it has not
 reached yet does not know the log-in."""
 START_S_MAX = 3.0
-"""How long a node that starts waits for the others to give a newer config."""
+"""How long a starting node waits for the others to send a newer config."""
 SHARE_S_MAX = 2.0
-"""How long a change of the collections or the users waits for the other nodes to have it."""
+"""How long a change of the collections or the users waits until the other nodes have it."""
 CHANGE_TRIES_MAX = 10
 USER_DIGEST, USERS = "headwater-user-digest", "headwater-users"
-"""Groups of `stat` for nodes: whether the users are the same, and all of them. With a digest behind it, the first one
-says that the node which asks has changed its users: the other one is to compare, too."""
+"""Groups of `stat` for nodes: a digest of the users, and all users. If the asking node appends its own digest to the
+first one, its users have changed, and the other node compares them with its own."""
 _LOOK_AGAIN_S = 0.05
 _OVERTAKEN = frozenset({Status.ERANGE, Status.CANNOT_APPLY_MANIFEST})
-"""The refusals of a manifest where another one has come first."""
+"""The statuses that refuse a manifest because another one came first."""
 
 
 class Peers:
@@ -66,7 +66,7 @@ class Peers:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._warned: tuple[int, int] | None = None
-        """The version of which a warning has said that there are two configs."""
+        """The version for which a warning has reported two different configs."""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._ask_forever())
@@ -83,7 +83,7 @@ class Peers:
     # --- asking ---------------------------------------------------------------------------------------------------
 
     async def ask_before_serving(self) -> bool:
-        """Ask the others until one has answered and the rest have, or can't be reached. False if none answers."""
+        """Ask the others until one has answered, and wait for those that can be reached. False if none answers."""
         try:
             async with asyncio.timeout(START_S_MAX):
                 while not await self.exchange():
@@ -93,7 +93,7 @@ class Peers:
         return True
 
     async def exchange(self) -> int:
-        """Exchange what is newest with all others. Returns how many have answered."""
+        """Exchange the newest state with all others. Returns how many have answered."""
         await self._begin_or_leave_sharing()
         results = await asyncio.gather(
             *(self._exchange_with(node) for node in self._service.other_nodes()), return_exceptions=True
@@ -153,7 +153,7 @@ class Peers:
                 *(theirs.bucket, theirs.revision, connection.address),
                 extra=about,
             )
-            # The log-in is not shown, and it is the same: it let this node in.
+            # The config does not show the log-in. It is the same as ours, because it let this node in.
             self._adopt(replace(theirs, login=ours.login))
 
     # --- collections ----------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Peers:
         raise StoreError("the collections keep changing", hint="Try again")
 
     async def share(self) -> None:
-        """Share a change with the other nodes that can be reached soon."""
+        """Share a change with the other nodes that answer soon."""
         try:
             async with asyncio.timeout(SHARE_S_MAX):
                 await self.exchange()
@@ -209,7 +209,7 @@ class Peers:
     # --- users ----------------------------------------------------------------------------------------------------
 
     async def _begin_or_leave_sharing(self) -> None:
-        """Have the users of this node shared as long as it is in the cluster, beginning with its first node."""
+        """Share the users of this node as long as it is in the cluster. The first node of the cluster begins."""
         config, this_node = self._service.config, self._service.this_node
         if config is None or self._users.is_shared_in(config.uuid) == (this_node is not None):
             return
@@ -232,7 +232,7 @@ class Peers:
             await self._users.take(config.uuid, await connection.statistics(USERS))
 
     async def hand_over_users(self, node: NodeAddress) -> None:
-        """Return when another node has the same users. Raises a `HeadwaterError` that says why it has not."""
+        """Return once another node has the same users. Raises a `HeadwaterError` with the reason if it does not."""
         try:
             async with asyncio.timeout(SHARE_S_MAX):
                 connection = await self._connect(node)
@@ -272,14 +272,14 @@ async def _connect(node: NodeAddress, login: Login) -> AsyncKvConnection:
 # --- statistics -----------------------------------------------------------------------------------------------------
 
 ANSWER_S_MAX = 3.0
-"""How long a node may take to answer, its log-in included, before it counts as one that does not."""
+"""How long a node may take to answer, including its log-in, before it counts as not answering."""
 
 
 class PeerStatistics:
     """Statistics of the other nodes of a bucket's cluster, for the dashboard. Ask a node one thing at a time.
 
-    They are asked over the key-value protocol, as the nodes log in to each other anyway. A connection to each is kept
-    from one question to the next, is made when it is first needed, and again when it broke.
+    Nodes log in to each other over the key-value protocol anyway, so the questions use it, too. The connection to each
+    node is opened when it is first needed, kept between questions, and opened again if it breaks.
     """
 
     def __init__(self, service: BucketService, *, login: Callable[[PublishedConfig], Login]) -> None:
@@ -293,13 +293,13 @@ class PeerStatistics:
         return [node.kv_address for node in self._service.other_nodes()]
 
     async def ask(self, name: str, group: str) -> dict[str, str]:
-        """A group of statistics of a node. Raises a `HeadwaterError` where there is no answer."""
+        """A group of statistics of a node. Raises a `HeadwaterError` if there is no answer."""
         self._forget_all_but(self.names())
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
                 return await (await self._connection(name)).statistics(group)
         except BaseException as error:
-            # A node that was slow once is asked over a new connection the next time.
+            # Use a new connection the next time, in case the node was only slow.
             left = self._connections.pop(name, None)
             if left is not None:
                 left.abort()

@@ -1,12 +1,12 @@
 """The replication proxy: opens a producer and a consumer and passes bytes between them, in both directions.
 
-It is the consumer that asks for streams; the proxy has it do so (add-stream), and sees how far they go and how they
-end. Everything else it leaves to the two. What the consumer says is passed on but for the answers to the proxy's own
-requests. What the producer says is passed on as it comes; only headers and seqnos are looked at, so that changes cost
-next to nothing here. A peer that does not read stops the reading from the other one.
+The proxy makes the consumer request streams (add-stream), and follows how far they get and how they end. It leaves
+everything else to the two. It passes on what the consumer sends, except for the answers to the proxy's own requests. It
+passes on what the producer sends as it arrives, and reads only headers and seqnos, so that changes cost next to nothing
+here. If one peer does not read, the proxy stops reading from the other one.
 
-A stream that has ended here has not ended at the consumer, which may still have to read and to store the last changes.
-So how far it is, the consumer has to be asked: `is_persisted_at`.
+A stream that has ended at the proxy may go on at the consumer, which may still have to read and store the last changes.
+Only the consumer knows how far it is: see `is_persisted_at`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRODUCER_FLAGS = (
     | dcp_streams.OpenFlags.INCLUDE_DELETE_TIMES
     | dcp_streams.OpenFlags.INCLUDE_DELETED_USER_XATTRS
 )
-"""A copy has all of a document. Without delete times, a real server sends expirations as deletions."""
+"""A copy needs all of a document. Without delete times, a real server sends expirations as deletions."""
 
 _CHANGES = frozenset({Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION})
 _SEQNO_AT: dict[int, int] = {
@@ -48,30 +48,30 @@ _SEQNO_BYTES = 8
 
 @dataclass(slots=True)
 class StreamProgress:
-    """A stream that the proxy has asked for."""
+    """A stream that the proxy has requested."""
 
     vbucket: VBucketId
     changes: int = 0
     seqno: int = 0
-    """How far the consumer is once it has taken all that was passed on."""
+    """The consumer's seqno once it has processed everything that was passed on."""
     vbuuid: Vbuuid = Vbuuid(0)
-    """The producer's branch of history, which the seqno is on."""
+    """The producer's branch of history to which the seqno belongs."""
     ended: asyncio.Future[dcp_streams.StreamEndReason] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
     def is_persisted_at(self, observed: ObserveSeqnoResponse) -> bool:
-        """Whether the consumer says that it has persisted all that was passed on.
+        """Whether the consumer reports that it has persisted everything that was passed on.
 
-        It is asked for this branch of history. If it has begun another one, by a takeover, what counts is how far it
-        was on this one.
+        It was asked about this branch of history. If it has begun another one, by a takeover, the last seqno that it
+        had on this branch counts.
         """
         on_branch = observed.persisted_seqno if observed.last_received_seqno is None else observed.last_received_seqno
         return min(observed.persisted_seqno, on_branch) >= self.seqno
 
 
 class Proxy:
-    """See the module. Made by `open`."""
+    """See the module. `open` creates one."""
 
     def __init__(self, source: AsyncKvConnection, target: AsyncKvConnection) -> None:
         self.streams: dict[VBucketId, StreamProgress] = {}
@@ -80,7 +80,7 @@ class Proxy:
         self._target = target
         self._answers: dict[int, asyncio.Future[object]] = {}
         self._requested: dict[int, StreamProgress] = {}
-        """By the opaques of the consumer's stream requests that are not accepted yet."""
+        """Streams that the producer has not accepted yet, by the opaques of the consumer's requests."""
         self._opaque = 0
         self._from_target = FrameBuffer()
         self._headers = _HeaderScan()
@@ -92,7 +92,7 @@ class Proxy:
     async def open(
         cls, source: Address, target: Address, *, source_login: Login, target_login: Login, name: str
     ) -> Proxy:
-        """Connect both, and make the one a producer and the other a consumer of this name."""
+        """Connect to both, and open one as a producer and the other as a consumer of this name."""
         producer = await AsyncKvConnection.open(source, source_login)
         try:
             consumer = await AsyncKvConnection.open(target, target_login)
@@ -100,8 +100,8 @@ class Proxy:
             producer.close()
             raise
         try:
-            # The name under which it acknowledges prepares is for the consumer, which lets the producer know by a
-            # control. As a 7.0.5 server has it, a value needs the datatype JSON.
+            # The consumer acknowledges prepares under this name, and sends it to the producer as a control. As in a
+            # 7.0.5 server, a value needs the datatype JSON.
             consumer_name = json.dumps({"consumer_name": str(target)}).encode()
             await producer.request(dcp_streams.Open(flags=PRODUCER_FLAGS, key=name.encode()))
             await consumer.request(
@@ -116,7 +116,7 @@ class Proxy:
         return cls(producer, consumer)
 
     async def add_stream(self, vbucket: VBucketId, flags: dcp_streams.StreamFlags) -> StreamProgress:
-        """Have the consumer ask for a stream. A refusal of either side is raised as its error."""
+        """Make the consumer request a stream. Raises the error of the side that refuses."""
         self.check()
         progress = self.streams[vbucket] = StreamProgress(vbucket)
         self._opaque += 1
@@ -136,7 +136,7 @@ class Proxy:
         return progress
 
     async def wait_for_end(self, vbucket: VBucketId) -> dcp_streams.StreamEndReason:
-        """Until a stream has ended by itself."""
+        """Wait until a stream has ended by itself. Returns the reason."""
         self.check()
         return await self.streams[vbucket].ended
 
@@ -149,7 +149,7 @@ class Proxy:
             answer.cancel()
 
     def check(self) -> None:
-        """Raises what has ended one of the connections, and with it both."""
+        """Raise the error that has ended one of the connections, and with it both."""
         if self._failure is not None:
             raise self._failure
 
@@ -189,7 +189,7 @@ class Proxy:
                 request = decode_message(frame, WITH_COLLECTIONS)
                 assert isinstance(request, dcp_streams.StreamRequest)
                 progress = self._requested[frame.opaque] = self.streams[request.vbucket]
-                # Lower than before where the consumer was rolled back.
+                # Lower than before if the consumer was rolled back.
                 progress.seqno = request.start_seqno
             passed += frame.encode()
         self._source.write(bytes(passed))
@@ -201,21 +201,21 @@ class Proxy:
         waiting.set_result(answer)
 
     def _fail(self, error: HeadwaterError) -> None:
-        """One of the two is gone, so the other one is of no use."""
+        """One connection is lost, so the other one is of no use: close both."""
         self._failure = self._failure or error
         waiters: list[asyncio.Future[Any]] = [*self._answers.values()]
         waiters += [progress.ended for progress in self.streams.values()]
         for waiting in waiters:
             if not waiting.done():
                 waiting.set_exception(error)
-                # No caller need be waiting; asyncio does not log an exception that was looked at.
+                # No caller need be waiting; asyncio does not log an exception that was retrieved.
                 waiting.exception()
         self._source.close()
         self._target.close()
 
 
 class _Side:
-    """What one connection receives, and where it goes."""
+    """Handles what one connection receives, and pauses the other one."""
 
     def __init__(
         self,
@@ -245,17 +245,17 @@ class _Side:
 
 
 class _HeaderScan:
-    """Finds the frames in bytes that come in pieces, by their headers and seqnos alone."""
+    """Finds frames in bytes that arrive in pieces. It reads only headers and seqnos."""
 
     def __init__(self) -> None:
         self._held = b""
-        """The beginning of a header, or of what is wanted of a frame."""
+        """The beginning of a header, or of a frame of which more is needed."""
         self._skip_bytes = 0
-        """What is still to come of a frame that is not wanted."""
+        """How much is still to come of a frame that is not needed."""
 
     def receive(self, data: bytes, count: Callable[[int, int, int], None]) -> Iterator[bytes]:
-        """The ends of streams and the answers to requests for them, whole. What has a seqno is counted: opcode,
-        vbucket, seqno."""
+        """Yield stream-ends and answers to stream requests, as whole frames. Calls `count` with opcode, vbucket and
+        seqno for each frame that has a seqno."""
         if self._skip_bytes >= len(data):
             self._skip_bytes -= len(data)
             return

@@ -1,10 +1,10 @@
 """Replication: one connection to each node that has active vbuckets, for all copies of them that this node keeps.
 
-A membership gives each new config to its `ReplicationManager`, which keeps a `Replicator` for every source. The
-connection is a DCP connection like any other: this node opens it, and its consumer endpoint asks for the streams. One
-that breaks is made again, later and later, and never by all nodes at the same moment. A stream that ends, because its
-vbucket is no longer active there, is asked for again until a newer config says where. A copy that is damaged here is
-emptied once its source has said that it has the vbucket, and streamed from the beginning.
+A membership passes each new config to its `ReplicationManager`, which keeps a `Replicator` for every source. This node
+opens an ordinary DCP connection, and its consumer endpoint requests the streams. If the connection breaks, the node
+opens it again after a delay that grows, and that is random so that the nodes do not all reconnect at once. If a stream
+ends because its vbucket is no longer active there, the node requests it again until a newer config says where it is. A
+copy that is damaged here is emptied once its source has confirmed that it has the vbucket, and streamed from the start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FIRST_S = 0.05
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 STREAM_RETRY_S = 0.5
-"""Before a stream that was refused or has ended is asked for again."""
+"""Delay before a stream that was refused or has ended is requested again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,11 @@ class Source:
 
 
 def connection_name(source: Source, bucket: str) -> str:
-    """As real servers name it, so that both ends see which copies it is for. One for each pair of nodes and bucket."""
+    """The name on real servers, so that both ends see which copies it feeds. One for each pair of nodes and bucket."""
     name = f"replication:{source.address}->{source.this_name}:{bucket}"
     if len(name.encode()) <= CONNECTION_NAME_BYTES_MAX:
         return name
-    # Cut, it could be another pair's as well, and each would take the other's place.
+    # If it were cut, two pairs of nodes could have the same name, and each would replace the other's connection.
     return f"replication:{hashlib.sha256(name.encode()).hexdigest()}"
 
 
@@ -77,7 +77,7 @@ class Replicator:
         self._random_bytes = random_bytes
         self._now_s = now_s
         self._wanted: dict[VBucketId, float] = {}
-        """The vbuckets to stream, and when each may be asked for again."""
+        """The vbuckets to stream, and the earliest time to request each of them again."""
         self._connection: AsyncKvConnection | None = None
         self._consumer: ConsumerConnection | None = None
         self._lost: asyncio.Future[HeadwaterError] | None = None
@@ -95,7 +95,7 @@ class Replicator:
         return [] if self._consumer is None else list(self._consumer.streams)
 
     def follow(self, vbuckets: list[VBucketId]) -> None:
-        """Stream these vbuckets and no others from now on."""
+        """Stream exactly these vbuckets from now on."""
         before, self._wanted = self._wanted, {vbucket: self._wanted.get(vbucket, 0.0) for vbucket in vbuckets}
         dropped = [vbucket for vbucket in before if vbucket not in self._wanted]
         if self._consumer is not None:
@@ -106,11 +106,11 @@ class Replicator:
 
     @property
     def held_bytes(self) -> int:
-        """What waits to be taken in while replication is held."""
+        """Received bytes that wait while replication is held."""
         return self._consumer.held_bytes if self._is_held and self._consumer is not None else 0
 
     def hold(self) -> None:
-        """Take in nothing until `release`, on connections that are made meanwhile as well."""
+        """Process nothing until `release`, also on connections that are opened meanwhile."""
         self._is_held = True
         if self._consumer is not None:
             self._consumer.hold()
@@ -128,7 +128,7 @@ class Replicator:
             self._pump()
 
     def on_void(self) -> None:
-        """A commit could not be written: what was received is to be asked for again."""
+        """A commit could not be written: reconnect, and request the lost changes again."""
         if self._consumer is not None:
             self._consumer.on_void()
             self._end(HeadwaterError("what was received could not be stored"))
@@ -168,7 +168,7 @@ class Replicator:
 
     async def _run_forever(self) -> None:
         retry_s = RETRY_FIRST_S
-        # The config that asks for this comes to all nodes at once, and the other one has to know our log-in.
+        # The config reaches all nodes at once, and the source has to know our log-in before we connect.
         await asyncio.sleep(FIRST_S)
         while True:
             began_s = self._now_s()
@@ -188,7 +188,7 @@ class Replicator:
             retry_s = min(RETRY_MAX_S, 2 * retry_s)
 
     async def _run(self) -> None:
-        """One connection, until it is lost."""
+        """Run one connection until it is lost."""
         source = self.source
         name = connection_name(source, self._service.name)
         connection = self._connection = await AsyncKvConnection.open(source.address, source.login)
@@ -221,13 +221,13 @@ class Replicator:
         return {vbucket for vbucket in self._wanted if vbucket in self._service.bucket.vbuckets.damage}
 
     async def _empty_damaged(self, connection: AsyncKvConnection) -> set[VBucketId]:
-        """Drop what is stored of damaged copies, where the source has them whole. Returns those that it has not."""
+        """Empty the damaged copies that the source has whole. Returns those that the source does not have."""
         unfetched: set[VBucketId] = set()
         for vbucket in self._damaged():
             try:
                 await connection.request(GetFailoverLog(vbucket=vbucket))
             except StatusError:
-                unfetched.add(vbucket)  # What is left here may be all there is.
+                unfetched.add(vbucket)  # What is left here may be the only remains.
                 continue
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._service.when_at_rest(partial(self._empty, vbucket, done))
@@ -280,7 +280,7 @@ class Replicator:
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(error)
 
-    # --- what comes -----------------------------------------------------------------------------------------------
+    # --- received data --------------------------------------------------------------------------------------------
 
     def on_data(self, data: bytes) -> None:
         if self._consumer is None:
@@ -298,14 +298,14 @@ class Replicator:
         self._end(error)
 
     def on_writable(self, is_writable: bool) -> None:
-        """Ignored: a consumer sends little, and can leave none of it out."""
+        """Ignored: a consumer sends little, and must send all of it."""
 
 
 # --- all sources of a bucket --------------------------------------------------------------------------------------
 
 
 class ReplicationManager:
-    """The replication of one bucket: brings what is streamed, and from where, in line with each new config."""
+    """The replication of one bucket: after each new config, streams each vbucket from its new source."""
 
     def __init__(
         self,
@@ -322,15 +322,15 @@ class ReplicationManager:
         self._replicators: dict[str, Replicator] = {}
         self._ending: list[Replicator] = []
         self.is_held = False
-        """Nothing is taken in: for a drill, in which copies have to be behind."""
+        """Received changes are not processed: for a drill, in which copies have to be behind."""
         service.statistics["replication"] = self.statistics
 
     def follow(self, config: PublishedConfig, wanted: Mapping[int, list[int]], *, name: str) -> None:
-        """Stream the vbuckets of each of these nodes, and nothing else. `name` is this node's."""
+        """From each of these nodes, stream these vbuckets and no others. `name` is this node's name."""
         login = self._login(config)
         names = config.names()
         by_name = {names[node]: (node, dict.fromkeys(vbuckets)) for node, vbuckets in wanted.items()}
-        # What is no longer wanted goes first: a vbucket that has moved has one stream at a time.
+        # First end what is no longer wanted, so that a vbucket that has moved has only one stream at a time.
         for source in list(self._replicators):
             there = by_name.get(source)
             if there is None or self._replicators[source].source.login.credentials != login.credentials:
@@ -351,7 +351,7 @@ class ReplicationManager:
             self._replicators[source].follow([VBucketId(vbucket) for vbucket in vbuckets])
 
     def hold(self) -> int:
-        """Let the copies fall behind, until `release` or the next start. Returns how many there are."""
+        """Let the copies fall behind, until `release` or the next start. Returns the number of copies."""
         self.is_held = True
         for replicator in self._replicators.values():
             replicator.hold()
@@ -375,7 +375,7 @@ class ReplicationManager:
             replicator.on_void()
 
     def statistics(self) -> Iterator[tuple[str, object]]:
-        """Of each copy: where it comes from, whether it does, and what of its snapshot is still to come."""
+        """For each copy: its source, whether it is being streamed, and how much of its snapshot is not durable yet."""
         numbers = self._service.bucket.vbuckets
         yield "held", "true" if self.is_held else "false"
         for source, replicator in self._replicators.items():

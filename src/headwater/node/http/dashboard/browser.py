@@ -41,12 +41,12 @@ SEARCH_KEY_CHARS_MAX = 250
 NAME_CHARS_MAX = 600
 """Names of collections and connections in a query."""
 SEARCH_BYTES_MAX = 256 * 1024 * 1024
-"""How much of what is stored one search looks through, newest first."""
+"""How much stored data one search reads, newest first."""
 SEARCH_S_MAX = 1.0
 SEARCHES_WAITING_MAX = 16
-"""One search runs at a time; this many may wait for that."""
+"""One search runs at a time; this many may wait."""
 COUNTED_EVERY_S = 10.0
-"""How long a count of documents by collection is good for."""
+"""How long a count of documents by collection is reused."""
 _COUNTED_AT_ONCE = 16
 PREVIEW_CHARS_MAX = 200
 VALUE_CHARS_MAX = 256 * 1024
@@ -54,10 +54,10 @@ VALUE_CHARS_MAX = 256 * 1024
 _NANOSECONDS_PER_MS = 1_000_000
 _OPS = {Opcode.DCP_MUTATION: "mutation", Opcode.DCP_DELETION: "deletion", Opcode.DCP_EXPIRATION: "expiration"}
 _TIME_MS_MAX = 10**13 - 1
-"""Of milliseconds since 1970, until the year 2286."""
+"""In milliseconds since 1970: the year 2286."""
 _EVENT_MAX = 10**9
 _CANDIDATES_PER_ROW = 3
-"""Of the changes found, some are of documents that have changed since; they are no documents of today."""
+"""Of the changes that a search finds, some belong to documents that have changed again since, and do not count."""
 
 
 class BucketBrowser:
@@ -68,7 +68,7 @@ class BucketBrowser:
         self._one_at_a_time = asyncio.Lock()
         self._waiting = 0
         self._counted: dict[str, tuple[Bucket, float, dict[str, Any]]] = {}
-        """By bucket: when its documents were counted by collection, and what that gave."""
+        """By bucket: when its documents were last counted by collection, and the result."""
 
     # --- changes and documents ------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class BucketBrowser:
         return Json({"changes": rows, **_extent(found)})
 
     async def show_versions(self, call: Call) -> Response:
-        """The versions of one document that are stored, newest first: what the history window has, or the last one."""
+        """The stored versions of one document, newest first: those in the history window, or the last one."""
         bucket = call.bucket
         wanted = _wanted(call)
         if not wanted.key_part or not wanted.collections:
@@ -102,7 +102,7 @@ class BucketBrowser:
         return Json({"documents": rows, **extent})
 
     async def show_document(self, call: Call) -> Response:
-        """One document by its key, in the collection that is named or in the first that has it."""
+        """One document by its key, in the collection that is named or in the first one that has it."""
         bucket = call.bucket
         name = call.query("collection", chars_max=NAME_CHARS_MAX)
         key = call.query("key", chars_max=SEARCH_KEY_CHARS_MAX).encode()
@@ -119,8 +119,8 @@ class BucketBrowser:
         return Json(show_document(bucket.read(vbucket, entry), bucket.manifest, vbucket=vbucket))
 
     async def show_collections(self, call: Call) -> Response:
-        """How many documents each collection has in the vbuckets that are active here. Where there are too many to read
-        them all, some vbuckets are counted, and `share` says which part of the vbuckets that is."""
+        """How many documents each collection has in the vbuckets that are active here. If there are too many to read
+        them all, only some vbuckets are counted, and `share` is their share of all."""
         bucket, name = call.bucket, call.path("bucket")
         known = self._counted.get(name)
         if known is None or known[0] is not bucket or time.monotonic() - known[1] >= COUNTED_EVERY_S:
@@ -144,14 +144,14 @@ class BucketBrowser:
             self._waiting -= 1
 
     async def finish_searches(self) -> None:
-        """Return once no search is under way that was asked for before."""
+        """Return once all searches that were requested before have ended."""
         async with self._one_at_a_time:
             pass
 
     # --- vbuckets and connections ---------------------------------------------------------------------------------
 
     async def show_vbucket(self, call: Call) -> Response:
-        """Everything that is known of one vbucket, its failover log included."""
+        """Everything that is known about one vbucket, including its failover log."""
         bucket, text = call.bucket, call.path("vbucket")
         sampler = self._samplers[call.path("bucket")]
         vbucket = parse_number(text, VBUCKETS_MAX)
@@ -175,7 +175,7 @@ class BucketBrowser:
         )
 
     async def show_event(self, call: Call) -> Response:
-        """The vbuckets of an event: where each branch began, and what is known of the one before."""
+        """The vbuckets of an event: where each branch began, and what is known about the one before."""
         history = self._samplers[call.path("bucket")].events
         number = parse_number(call.path("number"), _EVENT_MAX)
         branches = None if number is None else history.branches_of(number)
@@ -209,7 +209,7 @@ class BucketBrowser:
 
 
 async def _count_collections(bucket: Bucket) -> dict[str, Any]:
-    """In an order of chance: what a part of the vbuckets has says what all have."""
+    """Count in random order, so that the vbuckets that were counted represent all of them."""
     active = np.flatnonzero(bucket.vbuckets.states == VBucketState.ACTIVE).tolist()
     deadline_s = time.monotonic() + SEARCH_S_MAX
 
@@ -269,7 +269,7 @@ def _time_ns(call: Call, name: str, *, default: int) -> int:
 
 
 def _before(call: Call) -> tuple[int, int]:
-    """Where the page before has ended, or the time up to which changes are wanted."""
+    """Where the previous page has ended, or the time up to which changes are requested."""
     text = call.query("before", chars_max=NAME_CHARS_MAX)
     if not text:
         return _time_ns(call, "to", default=CAS_MAX), 0
@@ -299,7 +299,7 @@ def _is_current(bucket: Bucket, frame: bytes) -> bool:
 
 
 def _failover_log(facts: VBucketFacts) -> list[dict[str, object]]:
-    # A vbuuid as text: a page's script has numbers of 53 bits.
+    # A vbuuid is text, because numbers in a page's script have 53 bits.
     return [{"vbuuid": f"{entry.vbuuid:012x}", "seqno": entry.seqno} for entry in facts.failover_log.entries]
 
 
@@ -309,7 +309,7 @@ def _stream(stream: StreamStatistics) -> dict[str, object]:
         "stream_id": stream.stream_id,
         "state": stream.state,
         "start_seqno": stream.start_seqno,
-        # No end. The number itself is more than a page's script can hold.
+        # No end. A page's script can't hold the number itself.
         "end_seqno": None if stream.end_seqno == SEQNO_MAX else stream.end_seqno,
         "last_sent_seqno": stream.last_sent_seqno,
         "backlog": stream.backlog_items,
@@ -358,7 +358,7 @@ def _numbers(document: Document, manifest: Manifest) -> dict[str, Any]:
         "key": document.key.decode(errors="replace"),
         "collection": f"{found[0].name}.{found[1].name}" if found else f"dropped 0x{document.collection_id:x}",
         "seqno": document.seqno,
-        # As text: a page's script has numbers of 53 bits.
+        # As text, because numbers in a page's script have 53 bits.
         "cas": str(document.cas),
         "time_ms": document.cas // _NANOSECONDS_PER_MS,
         "revision": document.rev_seqno,
@@ -372,7 +372,7 @@ def _parts(document: Document) -> tuple[bytes, dict[str, Any]]:
             parts = decode_xattrs(value)
             return parts.body, {name: _loaded(text) for name, text in parts.xattrs.items()}
     except HeadwaterError:
-        # A client has stored it in this form, and it is shown in this form.
+        # A client has stored the value in this form, so it is shown in this form.
         return value, {}
     return value, {}
 

@@ -1,11 +1,11 @@
 """The dashboard of a node: the ticks that feed it, and the handlers of its page, its live feed and its metrics.
 
-`app` has the routes and checks who asks; `HttpServer` starts and closes it with the node. Once a second a
-`BucketSampler` takes the numbers of each bucket, and viewers and scrapes are given what the last tick has taken. The
-dashboard only reads the node: no handler here changes anything.
+`app` has the routes and checks the user; `HttpServer` starts and closes the dashboard with the node. Once a second a
+`BucketSampler` samples the numbers of each bucket, and viewers and scrapes get the last sample. The dashboard only
+reads the node: no handler here changes anything.
 
-The page reads a live feed of server-sent events, one message a tick with what has changed since the last. A viewer that
-reads slowly misses ticks, and nothing is kept for it: each message is made when it can be sent.
+The page reads a live feed of server-sent events: one message a tick, with what has changed since the last one. A viewer
+that reads slowly misses ticks, and nothing is buffered for it: each message is made when it can be sent.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     from headwater.node.node_state import NodeState
 
 VIEWERS_MAX = 32
-"""Live feeds that are open at a time. Beyond that, one of the user that has the most ends."""
+"""The most live feeds at a time. Beyond that, one feed of the user that has the most ends."""
 TICK_S = 1.0
-"""How often numbers are taken, and sent to viewers."""
+"""How often numbers are sampled, and sent to viewers."""
 
 
 class LiveFeed:
-    """All viewers of a node."""
+    """The live feeds of all viewers of a node."""
 
     def __init__(self, node: NodeState, landings: Landings) -> None:
         self.ticks = ChangeSignal()
-        """Notified when new numbers are there."""
+        """Notified when there are new numbers."""
         self.viewers = LongAnswers()
         self._is_closed = False
         self._node = node
@@ -100,7 +100,7 @@ class _Viewer:
         self._landings = landings
         self._sampler = sampler
         self._rows: dict[str, Rows] = {}
-        """By node; that of this one has no name."""
+        """By node; the key of this node is empty."""
         self._revision = 0
         self._config = b""
         self._manifest_uid = -1
@@ -149,7 +149,7 @@ class _Viewer:
         if config != self._config:
             self._config = config
             is_alone = self._node.bucket_service(sampler.name).config is None
-            # A node in no cluster gives clients a config all the same, but has no copies to miss.
+            # A node outside a cluster also gives clients a config, but has no copies that could be missing.
             news["cluster"] = show_cluster(config) | ({"replicas": 0} if is_alone else {})
         manifest = sampler.bucket.manifest
         if manifest.uid != self._manifest_uid:
@@ -180,7 +180,7 @@ class _Viewer:
         }
 
     def _changed(self, node: str, rows: Rows) -> list[list[int]]:
-        """Vbucket, state, documents, durable seqno and lag of those that are not as they were sent."""
+        """Vbucket, state, documents, durable seqno and lag of those that have changed since they were sent."""
         known = self._rows.get(node)
         changed = np.arange(len(rows)) if known is None else np.flatnonzero((rows != known).any(axis=1))
         self._rows[node] = rows
@@ -211,7 +211,7 @@ class _Viewer:
 
 
 def show_event(event: Event) -> dict[str, Any]:
-    """An event with its sentence, and without what only the node needs."""
+    """An event with its sentence, and without the members that only the node needs."""
     shown = asdict(event)
     for name in ("last_ms", "revision", "states"):
         del shown[name]
@@ -248,9 +248,9 @@ def _connection(sampler: BucketSampler, connection: ConnectionStatistics) -> dic
 
 
 def show_cluster(config: bytes) -> dict[str, Any]:
-    """The nodes, and for each vbucket the node that has it active and those that have copies.
+    """The nodes, and for each vbucket the node with the active copy and those with replicas.
 
-    There may be no config: a bare node has none until one is set. One that can't be read is shown as none.
+    A bare node has no config until one is set. A config that can't be read is shown as if there were none.
     """
     try:
         read = ClusterConfig.decode(config)
@@ -273,16 +273,13 @@ def _node(member: ConfigNode | None, kv_address: str) -> dict[str, Any]:
     }
 
 
-# --- the dashboard ----------------------------------------------------------------------------------------------------
-
-
 # --- metrics -------------------------------------------------------------------------------------------------------
-# The dashboard answers `/metrics` with them. A scrape reads what the last tick has taken; nothing is counted for it.
+# The dashboard answers `/metrics` with them. A scrape reads the last sample, and counts nothing.
 
 
 PREFIX = "headwater_node_"
 REPLICATION_NAME = "replication:"
-"""The beginning of the names of replication connections. `FROM->TO:BUCKET` follows."""
+"""The prefix of the names of replication connections. `FROM->TO:BUCKET` follows."""
 
 
 def _by_state(read: Callable[[BucketSampler, VBucketState], float]) -> Callable[[BucketSampler], MetricSamples]:
@@ -290,7 +287,7 @@ def _by_state(read: Callable[[BucketSampler, VBucketState], float]) -> Callable[
 
 
 def _by_connection(read: Callable[[ConnectionStatistics], float]) -> Callable[[BucketSampler], MetricSamples]:
-    """Of the connections furthest behind, so that a crowd of them makes no crowd of time series."""
+    """Only the connections furthest behind, so that many connections do not make as many time series."""
     return lambda sampler: [((one.name,), read(one)) for one in sampler.furthest_behind()]
 
 
@@ -410,7 +407,7 @@ KINDS: tuple[MetricKind[BucketSampler], ...] = (
 
 
 class NodeCollector:
-    """What a registry collects: the node, and the buckets that the user may see."""
+    """Collects the metrics of the node, and of the buckets that the user may see."""
 
     def __init__(self, node: NodeState, samplers: Sequence[BucketSampler]) -> None:
         self._node = node
@@ -427,7 +424,7 @@ class NodeCollector:
 
 
 def metrics_text(node: NodeState, samplers: Sequence[BucketSampler], *, accept: str) -> tuple[bytes, str]:
-    """All metrics, in the form that the client prefers, and the name of that form."""
+    """All metrics in the format that the client prefers, and the content type of that format."""
     registry = CollectorRegistry()
     registry.register(NodeCollector(node, samplers))
     ProcessCollector(registry=registry)
@@ -441,16 +438,16 @@ logger = logging.getLogger(__name__)
 
 TICK_SHARE_MAX = 0.05
 TICK_S_MAX = 5.0
-"""Which part of its time the node may spend on ticks before they become fewer, and how far apart they get."""
+"""The share of its time that the node may spend on ticks before it slows them down, and the longest interval then."""
 PEERS_IDLE_TICKS = 3
-"""The other nodes of the cluster are asked at every tick while there are viewers, and else once in so many. What they
-last had is the measure of what their loss loses."""
+"""While there are viewers, the other nodes of the cluster are asked at every tick, otherwise once in this many ticks.
+Their last answer shows how much is lost if they are."""
 PEERS_S_MAX = 0.2
-"""How long a tick waits for their answers, so that what is shown of all nodes is of about the same moment."""
+"""How long a tick waits for their answers, so that the numbers of all nodes are of about the same moment."""
 
 
 class Dashboard:
-    """All that the page shows. `start` and `close` are called in the node's event loop."""
+    """Everything that the page shows. Call `start` and `close` in the node's event loop."""
 
     def __init__(self, node: NodeState, logins: Logins, sessions: Sessions) -> None:
         self._node = node
@@ -466,7 +463,7 @@ class Dashboard:
     # --- ticks ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to take numbers: the node serves from now on."""
+        """Begin to sample: the node serves from now on."""
         for name in self._node.bucket_names():
             self.watch(name)
         self._tasks = [asyncio.create_task(self._tick_forever()), asyncio.create_task(self._landings.watch())]
@@ -475,7 +472,7 @@ class Dashboard:
         self._samplers[bucket] = BucketSampler(self._node, bucket)
 
     async def forget(self, bucket: str) -> None:
-        """A bucket is dropped. When this returns, nothing here reads it any more."""
+        """A bucket is dropped. Once this returns, nothing here reads the bucket any more."""
         sampler = self._samplers.pop(bucket, None)
         if sampler is not None:
             sampler.cluster.close()
@@ -483,7 +480,7 @@ class Dashboard:
         await self.browser.finish_searches()
 
     def close(self) -> None:
-        """End what would never end by itself: the node stops."""
+        """The node stops: end what would never end by itself."""
         self._feed.close()
         for task in self._tasks:
             task.cancel()
@@ -494,8 +491,8 @@ class Dashboard:
     async def _tick_forever(self) -> None:
         took_s = 0.0
         for tick in count():
-            # With so many streams that a look at them takes long, it is taken less often. What counts is the work: on a
-            # machine that is busy with other things everything takes long.
+            # If there are so many streams that sampling takes long, sample less often. Only processor time counts: on a
+            # machine that is busy with other things, everything takes long.
             await asyncio.sleep(min(TICK_S_MAX, max(TICK_S, took_s / TICK_SHARE_MAX)))
             began_s = time.thread_time()
             try:
@@ -519,13 +516,13 @@ class Dashboard:
         sampler = self._samplers[name]
 
         def still_allowed() -> bool:
-            # The bucket may have been dropped, and another one made with its name.
+            # The bucket may have been dropped, and another one created with its name.
             return self._samplers.get(name) is sampler and self._sessions.may_see(call.request, name)
 
         return self._feed.stream(call.user, sampler, still_allowed)
 
     async def show_health(self, call: Call) -> Response:
-        """The verdict that is on top of every page."""
+        """The verdict at the top of every page."""
         return Json(self._verdict(self._samplers[call.path("bucket")]).show())
 
     async def show_node_health(self, call: Call) -> Response:

@@ -1,9 +1,8 @@
-"""Whether a bucket is well on this node and in its cluster, in one sentence, and what to do where it is not.
+"""Judge in one sentence how well a bucket is on this node and in its cluster, and say what to do about problems.
 
-`health_of` goes through the table of checks below. The live feed sends its verdict to the page, which shows it on top,
-and `/headwater/buckets/BUCKET/health` answers with it, for monitoring and `headwater health`. A check reads what the
-last tick has taken; it asks no node and waits for nothing. To add one, write a generator of findings and enter it in
-`CHECKS`.
+`health_of` runs the checks in the table below. The live feed sends its verdict to the page, which shows it at the top,
+and `/headwater/buckets/BUCKET/health` returns it, for monitoring and `headwater health`. A check reads the last sample;
+it asks no node and waits for nothing. To add a check, write a generator of findings and add it to `CHECKS`.
 """
 
 from __future__ import annotations
@@ -29,41 +28,41 @@ if TYPE_CHECKING:
     from headwater.node.node_state import NodeState
 
 STUCK_S = 30.0
-"""A stream that has changes to send and sends none for so long is stuck."""
+"""A connection that has changes to send and has sent none for this long is stuck."""
 LOSS_SHOWN_MS = 3_600_000
-"""How long a loss stays in the verdict; the history has it for longer."""
+"""How long a loss stays in the verdict; the history keeps it for longer."""
 LANDING_LAG_S = 300.0
 DISK_LOW_SHARE, DISK_FULL_SHARE = 0.10, 0.02
-"""Free space, of the whole disk: from here on it is said, and here the next large commit may fail."""
+"""Free space, as a share of the whole disk: below the first warn; below the second, the next large commit may fail."""
 _NAMES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketVerdict(Verdict):
-    """The verdict on a bucket, as its node sees it, with where the copies are."""
+    """A node's verdict on a bucket, and where the copies are."""
 
     unreachable: tuple[str, ...]
     """The nodes that can't be reached from this one."""
     copies: CopyCounts | None
-    """Of all vbuckets of the cluster; None where the bucket is not in one."""
+    """Counts for all vbuckets of the cluster; None if the bucket is not in one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """What the checks look at."""
+    """What the checks read."""
 
     sampler: BucketSampler
     config: PublishedConfig | None
-    """None where the bucket is not in a cluster."""
+    """None if the bucket is not in a cluster."""
     this_node: int | None
     is_waiting: bool
     landings: Sequence[dict[str, Any]]
     free_bytes: int
     disk_bytes: int
     url: str
-    """For the commands that are suggested."""
+    """For suggested commands."""
     supervised_in: Path | None = None
-    """The data folder of all nodes, where one process runs them on this machine."""
+    """The data folder of all nodes, if one process runs them on this machine."""
     unreachable: tuple[str, ...] = ()
     copies: CopyCounts | None = None
 
@@ -87,7 +86,7 @@ class Examined:
 
 
 def health_of(examined: Examined) -> BucketVerdict:
-    """What is wrong, worst first."""
+    """The verdict of all checks, with the findings worst first."""
     return BucketVerdict.of(
         (one for check in CHECKS for one in check(examined)),
         well=_all_is_well(examined),
@@ -174,7 +173,7 @@ def _without_lost(examined: Examined) -> str:
         # All nodes are on this machine, so there is no network between them.
         start += f": `headwater cluster restart-node {quote(str(examined.supervised_in))} {' '.join(lost)}`"
     elif 2 * len(lost) >= max(3, _cluster_size(examined)):
-        # It may be this node that is cut off, and the others serve: a failover would be wrong.
+        # This node itself may be cut off while the others serve: a failover would be wrong then.
         return f"{start}, or check the network between this node and {it}"
     return f"{start}, or continue without {it}: `headwater cluster failover {examined.url} {' '.join(lost)}`"
 
@@ -235,7 +234,7 @@ def _held(examined: Examined) -> Iterator[Finding]:
 
 
 def _unfed(examined: Examined) -> Iterator[Finding]:
-    """Copies here that no connection feeds."""
+    """Copies on this node that no connection feeds."""
     sampler = examined.sampler
     fed = {vbucket for consumer in sampler.consumers for vbucket in consumer.vbuckets}
     copies = np.flatnonzero(sampler.bucket.vbuckets.states == VBucketState.REPLICA).tolist()
@@ -270,7 +269,7 @@ def _landings(examined: Examined) -> Iterator[Finding]:
             text, level = f"The landing at {url} was stopped or has failed: nothing listens there", Level.BAD
             do = "Start `headwater land` again: it resumes where it stopped. If you did not stop it, its log says why"
         elif "error" in landing:
-            # Which bucket it lands is known only once it has answered.
+            # The bucket of a landing is known only once the landing has answered.
             since = "can't be reached" if numbers else "has not answered yet"
             text, level = f"The landing at {url} {since}: {landing['error']}", Level.BAD
             do = "Start `headwater land` if it does not run, or check the network between it and this node"
@@ -306,7 +305,7 @@ def _losses(examined: Examined) -> Iterator[Finding]:
     for event in reversed(examined.sampler.events.events):
         if event.time_ms < since_ms:
             return
-        # What a drill took back was asked for.
+        # Users ask for what a drill takes back.
         is_loss = event.kind in LOSING and event.kind is not Kind.DRILL
         if is_loss and (event.lost_changes or event.unknown_vbuckets):
             yield Finding(
@@ -332,4 +331,4 @@ CHECKS: tuple[Callable[[Examined], Iterator[Finding]], ...] = (
     _stuck,
     _losses,
 )
-"""In the order in which findings of one level are shown."""
+"""Findings of one level are shown in this order."""

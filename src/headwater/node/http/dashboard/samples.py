@@ -1,12 +1,12 @@
-"""The numbers of a bucket, taken once a second from what the node has anyway; and those of landings.
+"""Sample the numbers of a bucket once a second, from what the node counts anyway, and fetch those of landings.
 
-The dashboard calls `BucketSampler.sample` at every tick; the live feed and the metrics read what it has taken. Totals
-never go back: a sum that is lower than before (a connection is just being replaced by another one of its name, a
-vbucket was rolled back) stays where it was. Rates are differences of totals.
+The dashboard calls `BucketSampler.sample` at every tick; the live feed and the metrics read the last sample. Totals
+never decrease: a sum that is lower than before (another connection of the same name is just replacing one, a vbucket
+was rolled back) stays where it was. Rates are differences of totals.
 
-The numbers of landings are fetched from where they show them to Prometheus (`land --ui` or `land --metrics-port`). The
-dashboard keeps one `Landings`, and the live feed shows it. Where to look is an option of the node, never a user's
-choice: a page must not make the node ask any address.
+The numbers of landings come from their metrics for Prometheus (`land --ui` or `land --metrics-port`). The dashboard
+keeps one `Landings`, and the live feed shows it. Their addresses are an option of the node, never a user's choice: a
+page must not make the node send requests to any address.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ if TYPE_CHECKING:
     from headwater.node.node_state import NodeState
 
 HISTORY_POINTS = 600
-"""Ticks that the charts can look back."""
+"""Ticks that the charts go back."""
 COUNTED_SLOTS_MAX = 500_000
-"""Slots of the index that a tick looks at to count documents; the rest has its turn in the next."""
+"""How many slots of the index a tick examines to count documents; the rest has its turn in the next one."""
 EVENTS_ROOM_BYTES = 64 * 1024 * 1024
-"""With less room on the disk the history is kept in memory only."""
+"""With less free space on the disk, the history is kept in memory only."""
 CONNECTIONS_SHOWN_MAX = 64
 
 # --- the numbers of the cluster ------------------------------------------------------------------------------------
-# A `BucketSampler` has one, and the live feed shows it. Every node is asked by itself, so that one that does not answer
-# delays no other. Its last answer stays, with the time since which it has not been heard.
+# A `BucketSampler` has one `ClusterNumbers`, and the live feed shows it. Every node is asked separately, so that one
+# that does not answer delays no other. The last answer of such a node stays, with the time when it came.
 #
-# A copy is behind by the seqnos that the active one has more. The two are never of one moment, and a difference that is
-# only one in time must not look like a lag. So the active one's seqno is always the older of the two: that of this node
-# when it asked, for the copies of another; that of another when it answered, for copies here.
+# A copy is behind by the seqnos that the active copy has more. The two are never read at the same moment, and a
+# difference in time must not look like a lag. So the active copy's seqno is always the older of the two: for copies of
+# another node, this node's when it asked; for copies here, the other node's when it answered.
 
 
 Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
-"""A number of each vbucket."""
+"""One number for each vbucket."""
 Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 """For each vbucket: state, documents, durable seqno, lag."""
 UNKNOWN = -1
-"""The lag of a replica that does not answer, or whose active node does not."""
+"""The lag of a replica if its node or its active node does not answer."""
 UNREACHED_MS = 3_000
-"""A node that misses one answer is not down yet."""
+"""A node that has missed only one answer is not down yet."""
 STATISTICS = "headwater-vbuckets"
-"""The group of statistics that the numbers travel as."""
+"""The group of statistics in which nodes exchange these numbers."""
 _LISTS = ("states", "documents", "seqnos", "stream_lags")
 _HELD = "replicas_held"
 _CONNECTIONS = "connections"
@@ -77,13 +77,13 @@ CONNECTION_NAME_CHARS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class SentTo:
-    """What a connection of a node gets, as the others hear of it."""
+    """What one connection of a node is sent, as that node reports it to the others."""
 
     name: str
     streams: int
     backlog: int
     messages: float
-    """A second."""
+    """Per second."""
 
     @classmethod
     def decode(cls, members: object) -> Self:
@@ -95,22 +95,22 @@ class SentTo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VBucketNumbers:
-    """What a node has, one number a vbucket in each array.
+    """The numbers of one node: each array has one number for each vbucket.
 
-    The nodes of a cluster give them to each other as statistics, each array as one list: a few long answers instead of
-    thousands of short ones.
+    The nodes of a cluster exchange them as statistics, each array as one list: a few long answers instead of thousands
+    of short ones.
     """
 
     states: Counts
     documents: Counts
     seqnos: Counts
-    """Durable ones."""
+    """The durable ones."""
     stream_lags: Counts
-    """Of the stream that is furthest behind."""
+    """The lag of the stream that is furthest behind."""
     is_held: bool
     """Whether the node lets its copies fall behind, for a drill."""
     connections: tuple[SentTo, ...] = ()
-    """Those furthest behind; none of a node of an earlier version."""
+    """Those furthest behind. A node of an earlier version reports none."""
 
     def encode(self) -> Iterator[tuple[str, str]]:
         for name in _LISTS:
@@ -133,16 +133,16 @@ class VBucketNumbers:
 
 @dataclass(slots=True, kw_only=True)
 class PeerNode:
-    """Another node of the cluster, as far as it is known."""
+    """Another node of the cluster, and what is known about it."""
 
     name: str
     heard_ms: int
-    """When it gave what is known of it; of one that never did, when it was first asked."""
+    """When its last answer came; if it never answered, when it was first asked."""
     numbers: VBucketNumbers | None = None
     own_seqnos: Counts | None = None
-    """Those of this node when it asked for them."""
+    """This node's seqnos when it asked the question."""
     error: str | None = None
-    """Why the last question has no answer."""
+    """Why the last question got no answer."""
 
     @property
     def is_heard(self) -> bool:
@@ -171,7 +171,7 @@ class ClusterNumbers:
     # --- asking ---------------------------------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """Ask every node whose answer is not waited for already."""
+        """Ask every node that does not have a pending question."""
         names, known, now_ms = self._statistics.names(), self.peers, self._now_ms()
         self.peers = {name: known.get(name) or PeerNode(name=name, heard_ms=now_ms) for name in names}
         for peer in self.peers.values():
@@ -180,8 +180,8 @@ class ClusterNumbers:
                 task.add_done_callback(lambda _, name=peer.name: self._asking.pop(name, None))  # type: ignore[misc]
 
     def unreachable(self) -> list[PeerNode]:
-        """The nodes that have not answered for longer than one missed answer takes."""
-        # One that has been failed over since the last question is missed no more.
+        """The nodes that have not answered for longer than `UNREACHED_MS`."""
+        # A node that was failed over since the last question is not missed any more.
         names, now_ms = set(self._statistics.names()), self._now_ms()
         return [
             peer
@@ -190,7 +190,7 @@ class ClusterNumbers:
         ]
 
     async def wait_for_answers(self, *, within_s: float) -> None:
-        """Wait a moment for the nodes that answered last time."""
+        """Wait briefly for the nodes that answered last time."""
         due = [task for name, task in self._asking.items() if name in self.peers and self.peers[name].is_heard]
         if due:
             await asyncio.wait(due, timeout=within_s)
@@ -217,25 +217,25 @@ class ClusterNumbers:
     # --- lags -----------------------------------------------------------------------------------------------------
 
     def lags(self, stream_lags: Counts) -> Counts:
-        """How far the vbuckets here are behind: copies behind their active ones, streams behind the others."""
+        """How far each vbucket here is behind: a copy behind its active copy, otherwise its slowest stream."""
         states, seqnos = _states(self._bucket), _durable_seqnos(self._bucket)
         return _lags(states, seqnos, stream_lags, active_seqnos=self._active_seqnos(states, seqnos))
 
     def rows_of(self, peer: PeerNode) -> Rows | None:
-        """What a node has by its last answer; None where it never answered."""
+        """The rows of a node as of its last answer; None if it never answered."""
         numbers = peer.numbers
         if numbers is None or peer.own_seqnos is None:
             return None
         active_seqnos = self._active_seqnos(_states(self._bucket), peer.own_seqnos)
         if not peer.is_heard:
-            # Its copies may have been up to date when it was last heard. Whether they are, or are there at all, only
-            # the node can say.
+            # Its copies may have been up to date when it last answered. Only the node knows whether they still are, or
+            # still exist.
             active_seqnos = np.full_like(active_seqnos, UNKNOWN)
         lags = _lags(numbers.states, numbers.seqnos, numbers.stream_lags, active_seqnos=active_seqnos)
         return np.column_stack((numbers.states, numbers.documents, numbers.seqnos, lags))
 
     def _active_seqnos(self, own_states: Counts, own_seqnos: Counts) -> Counts:
-        """The seqnos of the active vbuckets of all nodes that are heard."""
+        """The seqnos of the active vbuckets of this node and of all nodes that answer."""
         known = np.where(own_states == VBucketState.ACTIVE, own_seqnos, UNKNOWN)
         for peer in self.peers.values():
             if peer.is_heard and peer.numbers is not None:
@@ -264,14 +264,14 @@ _STATE_NAMES = {ABSENT: "absent", **{int(state): state.name.lower() for state in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What has happened since the node started."""
+    """Counters since the node started."""
 
     changes: int = 0
     """Changes of documents in vbuckets that are active here."""
     system_events: int = 0
     """Entries of collections and scopes, one for each vbucket that is active here."""
     received: int = 0
-    """Seqnos that copies here have got from their active ones."""
+    """Seqnos that copies here have received from their active copies."""
     requests: int = 0
     messages: int = 0
     sent_bytes: int = 0
@@ -280,7 +280,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Of the last tick, a second."""
+    """Rates of the last tick, per second."""
 
     changes: float = 0.0
     requests: float = 0.0
@@ -290,7 +290,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What the charts have of one tick."""
+    """What the charts show of one tick."""
 
     time_ms: int
     rates: Rates
@@ -299,7 +299,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionRates:
-    """What went through a connection in the last tick, a second, in its one direction."""
+    """The traffic of a connection in the last tick, per second, in its one direction."""
 
     messages: float = 0.0
     moved_bytes: float = 0.0
@@ -307,17 +307,17 @@ class ConnectionRates:
 
 @dataclass(slots=True)
 class _Moved:
-    """What went through a connection since it was opened."""
+    """The traffic of a connection since it was opened."""
 
     messages: int
     moved_bytes: int
     rates: ConnectionRates = field(default_factory=ConnectionRates)
     still_s: float = 0.0
-    """For how long nothing has."""
+    """How long no message has gone through it."""
 
 
 class BucketSampler:
-    """Takes the numbers of one bucket."""
+    """Samples the numbers of one bucket."""
 
     def __init__(self, node: NodeState, name: str) -> None:
         self.name = name
@@ -338,7 +338,7 @@ class BucketSampler:
         self._states = bucket.vbuckets.states.copy()
         peers = node.membership(name).peer_statistics
         self.cluster = ClusterNumbers(bucket, peers, now_ms=self.now_ms, history=self.events)
-        # The other nodes of the cluster ask for these.
+        # The other nodes of the cluster read these statistics.
         service.statistics[STATISTICS] = lambda: self.numbers().encode()
         self._sent: dict[str, _Moved] = {}
         self._received: dict[str, _Moved] = {}
@@ -359,21 +359,21 @@ class BucketSampler:
         return sum(connection.backlog_items for connection in self.connections)
 
     def copies(self) -> CopyCounts | None:
-        """Where the copies of the cluster are, judged by the nodes that can be reached; None outside a cluster."""
+        """Where the copies of the cluster are, given which nodes can be reached; None outside a cluster."""
         config = self._service.config
         return None if config is None else config.copies([peer.name for peer in self.cluster.unreachable()])
 
     @property
     def holds_replicas(self) -> bool:
-        """Whether copies here are let fall behind, for a drill."""
+        """Whether a drill holds back the copies here."""
         return self._node.membership(self.name).replication.is_held
 
     def furthest_behind(self) -> list[ConnectionStatistics]:
-        """As many connections as are shown, those with the most to get first."""
+        """The connections that are shown, those with the largest backlog first."""
         return sorted(self.connections, key=lambda one: (-one.backlog_items, one.name))[:CONNECTIONS_SHOWN_MAX]
 
     def stuck_connections(self, still_s: float) -> list[ConnectionStatistics]:
-        """Those that have changes to send and have sent nothing for so long, those with the most first."""
+        """Connections that have changes to send and have sent nothing for this long, the largest backlog first."""
         return [one for one in self.furthest_behind() if one.backlog_items and self._sent[one.name].still_s >= still_s]
 
     def rates_of(self, connection: ConnectionStatistics) -> ConnectionRates:
@@ -383,11 +383,11 @@ class BucketSampler:
         return self._received[consumer.name].rates
 
     def lags(self) -> Counts:
-        """How far the vbuckets here are behind: copies behind their active ones, streams behind the others."""
+        """How far each vbucket here is behind: a copy behind its active copy, otherwise its slowest stream."""
         return self.cluster.lags(self.stream_lags)
 
     def numbers(self) -> VBucketNumbers:
-        """For the other nodes of the cluster: what is cheap as of now, the rest as of the last tick."""
+        """The numbers for the other nodes of the cluster: cheap ones as of now, the rest as of the last tick."""
         numbers = self.bucket.vbuckets
         return VBucketNumbers(
             states=numbers.states.astype(np.int64),
@@ -402,7 +402,7 @@ class BucketSampler:
         )
 
     def sample(self) -> None:
-        """Take the numbers of now."""
+        """Take a sample now."""
         bucket, now_s = self.bucket, self._node.now_s()
         passed_s = max(1e-3, now_s - self._taken_s)
         before, self.totals, self._taken_s = self.totals, self._totals(bucket), now_s
@@ -425,9 +425,9 @@ class BucketSampler:
         self.history.append(Point(time_ms=self.now_ms(), rates=self.rates, backlog=self.backlog))
 
     def keep_events(self) -> None:
-        """Have what is new in the history stored with the next commit.
+        """Store the new events of the history with the next commit.
 
-        On a full disk it waits: a commit that fails voids what clients have written, and an event is no reason for it.
+        On a full disk, wait: a commit that fails voids what clients have written, and an event is no reason for that.
         """
         if not self.events.is_unsaved or disk_usage(self._node.options.data).free < EVENTS_ROOM_BYTES:
             return
@@ -438,7 +438,7 @@ class BucketSampler:
     def _totals(self, bucket: Bucket) -> Totals:
         traffic, last = self._node.traffic(self.name), self.totals
         high_seqnos, is_active = bucket.vbuckets.high_seqnos, bucket.vbuckets.states == VBucketState.ACTIVE
-        # Of a vbucket that was rolled back the difference is negative; these numbers are signed by now.
+        # For a vbucket that was rolled back the difference is negative, so the numbers are viewed as signed.
         grown = np.maximum((high_seqnos - self._high_seqnos).view(np.int64), 0)
         events = bucket.entered_events - self._first_events
         others = events - last.system_events + bucket.entered_prepares - self._prepares
@@ -454,7 +454,7 @@ class BucketSampler:
         )
 
     def _note_states(self, states: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
-        """Enter what has another state than at the last tick. What becomes active has an event of its own, with why."""
+        """Record vbuckets whose state has changed since the last tick. Becoming active has an event with its reason."""
         before, self._states = self._states, states.copy()
         changed = np.flatnonzero((states != before) & (states != VBucketState.ACTIVE))
         for was, now in sorted({(int(before[vbucket]), int(states[vbucket])) for vbucket in changed}):
@@ -479,10 +479,10 @@ def _with_rates(before: dict[str, _Moved], now: dict[str, _Moved], passed_s: flo
 
 
 class LiveCounts:
-    """How many documents each vbucket has, without the deleted.
+    """How many documents each vbucket has, without deleted ones.
 
-    The index has deleted documents, too, so they have to be counted. A vbucket is counted again when it has changed,
-    and a tick looks at a bounded number of slots; with many documents a count is some seconds old.
+    The index has deleted documents, too, so the others have to be counted. A vbucket is counted again after it has
+    changed, and a tick examines a limited number of slots; with many documents a count is some seconds old.
     """
 
     def __init__(self, vbuckets: int) -> None:
@@ -491,7 +491,7 @@ class LiveCounts:
         self._next = 0
 
     def refresh(self, bucket: Bucket, *, slots_max: int = COUNTED_SLOTS_MAX) -> None:
-        """Count what has changed, in turns."""
+        """Count the vbuckets that have changed, in turns."""
         numbers, index = bucket.vbuckets, bucket.index
         stamps = numbers.high_seqnos ^ numbers.vbuuids
         changed = np.flatnonzero((stamps != self._stamps) & (index.entries > 0))
@@ -499,7 +499,7 @@ class LiveCounts:
         self.counts[empty] = 0
         self._stamps[empty] = stamps[empty]
         in_turn = np.concatenate((changed[changed >= self._next], changed[changed < self._next]))
-        # As many as the bound allows, and one where even that has more slots.
+        # As many as the limit allows, but at least one.
         fitting = max(1, int(np.searchsorted(np.cumsum(index.capacities[in_turn]), slots_max, side="right")))
         counted = in_turn[:fitting]
         index.count_live(counted, self.counts)
@@ -521,22 +521,22 @@ _PAGE = f"{_PREFIX}page_info"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingNumbers:
-    """What one end point has answered last, by bucket and pipeline; `error` where it could not be asked since. The name
-    of a pipeline may be empty."""
+    """What one endpoint has answered last, by bucket and pipeline, whose name may be empty. `error` says why it could
+    not be asked since."""
 
     url: str
     landings: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     pages: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Where the landing's own page is."""
+    """The URL of the landing's own page."""
     heard_ms: int | None = None
-    """When that was."""
+    """When it last answered."""
     error: str | None = None
     is_ended: bool = False
-    """Nothing listens there any more: the process has ended, and the network is well."""
+    """Nothing listens there any more: the process has ended, while the network works."""
 
 
 class Landings:
-    """Asks the end points again and again."""
+    """Asks the endpoints repeatedly."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         if len(urls) > LANDINGS_MAX:
@@ -554,8 +554,8 @@ class Landings:
             await asyncio.sleep(LANDING_EVERY_S)
 
     def of(self, bucket: str) -> list[dict[str, object]]:
-        """What is known of the landings of a bucket, and of the end points that have never answered. One that has
-        stopped is shown with what it said last."""
+        """What is known about the landings of a bucket, and about endpoints that have never answered. A landing that
+        has stopped is shown with its last answer."""
         shown: list[dict[str, object]] = []
         for known in self.numbers:
             failed = {} if known.error is None else {"error": known.error, "is_ended": known.is_ended}
@@ -565,18 +565,18 @@ class Landings:
             for (of, pipeline), numbers in known.landings.items():
                 if of == bucket:
                     page = {"page": known.pages[of, pipeline]} if (of, pipeline) in known.pages else {}
-                    # What it is known by in the page.
+                    # The page identifies the landing by this.
                     url = f"{known.url}#{pipeline}" if pipeline else known.url
                     shown.append({"url": url, **about, "numbers": numbers, **page})
         return shown
 
 
 def fetch_landing(url: str, before: LandingNumbers | None = None) -> LandingNumbers:
-    """Ask one end point. What goes wrong there is part of the result, beside what it said `before`, and not raised. It
-    can't redirect: the end point was named, and does not get to name another one."""
+    """Ask one endpoint. A fault there is not raised, but part of the result, together with what it answered `before`.
+    Redirects are not followed: the operator has named the endpoint, and it must not name another one."""
     where = urlsplit(url)
     tls = ssl.create_default_context() if where.scheme == "https" else None
-    # A landing that is served beyond this machine wants the token of its page.
+    # A landing that is served beyond this machine requires the token of its page.
     token = os.environ.get(TOKEN_VARIABLE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     limits: Any = {"answer_s": LANDING_S_MAX, "bytes_max": LANDING_BYTES_MAX}
