@@ -123,8 +123,7 @@ class CommitLoop:
         """Run an action that must not run beside a commit, such as a rollback.
 
         It runs in the event loop, because sessions read and write what it changes. If the caller is cancelled first,
-        the action is skipped, but a commit that is being written continues. Raises `StoreError` if the bucket is closed
-        first.
+        the action is skipped, but a commit in progress continues. Raises `StoreError` if the bucket is closed first.
         """
         is_given_up = False
 

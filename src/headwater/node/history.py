@@ -300,7 +300,7 @@ class BucketHistory:
         self._heard_ms[active] = self._now_ms()
 
     def asked(self, vbucket: VBucketId, *, vbuuid: Vbuuid, seqno: Seqno, by_node: bool = False) -> None:
-        """A consumer, or with `by_node` a copy, had to roll back. It says it has all changes of a branch to `seqno`."""
+        """A consumer, or with `by_node` a copy, had to roll back. It claims all changes of a branch up to `seqno`."""
         self.totals.answers += not by_node
         self._unsaved.add(0)
         found = self._branch_after(vbucket, vbuuid)

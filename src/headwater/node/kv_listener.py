@@ -92,7 +92,7 @@ class KvListener:
         """The newest durable commit of each bucket when streams were last woken."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen, and return the port: the one asked for, or a free one for 0."""
+        """Listen on a port, or on a free one for 0. Returns the port."""
         make_protocol: Callable[[], asyncio.Protocol] = partial(ServedConnection, self)
         if tls is not None:
             acceptor = TlsAcceptor(
@@ -538,7 +538,7 @@ class ServedConnection(asyncio.Protocol):
         return about if error is None else {**about, **fields(error=type(error).__name__)}
 
     def abort(self) -> None:
-        """Close at once, and free what is held."""
+        """Close immediately, and free what is held for the peer."""
         if self._transport is not None:
             self._transport.abort()
             self._free()
@@ -575,7 +575,7 @@ class UprListener:
         self.is_stopped = False
 
     async def listen(self, host: str, port: int) -> int:
-        """Listen, and return the port: the one asked for, or a free one for 0."""
+        """Listen on a port, or on a free one for 0. Returns the port."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: UprConnection(self), host, port)
         self._watch = asyncio.create_task(self._watch_connections())

@@ -8,7 +8,7 @@ that no client will ever see.
 `apply_config` gives the vbuckets of this node their states. For a vbucket whose active node the config knows:
 
     this node is…                the state here becomes…
-    its active node              unchanged: the coordinator promotes it before it publishes that; sets the topology
+    its active node              unchanged, as the coordinator promotes it; its topology becomes that of the config
     a replica, or building       replica
     neither, but in the cluster  dead if it accepted writes; removed once the config is settled
     not in the cluster           dead if it accepted writes; the data is kept in case the node is added again

@@ -79,7 +79,7 @@ class ConsumerView:
     vbuckets: tuple[int, ...]
     """The vbuckets that it receives or has requested, in order."""
     streams: tuple[ReceivedStreamView, ...] | None
-    """In the order of their vbuckets. None if there are too many to include them without a name being asked for."""
+    """In the order of their vbuckets. None if there are too many, and the connection was not requested by name."""
 
 
 # --- range scans ---------------------------------------------------------------------------------------------------
@@ -291,8 +291,7 @@ class BucketService:
     def consumer_views(
         self, *, now_s: float, name: str | None = None, streams_max: int = STREAMS_VIEWED_MAX
     ) -> list[ConsumerView]:
-        """Views of the connections that receive copies, or of the named one. They omit the streams if there are more
-        than `streams_max` and no name is given."""
+        """Views of the connections that receive copies, or of one by name; without streams if they are too many."""
         wanted = [connection for connection in self.consumers if name in (None, connection.name)]
         with_streams = name is not None or sum(len(connection.streams) for connection in wanted) <= streams_max
         return [connection.view(now_s=now_s, with_streams=with_streams) for connection in wanted]

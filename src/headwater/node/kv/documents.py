@@ -265,7 +265,7 @@ class Target:
         return _Durability(DurabilityLevel(max(level, least)), timeout_ms / 1000 if timeout_ms else TIMEOUT_S_DEFAULT)
 
     def _has_copies(self) -> bool:
-        """Whether durable writes need other nodes. If not, this copy alone meets every level, or no copy can."""
+        """Whether a durable write needs other nodes. One durable copy meets every level if no others are required."""
         if self.service.sync_writes.chains(self.vbucket):
             return True
         if self.service.must_have_copies:
@@ -407,10 +407,8 @@ def join_value(context: Context, xattrs: bytes, body: bytes) -> tuple[bytes, Dat
 
 
 def shown_value(context: Context, document: Document) -> dict[str, Any]:
-    """The fields of a response that show the body of a document.
-
-    A value that is stored compressed is sent compressed if the client has negotiated that (as in kv_engine's passive
-    mode)."""
+    """The fields of a response that show the body of a document. A value that is stored compressed is sent compressed
+    if the client has negotiated that (as in kv_engine's passive mode)."""
     datatypes = context.session.datatypes
     if document.packed is not None and datatypes & Datatype.SNAPPY:
         return {"value": document.packed, "datatype": document.stored_datatype & datatypes}

@@ -310,8 +310,8 @@ class KvSession(SessionState):
         return frame
 
     def _refuse_too_long(self) -> None:
-        """Refuse requests by their headers that are longer than any valid one of their kind. Drop the rest of them as
-        it arrives."""
+        """Refuse requests that are longer than any valid one of their kind as soon as their headers arrive. Drop the
+        rest of them."""
         while self._frames.buffered_bytes >= HEADER_BYTES:
             with self._frames.peek() as view:
                 header = bytes(view[:HEADER_BYTES])
