@@ -1,10 +1,11 @@
-"""The buckets of a node, from their making to their end: opened at the start, made and dropped while the node runs.
+"""The buckets of a node from creation to removal: opened at the start, created and dropped while the node runs.
 
-`node_state` has one and gives the rest of the node its services. What a crash leaves is decided by one write each:
+`node_state` has one `BucketLifecycle` and gives its services to the rest of the node. Creating and dropping each take
+effect with a single write, which decides what is left after a crash:
 
-* a bucket is there once its facts are stored, with its settings. A folder without them is removed by the next start,
-  and so is a bucket that was made for several nodes and has got no config of its cluster;
-* a bucket is gone once `node.json` names it as dropped. Its files follow, at the latest with the next start.
+* a bucket exists once its facts and settings are stored. The next start removes a folder without facts, and a bucket
+  that was created for several nodes but never received the config of its cluster;
+* a bucket is gone once `node.json` names it as dropped. Its files are removed then, at the latest by the next start.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ KERNEL_PACKAGES = (
     "headwater.store",
     "headwater.node",
 )
-"""Where the kernels are that a node calls. It compiles them before it is ready: that takes up to a minute on a new
-machine, during which it could answer no client. Later starts load what was kept."""
+"""The packages whose kernels a node calls. It compiles them before it is ready: on a new machine that takes up to a
+minute, during which it could answer no client. Later starts load the compiled kernels from disk."""
 BUCKETS_MAX = 30
 """Couchbase's default bound. Each bucket has a thread and a file of its own."""
 CLUSTER_NAME = "headwater"
-"""Of a cluster that was given none. gocbcore labels what it measures with the name, and has a use for no empty one."""
+"""The default name of a cluster. gocbcore labels its metrics with the name, so it must not be empty."""
 _UUID_BYTES = 16
 
 
 class BucketLifecycle:
-    """Opens, makes, drops and closes. Everything but `open_all` is called in the node's event loop."""
+    """Opens, creates, drops and closes buckets. Call everything except `open_all` in the node's event loop."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class BucketLifecycle:
         self.memberships: dict[str, ClusterMembership] = {}
         self._engines: dict[str, Engine] = {}
         self._buckets: dict[str, Bucket] = {}
-        """Those that are opened; a service is built for each once all are."""
+        """The buckets that are open. Once all are, `serve_all` builds a service for each."""
         self._closed: set[str] = set()
         self._changing = asyncio.Lock()
         self.is_stopping = False
@@ -85,7 +86,7 @@ class BucketLifecycle:
     # --- starting and stopping ------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Open the engines. If another process holds one, this fails before anything has changed."""
+        """Open the engines. If another process holds one of them, this fails before anything has changed."""
         self._stored_identity = self._folder.load_identity()
         self.identity = self._stored_identity or NodeIdentity(
             uuid=self._environment.random_bytes(_UUID_BYTES).hex(),
@@ -107,7 +108,7 @@ class BucketLifecycle:
             self.change_identity(cluster_name=self.options.cluster_name)
 
     def open_all(self, report: Callable[[str], None]) -> None:
-        """Open the buckets, which may take long. May run in a thread; `report` gets what the node is doing."""
+        """Open the buckets, which may take long. May run in a thread. Calls `report` with what the node is doing."""
         report("it loads or compiles its kernels")
         compile_kernels(*KERNEL_PACKAGES)
         for number, name in enumerate(list(self._engines), start=1):
@@ -121,7 +122,7 @@ class BucketLifecycle:
             self._serve(name)
 
     async def stop(self) -> None:
-        """Stop after the bucket that is being made or dropped."""
+        """Wait until a bucket that is being created or dropped is done, then stop the loops and close all buckets."""
         async with self._changing:
             for name, loop in list(self.loops.items()):
                 await loop.stop()
@@ -129,7 +130,7 @@ class BucketLifecycle:
             self.close_buckets()
 
     def close_buckets(self) -> None:
-        """Close the buckets that are open by now."""
+        """Close the buckets that are open and were not closed before."""
         for name in [name for name in list(self._buckets) if name not in self._closed]:
             self._closed.add(name)
             try:
@@ -185,7 +186,7 @@ class BucketLifecycle:
         return self._environment.random_number(bits=64), self._environment.random_number(bits=64)
 
     def _activate(self, bucket: Bucket) -> None:
-        """Make all vbuckets of a new bucket active, or of one whose making was cut short."""
+        """Make all vbuckets active if the bucket has none yet: it is new, or a crash interrupted its creation."""
         if self.options.bare or any(bucket.vbuckets.facts):
             return
         for vbucket in range(len(bucket.vbuckets)):
@@ -221,7 +222,7 @@ class BucketLifecycle:
     # --- while the node runs --------------------------------------------------------------------------------------
 
     async def create(self, name: str, settings: BucketSettings, *, vbuckets: int, address: NodeAddress) -> None:
-        """Make a bucket. Raises `LocalProtocolError` where it can't be made, `StoreError` where it was not stored."""
+        """Create a bucket. Raises `LocalProtocolError` if it can't be created, `StoreError` if it was not stored."""
         async with self._one_change():
             if name in self.services:
                 raise LocalProtocolError("Bucket with given name already exists")
@@ -247,12 +248,12 @@ class BucketLifecycle:
     ) -> None:
         """Drop a bucket with all its data.
 
-        `forget` stops the dashboard from reading it. `close` ends its streams and connections after its vbuckets.
+        `forget` stops the dashboard from reading it. `close` ends its streams and connections, after its vbuckets.
         """
         async with self._one_change():
             if name not in self.services:
                 raise LocalProtocolError(f"there is no bucket {name!r}")
-            # From here on it is gone, whatever happens: the next start does what is left to do.
+            # From here on the bucket is gone, whatever happens: the next start completes what remains to be done.
             self.change_identity(dropped=self.identity.dropped | {name})
             service = self.services.pop(name)
             if forget is not None:
@@ -262,7 +263,7 @@ class BucketLifecycle:
             service.bucket.drop_vbuckets()
             close(service)
             service.range_scans.end_all()
-            # Only now: until its connections were closed, their requests had the bucket as a whole.
+            # Only now: until its connections were closed, their requests could still use the whole bucket.
             await self.memberships.pop(name).leave()
             del self._buckets[name]
             await _in_thread(self._remove, name)
@@ -270,7 +271,7 @@ class BucketLifecycle:
 
     @asynccontextmanager
     async def _one_change(self) -> AsyncIterator[None]:
-        """One bucket is made or dropped at a time, and none while the node stops."""
+        """Create or drop one bucket at a time. Raises `LocalProtocolError` if the node is stopping."""
         async with self._changing:
             if self.is_stopping:
                 raise LocalProtocolError("the node stops", hint="Try again when it has started")
@@ -285,7 +286,7 @@ class BucketLifecycle:
         self.change_identity(dropped=self.identity.dropped & set(self.options.buckets))
 
     def change_identity(self, **changes: Any) -> None:
-        """Change what the node is. It is stored where it differs: a node must be able to start on a full disk."""
+        """Change the node's identity. Write it only if it differs: a node must be able to start on a full disk."""
         identity = replace(self.identity, **changes)
         if identity != self._stored_identity:
             self._folder.store_identity(identity)
@@ -293,5 +294,5 @@ class BucketLifecycle:
 
 
 async def _in_thread(action: Callable[..., Any], *arguments: Any) -> Any:
-    """Run an action that waits for the disk without letting clients wait."""
+    """Run an action that waits for the disk in a thread, so that clients do not wait for it."""
     return await asyncio.get_running_loop().run_in_executor(None, action, *arguments)

@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 SCRUB_STEP_S = 0.1
 SCRUB_REST_S = 60.0
-"""The pause between two passes, so that a small bucket is not read all the time."""
+"""The pause between two passes, so that a small bucket is not read continuously."""
 
 RETRY_S = 0.5
-"""How long to wait after a commit could not be written."""
+"""How long to wait after writing a commit has failed."""
 
 
 class CommitLoop:
-    """Runs one bucket."""
+    """Commits and housekeeping of one bucket."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class CommitLoop:
             task.add_done_callback(self._on_task_end)
 
     def _on_task_end(self, task: asyncio.Task[Any]) -> None:
-        """These tasks run until they are cancelled. One that fails leaves writers without answers: stop the node."""
+        """Stop the node if a task has failed: writers would get no answers. Tasks otherwise run until cancelled."""
         if task.cancelled() or task.exception() is None:
             return
         error = task.exception()
@@ -101,8 +101,8 @@ class CommitLoop:
         self._on_failed()
 
     async def stop(self) -> None:
-        """Stop after everything taken so far is durable, and in blocks: damage to one concerns its vbucket alone."""
-        # A task that holds the lock is in the middle of a write, and what is cut short there would be lost.
+        """Make all accepted writes durable, and settle them into blocks: damage to a block affects only its vbucket."""
+        # A task that holds the lock is in the middle of a write: cancelling it there would lose that write.
         async with self._resting:
             if self._is_stopped:
                 return
@@ -116,15 +116,14 @@ class CommitLoop:
         self._disk.shutdown()
 
     def run_at_rest(self, action: Callable[[], None]) -> None:
-        """As `at_rest`, for callers that do not wait."""
+        """Like `at_rest`, but do not wait for the action."""
         self._rest(action).add_done_callback(self._on_task_end)
 
     async def at_rest(self, action: Callable[[], T]) -> T:
         """Run an action that must not run beside a commit, such as a rollback.
 
-        It runs in the event loop, because sessions read and write what it changes. If the caller is cancelled, the
-        action does not run, but the commit that is being written goes on. Raises `StoreError` if the bucket is closed
-        first.
+        It runs in the event loop, because sessions read and write what it changes. If the caller is cancelled first,
+        the action is skipped, but a commit in progress continues. Raises `StoreError` if the bucket is closed first.
         """
         is_given_up = False
 
@@ -155,7 +154,7 @@ class CommitLoop:
             async with self._resting:
                 if self._is_stopped:
                     raise asyncio.CancelledError
-                # Others need not wait for what is written before the action. While clients write, it may have no end.
+                # Commit once: the action need not wait for later writes, and while clients write they may never end.
                 await self._settle()
                 await self._commit_next()
                 return action()
@@ -179,7 +178,7 @@ class CommitLoop:
                     self._dirty.set()
 
     async def _commit_next(self) -> bool:
-        """Make what is pending durable. Returns whether there may be more by now."""
+        """Make pending changes durable. Returns True if a commit was written, so more changes may be pending by now."""
         commit = self._bucket.seal()
         if commit is None:
             return False
@@ -202,11 +201,11 @@ class CommitLoop:
     # --- housekeeping ---------------------------------------------------------------------------------------------
 
     async def _settle(self, *, oldest: bool = False) -> bool:
-        """Settle what is young. Returns False if it could not be written."""
+        """Settle young commits into blocks. Returns False if a block could not be written."""
         settling = Settling(self._bucket, oldest=oldest)
         try:
             while await self._in_disk_thread(settling.write_step):
-                # Commit in between. The further writers are ahead, the less a commit takes (`BucketService.has_room`).
+                # Commit in between. The further writers are ahead, the smaller a commit is (`BucketService.has_room`).
                 await self._commit_next()
         except StoreError as error:
             self._log_failure("commits could not be settled", error)
@@ -218,7 +217,7 @@ class CommitLoop:
         while True:
             await asyncio.sleep(self._expiry_every_s)
             for vbucket in self._bucket.vbuckets.active():
-                # Damage that this meets has stopped the vbucket and is reported.
+                # If this finds damage, the store has already stopped the vbucket and reported it.
                 with suppress(VBucketDamaged):
                     if compaction.expire_documents(self._bucket, vbucket):
                         self._dirty.set()
@@ -252,9 +251,9 @@ class CommitLoop:
     # --- damage ---------------------------------------------------------------------------------------------------
 
     def _on_damage(self, error: VBucketDamaged) -> None:
-        """A vbucket was stopped, by whichever thread has read it."""
+        """Log a vbucket that was stopped. Any thread that reads the bucket may call this."""
         self._loop.call_soon_threadsafe(self._log_damage, error)
-        # Streams look at their vbuckets when there is something new, and those of this one have to end.
+        # Wake streams: those of this vbucket have to end, and a stream checks its vbucket only when it is woken.
         self._loop.call_soon_threadsafe(self._on_durable)
 
     def _log_damage(self, error: VBucketDamaged) -> None:
@@ -264,7 +263,7 @@ class CommitLoop:
         logger.error("%s; the vbucket is stopped, the others go on", error, extra=about)
 
     async def _scrub_forever(self) -> None:
-        """Read everything that is stored, slowly, again and again."""
+        """Read everything that is stored, slowly, in endless passes."""
         while True:
             scrub = self._bucket.scrub()
             found = 0
@@ -288,16 +287,16 @@ class CommitLoop:
         about = fields(event=LogEvent.VBUCKET_DAMAGED, bucket=self._bucket.facts.name, reason=finding.error.reason)
         logger.error("%s", finding.error, extra=about)
         if finding.table is Table.JOURNAL:
-            # What the row held is in memory. Settled, it is stored once more, and the row goes.
+            # The contents of the row are still in memory. Settling stores them again and removes the damaged row.
             async with self._resting:
                 await self._settle()
 
 
 class ChangeSignal:
-    """A signal to any number of waiters that something has changed, of which none can miss a change.
+    """Signals any number of waiters that something has changed. No waiter can miss a change.
 
-    Note `count`, look at the thing, then wait for a change `after` that count. For one event loop: `notify` is called
-    in the loop that waits.
+    A waiter reads `count`, looks at the state it is interested in, then awaits `after(count)`. Not thread-safe: call
+    `notify` in the event loop of the waiters.
     """
 
     def __init__(self) -> None:

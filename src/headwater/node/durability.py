@@ -1,12 +1,12 @@
 """Durable writes in progress: prepared here, acknowledged by replicas, then committed and answered.
 
-A write is decided once, by what comes first: a majority of its vbucket's copies holds the prepare (committed); its time
-is over (aborted, and the writer gets that the outcome is ambiguous); its vbucket is not active here any more, or has
-lost the prepare (ambiguous as well). A prepare that could not be stored has not happened, and a decision that could not
-be is made again. Prepares that no client waits for, because they were found at the start, have no time that could be
-over: they are committed when a majority holds them.
+A write is decided once, by whichever comes first: a majority of its vbucket's copies holds the prepare (committed); it
+times out (aborted, and the writer is answered that the outcome is ambiguous); its vbucket is no longer active here, or
+has lost the prepare (also ambiguous). If a prepare could not be stored, the write has not happened. If a decision could
+not be stored, it is made again. Prepares that were found at the start have no waiting client and no timeout: they are
+committed once a majority holds them.
 
-All levels of durability come to the same: what is streamed, and so what is acknowledged, is durable already.
+All durability levels have the same effect: a change is streamed, and so acknowledged, only after it is durable.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from headwater.store.prepares import PendingPrepare
 
 # --- the replication topology of a vbucket ------------------------------------------------------------------------
 #
-# A chain names the nodes that have a copy, the active one first; a member whose node is missing is None and still
-# counts, so that a majority of what is left can never be a majority of nothing. During a rebalance there are two
-# chains, the old one and the new, and a durable write needs a majority of both.
+# A chain names the nodes that have a copy, the active one first. A member whose node is missing is None and still
+# counts towards the length of the chain, so that losing nodes never makes a majority smaller. During a rebalance there
+# are two chains, the old one and the new, and a durable write needs a majority of both.
 
 
 Chain = tuple[str | None, ...]
@@ -33,12 +33,12 @@ Chains = tuple[Chain, ...]
 
 
 def chains_of(topology: Sequence[Any] | None) -> Chains:
-    """The chains of a stored topology that have more than the active node: those that others have a say in."""
+    """The chains of a stored topology that have replicas, whose acknowledgements a durable write needs."""
     return tuple(tuple(chain) for chain in topology or () if len(chain) > 1)
 
 
 def majority(chain: Chain) -> int:
-    """How many copies are more than half of them."""
+    """The smallest number of copies that is more than half of a chain."""
     return len(chain) // 2 + 1
 
 
@@ -48,10 +48,10 @@ def is_possible(chains: Chains) -> bool:
 
 
 def satisfied_seqno(chains: Chains, acknowledged: Mapping[str, int], *, active_seqno: int) -> int:
-    """Up to where a majority of each chain holds everything.
+    """The seqno up to which a majority of each chain holds all changes.
 
-    The active node comes first in each chain. It holds what is durable there, others what they have acknowledged, which
-    they have got from it; whatever else they say is not believed.
+    The active node, first in each chain, holds what is durable there. A replica holds what it has acknowledged, but
+    never more than the active node, from which it receives everything: higher acknowledgements are cut to that.
     """
     return min((_held_seqno(chain, acknowledged, active_seqno) for chain in chains), default=active_seqno)
 
@@ -63,20 +63,20 @@ def _held_seqno(chain: Chain, acknowledged: Mapping[str, int], active_seqno: int
 
 TIMEOUT_S_DEFAULT = 30.0
 TIMEOUT_MS_INFINITE = 0xFFFF
-"""What a request would say for a write that waits for ever."""
+"""The timeout of a request that waits forever."""
 WRITES_MAX = 10_000
-"""Durable writes of a bucket at a time."""
+"""The most undecided durable writes of a bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOutcome:
-    """What became of a durable write."""
+    """The outcome of a durable write."""
 
     status: Status
     commit: int = 0
-    """What has to be durable before the writer may be answered; 0 for nothing."""
+    """The commit that has to be durable before the writer may be answered; 0 for none."""
     seqno: Seqno = Seqno(0)
-    """Of the commit, where it is one."""
+    """The seqno of the committed change, if the write was committed."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -90,7 +90,7 @@ class SyncWrite:
 
 @dataclass(slots=True, kw_only=True)
 class _Acknowledged:
-    """Up to where nodes have acknowledged, on one branch of a vbucket's history."""
+    """The seqnos that nodes have acknowledged, on one branch of a vbucket's history."""
 
     vbuuid: int
     seqnos: dict[str, int] = field(default_factory=dict)
@@ -104,18 +104,18 @@ class SyncWrites:
     on_change: Callable[[], None] = lambda: None
     """Called when there is something to commit."""
     has_news: bool = False
-    """A write was decided without a commit: no commit will wake its connection to answer."""
+    """Whether a write was decided without a commit, so that no commit will wake its connection to answer."""
     _acknowledged: dict[int, _Acknowledged] = field(default_factory=dict)
     """By vbucket."""
     _waiting: dict[int, dict[bytes, SyncWrite]] = field(default_factory=dict)
-    """Vbucket → key → the write that is undecided."""
+    """Undecided writes, by vbucket and key."""
     _deciding: list[SyncWrite] = field(default_factory=list)
     """Writes whose commit or abort is not durable yet."""
 
     # --- beginning ------------------------------------------------------------------------------------------------
 
     def chains(self, vbucket: int) -> Chains:
-        """The chains that have a say in the durable writes of a vbucket; none where its only copy is here."""
+        """The chains that durable writes of a vbucket need a majority of; empty if its only copy is here."""
         facts = self.bucket.vbuckets.facts[vbucket]
         return () if facts is None else chains_of(facts.topology)
 
@@ -124,18 +124,18 @@ class SyncWrites:
         return sum(len(writes) for writes in self._waiting.values()) >= WRITES_MAX
 
     def begin(self, prepare: PendingPrepare, *, deadline_s: float) -> SyncWrite:
-        """Wait for a majority to hold a prepare."""
+        """Begin to wait until a majority holds a prepare."""
         write = SyncWrite(prepare=prepare, deadline_s=deadline_s)
         writes = self._waiting.setdefault(prepare.vbucket, {})
         older = writes.get(prepare.encoded_key)
         if older is not None:
-            # It would have been in the way, if its prepare had not been taken back with the vbucket.
+            # The older write's prepare must have been lost with a rollback: otherwise this write would be refused.
             self._lose(older, Status.SYNC_WRITE_AMBIGUOUS)
         writes[prepare.encoded_key] = write
         return write
 
     def in_the_way(self, vbucket: int, collection_id: CollectionId, key: bytes) -> Status | None:
-        """The status for a write of a key that has an undecided prepare; None where it has none."""
+        """The status that refuses a write because its key has an undecided prepare; None if it has none."""
         prepare = self.bucket.prepares.find(vbucket, collection_id, key)
         if prepare is None:
             return None
@@ -143,10 +143,10 @@ class SyncWrites:
         is_own = write is not None and write.prepare.is_same(prepare)
         return Status.SYNC_WRITE_IN_PROGRESS if is_own else Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS
 
-    # --- what replicas say ----------------------------------------------------------------------------------------
+    # --- acknowledgements of replicas -----------------------------------------------------------------------------
 
     def acknowledge(self, vbucket: int, node: str, seqno: Seqno) -> None:
-        """A replica holds everything up to a seqno, durably."""
+        """Note that a replica holds everything up to a seqno durably."""
         if self.bucket.vbuckets.state(vbucket) != VBucketState.ACTIVE:
             return
         known = self._known(vbucket)
@@ -154,13 +154,13 @@ class SyncWrites:
         self._decide_held(vbucket)
 
     def begin_stream(self, vbucket: int, node: str, start_seqno: Seqno) -> None:
-        """A replica asks for what comes after a seqno: whatever it has acknowledged beyond, it has lost."""
+        """A replica asks for the changes after a seqno: it has lost what it had acknowledged beyond that."""
         known = self._known(vbucket)
         if known.get(node, 0) > start_seqno:
             known[node] = start_seqno
 
     def _known(self, vbucket: int) -> dict[str, int]:
-        """What nodes have acknowledged of a vbucket. What they said of another branch means nothing for this one."""
+        """Acknowledged seqnos of a vbucket by node. Those of another branch mean nothing for the current one."""
         vbuuid = int(self.bucket.vbuckets.vbuuids[vbucket])
         known = self._acknowledged.get(vbucket)
         if known is None or known.vbuuid != vbuuid:
@@ -170,7 +170,7 @@ class SyncWrites:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def evaluate(self, vbucket: int) -> None:
-        """Decide what can be decided of a vbucket: something about it has changed. Looks at all that is undecided."""
+        """Check all undecided writes of a vbucket after its state, topology or history has changed."""
         if self.bucket.vbuckets.state(vbucket) != VBucketState.ACTIVE:
             self._acknowledged.pop(vbucket, None)
             self._give_up(vbucket)
@@ -182,7 +182,7 @@ class SyncWrites:
         self._decide_held(vbucket)
 
     def _decide_held(self, vbucket: int) -> None:
-        """Decide what a majority holds: the oldest. No others are looked at, since acknowledgements are many."""
+        """Decide the prepares that a majority holds, which are the oldest. The rest are skipped: acks are frequent."""
         if not self.bucket.prepares.counts[vbucket]:
             return
         for prepare in self.bucket.prepares.up_to(vbucket, self.satisfied_seqno(vbucket)):
@@ -195,7 +195,7 @@ class SyncWrites:
         return self.bucket.manifest.collection_by_id(prepare.collection_id) is None
 
     def satisfied_seqno(self, vbucket: int) -> int:
-        """Up to where a majority of a vbucket's copies holds everything."""
+        """The seqno up to which a majority of a vbucket's copies holds all changes."""
         return satisfied_seqno(
             self.chains(vbucket),
             self._known(vbucket),
@@ -220,12 +220,12 @@ class SyncWrites:
         self.on_change()
 
     def _give_up(self, vbucket: int) -> None:
-        """The vbucket is not active here: what becomes of its prepares is decided elsewhere."""
+        """Answer all writers of a vbucket that is not active here: another node decides its prepares."""
         for write in self._waiting.pop(vbucket, {}).values():
             self._lose(write, Status.SYNC_WRITE_AMBIGUOUS)
 
     def _forget_lost(self, vbucket: int) -> None:
-        """Prepares that are not there any more were taken back with the vbucket."""
+        """Answer writers whose prepares no longer exist, because a rollback of the vbucket removed them."""
         writes = self._waiting.get(vbucket, {})
         for key, write in list(writes.items()):
             if not self._is_prepared(write):
@@ -233,12 +233,12 @@ class SyncWrites:
                 self._lose(write, Status.SYNC_WRITE_AMBIGUOUS)
 
     def _is_prepared(self, write: SyncWrite) -> bool:
-        """Whether the prepare of a write is there, undecided: that of another write of the key is not it."""
+        """Whether the write's own prepare exists undecided; a prepare of another write of the key does not count."""
         prepare = write.prepare
         return prepare.is_same(self.bucket.prepares.find(prepare.vbucket, prepare.collection_id, prepare.key))
 
     def _lose(self, write: SyncWrite, status: Status) -> None:
-        """Nothing more will become of a write here."""
+        """End a write with a status; no commit follows."""
         write.outcome = WriteOutcome(status=status)
         self.has_news = True
 
@@ -249,7 +249,7 @@ class SyncWrites:
             self.evaluate(vbucket)
 
     def tick(self, now_s: float) -> None:
-        """Abort what has run out of time, and look at prepares that no client waits for."""
+        """Decide what can be decided, then abort the writes that have timed out."""
         self.evaluate_all()
         late = [write for writes in self._waiting.values() for write in writes.values() if write.deadline_s <= now_s]
         for write in late:
@@ -257,18 +257,18 @@ class SyncWrites:
         self._waiting = {vbucket: writes for vbucket, writes in self._waiting.items() if writes}
 
     def on_durable(self) -> None:
-        """A commit is durable: what was decided by it stays decided, and vbuckets with one copy may have a majority."""
+        """A commit is durable: its decisions are final, and it may give vbuckets with one copy their majority."""
         self._deciding = [write for write in self._deciding if self._is_pending(write)]
         for vbucket in list(self._waiting):
             if not self.chains(vbucket) and self.bucket.vbuckets.state(vbucket) == VBucketState.ACTIVE:
                 self._decide_held(vbucket)
 
     def on_void(self) -> None:
-        """What was not durable is taken back. A decision is made again; a prepare that is gone has not happened.
+        """A commit failed, so changes that were not durable were taken back: repeat decisions, fail lost prepares.
 
-        A key may have several writes: one that was decided, and another that was let in before the decision was
-        durable. The prepare which is there decides whose turn it is. Where the commit of another bucket
-        failed, nothing was taken back here, and what is pending will be durable yet.
+        A key may have two writes: one that was decided, and another that was accepted before that decision was
+        durable. The prepare that now exists determines which of them is undecided again. If the commit of another
+        bucket failed, nothing was taken back here, and what is pending will still become durable.
         """
         waiting = [write for writes in self._waiting.values() for write in writes.values()]
         taken_back = [write for write in self._deciding if not self._is_pending(write)]

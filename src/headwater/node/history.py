@@ -1,19 +1,19 @@
-"""What has happened to the vbuckets of a bucket on this node, and what was lost by it.
+"""What has happened to the vbuckets of a bucket on this node, and which changes were lost.
 
-A branch of history begins where two copies could have gone different ways. What the old branch had beyond that point is
-lost, and no single place knows how much it was. So a branch is entered with what its vbucket keeps, and what is learned
-of the old branch, then or later, is held against that:
+A new branch of history begins where two copies may have diverged. The changes of the old branch beyond that point are
+lost, and no single node knows how many there were. So a branch is recorded with the last seqno that its vbucket kept.
+What is learned of the old branch, then or later, is compared with that:
 
-* what its active node last said of itself, asked by the dashboard (`heard`);
-* the snapshot that the copy was in the middle of: its end is a change that the active one had;
-* where returning copies say they are, when they ask for a stream and have to roll back (`asked`).
+* the high seqno that the old active node last reported when the dashboard asked it (`heard`);
+* the snapshot that the copy was in the middle of: the old active node had the change at its end;
+* the seqno of a returning copy that asks for a stream and has to roll back (`asked`).
 
-All of that is evidence for at least so much, and never for nothing: where there is none, the loss is unknown. Where a
-consumer says it is counts up to that evidence. Anyone who may read streams can say anything, so what is beyond it is
-shown as a claim and counted as no loss.
+Each of these proves a minimum loss, and none can prove that nothing was lost: without any, the loss is unknown. The
+seqno that a consumer claims proves nothing, since anyone who may read streams can claim any: what lies beyond the
+evidence is shown as a claim and not counted as lost.
 
-Handlers and drills report what they do here; nothing is waited for. The dashboard shows it, and has what has changed
-stored with the bucket's next commit (`take_rows`), an event a row.
+Handlers and drills report here what they do, and wait for nothing. The dashboard shows the events, and stores those
+that have changed with the bucket's next commit (`take_rows`), one row per event.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
 
 EVENTS_MAX = 200
-"""Events that are remembered, here and on disk."""
+"""How many events are kept, in memory and on disk."""
 DETAILED_EVENTS_MAX = 16
-"""The newest of them that remember every vbucket: a row of 1,024 takes 40 kB."""
+"""How many of the newest events keep details of every vbucket: a row with 1,024 of them takes 40 kB."""
 EVENT_VBUCKETS_MAX = 8
 """Vbuckets that an event names; the others are counted."""
 GATHER_MS = 10_000
-"""The same happens to vbuckets one after the other. What follows within this time is the same event."""
+"""Vbuckets are changed one after the other. The same change within this time belongs to the same event."""
 CLAIMED_MAX = 100_000_000
-"""Changes of one vbucket that a consumer or a copy can say were lost. What is beyond that is no offset of a reader."""
+"""The most changes of one vbucket that a consumer or a copy can report as lost. A higher seqno is ignored."""
 _GOING_ON_MAX = 8
-"""How many of the last events may still go on."""
+"""How many of the last events may still be extended."""
 _TOTALS = b"history"
 _EVENT = b"history/%08d"
 _FIRST_EVENT, _LAST_EVENT = b"history/", b"history0"
@@ -60,42 +60,42 @@ class Kind(StrEnum):
     FAILOVER = "failover"
     """Copies were promoted in place of a node that is gone."""
     HANDOVER = "handover"
-    """Vbuckets were taken over from another node, with all they had."""
+    """Vbuckets were taken over from another node, with all their changes."""
     RESTART = "restart"
     """The node was not stopped in order, or its data is a copy."""
     DRILL = "drill"
-    """An admin had changes taken back."""
+    """An admin rolled vbuckets back."""
     TAKEN_BACK = "taken-back"
-    """Copies here had changes that their active ones do not have, and gave them up."""
+    """Copies here gave up changes that their active copies do not have."""
     FLUSH = "flush"
     ANSWERED = "answered-rollback"
-    """Consumers had to roll back that came from no branch that is remembered here."""
+    """Consumers had to roll back from branches that are not recorded here."""
     STATE = "state"
     NODE = "node"
-    """The cluster was formed or has other nodes, or one of them does not answer, or answers again."""
+    """The cluster was formed, its nodes changed, or a node stopped or resumed answering."""
 
 
 LOSING = frozenset({Kind.FAILOVER, Kind.RESTART, Kind.DRILL})
-"""Those after which changes are gone that had been made. What a copy gives up was lost before."""
+"""Events that lose changes. What a copy gives up (`TAKEN_BACK`) was lost by an earlier event."""
 
 _MINOR = frozenset({Kind.NODE, Kind.STATE, Kind.ANSWERED})
-"""Those that are forgotten first."""
+"""Events that are forgotten first."""
 
 _LEARNING = frozenset({Kind.FAILOVER, Kind.RESTART})
-"""Those whose loss is not known exactly when they happen."""
+"""Events whose exact loss is not known when they happen."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Branch:
-    """A branch of a vbucket, and what is known of the one before."""
+    """A branch of a vbucket, and what is known of the previous branch."""
 
     vbuuid: int
     kept_seqno: int
     """The last change that the vbucket had when the branch began."""
     known_seqno: int | None
-    """The last one that it is known to have had on the branch before; None where nothing is known."""
+    """The last change that the previous branch is known to have had; None if nothing is known."""
     claimed_seqno: int = 0
-    """The last one that a consumer says it has of the branch before."""
+    """The highest seqno of the previous branch that a consumer claims to have."""
 
     @property
     def lost(self) -> int:
@@ -108,32 +108,32 @@ class Branch:
 
 @dataclass(slots=True, kw_only=True)
 class Event:
-    """Something that happened to some vbuckets at the same time. It changes when more is learned of it."""
+    """Something that happened to some vbuckets at the same time. It is updated when more is learned about it."""
 
     number: int
     time_ms: int
     kind: Kind
     node: str | None = None
-    """The other node that it is about."""
+    """The other node involved."""
     text: str = ""
     heard_ms: int | None = None
-    """When that node last said what it had."""
+    """When that node last reported its seqnos."""
     last_ms: int = 0
-    """When it went on; a later occurrence is another event."""
+    """When it was last extended. An occurrence more than `GATHER_MS` later is a new event."""
     revision: int = 0
-    """Rises with every change, over all events."""
+    """Rises with every change to any event."""
     vbuckets: list[int] = field(default_factory=list)
     """The first few."""
     count: int = 0
     lost_changes: int = 0
-    """That are known of."""
+    """Changes known to be lost."""
     lost_vbuckets: int = 0
     unknown_vbuckets: int = 0
-    """Vbuckets of whose branch before nothing is known."""
+    """Vbuckets with an unknown loss: nothing is known of their previous branch."""
     claimed_changes: int = 0
-    """That consumers say they had, beyond what is known."""
+    """Changes that consumers claim to have had, beyond those known to be lost."""
     states: dict[str, int] = field(default_factory=dict)
-    """How many vbuckets went from which state to which."""
+    """How many vbuckets changed state, by the change, such as `replica → active`."""
     answers: int = 0
     """How often consumers had to roll back because of it."""
 
@@ -181,12 +181,12 @@ class Event:
         )
         if self.heard_ms is None or self.lost_changes or self.unknown_vbuckets:
             return words
-        # What it got after that no node can know.
+        # No node can know what it received after that.
         return f"{words}, {max(0, self.time_ms - self.heard_ms) / 1000:.0f} s after it was last heard"
 
 
 def loss_sentence(*, changes: int, vbuckets: int, unknown: int, is_exact: bool = False) -> str:
-    """What is known to be lost, in words. Evidence says *at least*, and the lack of it says nothing."""
+    """Describe the known loss. Evidence proves a minimum ("at least"); without evidence the loss is unknown."""
     if changes == 0:
         return "what was lost is unknown" if unknown else "no lost change is known"
     words = f"{'' if is_exact else 'at least '}{counted(changes, 'change')} of {counted(vbuckets, 'vbucket')} lost"
@@ -195,15 +195,15 @@ def loss_sentence(*, changes: int, vbuckets: int, unknown: int, is_exact: bool =
 
 @dataclass(slots=True, kw_only=True)
 class HistoryTotals:
-    """What all events have added up to, those included that are not remembered. They never go down."""
+    """Totals over all events, including those that were forgotten. They never decrease."""
 
     lost_changes: int = 0
     lost_vbuckets: int = 0
-    """Vbuckets that have lost changes, each time that they did."""
+    """How often vbuckets have lost changes."""
     unknown_vbuckets: int = 0
-    """Of the events that are not remembered: vbuckets of which it is unknown what they lost."""
+    """Vbuckets with an unknown loss, in the events that were forgotten."""
     rolled_back: int = 0
-    """Vbuckets that have lost changes, or given them up as copies, each time that they did."""
+    """How often vbuckets have lost changes, or given them up as copies."""
     answers: int = 0
     """How often consumers had to roll back."""
 
@@ -218,15 +218,15 @@ class BucketHistory:
         self.revision = 0
         self._bucket = bucket
         self._branches: dict[int, dict[int, Branch]] = {}
-        """By event and vbucket, of the newest events."""
+        """The branches of the newest events, by event number and vbucket."""
         self._moved: dict[int, set[int]] = {}
-        """The vbuckets of the newest event about states."""
+        """All vbuckets of the newest `STATE` event, by its number."""
         self._unsaved: set[int] = set()
         self._active_seqnos: Numbers = np.full(len(bucket.vbuckets), _UNKNOWN, dtype=np.int64)
         self._heard_ms: Numbers = np.zeros(len(bucket.vbuckets), dtype=np.int64)
-        """What the active vbuckets of other nodes last had, and when."""
+        """The high seqnos that other nodes last reported for their active vbuckets, and when."""
         self._formed_ms: int | None = None
-        """When the bucket got into its cluster, where that was since the node started."""
+        """When the bucket joined its cluster, if that was since the node started."""
         self._load()
         if not bucket.was_stopped_in_order:
             active = bucket.vbuckets.active()
@@ -236,7 +236,7 @@ class BucketHistory:
     # --- what happens ---------------------------------------------------------------------------------------------
 
     def promoted(self, vbucket: VBucketId, *, kept: Seqno, before: VBucketFacts | None, node: str | None) -> None:
-        """A copy became active in place of the one on `node`. `kept` and `before` are from before that."""
+        """A copy became active in place of the one on `node`. `kept` and `before` are of the time before that."""
         heard = int(self._active_seqnos[vbucket])
         self._active_seqnos[vbucket] = _UNKNOWN
         known = None if heard == _UNKNOWN else heard
@@ -247,7 +247,7 @@ class BucketHistory:
             event.heard_ms = int(self._heard_ms[vbucket])
 
     def taken_over(self, vbucket: VBucketId, *, node: str | None) -> None:
-        """The old active one has sent everything before it gave the vbucket up (Takeover, in kv_engine's docs)."""
+        """The old active node has sent everything before giving the vbucket up (Takeover, in kv_engine's docs)."""
         high = self._bucket.vbuckets.high_seqno(vbucket)
         self._enter_branches(Kind.HANDOVER, {vbucket: (high, high)}, node=node)
 
@@ -258,7 +258,7 @@ class BucketHistory:
         self._gathered(Kind.FLUSH, vbuckets)
 
     def changed_states(self, before: str, after: str, vbuckets: Sequence[int]) -> None:
-        """Enter changed states. A rebalance moves vbuckets through several states, one by one: it is one event."""
+        """Record state changes. A rebalance takes vbuckets through several states one by one, which is one event."""
         if self._formed_ms is not None and self._now_ms() - self._formed_ms <= GATHER_MS:
             return
         event = self._gathered(Kind.STATE, ())
@@ -270,17 +270,17 @@ class BucketHistory:
         event.count, event.vbuckets = len(moved), sorted(moved)[:EVENT_VBUCKETS_MAX]
 
     def changed_nodes(self, before: Collection[str] | None, after: Sequence[str], *, has_vbuckets: bool) -> None:
-        """The bucket is on other nodes than `before`; None for a bucket that was in no cluster.
+        """Record the nodes that joined and left the bucket's cluster.
 
         Args:
-            before: The names of the nodes that the cluster had.
-            after: Those that it has now.
-            has_vbuckets: Whether this node got vbuckets with its first config, as it does where the cluster is formed.
+            before: The names of the nodes that the cluster had; None if the bucket was in no cluster.
+            after: The names of the nodes that it has now.
+            has_vbuckets: Whether the first config gave this node vbuckets, as it does when the cluster is formed.
         """
         if before is None:
             what = "the cluster was formed of" if has_vbuckets else "this node joined the cluster, which has"
             self.noted_node(f"{what} {counted(len(after), 'node')}: {', '.join(after)}", node="")
-            # Its vbuckets become what the config says, which is no news beside this.
+            # `changed_states` ignores the state changes that follow from the first config: this event covers them.
             self._formed_ms = self._now_ms()
             return
         for joined in [name for name in after if name not in before]:
@@ -294,13 +294,13 @@ class BucketHistory:
     # --- what is learned ------------------------------------------------------------------------------------------
 
     def heard(self, *, states: Numbers, seqnos: Numbers) -> None:
-        """Another node has said what it has. What is active there is the measure for the copies here."""
+        """Note the high seqnos of another node's active vbuckets. The copies here are compared with them later."""
         active = np.flatnonzero(states == VBucketState.ACTIVE)
         self._active_seqnos[active] = seqnos[active]
         self._heard_ms[active] = self._now_ms()
 
     def asked(self, vbucket: VBucketId, *, vbuuid: Vbuuid, seqno: Seqno, by_node: bool = False) -> None:
-        """A consumer that had to roll back says it has all changes up to `seqno` of a branch; or a copy, `by_node`."""
+        """A consumer, or with `by_node` a copy, had to roll back. It claims all changes of a branch up to `seqno`."""
         self.totals.answers += not by_node
         self._unsaved.add(0)
         found = self._branch_after(vbucket, vbuuid)
@@ -314,7 +314,7 @@ class BucketHistory:
         self._touch(event)
 
     def _branch_after(self, vbucket: VBucketId, vbuuid: Vbuuid) -> tuple[Event, Branch] | None:
-        """The branch at which the history of a holder of `vbuuid` ended."""
+        """The branch that ended the one of `vbuuid`, and its event. None if it is not recorded."""
         facts = self._bucket.vbuckets.facts[vbucket]
         entries = () if facts is None else facts.failover_log.entries
         ended = next((newer.vbuuid for newer, older in pairwise(entries) if older.vbuuid == vbuuid), None)
@@ -325,7 +325,7 @@ class BucketHistory:
         return None
 
     def _learn(self, event: Event, branch: Branch, seqno: int, *, by_node: bool) -> None:
-        # A consumer that has no more than what was kept is sent back for another reason, and knows nothing of a loss.
+        # A consumer that has no more than what was kept rolls back for another reason, and proves no loss.
         if not branch.kept_seqno < seqno <= branch.kept_seqno + CLAIMED_MAX:
             return
         lost, claimed = branch.lost, branch.claimed
@@ -346,23 +346,23 @@ class BucketHistory:
             self.totals.lost_changes += after - before
             self.totals.lost_vbuckets += is_first
 
-    # --- what is asked for ----------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------------
 
     def after(self, revision: int) -> list[Event]:
-        """The events that are new or have changed since, oldest first."""
+        """The events that are new or have changed since a revision, oldest first."""
         return [event for event in self.events if event.revision > revision]
 
     @property
     def unknown_vbuckets(self) -> int:
-        """How many vbuckets were promoted of which it is still unknown what they lost."""
+        """How many promoted vbuckets have a loss that is still unknown."""
         return self.totals.unknown_vbuckets + sum(event.unknown_vbuckets for event in self.events)
 
     def branches_of(self, number: int) -> Mapping[int, Branch] | None:
-        """By vbucket; None where the event does not remember them."""
+        """The branches of an event by vbucket; None if they were forgotten, or the event has none."""
         return self._branches.get(number)
 
     def newest_failovers(self) -> dict[int, Branch]:
-        """Of each vbucket that was promoted here: its newest branch, while that is the one it is on."""
+        """The current branch of each vbucket for which that branch began with a promotion here."""
         found: dict[int, Branch] = {}
         for event in self.events:
             if event.kind is Kind.FAILOVER:
@@ -376,7 +376,7 @@ class BucketHistory:
         return self._bucket.environment.now_ns() // _NANOSECONDS_PER_MS
 
     def _gathered(self, kind: Kind, vbuckets: Collection[int], *, node: str | None = None, text: str = "") -> Event:
-        """A new event, or one that still goes on, also while others do. A vbucket has one branch in an event."""
+        """Extend a recent event of the same kind, node and text that has no branch of these vbuckets, or add one."""
         now_ms, wanted = self._now_ms(), (kind, node, text)
         lately = [one for one in self.events[-_GOING_ON_MAX:] if now_ms - one.last_ms <= GATHER_MS]
         event = next((one for one in reversed(lately) if (one.kind, one.node, one.text) == wanted), None)
@@ -396,7 +396,7 @@ class BucketHistory:
     def _enter_branches(
         self, kind: Kind, found: Mapping[int, tuple[int, int | None]], *, node: str | None = None
     ) -> Event:
-        """`found` has for each vbucket the last seqno that it keeps, and the last one known of the branch before."""
+        """`found` has for each vbucket the last seqno that it keeps, and the last one known of the previous branch."""
         event = self._gathered(kind, found.keys(), node=node)
         branches = self._branches.setdefault(event.number, {})
         for vbucket, (kept, known) in found.items():
@@ -429,7 +429,7 @@ class BucketHistory:
         return bool(self._unsaved)
 
     def take_rows(self) -> dict[bytes, bytes | None]:
-        """What has changed since the last call, to be stored with the next commit."""
+        """The rows that have changed since the last call, to store with the next commit. None deletes a row."""
         unsaved, self._unsaved = self._unsaved, set()
         if not unsaved:
             return {}
@@ -452,7 +452,7 @@ class BucketHistory:
         return json.dumps(members).encode()
 
     def _load(self) -> None:
-        """What was stored. A row that can't be read is left out: it is of the past, and the documents are all there."""
+        """Load the stored events. Skip rows that can't be read: they describe the past, and no document needs them."""
         try:
             self.totals = HistoryTotals(**json.loads(self._bucket.stored_row(_TOTALS) or b"{}"))
         except (ValueError, TypeError):

@@ -1,16 +1,16 @@
-"""The listeners of a node over asyncio: sockets to sessions and back, within the limits.
+"""The listeners of a node over asyncio. They move bytes between sockets and sessions, within the limits.
 
-The node makes one `KvListener`, which owns all connections. It moves bytes: what a request does and what may be sent
-when is for the session (`kv.session`).
+The node creates one `KvListener`, which owns all connections. The session (`kv.session`) decides what a request does
+and when something may be sent.
 
-No connection may keep the others waiting. A session handles a turn of its requests. After a whole turn the connection
-stands in line for its next one, and each turn of the event loop takes one turn's work from the line: however many
-connections ask for much, those that ask for little wait for one of them at a time. Workers, which are threads, do what
+No connection may keep the others waiting. A session handles requests for one turn of bounded work, then its connection
+queues for the next turn. Each iteration of the event loop takes one turn's work from the queue: however many
+connections request much, a connection that requests little waits for only one of them at a time. Worker threads do what
 takes longer than a turn; another thread checks passwords. The listener stops reading from a peer whose requests must
 wait.
 
-The UPR draft has no log-in, so every client that reaches the port can read the bucket: it is for loopback, or a network
-of one's own.
+The UPR draft has no log-in, so every client that reaches the port can read the bucket: use it on loopback or a private
+network only.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from headwater.protocol.sasl import is_loopback_address
 logger = logging.getLogger(__name__)
 
 _WORKERS = max(1, min(4, (os.cpu_count() or 1) - 1))
-"""One core is the event loop's."""
+"""One core is left for the event loop."""
 _TICK_S = 0.5
 _PRODUCE_BYTES = 1024 * 1024
-"""What a DCP connection may send before others have their turn."""
+"""How much a DCP connection may send in a turn."""
 _COPIED_BYTES_MAX = 64 * 1024
 """Output up to this size is copied, so that the transport may send it together with what follows in this turn."""
 _TURNS_AT_ONCE = 8
-"""How many connections get a turn before the sockets are looked at again, however little work their turns are."""
+"""How many connections get a turn before the sockets are polled again, however little work their turns take."""
 _WRITE_BYTES = 1024 * 1024
-"""What the transport gets at once of longer output. The rest is kept here, where it counts as long as it is held."""
+"""Longer output is given to the transport in pieces of this size. The connection keeps and counts the rest."""
 _STRANGERS_SHARE = 16
-"""One in so many places is for connections that have not logged in, so that all others can't keep a user out."""
+"""One in this many places is reserved for connections that have not logged in: the others can't keep a user out."""
 _GIVE_BACK_BYTES = 32 * 1024 * 1024
 _QUIET_BYTES = 1024 * 1024
 _GIVE_BACK_LOOKS = 30
-"""After this many bytes were written or held for peers, return the freed memory to the system: once a check finds no
-more than so few since the last one, and again after this many such checks."""
+"""Return freed memory to the system after `_GIVE_BACK_BYTES` were written or held for peers: once a check finds fewer
+than `_QUIET_BYTES` since the last check, and again after `_GIVE_BACK_LOOKS` such checks in a row."""
 _FAREWELL_LOOKS_MAX, _FAREWELL_LOOK_S = 50, 0.01
-"""How often, and how long each time, a stopping node waits for TLS peers to answer its close."""
+"""How many times, and how long each time, a stopping node waits for TLS peers to answer its close."""
 
 
 class KvListener:
@@ -70,21 +70,21 @@ class KvListener:
         self.limits = limits
         self.login_checks = login_checks
         self.connections: dict[ServedConnection, None] = {}
-        """In the order in which they came: whatever is done to all of them is done in that order."""
+        """A dict as an ordered set: in order of arrival, in which loops over all connections handle them."""
         self._servers: list[asyncio.Server] = []
         self._acceptors: list[TlsAcceptor] = []
         self._watch: asyncio.Task[None] | None = None
         self.is_stopped = False
         self.workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="worker")
         self._line: deque[ServedConnection] = deque()
-        """The connections that wait for their turn."""
+        """The connections that wait for a turn."""
         self._is_line_moving = False
         self.memory = HeldMemory(limits.node_buffer_bytes_max)
         self._strangers: Places[ServedConnection | Handshake] = Places()
-        """Connections without a user, by address. Those with one are in `_users`."""
+        """Connections and handshakes without a user, by address. Connections with a user are in `_users`."""
         self._users: Places[ServedConnection] = Places()
         self._written_bytes = self._used_bytes_before = self._given_back_bytes = self._quiet_looks = 0
-        """Bytes written by now; bytes written or held at the last check, and when memory was last given back; and
+        """Bytes written so far; bytes written or held, at the last check and when memory was last given back; and
         quiet checks in a row."""
         self._gives_back_again = False
         self.spare_output = SpareOutput()
@@ -92,7 +92,7 @@ class KvListener:
         """The newest durable commit of each bucket when streams were last woken."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen, and return the port: the one asked for, or a free one for 0."""
+        """Listen on a port, or on a free one for 0. Returns the port."""
         make_protocol: Callable[[], asyncio.Protocol] = partial(ServedConnection, self)
         if tls is not None:
             acceptor = TlsAcceptor(
@@ -120,7 +120,7 @@ class KvListener:
             self._watch.cancel()
         for connection in list(self.connections):
             connection.close()
-        # One turn of the loop lets the transports send what they hold and close. With TLS it takes an answer as well.
+        # One turn of the loop lets the transports send what they hold and close. With TLS the peer has to answer, too.
         await asyncio.sleep(0)
         for _ in range(_FAREWELL_LOOKS_MAX):
             if not any(connection.is_tls for connection in self.connections):
@@ -131,7 +131,7 @@ class KvListener:
         self.workers.shutdown(wait=False, cancel_futures=True)
 
     def stand_in_line(self, connection: ServedConnection) -> None:
-        """Give a connection a turn when those before it have had theirs."""
+        """Queue a connection for a turn."""
         self._line.append(connection)
         self._move_line()
 
@@ -141,7 +141,7 @@ class KvListener:
             asyncio.get_running_loop().call_soon(self._take_turns)
 
     def _take_turns(self) -> None:
-        """Give turns, together as much work as one of them may take: most are over before that."""
+        """Give connections their turns, until these together have taken the work of one full turn. Most take less."""
         work = 0
         try:
             for _ in range(min(len(self._line), _TURNS_AT_ONCE)):
@@ -155,9 +155,9 @@ class KvListener:
     # --- places ---------------------------------------------------------------------------------------------------
 
     def admit(self, visitor: ServedConnection | Handshake) -> bool:
-        """Give a place to a connection that has not logged in; if need be, that of another one which has not.
+        """Give a place to a connection that has not logged in, or to a TLS handshake in progress.
 
-        Handshakes that are not complete count as well.
+        If all places are taken, it replaces another such visitor. Returns False if there is none.
         """
         if len(self._strangers) + len(self._users) >= self.limits.connections_max:
             oldest = next((next(iter(of_address)) for of_address in self._strangers.owners()), None)
@@ -177,7 +177,7 @@ class KvListener:
             self._users.discard(visitor, owner=visitor.address)
 
     def on_user(self, connection: ServedConnection) -> None:
-        """A connection has logged in, or lost its user. One that logs in may take the place of another address."""
+        """A connection has logged in, or lost its user. If too many have users, drop one of the largest address."""
         self.leave(connection)
         if connection.session.user is None:
             self._strangers.add(connection, owner=connection.address)
@@ -191,9 +191,9 @@ class KvListener:
             (silent if has_more else connection).drop(f"{users_max} are logged in, most of them from its address")
 
     def send_durable(self) -> None:
-        """A commit is durable: answers that waited for it go out, and streams stand in line.
+        """A commit is durable: send the answers that waited for it, and queue DCP connections for a turn.
 
-        So writers do not wait until all consumers are served, and their next commit may be written meanwhile.
+        So writers do not wait until all consumers are served, and their next commit can be written meanwhile.
         """
         for bucket in self.service.buckets.values():
             bucket.sync_writes.on_durable()
@@ -208,7 +208,7 @@ class KvListener:
         self.resume_writers()
 
     def _changed_vbuckets(self, bucket: BucketService) -> list[int] | None:
-        """The vbuckets that have changes since the last call; None if others may have changed, too."""
+        """The vbuckets that have changed since the last call; None if any may have changed."""
         newest = bucket.bucket.durable_commit
         seen, self._seen_commits[bucket.name] = self._seen_commits.get(bucket.name), newest
         return None if seen is None else bucket.bucket.changed_after(seen)
@@ -220,7 +220,7 @@ class KvListener:
                 connection.resume()
 
     def fail_waiting(self, bucket: BucketService, commits: Collection[int]) -> None:
-        """Commits of a bucket could not be written: what waited for them has not happened."""
+        """Fail the requests that waited for commits of a bucket, because these could not be written."""
         bucket.sync_writes.on_void()
         for connection in list(self.connections):
             try:
@@ -230,15 +230,15 @@ class KvListener:
                 connection.close()
 
     def close_bucket(self, bucket: BucketService) -> None:
-        """A bucket is dropped, and its vbuckets are gone: streams end, and its connections are closed (as kv_engine
-        disconnects the clients of a bucket that it deletes)."""
+        """End the streams and close the connections of a bucket that is dropped and has no vbuckets any more (as
+        kv_engine disconnects the clients of a bucket that it deletes)."""
         for connection in [one for one in self.connections if one.session.bucket is bucket]:
             connection.session.on_bucket_dropped()
             connection.send_ready()
             connection.close()
 
     def log_out(self, names: Collection[str]) -> None:
-        """These users are gone: what they have open has no rights any more, and streams end."""
+        """Log out the connections of users that were removed, and end their streams."""
         for connection in list(self.connections):
             if connection.session.user in names:
                 connection.session.log_out()
@@ -253,7 +253,7 @@ class KvListener:
             await self._give_memory_back(loop)
 
     def _tick(self, now_s: float) -> None:
-        """Do what is due by the clock. A coroutine's variable would keep the last connection while it sleeps."""
+        """Do what is due by the clock. Not in the coroutine: its loop variable would keep a closed connection alive."""
         self.service.stay_awake()
         self._decide_sync_writes()
         for bucket in self.service.buckets.values():
@@ -262,19 +262,19 @@ class KvListener:
             connection.check_times(now_s)
 
     async def _give_memory_back(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Much was written or held for peers, and hardly more since the last check. What was settled and compacted
-        meanwhile goes as well."""
+        """Return freed memory to the system when the node is quiet after much was written or held for peers. Do so once
+        more later, for what settling and compaction have freed in between."""
         used_bytes = self._written_bytes + self.memory.taken_bytes
         is_quiet, self._used_bytes_before = used_bytes - self._used_bytes_before < _QUIET_BYTES, used_bytes
         self._quiet_looks = self._quiet_looks + 1 if is_quiet else 0
         has_much = used_bytes - self._given_back_bytes >= _GIVE_BACK_BYTES
         if is_quiet and (has_much or (self._gives_back_again and self._quiet_looks >= _GIVE_BACK_LOOKS)):
             self._given_back_bytes, self._gives_back_again = used_bytes, has_much
-            # Not in the loop: it takes a while where much has been freed.
+            # Not in the event loop: it takes a while if much has been freed.
             await loop.run_in_executor(None, give_back_freed_memory)
 
     def _decide_sync_writes(self) -> None:
-        """Let durable writes run out of time. What is decided without a commit has nothing else to send its answer."""
+        """Time out durable writes. Send the answers of those decided without a commit: no commit would do so."""
         has_news = False
         for bucket in self.service.buckets.values():
             bucket.sync_writes.tick(self.service.now_s())
@@ -285,10 +285,10 @@ class KvListener:
 
 
 class ServedConnection(asyncio.Protocol):
-    """One connection: its socket, its session, and what it may still take."""
+    """One connection: its socket, its session, and output that the transport has not taken yet."""
 
     def __init__(self, listener: KvListener, *, below_tls: asyncio.Transport | None = None) -> None:
-        """`below_tls` is the transport that TLS uses, which holds bytes, too."""
+        """`below_tls` is the transport below TLS, which buffers bytes, too."""
         self._listener = listener
         self._limits = listener.limits
         self.is_tls = below_tls is not None
@@ -297,21 +297,21 @@ class ServedConnection(asyncio.Protocol):
         self.address = ""
         self._peer_reads = True
         self._has_turn = False
-        """Whether a turn of this connection is on its way."""
+        """Whether this connection is queued for a turn."""
         self._login: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
-        """What requests wait for that a thread does."""
+        """Tasks of threads that requests wait for: the password check, and work that takes longer than a turn."""
         self._rest: bytes | memoryview = b""
         """Output that the transport has not taken yet."""
         self._longest_write = 0
-        """The longest output that the transport may still hold. It holds all of it until the last byte is sent."""
+        """The longest output that the transport may still hold. It keeps all of it until the last byte is sent."""
         self._started_s = self.heard_s = self._sent_s = self.moved_s = asyncio.get_running_loop().time()
         self.session: KvSession
 
     # --- asyncio's side -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are asyncio's in all but their ancestry.
+        # uvloop's transports behave like asyncio's, but do not inherit from them.
         self._transport = cast(asyncio.Transport, transport)
         self.address = peer_address(transport)
         self.session = KvSession(
@@ -322,7 +322,7 @@ class ServedConnection(asyncio.Protocol):
             on_replaced=self.close,
         )
         if self._listener.is_stopped:
-            # It was accepted just before, and is none of those that were closed.
+            # It was accepted just before the stop, which did not close it.
             self._transport.abort()
             return
         if not self._listener.admit(self):
@@ -344,11 +344,11 @@ class ServedConnection(asyncio.Protocol):
         self.send_ready()
 
     def held_bytes(self) -> int:
-        """What the node holds for the peer."""
+        """The memory that the node holds for the peer."""
         return self.session.held_bytes + self._sending_bytes()
 
     def _sending_bytes(self) -> int:
-        """Output that is not sent, as the memory that it takes."""
+        """The memory that output takes which is not sent yet."""
         if self._transport is None:
             return 0
         buffered = self._transport.get_write_buffer_size()
@@ -356,14 +356,14 @@ class ServedConnection(asyncio.Protocol):
             buffered += self._below_tls.get_write_buffer_size()
         if not buffered:
             self._longest_write = 0
-        # A part of a piece keeps all of it in memory.
+        # A view of a part keeps the whole buffer in memory.
         rest_bytes = memoryview(self._rest.obj).nbytes if isinstance(self._rest, memoryview) else 0
         return rest_bytes + buffered + self._longest_write
 
     def _handle(self, data: bytes) -> bool:
-        """Let the session handle what has come. False where that was the end of the connection."""
+        """Let the session handle received bytes. Returns False if that closed the connection."""
         session, requests = self.session, self.session.requests
-        # If the transport has paused us, it also says when it has sent enough to go on.
+        # Only a transport that has paused us reports when it has sent enough, so bytes in any other do not count.
         session.in_transport_bytes = 0 if self._peer_reads else self._sending_bytes()
         try:
             session.receive_data(data)
@@ -394,7 +394,7 @@ class ServedConnection(asyncio.Protocol):
             self.close()
             return
         except Exception:
-            # As with any fault while a request is handled: the connection ends, and the log has the reason.
+            # As with any fault in handling a request, the connection ends and the log has the reason.
             self.abort()
             raise
         finally:
@@ -425,11 +425,11 @@ class ServedConnection(asyncio.Protocol):
         self._listener.connections.pop(self, None)
         self._free()
         self.session.disconnected()
-        # Transports, and TLS above them, refer to each other and to this.
+        # Break the reference cycles: transports, and TLS above them, refer to each other and to this connection.
         self._transport = self._below_tls = None
 
     def _free(self) -> None:
-        """Free what is held for the peer, and the place."""
+        """Free the connection's place, and what is held for the peer."""
         self._listener.leave(self)
         self._listener.memory.forget(self)
         for task in (self._login, self._work):
@@ -442,7 +442,7 @@ class ServedConnection(asyncio.Protocol):
     # --- sending --------------------------------------------------------------------------------------------------
 
     def send_ready(self) -> None:
-        """Send the answers that may be sent, as long as the peer reads; then what streams have."""
+        """While the peer reads, send the answers that are ready, then what streams have."""
         transport, session = self._transport, self.session
         if transport is None or transport.is_closing():
             return
@@ -463,13 +463,13 @@ class ServedConnection(asyncio.Protocol):
             transport.resume_reading()
 
     def resume(self) -> None:
-        """Have the session handle the requests that it left, in the next turn of the loop."""
+        """Queue for a turn, in which the session handles the requests that it left."""
         if not self._has_turn:
             self._has_turn = True
             self._listener.stand_in_line(self)
 
     def take_turn(self) -> int:
-        """Have requests handled and streams sent. Returns the work that it took."""
+        """Handle waiting requests and send what streams have. Returns the work that this took."""
         self._has_turn = False
         if self._transport is None or self._transport.is_closing():
             return 0
@@ -483,7 +483,7 @@ class ServedConnection(asyncio.Protocol):
             self._write(transport, data)
 
     def _write(self, transport: asyncio.Transport, data: bytes | memoryview) -> None:
-        """Write as much as the transport gets at once, and keep the rest."""
+        """Write at most `_WRITE_BYTES` to the transport, and keep the rest."""
         if len(data) > _WRITE_BYTES:
             view = memoryview(data)
             data, self._rest = view[:_WRITE_BYTES], view[_WRITE_BYTES:]
@@ -494,7 +494,7 @@ class ServedConnection(asyncio.Protocol):
         self._sent_s = asyncio.get_running_loop().time()
 
     def _send_streams(self, transport: asyncio.Transport) -> None:
-        """Let the streams of a DCP connection produce. What is left waits for the next turn."""
+        """Send what the streams of a DCP connection produce. If they have more, queue for another turn."""
         output = self._listener.spare_output.take()
         has_more = self.session.produce_into(output, _PRODUCE_BYTES)
         if not output.used:
@@ -507,7 +507,7 @@ class ServedConnection(asyncio.Protocol):
         if is_small or not self._sending_bytes():
             self._listener.spare_output.give_back(output)
         if has_more:
-            # A backfill may take long; other connections get a turn between two pieces of it.
+            # A backfill may take long: other connections get turns between two pieces of it.
             self.resume()
 
     # --- ending ---------------------------------------------------------------------------------------------------
@@ -538,13 +538,13 @@ class ServedConnection(asyncio.Protocol):
         return about if error is None else {**about, **fields(error=type(error).__name__)}
 
     def abort(self) -> None:
-        """Close at once, and free what is held."""
+        """Close immediately, and free what is held for the peer."""
         if self._transport is not None:
             self._transport.abort()
             self._free()
 
     def close(self) -> None:
-        """Close after what may be sent has been."""
+        """Close after the answers that are ready have been sent."""
         if self._transport is None:
             return
         self._send_answers(self._transport)
@@ -558,14 +558,14 @@ class ServedConnection(asyncio.Protocol):
 
 
 _UPR_PRODUCE_BYTES = 256 * 1024
-"""What a connection gets to send before others have their turn."""
+"""How much the streams of a UPR connection produce at once."""
 
 
 class UprListener:
     """All UPR connections of a node. They stream one bucket: the draft has no way to name one."""
 
     def __init__(self, service: BucketService, limits: ServerLimits, memory: HeldMemory) -> None:
-        """`memory` is the account of all connections of the node."""
+        """`memory` counts what the node holds for all connections."""
         self.service = service
         self.memory = memory
         self.limits = limits
@@ -575,7 +575,7 @@ class UprListener:
         self.is_stopped = False
 
     async def listen(self, host: str, port: int) -> int:
-        """Listen, and return the port: the one asked for, or a free one for 0."""
+        """Listen on a port, or on a free one for 0. Returns the port."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: UprConnection(self), host, port)
         self._watch = asyncio.create_task(self._watch_connections())
@@ -594,7 +594,7 @@ class UprListener:
         await asyncio.sleep(0)
 
     def send_durable(self) -> None:
-        """A commit is durable: streams go on."""
+        """A commit is durable: send its changes to the streams."""
         for connection in list(self.connections):
             connection.send_ready()
 
@@ -619,13 +619,13 @@ class UprConnection(asyncio.Protocol):
     # --- asyncio's side -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are asyncio's in all but their ancestry.
+        # uvloop's transports behave like asyncio's, but do not inherit from them.
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername") or ("", 0)
         name = f"upr:{peer[0]}:{peer[1]}"
         limits = self._listener.limits
         if self._listener.is_stopped:
-            # It was accepted just before, and is none of those that were closed.
+            # It was accepted just before the stop, which did not close it.
             self._transport.abort()
             return
         if len(self._listener.connections) >= limits.connections_max:
@@ -656,7 +656,7 @@ class UprConnection(asyncio.Protocol):
             logger.info("connection %s closed: %s", session.name, error, extra=about)
             self.close()
             return
-        # Bytes that trickle in do not count, only requests that have come to their end.
+        # Only whole requests count, not bytes that trickle in.
         if session.requests != requests:
             self._heard_s = self.moved_s = asyncio.get_running_loop().time()
         self.send_ready()
@@ -667,7 +667,7 @@ class UprConnection(asyncio.Protocol):
         return self._session.held_bytes + self._transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
-        """No more requests of a peer that does not read: their answers would have to be kept."""
+        """Stop reading requests from a peer that does not read answers, which would have to be kept."""
         self._peer_reads = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -689,7 +689,7 @@ class UprConnection(asyncio.Protocol):
     # --- sending --------------------------------------------------------------------------------------------------
 
     def send_ready(self) -> None:
-        """Send answers, and what the streams have, as long as the peer reads."""
+        """Send the answers, then what the streams have while the peer reads."""
         session, transport = self._session, self._transport
         if session is None or transport is None:
             return
@@ -708,7 +708,7 @@ class UprConnection(asyncio.Protocol):
     # --- ending ---------------------------------------------------------------------------------------------------
 
     def check_times(self, now_s: float) -> None:
-        """Drop a peer that wants nothing, or does not read."""
+        """Drop a peer that has no streams and is silent, or that does not read."""
         session, limits = self._session, self._listener.limits
         if session is None or self._transport is None:
             return

@@ -1,21 +1,22 @@
-"""A bucket's membership in a cluster: the config it was published, kept with the bucket, and what follows from it.
+"""A bucket's membership in a cluster: stores the config that the coordinator published, and applies it.
 
 `bucket_lifecycle` keeps one `ClusterMembership` for each bucket. A newer config is durable before the coordinator gets
-its answer. It changes the states of vbuckets, then what is replicated from where. A node that starts again asks the
-other nodes of the config it has for theirs before it serves: it may have been failed over meanwhile, and must not take
-writes that no client will ever see.
+its answer. It changes the states of vbuckets, then what is replicated from where. A restarted node asks the other nodes
+of its stored config for theirs before it serves: it may have been failed over meanwhile, and must not accept writes
+that no client will ever see.
 
 `apply_config` gives the vbuckets of this node their states. For a vbucket whose active node the config knows:
 
     this node is…                the state here becomes…
-    its active node              as it is: the coordinator promotes it, the config only says so; its topology is set
+    its active node              unchanged, as the coordinator promotes it; its topology becomes that of the config
     a replica, or building       replica
-    neither, but in the cluster  dead if it took writes; gone once the config is settled
-    not in the cluster           dead if it took writes; the data is kept for the day the node is added again
-    handed over (to or from)     as it is: the takeover decides
-    frozen                       as it is: the coordinator decides
+    neither, but in the cluster  dead if it accepted writes; removed once the config is settled
+    not in the cluster           dead if it accepted writes; the data is kept in case the node is added again
+    handed over (to or from)     unchanged: the takeover decides
+    frozen                       unchanged: the coordinator decides
 
-An active vbucket is demoted here and nowhere else, so it happens only where a newer config names another active node.
+Apart from takeovers and `set-vbucket`, an active vbucket is demoted only here: if a newer config names another active
+node, or leaves this node out.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _TAKES_WRITES = frozenset({VBucketState.ACTIVE, VBucketState.PENDING})
 
 
 def apply_config(service: BucketService, config: PublishedConfig, this_node: int | None) -> list[int]:
-    """Bring the states in line with a newer config. Returns the vbuckets that are to be removed."""
+    """Apply a newer config to the states of the vbuckets. Returns the vbuckets to remove."""
     bucket = service.bucket
     names = config.names()
     surplus: list[int] = []
@@ -75,7 +76,7 @@ def apply_config(service: BucketService, config: PublishedConfig, this_node: int
 
 
 def replicated(service: BucketService, config: PublishedConfig, this_node: int | None) -> dict[int, list[int]]:
-    """The vbuckets that this node streams, by the node that is active."""
+    """The vbuckets that this node replicates, by the index of their active node."""
     sources: dict[int, list[int]] = {}
     if this_node is None:
         return sources
@@ -95,9 +96,9 @@ def _set_topology(bucket: Bucket, vbucket: int, facts: VBucketFacts | None, chai
 
 
 def _prepare_to_take_over(bucket: Bucket, vbucket: int, state: VBucketState | None, config: PublishedConfig) -> None:
-    """Let durable writes wait from the moment the vbucket becomes active until a config says so.
+    """Make durable writes wait from the moment when the vbucket becomes active here until a config says so.
 
-    It gets a chain that can't be satisfied meanwhile: the node that hands it over, whose copy is dead by then.
+    Its chain can't be satisfied until then: it needs the node that hands it over, whose copy is dead by then.
     """
     if state is None:
         bucket.set_vbucket_state(vbucket, VBucketState.REPLICA)
@@ -127,10 +128,9 @@ def _stop_writes(service: BucketService, vbucket: int, state: VBucketState | Non
 def end_takeovers(service: BucketService, config: PublishedConfig, this_node: int | None) -> None:
     """End the connections of takeovers that a newer config does not name.
 
-    A coordinator may die, or be overtaken by another one, while its takeovers are on their way. The next one publishes
-    a config that freezes their vbuckets, and once both nodes have it, neither changes a state because of the old
-    takeover: not the one that takes over, which would become active, and not the one that hands over, which would be
-    dead.
+    A coordinator may die, or be replaced by another one, during its takeovers. The next one publishes a config that
+    freezes their vbuckets. Once both nodes have it, the old takeover can change no state any more: the vbucket does not
+    become active on the node that takes over, nor dead on the node that hands over.
     """
     for session in list(service.dcp_sessions.values()):
         if _takes_over(session, config, this_node) or _hands_over(session, config):
@@ -151,20 +151,20 @@ def _hands_over(session: DcpSession, config: PublishedConfig) -> bool:
 
 
 # --- the failover drill --------------------------------------------------------------------------------------------
-# What such a copy lacks is gone, and a new branch of history begins where it ended. Streams of the vbucket end, and a
-# consumer that has more than the copy had has to roll back when it asks again. All of it is real: for a consumer
-# there is no difference to a failover, and there is no way back.
+# The drill acts like the promotion of a copy that lags: the changes that it lacks are lost, a new branch of history
+# begins, streams of the vbucket end, and a consumer that has more changes has to roll back when it requests its stream
+# again. For a consumer this is a real failover, and it can't be undone.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack:
-    """What a drill has done."""
+    """The result of a drill."""
 
     vbucket: VBucketId
     to_seqno: Seqno
-    """The seqno asked for, or 0 where that lies before the history window."""
+    """The requested seqno, or 0 if that lies before the history window."""
     vbuuid: Vbuuid
-    """The branch that begins there."""
+    """The branch that begins at `to_seqno`."""
     high_seqno_before: Seqno
 
 
@@ -176,7 +176,7 @@ def roll_back_vbucket(service: BucketService, vbucket: VBucketId, to_seqno: Seqn
     facts = bucket.vbuckets.facts[vbucket]
     assert facts is not None
     kept_seqno = to_seqno if to_seqno >= facts.history_start_seqno else Seqno(0)
-    # The cluster gives a promoted copy the collections that it does not know.
+    # As in a failover, where the cluster gives a promoted copy the collections that it does not know.
     events = list(_events_after(bucket, vbucket, kept_seqno))
     reached = roll_back(bucket, vbucket, to_seqno, branch=True)
     bucket.enter_again(vbucket, events)
@@ -213,7 +213,7 @@ def _checked_high_seqno(bucket: Bucket, vbucket: VBucketId, to_seqno: Seqno) -> 
 
 def _events_after(bucket: Bucket, vbucket: VBucketId, seqno: Seqno) -> Iterator[SystemEvent]:
     if bucket.manifest.uid == 0:
-        # There have never been other collections than the default one.
+        # There has never been any collection except the default one.
         return
     for run in bucket.runs(vbucket, after_seqno=seqno):
         at = 0
@@ -236,23 +236,23 @@ logger = logging.getLogger(__name__)
 CLUSTER_CONFIG = b"cluster-config"
 """The key in the bucket's own table."""
 _REMOVE_TOGETHER = 64
-"""Vbuckets that are removed at one time, while which no client is served."""
+"""How many vbuckets are removed at a time. No client is served meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSettings:
-    """What a membership needs of its node."""
+    """What a membership needs from its node."""
 
     login: Callable[[str, Credentials | None], Login]
-    """How to log in to another node, for a bucket."""
+    """Returns how to log in to another node, for a bucket."""
     random_bytes: Callable[[int], bytes]
     now_s: Callable[[], float]
     on_config: Callable[[], None]
     """Called when there is a newer config."""
     on_login: Callable[[str, Credentials | None], None]
-    """Called with a bucket and the log-in that the other nodes of it use, to let them in; None to let in none."""
+    """Called with a bucket and the credentials to accept from its other nodes; None to accept none."""
     users: UserSharing
-    """Those of the node, which its clusters have in common."""
+    """The users of the node, which all its clusters share."""
 
 
 def is_member(bucket: Bucket) -> bool:
@@ -261,7 +261,7 @@ def is_member(bucket: Bucket) -> bool:
 
 
 class ClusterMembership:
-    """One for every bucket, whether it is in a cluster or not."""
+    """The cluster membership of a bucket. Every bucket has one, even if it is in no cluster."""
 
     def __init__(self, service: BucketService, loop: CommitLoop, settings: MemberSettings) -> None:
         self.service = service
@@ -269,9 +269,9 @@ class ClusterMembership:
         self._settings = settings
         self._address: NodeAddress | None = None
         self.shown_config: bytes = b""
-        """The config as clients of the bucket get it."""
+        """The config as clients of the bucket receive it."""
         self._admitted: Credentials | None = None
-        """The log-in by which the other nodes are let in."""
+        """The credentials that are accepted from the other nodes."""
         self._removing: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._manifest_uid = service.bucket.manifest.uid
@@ -288,7 +288,7 @@ class ClusterMembership:
 
     @property
     def this_node(self) -> int | None:
-        """Which of the config's nodes this is; None where it was left out."""
+        """The index of this node in the config; None if the config does not have it."""
         return self.service.this_node
 
     def _set_config(self, config: PublishedConfig) -> None:
@@ -316,7 +316,7 @@ class ClusterMembership:
     # --- starting and stopping ------------------------------------------------------------------------------------
 
     async def start(self, address: NodeAddress) -> None:
-        """Ask the other nodes and begin to replicate, now that the node can be reached at this address."""
+        """Ask the other nodes for their config, then start to replicate. The node can be reached at `address`."""
         self._address = address
         if self.config is not None:
             self._set_config(self.config)
@@ -333,7 +333,7 @@ class ClusterMembership:
                 extra=fields(event=LogEvent.CLUSTER_CONFIG, bucket=stored.bucket, config=stored.revision),
             )
         if self.config is stored and self.this_node is None:
-            # Another address, so another node to all others: nothing here may be written to.
+            # With another address it is another node to the rest of the cluster, so it must accept no writes.
             logger.warning(
                 "bucket %s: this node is not in config %d of its cluster",
                 *(stored.bucket, stored.revision),
@@ -344,7 +344,7 @@ class ClusterMembership:
         self.service.is_waiting = False
 
     def ask_again(self) -> None:
-        """Serve nothing until the others have been asked: the node stood still, and may have been failed over."""
+        """Stop serving until the other nodes were asked: this one was suspended, and may have been failed over."""
         is_asking = self._asking is not None and not self._asking.done()
         if self._address is None or self.config is None or len(self.config.nodes) == 1 or is_asking:
             return
@@ -357,7 +357,7 @@ class ClusterMembership:
         self._asking = asyncio.create_task(self._ask_others(self.config))
 
     async def stop(self) -> None:
-        # No config is adopted from here on: it would begin again what ends here.
+        # Without an address no config is adopted: it would restart what stops here.
         self._address = None
         for task in (self._removing, self._asking):
             if task is not None:
@@ -368,22 +368,22 @@ class ClusterMembership:
         await self.replication.stop()
 
     async def leave(self) -> None:
-        """Let the other nodes of the cluster log in no longer: the bucket was dropped."""
+        """Stop accepting log-ins of the cluster's other nodes, because the bucket was dropped."""
         self._settings.on_login(self.service.name, None)
         if self.config is not None:
-            # If the users can't be stored now, they name a cluster too many, which does no harm.
+            # If the users can't be stored now, they still name this cluster, which does no harm.
             with contextlib.suppress(StoreError):
                 await self._settings.users.leave(self.config.uuid)
 
     # --- a newer config -------------------------------------------------------------------------------------------
 
     def adopt(self, config: PublishedConfig) -> bool:
-        """Apply a config; returns False if it is no newer. The commit that is pending by then makes it durable.
+        """Apply a config. Returns False if it is no newer. The commit that is pending then makes it durable.
 
-        The same config is applied again, because the commit that was to keep it may have failed.
+        The current config is applied again, because the commit that should have stored it may have failed.
         """
         if self._address is None:
-            # It does not know yet whether it is in the config, and one that is left out stops all that it has.
+            # Without an address the node can't find itself in the config, and would stop all its active vbuckets.
             raise RequestRefused(Status.ETMPFAIL, "the bucket is being opened or closed; try again")
         bucket = self.service.bucket
         if len(config.rows) != len(bucket.vbuckets):
@@ -399,7 +399,7 @@ class ClusterMembership:
         self._set_config(config)
         self._admit_nodes(config)
         if bucket.facts.uuid != config.uuid:
-            # A node that joins gives up the bucket it had: from now on it has a part of the cluster's.
+            # A node that joins gives up its own bucket: from now on it has a part of the cluster's.
             bucket.join(config.uuid)
         end_takeovers(self.service, config, self.this_node)
         surplus = apply_config(self.service, config, self.this_node)
@@ -418,7 +418,7 @@ class ClusterMembership:
         return True
 
     def _admit_nodes(self, config: PublishedConfig) -> None:
-        """Let the other nodes in, for as long as this one is in the cluster with them."""
+        """Accept log-ins of the other nodes while this one is in the cluster."""
         login = None if self.this_node is None else config.login
         if login != self._admitted:
             self._admitted = login
@@ -441,7 +441,7 @@ class ClusterMembership:
     def _replicate(self) -> None:
         if self.config is not None and self._address is not None:
             wanted = replicated(self.service, self.config, self.this_node)
-            # By the name that the config has for it: a node may have got more ports since.
+            # Use the name that the config has for this node: it may have opened more ports since.
             name = self._address.kv_address if self.this_node is None else self.config.names()[self.this_node]
             self.replication.follow(self.config, wanted, name=name)
 
@@ -465,13 +465,13 @@ class ClusterMembership:
     # --- commits --------------------------------------------------------------------------------------------------
 
     def on_void(self) -> None:
-        """A commit could not be written, so states are as they were: what the config asks for is done again."""
+        """A commit could not be written, so vbucket states were reverted: apply the config again."""
         self.replication.on_void()
         if self.config is not None and self._address is not None:
             self.adopt(self.config)
 
     def on_durable(self) -> None:
-        """The bucket has published a commit."""
+        """A commit of the bucket is durable."""
         uid = self.service.bucket.manifest.uid
         if uid != self._manifest_uid:
             self._manifest_uid = uid
@@ -483,11 +483,11 @@ class ClusterMembership:
 
 TIMEOUTS = Timeouts(connect_s=2.0, answer_s=10.0)
 PEER_FEATURES = (*FEATURES, Feature.XATTR, Feature.SNAPPY)
-"""With snappy, values are sent as they are stored."""
+"""With Snappy, values are sent as they are stored."""
 
 
 async def share_users(memberships: Iterable[ClusterMembership]) -> dict[str, str]:
-    """Wait until all other nodes have the users of this one. Returns those that have not, and why."""
+    """Wait until all other nodes have the users of this one. Returns the nodes that do not have them, and why."""
     nodes = {
         node.kv_address: (membership.peers, node)
         for membership in memberships
@@ -506,7 +506,7 @@ async def share_users(memberships: Iterable[ClusterMembership]) -> dict[str, str
 def peer_login(
     options: NodeOptions, random_bytes: Callable[[int], bytes]
 ) -> Callable[[str, Credentials | None], Login]:
-    """How this node logs in to the others: over TLS where it speaks TLS itself."""
+    """Return a function for how this node logs in to other nodes: over TLS if it has a certificate."""
     tls = peer_context(options)
 
     def login(bucket: str, credentials: Credentials | None) -> Login:
@@ -514,7 +514,7 @@ def peer_login(
             credentials=credentials,
             bucket=bucket,
             tls=tls,
-            # Both sides prove that they know the secret, and neither sends it: another program may have the address.
+            # Both sides prove that they know the secret without sending it: another program may have the address.
             mechanism=Mechanism.SCRAM_SHA512,
             features=PEER_FEATURES,
             agent="headwater node",

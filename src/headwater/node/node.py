@@ -1,7 +1,7 @@
-"""Starting and stopping a node: its buckets are opened, its ports listen, its loops run, and all of it ends in order.
+"""Starts and stops a node in order: opens its buckets, listens on its ports and runs its loops.
 
-`headwater serve`, the tests and the simulation create a `Node`. `node_state` answers what a running node is asked; this
-module has the order in which it starts and stops.
+`headwater serve`, the tests and the simulation create a `Node`. `node_state` has what other parts ask of a running
+node.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from headwater.protocol.cluster_config import NodeAddress, join_host_port
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """Where a started node is to be found."""
+    """The addresses of a started node, and its first user."""
 
     url: str
-    """With TLS, where the node has that."""
+    """With TLS, if the node has it."""
     http_url: str
     plain_url: str | None = None
-    """The same without TLS, where the node has both."""
+    """The address without TLS, if the node has both."""
     plain_http_url: str | None = None
     buckets: tuple[str, ...] = ()
     user: str
     generated_password: str | None
-    """Shown once, when it was made."""
+    """Shown once, by the start that generated it."""
     upr_address: str | None = None
 
 
@@ -55,9 +55,9 @@ class Node(NodeState):
         self._upr_address: str | None = None
         self._tls: ssl.SSLContext | None = None
         self._http_ports: dict[bool, int] = {}
-        """By whether they have TLS."""
+        """Ports by whether they have TLS."""
         self._loading: asyncio.Future[None] | None = None
-        """The thread that opens the buckets."""
+        """Done when the thread that opens the buckets has ended."""
         self._http: HttpServer | None = None
         if self.environment.serves_http:
             self._http = HttpServer(self)
@@ -80,7 +80,7 @@ class Node(NodeState):
             self._accounts.on_change = self._put_in_force
             self._buckets.serve_all()
             await self._listen()
-            # When nothing can fail any more: a password is shown by the start that stores it.
+            # Only now, when no step can prevent the start: the start that stores a password has to show it.
             self._accounts.store(generated)
             self.why_not_ready = "it asks the other nodes of its cluster"
             for membership in self._memberships.values():
@@ -108,7 +108,7 @@ class Node(NodeState):
         self.is_ready = False
         self.why_not_ready = "it stops"
         self._buckets.is_stopping = True
-        # Wake callers that wait for a manifest: it will not come.
+        # Wake callers that wait for a manifest: it will not arrive any more.
         self._durable.notify()
         for membership in list(self._memberships.values()):
             await membership.stop()
@@ -121,12 +121,12 @@ class Node(NodeState):
         await self._buckets.stop()
         if self._loading is not None:
             await asyncio.wait({self._loading})
-            # The one that was being opened.
+            # Close the bucket that the thread was opening meanwhile.
             self._buckets.close_buckets()
         self._buckets.close_engines()
 
     async def _load(self) -> None:
-        """Open the buckets, in a thread where the HTTP side is to answer meanwhile."""
+        """Open the buckets. If the node serves HTTP, do so in a thread, so that it can answer meanwhile."""
 
         def report(why_not_ready: str) -> None:
             self.why_not_ready = why_not_ready
@@ -135,7 +135,7 @@ class Node(NodeState):
             self._buckets.open_all(report)
             return
         self._loading = asyncio.get_running_loop().run_in_executor(None, self._buckets.open_all, report)
-        # Where the start is cancelled, the thread goes on to the end of the bucket, and `stop` waits for it.
+        # If the start is cancelled, the thread still finishes the bucket that it is opening, and `stop` waits for it.
         await asyncio.shield(self._loading)
 
     async def _listen(self) -> None:
@@ -150,7 +150,7 @@ class Node(NodeState):
             await self._listen_upr(options.upr_port)
 
     async def _listen_upr(self, port: int) -> None:
-        """Serve the UPR draft, which is asked for by its port and has no usual one."""
+        """Serve the UPR draft. It has no usual port: the option for its port turns it on."""
         options = self.options
         name = options.upr_bucket or options.buckets[0]
         if name not in self._services:
@@ -161,7 +161,7 @@ class Node(NodeState):
         self._upr_address = join_host_port(self.address.host, port)
 
     async def _listen_http(self) -> None:
-        """Answer HTTP requests from now on: the node is alive, but not ready."""
+        """Start to answer HTTP requests. The node is alive, but not ready."""
         http, options = self._http, self.options
         if http is None:
             return
@@ -179,7 +179,7 @@ class Node(NodeState):
 
 
 def _urls(address: NodeAddress) -> list[tuple[str, str]]:
-    """The connection string and the HTTP address, those with TLS first."""
+    """The connection strings and HTTP addresses, those with TLS first."""
     host, urls = address.host, list[tuple[str, str]]()
     if address.kv_tls_port is not None:
         http = join_host_port(host, address.http_tls_port or address.kv_tls_port)
@@ -194,9 +194,10 @@ def _urls(address: NodeAddress) -> list[tuple[str, str]]:
 
 
 async def listen_at(host: str, port: int, listen: Callable[[int], Awaitable[int]]) -> int:
-    """Listen on this port and no other; 0 is for a free one. Returns the port.
+    """Listen on exactly this port, or on a free one for 0. Returns the port.
 
-    A usual port that is taken is refused, too: a client that names no port would write to the server that has it.
+    Raises `LocalProtocolError` if it is taken, even if it is the usual port and was not chosen by an option: a client
+    that names no port would write to the server that has it.
     """
     try:
         return await listen(port)
@@ -213,7 +214,7 @@ async def listen_at(host: str, port: int, listen: Callable[[int], Awaitable[int]
 
 
 async def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that connections wait at, before it is served."""
+    """A listening socket. The system queues its connections until it is served."""
     loop = asyncio.get_running_loop()
     family, kind, _, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
     bound = socket.socket(family, kind)

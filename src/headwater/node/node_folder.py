@@ -1,12 +1,12 @@
-"""What a node takes from the machine it runs on: its data folder, clocks, randomness, and its memory.
+"""What a node uses of the machine it runs on: its data folder, clocks, randomness and memory.
 
-    node.json     what the node is, beside its buckets and users (`NodeIdentity`)
-    users.json    who may do what (`auth.accounts`)
-    password      the generated password of the first user, if there is one
-    buckets/NAME  a bucket's engine; `.dropped-…` beside it is one whose files are being removed
+    node.json     the node's identity, apart from its buckets and users (`NodeIdentity`)
+    users.json    the users and their roles (`auth.accounts`)
+    password      the generated password of the first user, if it was generated
+    buckets/NAME  a bucket's engine; `.dropped-…` beside it is a bucket whose files are being removed
 
-All that a node keeps goes through its folder, and all that it asks of the machine through its `NodeEnvironment`: the
-simulation gives it others, and the node does not notice. No other module of the node opens a file.
+A node stores everything through its folder, and uses the machine only through its `NodeEnvironment`, so that the
+simulation can replace both. No other module of the node opens a file.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeIdentity:
-    """What a node is, beside its buckets and users. It is drawn once, and stays over starts."""
+    """The identity of a node, apart from its buckets and users. The ids are random, and stay the same over restarts."""
 
     uuid: str
     cluster_uuid: str
-    """Of the cluster that the node is alone in; one that it joins has its own."""
+    """The id of the node's own cluster, in which it is alone. A cluster that it joins has another."""
     cluster_name: str = ""
     quotas_mb: Mapping[str, int] = field(default_factory=dict)
-    """The memory quotas that were set, by REST's names for them."""
+    """The memory quotas that were set, by their names in REST."""
     dropped: frozenset[str] = frozenset()
-    """Buckets that were dropped. `--bucket` does not make them again, and what is left of their files goes."""
+    """Buckets that were dropped. `--bucket` does not create them again, and the start removes what is left of them."""
     nodes: tuple[NodeAddress, ...] = ()
-    """The others of the cluster whose last bucket was dropped: the next one is made on them as well. As long as there
-    is a bucket, its config has them."""
+    """The other nodes of a cluster whose last bucket was dropped, on which the next bucket is created as well. While
+    there is a bucket, its config names them."""
 
     def encode(self) -> bytes:
         members: dict[str, Any] = {**asdict(self), "version": 1, "dropped": sorted(self.dropped)}
@@ -80,7 +80,7 @@ class NodeIdentity:
 
 
 class Folder(UserFolder, Protocol):
-    """What a node asks of its folder."""
+    """The data folder as a node uses it."""
 
     def make(self) -> None: ...
 
@@ -91,7 +91,7 @@ class Folder(UserFolder, Protocol):
     def disk_bytes(self, bucket: str) -> int: ...
 
     def remove_bucket(self, bucket: str) -> None:
-        """Remove a bucket whose engine is closed. After a crash on the way, `remove_dropped` does the rest."""
+        """Remove a bucket whose engine is closed. If a crash interrupts this, `remove_dropped` completes it."""
         ...
 
     def remove_dropped(self) -> None: ...
@@ -136,7 +136,7 @@ class NodeFolder:
         return sum(file.stat().st_blocks * 512 for file in (self._buckets / bucket).iterdir())
 
     def remove_bucket(self, bucket: str) -> None:
-        # By one rename the bucket is gone as a whole: a crash never leaves a part of its files under its name.
+        # One rename removes the bucket as a whole: a crash never leaves a part of its files under its name.
         if not (self._buckets / bucket).exists():
             return
         dropped = self._buckets / f"{_DROPPED}{bucket}-{secrets.token_hex(4)}"
@@ -194,20 +194,20 @@ class NodeFolder:
         store_users(self._user_path, users)
 
     def store_password(self, password: str) -> None:
-        """Keep the generated password where only its owner can read it."""
+        """Store the generated password in a file that only its owner can read."""
         descriptor = os.open(self._data / "password", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
             file.write(password + "\n")
 
     def forget_password(self) -> None:
-        """The password that was generated is another one by now."""
+        """Remove the stored password, because it was changed."""
         (self._data / "password").unlink(missing_ok=True)
 
 
 # --- the environment ----------------------------------------------------------------------------------------------
 
 _VBUUID_BYTES = 6
-"""Real servers use 48 bits, too."""
+"""Couchbase uses 48 bits, too."""
 
 
 def _end_process() -> None:
@@ -216,16 +216,16 @@ def _end_process() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnvironment:
-    """Clocks, randomness, a folder, and what becomes of the node when it fails. The defaults are a real machine."""
+    """Clocks, randomness, the folder, and how to end the process. The defaults are those of a real machine."""
 
     now_ns: Callable[[], int] = time.time_ns
-    """The time of day."""
+    """The wall clock, in nanoseconds since 1970."""
     now_s: Callable[[], float] = time.monotonic
-    """A clock that never goes back."""
+    """A monotonic clock."""
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
     open_folder: Callable[[Path], Folder] = NodeFolder
     end_process: Callable[[], None] = _end_process
-    """Called when the node can't go on, to have it stopped."""
+    """Called to stop the process when the node can't continue."""
     serves_http: bool = True
 
     def random_number(self, *, bits: int) -> int:
@@ -239,27 +239,27 @@ class NodeEnvironment:
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 MMAP_FROM_BYTES = 8 * 1024 * 1024
-"""Larger buffers are those of single large documents. They go back to the system at once when they are freed."""
+"""Larger buffers belong to single large documents. They go back to the system as soon as they are freed."""
 KEEP_BYTES = 128 * 1024 * 1024
 
 
 def raise_open_files_limit() -> int:
-    """Let the process open as many files as the system allows it, and return how many these are.
+    """Raise the limit of open files to what the system allows, and return it.
 
-    The soft limit is 1,024 on most systems, for programs that use `select`. A node with more connections than files
-    could accept none, not even for its health.
+    The soft limit is 1,024 on most systems, for programs that use `select`. A node that has reached it can accept no
+    connection, not even for a health check.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # as where a system's bound for a process is below the hard limit
+    with suppress(ValueError, OSError):  # for example if a system-wide bound per process is below the hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     raised, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if raised == resource.RLIM_INFINITY else raised
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory: the node makes and drops buffers of some hundred kilobytes all the time.
+    """Make glibc keep freed memory: the node allocates and frees buffers of some hundred kilobytes all the time.
 
-    By default glibc takes such buffers from the system and gives them back at once. Every page of every buffer is then
+    By default glibc maps such buffers from the system and returns them immediately. Every page of every buffer is then
     faulted in again, which costs more than filling it.
     """
     try:
@@ -271,7 +271,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Have glibc give back all that it keeps: the node is at rest after much work."""
+    """Make glibc return all freed memory to the system. Call it when the node is idle after much work."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

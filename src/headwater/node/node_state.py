@@ -1,7 +1,7 @@
-"""What a running node has: its buckets, its users, its place in clusters, and the configs that it gives to clients.
+"""The state of a running node: its buckets, its users, its cluster memberships, and the configs it gives to clients.
 
-`node.Node` opens, serves and closes all of it; the HTTP handlers, the dashboard and the simulation ask it here.
-Everything is called in the node's event loop. Nothing here listens, and nothing here knows of HTTP.
+`node.Node` opens, serves and closes all of it; the HTTP handlers, the dashboard and the simulation use it from here.
+Call everything in the node's event loop. This module opens no ports and does not depend on HTTP.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ logger = logging.getLogger(__name__)
 
 
 class Coordinator(Protocol):
-    """What the HTTP side asks of `headwater.cluster.coordinator`, which stands above the node.
+    """The methods of `headwater.cluster.coordinator` that the HTTP side calls. The node itself does not import it.
 
-    A `HeadwaterError` says what was not done, and what to do.
+    They raise a `HeadwaterError` that says what was not done, and what to do next.
     """
 
     async def init(self, *, replicas: int, settings: Mapping[str, Any]) -> object: ...
@@ -67,7 +67,7 @@ MakeCoordinator = Callable[[Sequence[Address], Login], Coordinator]
 
 
 class NodeState:
-    """The parts of a node, and what is asked of them."""
+    """The parts of a node, and the operations on them."""
 
     def __init__(
         self, options: NodeOptions, environment: NodeEnvironment, coordinator: MakeCoordinator | None = None
@@ -78,19 +78,19 @@ class NodeState:
         self.is_ready = False
         """Whether every bucket is open and served."""
         self.why_not_ready = "it has not been started"
-        """What the node does instead, such as `it opens bucket 'travel', 1 of 2`."""
+        """What the node is doing instead, such as `it opens bucket 'travel', 1 of 2`."""
         self.config_changes = ChangeSignal()
         """Notified when a cluster config has changed."""
         self.login_checks = LoginChecks(lambda: self.users, now_s=self.now_s)
-        """One for the key-value side and for HTTP: guesses count wherever they are made."""
+        """Shared by the key-value side and HTTP, so that failed attempts on either count together."""
         self._started_s = self.now_s()
         self._accounts = Accounts(self.folder, random_bytes=environment.random_bytes, now_ns=environment.now_ns)
         self._durable = ChangeSignal()
         self._address: NodeAddress | None = None
         self._wakes: list[Callable[[], None]] = []
-        """Called when a commit is durable: answers and streams go on."""
-        # Clients take a config only if its revision is higher, and they may know one of before the last start. A start
-        # can follow an end within the same second, so it is in milliseconds.
+        """Called when a commit is durable, to send answers and changes."""
+        # Clients accept a config only with a higher revision, and may know one from before the last start. A node can
+        # stop and start within the same second, so the first revision is the time in milliseconds.
         self._revision = environment.now_ns() // 1_000_000
         self._known_states: object = None
         self._given_configs: dict[str | None, tuple[ConfigVersion, bytes]] = {}
@@ -114,7 +114,7 @@ class NodeState:
         self._memberships = self._buckets.memberships
         service = Service(
             buckets=self._services,
-            # Nobody can log in before the node has loaded its users.
+            # No user can log in before the node has loaded its users.
             users=Users(decoy_secret=bytes(DECOY_SECRET_BYTES)),
             now_ns=environment.now_ns,
             now_s=self.now_s,
@@ -131,7 +131,7 @@ class NodeState:
         self._make_coordinator = coordinator
         self.on_bucket_made: Callable[[str], None] | None = None
         self.on_bucket_dropped: Callable[[str], Awaitable[None]] | None = None
-        """Called when a bucket comes and goes, for the dashboard, which reads it."""
+        """Called when a bucket was created, and when it is dropped, for the dashboard, which reads it."""
 
     @property
     def server_version(self) -> str:
@@ -142,7 +142,7 @@ class NodeState:
         return self._buckets.identity
 
     def now_s(self) -> float:
-        """A clock that never goes back."""
+        """A monotonic clock."""
         return self.environment.now_s()
 
     def uptime_s(self) -> float:
@@ -164,19 +164,19 @@ class NodeState:
     async def change_users(self, change: Change) -> dict[str, str]:
         """Change the users on this node, durably, and on all nodes of its clusters.
 
-        `change` is called once, in a thread; what it raises is raised here. Raises `StoreError` if the users could not
-        be stored, and `LocalProtocolError` if there would be no admin left; the users are as they were then. Returns
-        the nodes that do not have the change yet, and why; they get it when they can be reached.
+        Calls `change` once, in a thread, and raises what it raises. Raises `StoreError` if the users could not be
+        stored, and `LocalProtocolError` if no admin would be left; the users are unchanged then. Returns the nodes that
+        do not have the change yet, and why; they get it when they can be reached.
         """
         await self._accounts.change(change)
         return await share_users(self._memberships.values())
 
     def _put_in_force(self, users: Users) -> None:
-        """Use these users from now on. Connections of removed users end, or a namesake would inherit them."""
+        """Apply new users. Log out connections of removed users, or a later user of that name would inherit them."""
         gone = self.users.by_name.keys() - users.by_name.keys()
         self._listener.service.users = users
         self._listener.log_out(gone)
-        # Streams of configs look whether they may go on.
+        # Wake config streams: they check whether their user still has access.
         self.config_changes.notify()
 
     # --- buckets --------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class NodeState:
         return self._memberships[bucket]
 
     def traffic(self, bucket: str) -> Traffic:
-        """The totals of all connections since the node started, those that are gone included."""
+        """The totals of all connections since the node started, including those that have ended."""
         service = self._services[bucket]
         connections = service.producer_connections()
         sessions = (connection.session for connection in self._listener.connections)
@@ -207,19 +207,19 @@ class NodeState:
         )
 
     async def roll_back(self, bucket: str, vbucket: VBucketId, to_seqno: Seqno) -> RolledBack:
-        """Do a failover drill. Raises `InvalidInput` if that can't be done, `StoreError` if it was not done."""
+        """Do a failover drill. Raises `InvalidInput` if it can't be done, `StoreError` if it was not done."""
         service = self._services[bucket]
         return await self._loops[bucket].at_rest(lambda: roll_back_vbucket(service, vbucket, to_seqno))
 
     def hold_replicas(self, bucket: str) -> int:
-        """Let the copies on this node fall behind until they are released. Returns how many there are."""
+        """Hold the copies on this node, so that they fall behind until released. Returns how many there are."""
         return self._memberships[bucket].replication.hold()
 
     def release_replicas(self, bucket: str) -> int:
         return self._memberships[bucket].replication.release()
 
     def cut_connections(self, bucket: str, user: str) -> int:
-        """Break all connections of a bucket, as a network that fails does. Returns how many there were."""
+        """Break all connections of a bucket, as a network failure does. Returns how many there were."""
         service = self._services[bucket]
         connections = [one for one in self._listener.connections if one.session.bucket is service]
         for connection in connections:
@@ -230,7 +230,7 @@ class NodeState:
 
     @property
     def address(self) -> NodeAddress:
-        """Where clients reach the node."""
+        """The address at which clients reach the node."""
         assert self._address is not None, "nothing asks for the address before the node listens"
         return self._address
 
@@ -239,7 +239,7 @@ class NodeState:
         self._address = address
 
     def coordinator(self, seeds: Sequence[Address], login: Login) -> Coordinator:
-        """A coordinator for the bucket of the log-in. The caller closes it."""
+        """Create a coordinator for the bucket of the log-in. The caller closes it."""
         if self._make_coordinator is None:
             raise LocalProtocolError(
                 "this node was started without a coordinator", hint="Start the nodes with `headwater serve`"
@@ -252,7 +252,7 @@ class NodeState:
         Raises `LocalProtocolError` if it can't be created, `StoreError` if it could not be stored.
         """
         check_bucket_name(name)
-        # Here and below: a caller that is cancelled leaves the change to its end.
+        # Shielded here and in `drop_bucket`: if the caller is cancelled, the change still completes.
         creating = self._buckets.create(
             name, settings, vbuckets=vbuckets or self.options.vbuckets, address=self.address
         )
@@ -272,7 +272,7 @@ class NodeState:
         self.config_changes.notify()
 
     def _remember_cluster(self, *, without: str) -> None:
-        """Keep the nodes of a cluster whose last bucket is dropped: no config names them any more."""
+        """If this is the last bucket of a cluster, store the cluster's nodes: no config will name them any more."""
         configs = {name: service.config for name, service in self._services.items() if service.config is not None}
         config = configs.get(without)
         if config is not None and len(configs) == 1 and (this_node := self._services[without].this_node) is not None:
@@ -280,7 +280,7 @@ class NodeState:
             self._buckets.change_identity(nodes=others, cluster_name=config.cluster_name or self.identity.cluster_name)
 
     async def flush_bucket(self, name: str) -> None:
-        """Drop all documents of a bucket that are active here (`BucketService.flush`)."""
+        """Drop all documents of the bucket's vbuckets that are active here (`BucketService.flush`)."""
         await self._loops[name].at_rest(self._services[name].flush)
 
     async def change_settings(self, bucket: str, settings: BucketSettings) -> None:
@@ -296,7 +296,7 @@ class NodeState:
         self.config_changes.notify()
 
     def change_identity(self, **changes: Any) -> None:
-        """Change what the node says of itself and of a cluster that it is alone in. It is durable then."""
+        """Change the identity of the node and of the cluster in which it is alone, durably."""
         self._buckets.change_identity(**changes)
         self.config_changes.notify()
 
@@ -321,8 +321,8 @@ class NodeState:
     async def change_manifest(self, bucket: str, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Change the manifest of a bucket, and return the new one once it is durable.
 
-        `change` is called once, and the manifest does not change between that call and its result being in force.
-        What it raises is raised here. Raises `StoreError` if the manifest is as it was.
+        Calls `change` once, and raises what it raises. The manifest does not change between that call and the use of
+        its result. Raises `StoreError` if the manifest was not changed.
         """
         service, membership = self._services[bucket], self._memberships[bucket]
         if service.config is not None and service.this_node != 0:
@@ -356,7 +356,7 @@ class NodeState:
     # --- cluster configs ------------------------------------------------------------------------------------------
 
     def set_cluster_config(self, bucket: str | None, version: ConfigVersion, config: bytes) -> bool:
-        """Give this config in place of the node's own; False where it is no newer than the one before."""
+        """Give clients this config in place of the node's own. Returns False if it is no newer than the current one."""
         published = None if bucket is None else PublishedConfig.decode(config)
         if published is not None and bucket is not None:
             if published.bucket != bucket:
@@ -370,7 +370,7 @@ class NodeState:
         return True
 
     def cluster_config(self, bucket: str | None) -> bytes:
-        """The config for a bucket, or for the node, as the key-value side and HTTP give it."""
+        """The config for a bucket, or for the node, as clients get it over the key-value protocol and HTTP."""
         published = self._published_config(bucket)
         if published is not None:
             return published
@@ -389,7 +389,7 @@ class NodeState:
         if self.options.bare:
             return b""
         facts = service.bucket.facts
-        # A vbucket that is damaged stays in the map: its clients learn from this node why they get nothing.
+        # A damaged vbucket stays in the map: its clients have to ask this node to learn why they get nothing.
         states = [None if stored is None else stored.state for stored in service.bucket.vbuckets.facts]
         replicas = service.settings.replicas
         missing = [NO_NODE] * replicas
@@ -399,18 +399,18 @@ class NodeState:
         )
 
     def _published_config(self, bucket: str | None) -> bytes | None:
-        """The config of the cluster that a bucket, or for None the node, is in; None where it is in none."""
+        """The config of the cluster that a bucket, or with None the node, belongs to; None if it belongs to none."""
         if bucket is not None:
             membership = self._memberships.get(bucket)
             return None if membership is None or membership.config is None else membership.shown_config
         for membership in self._memberships.values():
-            # A node that was left out gives a config of itself, or it could not be added again.
+            # A node that the config leaves out gives its own config instead: otherwise it could not be added again.
             if membership.config is not None and membership.this_node is not None:
                 return membership.config.encode_for_node(this_node=membership.this_node)
         return None
 
     def _notice_state_changes(self) -> None:
-        """A vbucket that has another state makes another config, and so do other settings, buckets and names."""
+        """Raise the config revision if vbucket states, settings, buckets or the cluster's name have changed."""
         states = (
             self.identity.cluster_name,
             {

@@ -1,7 +1,7 @@
-"""The options of a node, the limits of its ports, and its TLS: what `headwater serve` is given.
+"""The options of `headwater serve`, the limits of a node's ports, its TLS contexts, and the settings of a bucket.
 
-`NodeOptions` refuses what can't work or is not safe, with the option to give instead. It opens nothing but the files of
-TLS.
+`NodeOptions` refuses options that can't work or are not safe, and says what to give instead. The only files that are
+opened here are those of TLS.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headwater.store.bucket import Bucket
 from headwater.store.vbuckets import Retention
 
 _FILES_OF_NODE = 320
-"""Open files beside connections: data, other nodes, and connections that are accepted to be closed."""
+"""Open files besides connections: data, other nodes, and connections that are accepted only to be closed."""
 _FILES_SPARE_MIN = 48
 
 
@@ -65,7 +65,7 @@ class ServerLimits:
     )
 
     def within_open_files(self, files_max: int) -> ServerLimits:
-        """The same, with no more connections than there may be open files beside those that the node needs itself."""
+        """The same limits, but with no more connections than open files are left besides those of the node itself."""
         spare = max(_FILES_SPARE_MIN, files_max - _FILES_OF_NODE)
         http_max = min(self.http_connections_max, spare // 3)
         return replace(self, http_connections_max=http_max, connections_max=min(self.connections_max, spare - http_max))
@@ -81,12 +81,12 @@ _ANY_PORT: dict[str, Any] = {**_PORT, "least": 0}
 WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})
 BUCKET_NAME_CHARS_MAX = 100
 _BUCKET_NAME = re.compile(rf"[A-Za-z0-9_%-][A-Za-z0-9_.%-]{{0,{BUCKET_NAME_CHARS_MAX - 1}}}")
-"""Couchbase's rule; such a name is also that of a folder."""
+"""Couchbase's rule. The name is also used as the name of a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """Every option of `headwater serve`. A port that is None is the usual one."""
+    """Every option of `headwater serve`. `None` as a port means the usual one."""
 
     data: Path
     host: str = option("The address to listen on.", "127.0.0.1", metavar="ADDRESS")
@@ -118,9 +118,9 @@ class NodeOptions:
     )
     password: str | None = option("Its password.", secret=True, metavar="PASSWORD", variable="HEADWATER_PASSWORD")
     first_user_only: bool = False
-    """Create the user if there is none, and change nothing if there is one."""
+    """Create `user` only if no user exists, and change no existing one."""
     supervised_in: Path | None = None
-    """The data folder of the nodes that one process runs, this one among them."""
+    """The common data folder, if one process runs this node and others."""
     tls_cert: Path | None = option("Certificate, PEM.")
     tls_key: Path | None = option("Its key, PEM.")
     tls_only: bool = option("With TLS, open no plain ports.", False)
@@ -202,18 +202,18 @@ class NodeOptions:
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether no other machine reaches the node: any address of 127.0.0.0/8 will do, for several nodes on one."""
+        """Whether no other machine can reach the node. Any address of 127.0.0.0/8 counts, for several nodes on one."""
         return self.host == "localhost" or is_loopback_address(self.host)
 
     @property
     def serves_plain(self) -> bool:
-        """Whether there are ports without TLS. As in Couchbase there are, but on a network only where that was asked
-        for: what goes over them can be read on the way."""
+        """Whether there are ports without TLS. As in Couchbase there are, but beyond loopback only with `insecure`:
+        others on the network can read what is sent over them."""
         is_safe = self.is_on_loopback or self.insecure
         return self.tls_cert is None or (is_safe and not self.tls_only)
 
     def kv_ports(self) -> dict[bool, tuple[int | None, int]]:
-        """The ports to listen on, by whether they have TLS: the one asked for, and the usual one."""
+        """The ports to listen on, by whether they have TLS: the one in the options, and the usual one."""
         return self._ports((self.port, KV_PORT), (self.tls_port, KV_TLS_PORT))
 
     def http_ports(self) -> dict[bool, tuple[int | None, int]]:
@@ -224,7 +224,7 @@ class NodeOptions:
             return {False: plain}
         if self.serves_plain:
             return {False: plain, True: tls}
-        # Where there is one port only, either option names it.
+        # With TLS ports only, either option names the port.
         return {True: (plain[0] if tls[0] is None else tls[0], tls[1])}
 
     def advertised(self, kv_ports: Mapping[bool, int], http_ports: Mapping[bool, int], *, uuid: str) -> NodeAddress:
@@ -244,7 +244,7 @@ class NodeOptions:
 
     @property
     def own_names(self) -> frozenset[str]:
-        """The names that HTTP requests may be for. Addresses, and this machine's own name, always do."""
+        """The host names that HTTP requests may use, besides addresses and this machine's own name."""
         return frozenset(name for name in (self.host, self.advertise_host, *self.http_hosts) if name)
 
     # --- what can't work ------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class NodeOptions:
                 raise LocalProtocolError("a bucket for UPR needs a port for it", hint="Give --upr-port, too")
             return
         if not self.is_on_loopback and not self.insecure:
-            # TLS does not help: it would hide the data from others on the way, and still give it to any client.
+            # TLS does not help: it would hide the data from others on the network, and still give it to any client.
             raise LocalProtocolError(
                 f"the UPR port has no authentication: on {self.host} anyone could read the bucket",
                 hint="Listen on 127.0.0.1, or give --insecure where the network is your own",
@@ -287,7 +287,7 @@ def check_cluster_name(name: str) -> None:
 
 
 def server_context(options: NodeOptions) -> ssl.SSLContext | None:
-    """For clients of the node; None where it speaks no TLS."""
+    """The TLS context for clients of the node; None if it has no certificate."""
     if options.tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -297,9 +297,9 @@ def server_context(options: NodeOptions) -> ssl.SSLContext | None:
 
 
 def peer_context(options: NodeOptions) -> ssl.SSLContext | None:
-    """For connections to the other nodes of a cluster.
+    """The TLS context for connections to the other nodes of a cluster; None if this node has no certificate.
 
-    They speak TLS if one does, and may all have the same certificate: it is trusted, too.
+    If one node of a cluster uses TLS, all do. They may share one certificate, so this node's own is trusted, too.
     """
     if options.tls_cert is None:
         return None
@@ -313,16 +313,16 @@ def peer_context(options: NodeOptions) -> ssl.SSLContext | None:
 def _files_that_can_be_used() -> Iterator[None]:
     try:
         yield
-    except OSError as error:  # those of TLS are some
+    except OSError as error:  # including `ssl.SSLError`
         raise HeadwaterError(
             f"the TLS certificate or key can't be used: {error}", hint="Give PEM files that belong together"
         ) from error
 
 
 # --- the settings of a bucket --------------------------------------------------------------------------------------
-# They are a row of the bucket's own table, beside its facts, so a bucket and its settings are made in one write. In a
-# cluster the published config carries them (`PublishedConfig.settings`), and every node stores what it adopts. REST's
-# names for them, and what is refused, are in `http.bucket_management`.
+# They are a row of the bucket's own table, beside its facts, so that one write creates a bucket with its settings. In a
+# cluster the published config carries them (`PublishedConfig.settings`), and every node stores those it adopts.
+# `http.bucket_management` has REST's names for them, and refuses settings that are not allowed.
 
 
 BUCKET_SETTINGS = b"settings"
@@ -330,11 +330,11 @@ BUCKET_SETTINGS = b"settings"
 REPLICAS_MAX = 3
 MAX_TTL_S_MAX = 2**31 - 1
 RAM_QUOTA_MB_MIN = 100
-"""Couchbase's bound."""
+"""Couchbase's minimum."""
 RAM_QUOTA_MB_MAX = 2**31 - 1
 HISTORY_S_MAX = 2**53
 HISTORY_BYTES_MIN = 2**31
-"""Couchbase's bound for a bucket that has one."""
+"""Couchbase's minimum for a bucket that sets one."""
 HISTORY_BYTES_MAX = 2**53
 _BOUNDS = {
     "replicas": REPLICAS_MAX,
@@ -353,45 +353,44 @@ _CHOICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSettings:
-    """The defaults are those of a bucket that `headwater serve --bucket` makes."""
+    """The settings of a bucket. The defaults are for a bucket that `headwater serve --bucket` creates."""
 
     ram_quota_mb: int | None = None
-    """Kept and shown, for clients that compare what they set; nothing is bounded by it. None shows the machine's."""
+    """Stored and shown, for clients that compare what they set, but not enforced. None shows the machine's memory."""
     replicas: int = 1
-    """Of a bucket that is not in a cluster. In one the published config has the number. One is Couchbase's default,
-    too. Clients that watch over durability themselves refuse to, even for the active copy alone, if there is to be
-    none.
+    """For a bucket that is not in a cluster; in a cluster the published config has the number. The default is 1, as in
+    Couchbase: with 0, clients that observe durability themselves refuse to, even for the active copy alone.
     """
     max_ttl_s: int = 0
-    """How long documents live at most, unless their collection says otherwise; 0 for no bound."""
+    """The longest time that documents live, unless their collection sets another; 0 for no limit."""
     flush_enabled: bool = False
     durable_alone: bool = True
     """Whether the active copy is enough for a durable write of a bucket in no cluster, where no node has the replicas.
-    Couchbase refuses such writes (DURABILITY_IMPOSSIBLE), and so do buckets that are made over REST."""
+    Couchbase refuses such writes (DURABILITY_IMPOSSIBLE), and so do buckets that are created over REST."""
     durability_min_level: int = 0
-    """The `DurabilityLevel` that every write of a client has at least; 0 for none."""
+    """The minimum `DurabilityLevel` of every write of a client; 0 for none."""
     storage_backend: str = "couchstore"
-    """Kept and shown; there is one kind of storage. It keeps histories, which Couchbase has in Magma only."""
+    """Stored and shown: there is only one kind of storage. It keeps histories, which Couchbase does in Magma only."""
     conflict_resolution: str = "seqno"
-    """Which of two versions a write with metadata leaves: the one with the higher revision, or with `lww` the one that
+    """Which of two versions a write with metadata keeps: the one with the higher revision, or with `lww` the one that
     was written last."""
     compression_mode: str = "passive"
-    """Kept and shown: values are kept as clients send them."""
+    """Stored and shown: values are stored as clients send them."""
     history_s: int = 0
     history_bytes: int = 0
-    """How much of superseded versions the whole bucket keeps, in place of the node's options where one of both is set;
-    0 is no bound then."""
+    """How much history of superseded versions the whole bucket keeps. If one of the two is set, both replace the node's
+    options, and 0 means no limit."""
     history_default: bool = False
-    """Whether the history of a new collection is kept, if it does not say."""
+    """Whether to keep the history of a new collection that does not set this itself."""
     is_forming: bool = False
-    """It was made to be shared out over several nodes, and has no config yet. One that never gets it is removed."""
+    """Whether the bucket was created for several nodes and has no config yet. The next start removes such a bucket."""
 
     def encode(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def decode(cls, members: Mapping[str, Any]) -> BucketSettings:
-        """Read settings that another node or an earlier version has written: what is missing has its default."""
+        """Decode settings from another node or an earlier version. Missing ones get their defaults."""
         known = {name: members[name] for name in cls.__dataclass_fields__ if name in members}
         for name, value in known.items():
             if name in _CHOICES:
@@ -405,7 +404,7 @@ class BucketSettings:
         return cls(**known)
 
     def retention(self, of_node: Retention, *, vbuckets: int) -> Retention:
-        """What a bucket of so many vbuckets keeps."""
+        """The retention of each vbucket of a bucket with this many."""
         if not self.history_s and not self.history_bytes:
             return of_node
         return replace(
@@ -415,12 +414,12 @@ class BucketSettings:
         )
 
     def rows(self) -> dict[bytes, bytes]:
-        """What is stored of them (`Bucket.put_rows`)."""
+        """The row that stores them (`Bucket.put_rows`)."""
         return {BUCKET_SETTINGS: json.dumps(self.encode()).encode()}
 
 
 def stored_settings(bucket: Bucket) -> BucketSettings:
-    """The settings of a bucket."""
+    """The settings of a bucket. Raises `DataDamaged` if the stored row can't be decoded."""
     stored = bucket.stored_row(BUCKET_SETTINGS)
     if stored is None:
         return BucketSettings()

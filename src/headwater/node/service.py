@@ -1,8 +1,8 @@
-"""What the parts of a node share: its buckets as sessions, consumers and replicators see them, its users, its limits.
+"""What the parts of a node share: its users, and its buckets as sessions, consumers and replicators use them.
 
-The node builds these once from their collaborators. Everything above imports this module, and it imports none of that:
-connections register themselves here under small protocols. Sans-IO: the time and random bytes come in as functions, and
-the commit loop makes the buckets durable.
+The node creates one `Service`, and one `BucketService` per bucket. Sessions, consumers and replicators import this
+module, and it imports none of them: connections register themselves here under small protocols. Sans-IO: the time and
+random bytes come in as functions, and the commit loop makes the buckets durable.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from headwater.store.range_scan import RangeScan
 from headwater.store.read_run import DocumentReads
 from headwater.store.settling import YOUNG_BYTES_MAX, flush
 
-# --- what can be seen of the connections by which this node receives its copies ------------------------------------
-# Plain data: `consumer.connection` makes a view of itself, `BucketService.consumer_views` gathers those of a bucket.
+# --- views of the connections on which this node receives its copies ------------------------------------------------
+# Plain data: `consumer.connection` makes a view of itself, `BucketService.consumer_views` collects those of a bucket.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedStreamView:
-    """A vbucket that is received."""
+    """A stream on which this node receives a vbucket."""
 
     vbucket: int
     opaque: int
     flags: int
-    """Those it was asked for with."""
+    """The flags of the stream request."""
     state: str
     received_seqno: int
-    """Everything up to here has come; it may not be durable yet."""
+    """All changes up to this one have been received; they may not be durable yet."""
     snapshot_start_seqno: int
     snapshot_end_seqno: int
-    """Of the snapshot that is being received, or was last."""
+    """The bounds of the current snapshot, or of the last one."""
     is_inside_snapshot: bool
     received_changes: int
-    """By this stream."""
+    """Changes received by this stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,51 +59,51 @@ class ConsumerView:
 
     name: str
     peer: str
-    """The producer's address, or that of the proxy in between."""
+    """The address of the producer, or of the proxy in between."""
     is_proxied: bool
-    """Whether a proxy joins this node to the producer, as in a takeover."""
+    """Whether a proxy connects this node to the producer, as in a takeover."""
     open_s: float
     """How long it has been open."""
     received_bytes: int
     received_changes: int
-    """By its streams, also by those that have ended."""
+    """Changes received by all its streams, including those that have ended."""
     acked_bytes: int
     unacked_bytes: int
-    """What flow control counts of the changes that were taken and not acknowledged: mostly they are not durable yet."""
+    """Bytes that flow control counts as received and not acknowledged. Most belong to changes not durable yet."""
     held_bytes: int
-    """What has come and was not looked into. It is much while replicas are held back, and next to nothing else."""
+    """Bytes received but not decoded yet: many while a drill holds the replicas, close to none otherwise."""
     buffer_bytes_max: int
-    """What the producer may send before it has to wait."""
+    """How much the producer may send before it has to wait for acknowledgements."""
     is_held: bool
-    """For a drill: nothing is taken in."""
+    """Whether a drill holds the connection, so that it processes nothing."""
     vbuckets: tuple[int, ...]
-    """Those it receives, or has asked for, in order."""
+    """The vbuckets that it receives or has requested, in order."""
     streams: tuple[ReceivedStreamView, ...] | None
-    """In the order of their vbuckets. None where there are too many to give them unasked."""
+    """In the order of their vbuckets. None if there are too many, and the connection was not requested by name."""
 
 
 # --- range scans ---------------------------------------------------------------------------------------------------
-# A scan holds a view of the data, and what it needs is not given back to the disk meanwhile: so scans are few, and none
-# lives long. Handlers begin and continue them, a session that ends takes its own along, and the listener's tick ends
-# those that are too old. Sans-IO: the time comes in as a number.
+# A scan holds a view of the data, whose disk space can't be reused meanwhile: so scans are few, and none lives long.
+# Handlers begin and continue them, a session that ends closes its own, and the listener's tick closes those that are
+# too old. Sans-IO: the time comes in as a number.
 
 
 SCANS_MAX = 32
-"""Of a bucket, at a time. Each takes up to 6 MB for its keys, and what was young of its vbucket."""
+"""Scans of a bucket at a time. Each takes up to 6 MB for its keys, plus the young changes of its vbucket."""
 SCANS_OF_CONNECTION_MAX = 16
 SCAN_S_MAX = 180.0
-"""How long a scan may take in all; kv_engine's default."""
+"""How long a scan may take in total; kv_engine's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunningScan:
-    """A scan, and what it began with: on another branch of history it would be of something else."""
+    """A scan, with the branch it began on: it can't continue on another branch, where the data differs."""
 
     scan: RangeScan
     vbucket: VBucketId
     vbuuid: Vbuuid
     owner: object
-    """The session that has begun it. Others that know its id may continue it: clients have several connections."""
+    """The session that began it. Others that know its id may continue it: clients have several connections."""
     until_s: float
 
 
@@ -119,12 +119,12 @@ class RangeScans:
         self.running.pop(scan_id).scan.close()
 
     def end_of(self, owner: object) -> None:
-        """The session is gone."""
+        """End the scans of a session that has ended."""
         for scan_id in [scan_id for scan_id, running in self.running.items() if running.owner is owner]:
             self.end(scan_id)
 
     def end_all(self) -> None:
-        """The bucket is closed."""
+        """End all scans, because the bucket is closed."""
         for scan_id in list(self.running):
             self.end(scan_id)
 
@@ -139,16 +139,16 @@ NO_CONFIG: ConfigVersion = (0, 0)
 """The version of a bucket that is not in a cluster."""
 
 COMMIT_BYTES_MAX = 4 * 1024 * 1024
-"""How large commits get while clients write more than the disk takes."""
+"""How large commits get while clients write faster than the disk does."""
 
 Statistics = Iterable[tuple[str, object]]
 
 PAUSE_S_MAX = 2.0
-"""How long a node may stand still and take for granted what it knows of its cluster. A failover takes longer."""
+"""How long a node may be suspended and still trust what it knows of its cluster. A failover takes longer."""
 
 
 class ReceivingConnection(Protocol):
-    """A connection by which copies are received from another node (`consumer.connection`)."""
+    """A connection on which copies are received from another node (`consumer.connection`)."""
 
     @property
     def name(self) -> str: ...
@@ -157,18 +157,18 @@ class ReceivingConnection(Protocol):
     def streams(self) -> Mapping[VBucketId, object]: ...
 
     def takeovers(self) -> Collection[VBucketId]:
-        """The vbuckets that it receives in order to take them over."""
+        """The vbuckets that it receives for a takeover."""
         ...
 
     def view(self, *, now_s: float, with_streams: bool) -> ConsumerView: ...
 
 
 class DcpSession(Protocol):
-    """A session that has become a DCP connection, in one of the two directions (`kv.session`)."""
+    """A session that has become a DCP connection, as producer or as consumer (`kv.session`)."""
 
     @property
     def user(self) -> str | None:
-        """None where the user is gone."""
+        """None if the user was removed."""
         ...
 
     @property
@@ -182,10 +182,10 @@ class DcpSession(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """What the connections of a bucket that have ended have moved since the node started.
+    """The traffic of a bucket's ended connections since the node started.
 
-    Every connection counts for itself. What it has counted is added here when it ends, so that sums over all
-    connections never go back, and nothing is counted twice on the way.
+    Every connection has its own counters. They are added here when it ends, so that sums over all connections never
+    decrease and nothing is counted twice.
     """
 
     requests: int = 0
@@ -201,7 +201,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """A document that is locked: the CAS that opens it, and when it opens by itself."""
+    """The lock of a document: the CAS that unlocks it, and when it expires."""
 
     cas: Cas
     until_ns: int
@@ -209,53 +209,53 @@ class Lock:
 
 @dataclass(slots=True, kw_only=True)
 class BucketService:
-    """A bucket as sessions see it. The defaults are for a caller that commits by itself, as tests do."""
+    """A bucket as sessions use it. The defaults are for a caller that commits by itself, as tests do."""
 
     bucket: Bucket
     ack_when_durable: bool = True
-    """False answers a write at once; a crash may then lose what was answered."""
+    """False acknowledges a write immediately; a crash may then lose acknowledged writes."""
     on_change: Callable[[], None] = lambda: None
     """Called when there is something to commit."""
     when_at_rest: Callable[[Callable[[], None]], None] = lambda action: action()
-    """Runs an action that must not meet a commit, such as a rollback, as soon as none is being written."""
+    """Runs an action that must not run during a commit, such as a rollback, as soon as none is being written."""
     is_at_rest: Callable[[], bool] = lambda: True
-    """Whether neither a commit nor housekeeping is under way, so that vbuckets can be removed at once."""
+    """Whether neither a commit nor housekeeping is running, so that vbuckets can be removed immediately."""
     scrubbed: Callable[[], Scrubbed] = Scrubbed
-    """The last pass over what is stored, in search of damage."""
+    """The result of the last scrub of the stored data."""
     settings: BucketSettings = field(default_factory=BucketSettings)
     sync_writes: SyncWrites = field(init=False)
     reads: DocumentReads = field(init=False)
     live_frames: LiveFrames = field(init=False)
     history: BucketHistory = field(init=False)
-    """What has happened to the vbuckets, and what was lost by it."""
+    """What has happened to the vbuckets, and which changes were lost."""
     locks: dict[tuple[int, CollectionId, bytes], Lock] = field(default_factory=dict)
     range_scans: RangeScans = field(default_factory=RangeScans)
     manifest_commit: int = 0
     """The commit that makes the newest manifest durable."""
     ended: Traffic = field(default_factory=Traffic)
-    """What was counted by connections that are gone."""
+    """The counters of connections that have ended."""
 
     # What the cluster has decided; the bucket's membership sets these.
     config: PublishedConfig | None = None
-    """None where the bucket is not in a cluster."""
+    """None if the bucket is not in a cluster."""
     this_node: int | None = None
-    """Which of the config's nodes this is; None where it was left out."""
+    """The index of this node in the config; None if the config does not have it."""
     is_waiting: bool = False
-    """Nothing is served yet: another node may have taken this one's place, and has not been asked."""
+    """Whether the bucket serves nothing yet: another node may have replaced this one, and was not asked yet."""
 
     # The connections, which register themselves.
     dcp_sessions: dict[str, DcpSession] = field(default_factory=dict)
     """The DCP connections, by name."""
     upr_connections: dict[str, ProducerConnection] = field(default_factory=dict)
-    """Those of the UPR draft, by a name that they were given."""
+    """The connections of the UPR draft, by the name that the listener gave them."""
     receivers: dict[VBucketId, ReceivingConnection] = field(default_factory=dict)
-    """The vbuckets that are received from other nodes, and by which connection: a copy has one source."""
+    """The connection on which each vbucket is received from another node: a copy has one source."""
     consumers: dict[ReceivingConnection, None] = field(default_factory=dict)
-    """The connections that receive them, those with no stream included, oldest first."""
+    """The connections that receive copies, including those without streams, oldest first."""
     statistics: dict[str, Callable[[], Statistics]] = field(default_factory=dict)
-    """Groups of `stat` that other parts of the node offer: of its replicators, and of its dashboard."""
+    """`stat` groups that other parts of the node provide: its replicators and its dashboard."""
     node_statistics: dict[str, Callable[[str], Statistics]] = field(default_factory=dict)
-    """Groups that are for other nodes of the bucket's cluster only, each with what stands behind its name."""
+    """`stat` groups for other nodes of the bucket's cluster only. Each gets the text after its name."""
 
     def __post_init__(self) -> None:
         self.sync_writes = SyncWrites(bucket=self.bucket, on_change=self.on_change)
@@ -270,34 +270,34 @@ class BucketService:
 
     @property
     def pending_bytes(self) -> int:
-        """What is not durable yet."""
+        """The bytes that are not durable yet."""
         return self.bucket.undurable_bytes
 
     @property
     def has_room(self) -> bool:
-        """Whether those who write much may go on. The larger a commit, the longer all others wait for theirs.
+        """Whether clients that write much may continue. The larger a commit, the longer other writers wait for theirs.
 
-        Commits are young until they are settled, and take memory. The further settling is behind, the less comes in
-        with each commit between two steps of it: a rest for those who write much, and none for those who write little.
+        Young commits take memory until they are settled. The further settling is behind, the smaller the commits
+        between two steps of it: clients that write much have to pause, and those that write little do not.
         """
         behind = max(1, self.bucket.young_bytes // YOUNG_BYTES_MAX)
         return self.bucket.pending_bytes < COMMIT_BYTES_MAX // behind
 
     def producer_connections(self) -> list[ProducerConnection]:
-        """All connections that get changes of this bucket."""
+        """All connections that stream changes of this bucket."""
         dcp = (session.dcp for session in self.dcp_sessions.values())
         return [*(connection for connection in dcp if connection is not None), *self.upr_connections.values()]
 
     def consumer_views(
         self, *, now_s: float, name: str | None = None, streams_max: int = STREAMS_VIEWED_MAX
     ) -> list[ConsumerView]:
-        """The connections that receive copies, or the one named; with their streams unless they are too many."""
+        """Views of the connections that receive copies, or of one by name; without streams if they are too many."""
         wanted = [connection for connection in self.consumers if name in (None, connection.name)]
         with_streams = name is not None or sum(len(connection.streams) for connection in wanted) <= streams_max
         return [connection.view(now_s=now_s, with_streams=with_streams) for connection in wanted]
 
     def set_manifest(self, manifest: Manifest) -> int:
-        """Use a newer manifest from now on. Returns the commit that makes it durable."""
+        """Apply a newer manifest. Returns the commit that makes it durable."""
         events = self.bucket.manifest.events_to(manifest)
         flushed = {event.collection_id for event in events if isinstance(event, CollectionCreated)}
         self.locks = {key: lock for key, lock in self.locks.items() if key[1] not in flushed}
@@ -307,13 +307,13 @@ class BucketService:
 
     @property
     def must_have_copies(self) -> bool:
-        """Whether a durable write needs nodes that the bucket does not have: it is not in a cluster, and is to have
-        replicas. A majority of two copies or more is never the active one alone.
+        """Whether durable writes need nodes that the bucket does not have: it should have replicas, but is not in a
+        cluster. The active copy alone is never a majority of two or more copies.
         """
         return self.config is None and self.settings.replicas > 0 and not self.settings.durable_alone
 
     def set_settings(self, settings: BucketSettings) -> int:
-        """Use other settings from now on. Returns the commit that makes them durable."""
+        """Apply other settings. Returns the commit that makes them durable."""
         self.settings = settings
         self.bucket.max_ttl_s = settings.max_ttl_s
         commit = self.bucket.put_rows(settings.rows())
@@ -321,13 +321,13 @@ class BucketService:
         return commit
 
     def flush(self) -> None:
-        """Drop all documents that are active here. Consumers roll back to 0, and so do the replicas.
+        """Drop all documents of the vbuckets that are active here. Consumers and replicas roll back to 0.
 
-        Every flush comes here, over whichever protocol it was asked for. Call it at rest. Raises `LocalProtocolError`
-        unless the bucket's settings allow it.
+        Every flush calls this, whatever the protocol of its request. Call it at rest. Raises `LocalProtocolError` if
+        the bucket's settings do not allow it.
         """
         if not self.settings.flush_enabled:
-            # The SDKs look for these words.
+            # The SDKs match these words.
             raise LocalProtocolError("Flush is disabled for the bucket")
         flush(self.bucket, active_only=True)
         active = self.bucket.vbuckets.active()
@@ -350,32 +350,32 @@ class BucketService:
 
     @property
     def config_version(self) -> ConfigVersion:
-        """Of the config that the cluster has given the bucket."""
+        """The version of the bucket's cluster config."""
         return NO_CONFIG if self.config is None else self.config.version
 
     def other_nodes(self) -> list[NodeAddress]:
-        """All nodes of the config but this one."""
+        """All nodes of the config except this one."""
         nodes = () if self.config is None else self.config.nodes
         return [node for at, node in enumerate(nodes) if at != self.this_node]
 
     @property
     def nodes_login(self) -> Credentials | None:
-        """How the nodes of the bucket's cluster log in to each other: for the coordinator to know."""
+        """The credentials with which the cluster's nodes log in to each other. The coordinator asks for them."""
         return None if self.config is None else self.config.login
 
     def other_active_node(self, vbucket: VBucketId) -> str | None:
-        """The node that has a vbucket active by the config, where that is not this one."""
+        """The node on which a vbucket is active according to the config; None if that is this node or none."""
         at = NO_NODE if self.config is None or vbucket >= len(self.config.rows) else self.config.rows[vbucket][0]
         return None if self.config is None or at in (NO_NODE, self.this_node) else self.config.names()[at]
 
     def may_take_over(self, vbucket: VBucketId) -> bool:
-        """Whether a takeover may make a vbucket active here: in a cluster, where its config says so."""
+        """Whether a takeover may make a vbucket active here. In a cluster, the config has to hand it to this node."""
         return self.config is None or self.config.is_handed_over_to(vbucket, self.this_node)
 
 
 @dataclass(slots=True, kw_only=True)
 class Service:
-    """The node as sessions see it."""
+    """The node as sessions use it."""
 
     buckets: dict[str, BucketService]
     users: Users
@@ -384,16 +384,16 @@ class Service:
     """A clock that never goes back."""
     random_bytes: Callable[[int], bytes]
     cluster_config: Callable[[str | None], bytes]
-    """The cluster config for a bucket, or for the node."""
+    """Returns the cluster config for a bucket, or for the node with None."""
     set_cluster_config: Callable[[str | None, ConfigVersion, bytes], bool] = lambda bucket, version, config: False
-    """Give this config from now on; False where it is no newer than the one before."""
+    """Sets the config for a bucket, or for the node with None. Returns False if it is no newer than the current one."""
     server_version: str
     dialect: Dialect = NEWEST
-    """The version that the node speaks as."""
+    """The Couchbase version that the node imitates."""
     log: Callable[..., None] = lambda message, **about: None
-    """A sentence, and what `log_fields` names for it."""
+    """Logs a sentence with fields of `log_fields`."""
     on_pause: Callable[[], None] = lambda: None
-    """Called when the process has stood still for `PAUSE_S_MAX`, before it handles what has come meanwhile."""
+    """Called after the process was suspended for more than `PAUSE_S_MAX`, before it handles waiting requests."""
     started_ns: int = field(init=False)
     awake_s: float = field(init=False)
     """When the process was last seen running."""
@@ -403,10 +403,10 @@ class Service:
         self.awake_s = self.now_s()
 
     def stay_awake(self) -> None:
-        """Detect that the process stood still: stopped by a signal, swapped out, or on a machine that was frozen.
+        """Detect that the process was suspended: stopped by a signal, swapped out, or on a machine that was frozen.
 
-        Its cluster may have gone on without it meanwhile. Call it every second or more often, and before what has come
-        is handled: when the process wakes up, requests that have waited come before any timer.
+        The cluster may have replaced this node meanwhile. Call this at least every second, and before handling
+        received requests: when the process resumes, waiting requests are read before any timer runs.
         """
         now_s = self.now_s()
         has_stood_still, self.awake_s = now_s - self.awake_s > PAUSE_S_MAX, now_s
@@ -415,5 +415,5 @@ class Service:
 
     @property
     def pending_bytes(self) -> int:
-        """What is not durable yet, of all buckets."""
+        """The bytes of all buckets that are not durable yet."""
         return sum(bucket.pending_bytes for bucket in self.buckets.values())

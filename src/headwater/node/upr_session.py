@@ -1,22 +1,21 @@
-"""One connection of the UPR draft, sans-IO: its packets in and out, DCP's producer inside.
+"""One connection of the UPR draft, sans-IO. It translates between UPR packets and DCP's producer.
 
-`kv_listener` runs it; it shares the producer with DCP. A UPR stream request becomes a DCP stream request of a consumer
-that knows no collections, and the DCP frames that the producer makes for it become UPR packets. What the two protocols
-say in different ways:
+`kv_listener` runs it. A UPR stream request becomes a DCP stream request of a consumer without collections, and the DCP
+frames that the producer makes for it become UPR packets. The protocols differ as follows:
 
-* A UPR consumer names its branch by a pair: the vbuuid, and the seqno at which that branch began. A pair that is not in
-  the failover log is a branch we do not know, even where the vbuuid alone is there.
-* UPR has no bounds of the snapshot a consumer stopped in, so its seqno is taken to be consistent.
-* A snapshot of DCP is over when its last seqno has come. UPR says so in a packet of its own. A stream that ends inside
-  a snapshot ends without one.
-* UPR knows two reasons for an end, OK and state changed. Any other end of a stream is sent as a state change: the
-  consumer is to ask again, and then gets the rollback.
-* DCP has no message for a flush of a vbucket but a rollback. Where the vbucket's history has nothing left of what the
-  stream began with, the draft's flush is sent before the stream ends.
-* UPR has no answer that refuses a request for any other cause than that the vbucket is not here. Such a request, for
-  one that ends before it starts or for a second stream on a vbucket, ends the connection.
+* A UPR consumer names its branch by a pair: the vbuuid, and the seqno at which that branch began. If the pair is not in
+  the failover log, the branch is unknown, even if the vbuuid alone is there.
+* UPR does not send the bounds of the snapshot in which a consumer stopped, so its seqno is taken to be consistent.
+* A DCP snapshot is over when its last seqno has been sent. UPR adds a snapshot end packet then, but not for a snapshot
+  that is cut short by the end of the stream.
+* UPR has two reasons for the end of a stream, OK and state changed. Any other is sent as a state change: the consumer
+  should request the stream again, and then gets the rollback.
+* DCP reports the flush of a vbucket as a rollback. If the vbucket's history has no branch left of those that the stream
+  began with, the draft's flush packet is sent before the stream ends.
+* UPR can refuse a request only because the vbucket is not here. Any other bad request, such as a stream that ends
+  before it starts or a second stream on a vbucket, ends the connection.
 
-Of documents the draft has key and value: extended attributes and datatypes are left out.
+The draft sends only keys and values of documents, without extended attributes and datatypes.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import StreamRefusal
 
 _REQUEST_BODY_BYTES_MAX = upr.UprStreamRequest.layouts[0].size_bytes + KEY_BYTES_MAX
-"""The longest request there is. A packet that announces more is refused on its header."""
+"""The longest request. A packet whose header announces a longer body is refused."""
 
 _WithSeqno = dcp_changes.Mutation | dcp_changes.Deletion | dcp_changes.Expiration | dcp_changes.SeqnoAdvanced
 
@@ -48,7 +47,7 @@ _HINT = "The UPR draft has no answer for this: connect again"
 
 
 class UprSession:
-    """The state of one connection. `receive_data`, `data_to_send`, and `produce` while the peer reads."""
+    """One connection. Call `receive_data`, then send `data_to_send` and, while the peer reads, `produce`."""
 
     def __init__(self, service: BucketService, *, name: str, now_s: float) -> None:
         self._service = service
@@ -62,22 +61,22 @@ class UprSession:
             opened_s=now_s,
             live=service.live_frames,
             kind="upr",
-            # The draft has expirations: they are not to come as deletions, which takes both.
+            # The draft has expirations. Without both the flag and the control, the producer would send deletions.
             controls=Controls(expiry_opcode=True),
         )
         self.requests = 0
         self._frames = FrameBuffer(body_bytes_max=_REQUEST_BODY_BYTES_MAX)
         self._answers = bytearray()
         self._snapshot_ends: dict[VBucketId, Seqno] = {}
-        """The last seqno of the snapshot that each stream is in. A vbucket has one stream at most."""
+        """The last seqno of each stream's current snapshot, by vbucket. A vbucket has at most one stream."""
         self._logs: dict[VBucketId, FailoverLog] = {}
-        """The failover log of each vbucket as its stream began with it."""
+        """The failover log of each vbucket when its stream began."""
         service.upr_connections[name] = self.producer
 
     # --- requests -------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes) -> None:
-        """Handle what has come. Raises a `RemoteProtocolError` where the connection is to end."""
+        """Handle received bytes. Raises a `RemoteProtocolError` if the connection has to end."""
         self._frames.receive_data(data)
         for frame in self._frames.frames():
             packet = upr.decode_packet(frame)
@@ -134,7 +133,7 @@ class UprSession:
         return bool(self.producer.streams)
 
     def produce(self, bytes_max: int) -> bytes:
-        """The next packets of all streams. Empty where there is nothing to send now."""
+        """The next packets of all streams; empty if there is nothing to send now."""
         while data := self.producer.produce(bytes_max):
             packets = b"".join(packet.encode() for packet in self._translated(data))
             if packets:
@@ -142,7 +141,7 @@ class UprSession:
         return b""
 
     def _translated(self, data: bytes) -> Iterator[upr.UprPacket]:
-        """The packets for what a producer sends to a consumer without collections."""
+        """Translate what a producer sends to a consumer without collections into packets."""
         for frame in decode_frames(data):
             message = decode_message(frame, NOTHING_NEGOTIATED)
             assert isinstance(message, Request), "a producer sends requests"
@@ -186,12 +185,12 @@ class UprSession:
         yield upr.UprStreamEnd(**header, reason=reason)
 
     def _is_kin(self, vbucket: VBucketId, older: FailoverLog) -> bool:
-        """Whether the vbucket's history of today has a branch in common with an older one."""
+        """Whether the vbucket's current failover log has a branch in common with an older one."""
         log = self._failover_log(vbucket)
         return log is not None and any(older.knows(entry.vbuuid) for entry in log.entries)
 
     def disconnected(self) -> None:
-        """The connection is gone."""
+        """The connection has ended: add its counters to the totals, and end its streams."""
         if self._service.upr_connections.get(self.name) is self.producer:
             del self._service.upr_connections[self.name]
         self._service.ended.add_connection(self.producer)
@@ -206,7 +205,7 @@ def _as_dcp(packet: upr.UprStreamRequest, log: FailoverLog | None) -> StreamRequ
         opaque=packet.request_id,
         start_seqno=packet.start_by_seqno,
         end_seqno=packet.end_by_seqno,
-        # No branch goes by 0: a consumer that has something of it is sent back to the start.
+        # No branch has vbuuid 0: a consumer that has changes of an unknown branch has to roll back to the start.
         vbuuid=packet.vbucket_uuid if is_known else Vbuuid(0),
         snapshot_start_seqno=packet.start_by_seqno,
         snapshot_end_seqno=packet.start_by_seqno,

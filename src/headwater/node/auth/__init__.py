@@ -1,1 +1,1 @@
-"""Who may log in, and what they may do then."""
+"""Authentication and authorization: users, their credentials and rights, and log-in checks."""

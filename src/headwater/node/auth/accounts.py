@@ -1,11 +1,11 @@
-"""The users of a running node: those in its file, and those that the nodes of a cluster log in as.
+"""The users of a running node: those in its file, and those as which the nodes of a cluster log in.
 
-The node loads `Accounts` when it starts, and HTTP handlers change them. Users of the second kind come with a cluster's
-config and go with the process: they are never in the file, and can't be changed. A change of the first kind is on disk
-before it is in force. Changes are made one at a time and in a thread, because a password takes long to hash, by design,
-and a disk may take long to write.
+The node loads `Accounts` when it starts, and HTTP handlers change them. The users for nodes are created from a
+cluster's config and kept in memory only: they are never in the file, and can't be changed. A change of the others is on
+disk before it is in force. Changes are made one at a time and in a thread, because a password takes long to hash, by
+design, and a disk may take long to write.
 
-On disk they are one versioned JSON file, readable by its owner only:
+The file is one versioned JSON document, readable by its owner only:
 
     {"version": 3, "iterations": 15000, "decoy_secret": BASE64, "sharing": HEX, "clusters": [UUID, …],
      "removed": {"user bob": MS, …},
@@ -14,9 +14,9 @@ On disk they are one versioned JSON file, readable by its owner only:
        "collection": "*"}], "groups": ["lake"], "changed": MS, "password_changed": MS,
        "credentials": {"SCRAM-SHA512": {"salt": …, "stored_key": …, "server_key": BASE64}, …}}, …]}
 
-There is no password in it, but with the keys one can try passwords out as fast as a machine can, which is why others
-must not read it. The file is replaced as a whole: a reader, at any moment, finds the old users or the new ones.
-`node_folder` keeps the file, and the nodes of a cluster send each other what is in it.
+It has no passwords, but with the keys an attacker can try out passwords as fast as a machine allows, so others must not
+read it. The file is replaced as a whole: a reader always finds either the old users or the new ones. `node_folder`
+reads and writes the file, and the nodes of a cluster send each other its contents.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from headwater.protocol.cluster_config import nodes_user
 
 VERSION = 3
 USER_FILE_BYTES_MAX = 64 * 1024 * 1024
-"""Above what the limits on users and grants can fill in earnest."""
+"""More than users and grants within their limits need in practice."""
 
 _OTHERS = 0o077
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 
 def store_users(path: Path, users: Users) -> None:
-    """Replaces the file. It is on disk when this returns; if this fails, the old file is as it was."""
+    """Replace the file. It is durable when this returns. If this raises a `StoreError`, the old file is unchanged."""
     text = encode_users(users) + b"\n"
     try:
         replace_file(path, text, is_private=True)
@@ -80,7 +80,7 @@ def store_users(path: Path, users: Users) -> None:
 
 
 def encode_users(users: Users) -> bytes:
-    """The users as JSON, in ASCII, a line for each. The same users give the same bytes, however they came about."""
+    """Encode the users as ASCII JSON, one line per user. Equal users always give the same bytes."""
     members = {
         "version": VERSION,
         "iterations": users.iterations,
@@ -89,7 +89,7 @@ def encode_users(users: Users) -> bytes:
         "clusters": sorted(users.clusters),
         "removed": dict(sorted(users.removed.items())),
     }
-    # With an indent, json takes ten times as long: it has machine code for the compact form only.
+    # With an indent, `json` takes ten times as long: its C code writes the compact form only.
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in members.items()]
     groups = [_encode_group(group) for _, group in sorted(users.groups.items())]
     known = [_encode_user(user) for _, user in sorted(users.by_name.items())]
@@ -138,9 +138,9 @@ def _encode_bytes(data: bytes) -> str:
 
 
 def load_users(path: Path) -> Users | None:
-    """The users in the file, or None where there is no file.
+    """The users in the file, or None if there is no file.
 
-    Every fault is a `StoreError`: `DataTooNew` for a newer version, `DataDamaged` for what is not a user file.
+    Raises a `StoreError` for every fault: `DataTooNew` for a newer version, `DataDamaged` if it is not a user file.
     """
     try:
         text = _read_file(path)
@@ -164,7 +164,7 @@ def load_users(path: Path) -> Users | None:
 
 def _read_file(path: Path) -> bytes:
     with path.open("rb") as file:
-        # The open file is asked, not the path: the two could differ by now.
+        # Check the open file, not the path, which could name another file by now.
         status = os.fstat(file.fileno())
         if status.st_mode & _OTHERS:
             raise StoreError(
@@ -179,11 +179,11 @@ def _read_file(path: Path) -> bytes:
 
 
 class _Fault(Exception):
-    """What is wrong in the text. `decode_users` makes a sentence of it."""
+    """A fault in the text. `decode_users` raises it as a `MalformedJson`."""
 
 
 def decode_users(text: bytes) -> Users:
-    """Read what `encode_users` has written. Raises `DataTooNew`, or `MalformedJson` for what is something else."""
+    """Decode what `encode_users` has written. Raises `DataTooNew` for a newer version, `MalformedJson` for a fault."""
     try:
         return _decode(text)
     except (_Fault, LocalProtocolError) as error:
@@ -268,7 +268,7 @@ def _decode_credentials(
 
 def _member(members: object, name: str, kind: type[T]) -> T:
     value = members.get(name) if isinstance(members, dict) else None
-    # JSON's true is no number, though Python's is.
+    # In Python a bool is an int, but in JSON true is no number.
     if not isinstance(value, kind) or isinstance(value, bool):
         raise _Fault(f"{name} is missing or of the wrong type")
     return value
@@ -294,15 +294,15 @@ PASSWORD_RANDOM_BYTES = 15
 """120 bits: 24 characters of five bits each."""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-"""Crockford's base 32: no i, l and o, which look like digits, and no u, so that no words come out."""
+"""Crockford's base 32: without i, l and o, which look like digits, and without u, to avoid words."""
 
 _GROUP_CHARS = 6
 
 
 def readable_password(random: bytes) -> str:
-    """A password such as `8h2k4q-0c9xwd-…`, four groups of six, out of random bytes.
+    """Make a password such as `8h2k4q-0c9xwd-…`, four groups of six characters, from random bytes.
 
-    For the first user where none was given: easy to read out and to copy, hopeless to guess.
+    It is for the first user if none was given: easy to read out and to copy, and impossible to guess.
     """
     if len(random) != PASSWORD_RANDOM_BYTES:
         raise LocalProtocolError(f"a generated password needs {PASSWORD_RANDOM_BYTES} random bytes")
@@ -318,13 +318,13 @@ def readable_password(random: bytes) -> str:
 logger = logging.getLogger(__name__)
 
 ADMIN = "Administrator"
-"""The first user, where none was named."""
+"""The first user, if no name was given."""
 
 Change = Callable[[Users], Users]
 
 
 class UserFolder(Protocol):
-    """Where users are kept."""
+    """Storage for users, and for the generated password of the first one."""
 
     def load_users(self) -> Users | None: ...
 
@@ -337,7 +337,7 @@ class UserFolder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedUsers:
-    """The users as other nodes get them. Made in a thread with each change: thousands of users take a while."""
+    """The users as other nodes receive them. A thread encodes them with each change: thousands take a while."""
 
     text: str
     digest: str
@@ -349,7 +349,7 @@ class SharedUsers:
 
 
 class Accounts:
-    """The users of one node. `load`, then `store`."""
+    """The users of one node. Call `load`, then `store`."""
 
     def __init__(
         self,
@@ -365,14 +365,14 @@ class Accounts:
         self.shared: SharedUsers
         self._is_on_disk = False
         self._nodes: dict[str, User] = {}
-        """The users that other nodes log in as, by name."""
+        """The users as which other nodes log in, by name."""
         self._one_at_a_time = asyncio.Lock()
         self.on_change: Callable[[Users], None] = lambda users: None
-        """Called with the users that are in force from now on."""
+        """Called with the new users in force after each change."""
 
     @property
     def stored(self) -> Users:
-        """Those of the file, which are shared with other nodes."""
+        """The users in the file, which are shared with other nodes."""
         return self._stored
 
     @property
@@ -382,10 +382,10 @@ class Accounts:
     # --- starting -------------------------------------------------------------------------------------------------
 
     def load(self, name: str | None, password: str | None, *, first_only: bool = False) -> str | None:
-        """Load the users, make this one an admin with this password, or make the first one where there is none.
+        """Load the users, and make user `name` an admin with this password. With no file and no name, create `ADMIN`.
 
-        With `first_only` this one is made where it is the first, and changes nothing where it is not. Returns the
-        password that was made for the first one. Nothing is stored yet.
+        With `first_only`, create the named user only if there are no users, and otherwise change nothing. Returns the
+        password that was generated for `ADMIN`, if any. Stores nothing yet.
         """
         loaded, generated = self._folder.load_users(), None
         users = loaded or Users(decoy_secret=self._random_bytes(DECOY_SECRET_BYTES))
@@ -407,7 +407,7 @@ class Accounts:
         if known is None:
             return users.put(self._new_admin(users, name, password))
         if users.clusters:
-            # They are those of all nodes: one that starts, with a password of old perhaps, must not change them.
+            # All nodes share these users: a node that starts, maybe with an old password, must not change them.
             _warn_of_unused(users, name, password, source="--user")
             return users
         changes, changed = [], known
@@ -423,33 +423,33 @@ class Accounts:
         return users.put(changed)
 
     def store(self, generated: str | None) -> None:
-        """Keep what `load` has made, the generated password included."""
+        """Store what `load` has created, including the generated password."""
         if generated is not None:
             self._folder.store_password(generated)
         if not self._is_on_disk:
             self._folder.store_users(self._stored)
 
-    # --- while it runs --------------------------------------------------------------------------------------------
+    # --- while the node runs --------------------------------------------------------------------------------------
 
     def let_nodes_in(self, bucket: str, login: sasl.Credentials | None) -> None:
-        """The other nodes of a bucket's cluster log in with this from now on; with None, none of them does."""
+        """Let the other nodes of a bucket's cluster log in with these credentials only; with None, let none log in."""
         name = nodes_user(bucket)
         self._nodes.pop(name, None)
-        # The old one first: connections of nodes that have left must not go on under the new one.
+        # Remove the old user first: connections of nodes that have left must not continue as the new one.
         self.on_change(self.in_force)
         if login is not None:
             self._nodes[name] = self._new_admin(self._stored, name, login.password, bucket)
             self.on_change(self.in_force)
 
     def is_node(self, name: str) -> bool:
-        """Whether other nodes log in as this user, which can't be changed then."""
+        """Whether other nodes log in as this user. Such a user can't be changed."""
         return name in self._nodes
 
     async def change(self, change: Change, *, is_own: bool = True) -> None:
-        """Put what `change` makes of the stored users into force. It is durable when this returns.
+        """Apply `change` to the stored users. The result is durable and in force when this returns.
 
-        `change` may take long: it is called in a thread, and what it raises is raised here. A `StoreError` says that
-        the users are as they were. One that is not this node's own comes from another, with the times of its changes.
+        `change` is called in a thread, because it may take long, and this raises what it raises. After a `StoreError`
+        the users are unchanged. With `is_own` false, the change is from another node and keeps its times of change.
         """
         async with self._one_at_a_time:
             self._stored, self.shared = await asyncio.to_thread(self._store_changed, change, is_own=is_own)
@@ -468,7 +468,7 @@ class Accounts:
         self._folder.store_users(users)
         before, after = self._stored.by_name.get(ADMIN), users.by_name.get(ADMIN)
         if before is not None and (after is None or after.credentials != before.credentials):
-            # What lies in the data folder is its first password, which is wrong from now on.
+            # The data folder has the first password of this user, which is wrong from now on.
             self._folder.forget_password()
         return users, SharedUsers.of(users)
 
@@ -480,7 +480,7 @@ class Accounts:
 
 
 def _warn_of_unused(users: Users, name: str, password: str, *, source: str) -> None:
-    """Clients read the same variables, so they may have nothing to do with the node's start."""
+    """Warn that a given user and password change nothing. Clients read the same variables, so they may be for these."""
     if users.check_password(name, password):
         return
     what = "has another password on this node" if name in users.by_name else "is no user of this node"
@@ -495,58 +495,58 @@ def _warn_of_unused(users: Users, name: str, password: str, *, source: str) -> N
 
 
 # --- sharing users with other nodes --------------------------------------------------------------------------------
-# Every user and every group has the time of its last change, and a removed one the time of its removal. Two nodes that
-# compare take the later version of each, so all nodes end with the same, in whatever order they hear of changes and
-# whichever of them were away. No node has to be reached for a change, and none decides for the others. Times are those
-# of the node that makes the change, but never before one that it knows of (`Users.stamped`).
+# Every user and group has the time of its last change, and a removed one the time of its removal. Two nodes that
+# compare users take the later version of each, so all nodes end with the same users, in whatever order they receive
+# changes and even if some were away. A change needs no other node to be reachable, and no node decides for the others.
+# Times are those of the node that makes the change, but later than all changes that it knows of (`Users.stamped`).
 #
-# A node that joins a cluster gives up the users that it had, as in Couchbase: those of the cluster count. So users that
-# are shared have a name of their own, `Users.sharing`, drawn by the first node of the cluster; and each node keeps in
-# which clusters it shares them (`Users.clusters`). In a cluster that is not among them, it has joined, and
+# A node that joins a cluster replaces its users by those of the cluster, as in Couchbase. So shared users have an id,
+# `Users.sharing`, which the first node of the cluster draws; and each node stores in which clusters it shares its users
+# (`Users.clusters`). If a cluster is not among them, the node has just joined it, and
 #
 #     it is the first node                its users become those of the cluster
-#     another node shares the same users  they are compared, as a bucket more is no change of users
-#     another node shares other users     they take the place of its own
+#     another node shares the same users  both are merged: the node has joined with one more bucket
+#     another node shares other users     these replace its own
 #
-# A node that was left out of a cluster forgets it, and joins when it is added again. `replication.peers` does the
-# asking.
+# A node that was left out of a cluster forgets it, and joins when it is added again. `replication.peers` sends the
+# requests.
 
 
 _NAME_BYTES = 16
 _PIECE_CHARS = 1024 * 1024
-"""Of what a node gives of its users in one statistic."""
+"""How much of its users a node sends in one statistic."""
 
 _Entry = tuple[int, User | Group | None]
-"""A user, a group, or None where it was removed, and when that was."""
+"""When a user or group was changed or removed, and its version; None if it was removed."""
 
 
 class UserSharing:
-    """A node's users as the other nodes of its clusters see them."""
+    """Shares a node's users with the other nodes of its clusters."""
 
     def __init__(self, accounts: Accounts, *, random_bytes: Callable[[int], bytes]) -> None:
         self._accounts = accounts
         self._random_bytes = random_bytes
 
-    # --- giving ---------------------------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------------------------
 
     def is_shared_in(self, cluster: str) -> bool:
         return cluster in self._accounts.stored.clusters
 
     def digest(self, cluster: str) -> str:
-        """The same on two nodes of a cluster where they have the same users; empty where this one has just joined."""
+        """A digest that is equal on nodes of a cluster with the same users; empty if this node has just joined."""
         return self._accounts.shared.digest if self.is_shared_in(cluster) else ""
 
     def pieces(self, cluster: str) -> Iterator[tuple[str, str]]:
-        """The users in pieces, to be given to `take` of another node; none where this node has just joined."""
+        """The users in pieces for `take` of another node; none if this node has just joined."""
         if self.is_shared_in(cluster):
             text = self._accounts.shared.text
             for at in range(0, len(text), _PIECE_CHARS):
                 yield str(at), text[at : at + _PIECE_CHARS]
 
-    # --- taking ---------------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------------
 
     async def begin(self, cluster: str) -> None:
-        """This node is the first of a cluster: its users are those of the cluster from now on."""
+        """This node is the first of a cluster: make its users those of the cluster."""
         name = self._random_bytes(_NAME_BYTES).hex()
         await self._accounts.change(
             lambda users: replace(users, sharing=users.sharing or name, clusters=users.clusters | {cluster}),
@@ -554,11 +554,11 @@ class UserSharing:
         )
 
     async def leave(self, cluster: str) -> None:
-        """This node was left out of a cluster. Its users stay, and are its own."""
+        """This node was left out of a cluster: keep the users, but share them no longer."""
         await self._accounts.change(lambda users: replace(users, clusters=users.clusters - {cluster}), is_own=False)
 
     async def take(self, cluster: str, pieces: dict[str, str]) -> None:
-        """Take what counts of another node's users. Raises `MalformedJson`, or a `StoreError` if it can't be kept."""
+        """Merge the users of another node, or replace ours. Raises `MalformedJson`, or `StoreError` if not stored."""
         text = "".join(pieces.values()).encode()
         if not text or len(text) > USER_FILE_BYTES_MAX:
             return
@@ -568,7 +568,7 @@ class UserSharing:
             if ours.sharing == theirs.sharing:
                 return replace(merged(ours, theirs), clusters=ours.clusters | {cluster})
             if cluster in ours.clusters:
-                # It is in two clusters, with other users in each. That is for the operator to end.
+                # The node is in two clusters that have different users. Only the operator can resolve that.
                 return ours
             _log_given_up(ours, theirs)
             return replace(theirs, clusters=ours.clusters | {cluster})
@@ -587,7 +587,7 @@ def _log_given_up(ours: Users, theirs: Users) -> None:
 
 
 def merged(ours: Users, theirs: Users) -> Users:
-    """The later version of every user and every group. Both nodes get the same, whichever of them asks."""
+    """The later version of every user and group. Both nodes get the same result, whichever of them asks."""
     entries = _entries(ours)
     for name, entry in _entries(theirs).items():
         if name not in entries or _rank(entry) > _rank(entries[name]):
@@ -601,7 +601,7 @@ def merged(ours: Users, theirs: Users) -> Users:
     )
     if together.has_admin:
         return together
-    # Two admins removed each other at the same time, on two nodes. An admin makes another one, and it ends.
+    # Two admins have removed each other at the same time, on two nodes. This ends when one of them adds an admin.
     logger.error(
         "another node has removed the last admin of this one: the users stay as they are until there is another admin",
         extra=fields(event=LogEvent.USERS_CHANGED),
@@ -617,7 +617,7 @@ def _entries(users: Users) -> dict[str, _Entry]:
 
 
 def _rank(entry: _Entry) -> tuple[int, bool, str]:
-    """What is later counts. Of two changes in one millisecond a removal does, then any order that all nodes have."""
+    """The later entry wins. In the same millisecond a removal wins, then any order that is the same on all nodes."""
     at_ms, value = entry
     return at_ms, value is None, "" if value is None else _text(value)
 

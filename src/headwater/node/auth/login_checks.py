@@ -1,22 +1,22 @@
-"""Checking log-ins: what failures cost, and the line in which passwords wait for their turn.
+"""Checks log-ins: throttles after failures, and queues passwords to be checked one at a time.
 
-Key-value sessions and HTTP hand every password and every SCRAM proof to the node's one `LoginChecks`. A password takes
-about ten milliseconds to hash, by design, so it is hashed in a thread, and one at a time: the event loop serves others
-meanwhile, and log-ins take at most one core. Guessing is slowed down by three counts, and none of them lets the guesses
-of one client lock out another:
+Key-value sessions and HTTP pass every password and every SCRAM proof to the node's one `LoginChecks`. A password takes
+about ten milliseconds to hash, by design, so a thread hashes them one at a time: the event loop serves others
+meanwhile, and log-ins take at most one core. Three counters slow down guessing, and none of them lets the guesses of
+one client lock out another:
 
-- **Address and user.** A few failures are free, because people mistype. From then on each one makes the next try wait,
-  longer and longer up to a bound; tries before that are refused unchecked. A success or enough time clears the count.
-- **Address.** Names that are guessed cost nothing above, since each is another one. So an address that has failed
-  often, whatever the names, is served at a steady pace. Its log-ins are not refused: they wait in line.
-- **Node.** All failures of the node together have a pace as well, for guesses that come from many addresses.
+- **Address and user.** A few failures are free, because people mistype. After that, each failure delays the next try
+  longer, up to a limit; earlier tries are refused unchecked. A success, or enough time, clears the count.
+- **Address.** The first counter does not slow down guessing of names, as each is a new one. So an address that has
+  failed often, whatever the names, is served at a steady pace. Its log-ins are not refused, but wait in the queue.
+- **Node.** All failures on the node together also have a pace, against guessing from many addresses.
 
-Log-ins that wait are served address by address in turn, so that one with a thousand connections is no faster than one
+Waiting log-ins are served round-robin by address, so that an address with a thousand connections is no faster than one
 with a single connection. A user who has logged in from the same address before is *known* there, goes ahead of all that
-are not, and is held to no pace. When the line is full, the address that has the most in it loses its newest.
+are not, and has no pace. When the queue is full, the address with the most log-ins in it loses its newest.
 
-What is left: who shares both the address and the name with a guesser has to wait with it, up to a minute for a try.
-Nothing distinguishes the two before the password is checked.
+A limitation remains: a user who shares both address and name with an attacker has to wait as well, up to a minute per
+try. Nothing distinguishes the two before the password is checked.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ from headwater.node.auth.users import User, Users
 K = TypeVar("K")
 V = TypeVar("V")
 
-# --- what failures cost -------------------------------------------------------------------------------------------
+# --- throttling after failures ------------------------------------------------------------------------------------
 
 FREE_FAILURES = 5
 
 WINDOW_S = 60.0
-"""Free failures with this much quiet after them are forgotten."""
+"""Free failures are forgotten after this long without another."""
 
 DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
-"""What the last free failure costs, and each one after it; the last entry is the bound."""
+"""The delay after the last free failure, and after each further one; the last entry is the longest delay."""
 
 MEMORY_S = 900.0
-"""Costly failures are remembered longer. After a mere WINDOW_S of quiet it would pay to use up the free failures, wait,
-and begin again, rather than to bear the delays."""
+"""Failures with a delay are remembered this long. If they were forgotten after `WINDOW_S`, using up the free failures,
+waiting and beginning again would be faster than the delays."""
 
 RECORDS_MAX = 4_096
-"""Peers and users that are remembered at a time; beyond that the one with the oldest failure is forgotten."""
+"""How many pairs of peer and user are remembered; beyond that the one with the oldest failure is forgotten."""
 
 ADDRESS_FREE_FAILURES, ADDRESS_FAILURES_PER_S = 20, 20.0
 NODE_FREE_FAILURES, NODE_FAILURES_PER_S = 100, 50.0
-"""How many failures cost nothing, and how many there may be in a second after that: half a core hashes for the node."""
+"""How many failures are free, and how many are allowed per second after that. The node's pace takes half a core."""
 
 KNOWN_S = 7 * 86_400.0
-"""How long a user is known at an address after a log-in there."""
+"""How long a user is known at an address after a log-in from it."""
 
 _IPV6_HOST_BITS = 64
-"""An IPv6 client chooses these as it likes: a network of this size is one address here."""
+"""An IPv6 client can choose these bits freely, so all addresses of such a network count as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class _Record:
 
 
 class _Pace:
-    """So many failures are free; beyond that there may be so many in a second."""
+    """A token bucket for failures: `free` of them cost nothing, then `per_s` are allowed per second."""
 
     def __init__(self, free: int, per_s: float) -> None:
         self._free, self._per_s = float(free), per_s
@@ -103,33 +103,33 @@ class _Pace:
 class LoginThrottle:
     """Counts failed log-ins: by address and user, by address, and of the whole node.
 
-    Ask just before a password or a proof is checked, and report the outcome in the same step. A peer that opens a
-    thousand connections at once then gains nothing, since the checks come one after the other. A try that was refused
-    is not reported: the peer has learnt nothing from it, and a client that retries with the right password is not held
-    off for ever. Times are in seconds of a clock that never goes back; a peer is an address without a port.
+    Call `wait_s` just before a password or a proof is checked, and report the outcome in the same step. A peer that
+    opens a thousand connections at once then gains nothing, since the checks are done one after the other. Do not
+    report a try that was refused: the peer has learned nothing from it, and a client that retries with the right
+    password must not be locked out forever. Times are seconds of a monotonic clock; a peer is an address without port.
     """
 
     def __init__(self) -> None:
         self._records: OrderedDict[tuple[str, str], _Record] = OrderedDict()
-        """By (peer, user), the oldest failure first."""
+        """Failures by (peer, user), the oldest failure first."""
         self._addresses: OrderedDict[str, _Pace] = OrderedDict()
-        """The same for addresses."""
+        """The paces of addresses, the oldest failure first."""
         self._node = _Pace(NODE_FREE_FAILURES, NODE_FAILURES_PER_S)
         self._known: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """Who has logged in from where, and when that was last, the oldest first."""
+        """When users last logged in, by (address, user), the oldest first."""
 
     def __len__(self) -> int:
         return len(self._records)
 
     def wait_s(self, peer: str, user: str, *, now_s: float) -> float:
-        """How long this peer must wait before it may try this user; 0 where it may try now."""
+        """How long this peer must wait before it may try this user; 0 if it may try now."""
         record = self._records.get((peer, user))
         if record is None or record.is_forgotten(now_s):
             return 0.0
         return max(0.0, record.last_failure_s + record.delay_s - now_s)
 
     def pace_s(self, peer: str, *, now_s: float) -> float:
-        """How long a user who is not known at this address has to wait for the next check from there."""
+        """How long the next check for this address has to wait, unless its user is known there."""
         address = self._addresses.get(address_of(peer))
         return max(self._node.wait_s(now_s), 0.0 if address is None else address.wait_s(now_s))
 
@@ -139,7 +139,7 @@ class LoginThrottle:
         return last_s is not None and now_s - last_s < KNOWN_S
 
     def failed(self, peer: str, user: str, *, now_s: float) -> None:
-        """The password or the proof was wrong, or there is no such user: a peer must not see which."""
+        """Count a failed log-in: a wrong password or proof, or an unknown user. A peer must not see which."""
         record = self._records.get((peer, user))
         before = 0 if record is None or record.is_forgotten(now_s) else record.failures
         _keep_newest(self._records, (peer, user), _Record(before + 1, now_s), most=RECORDS_MAX)
@@ -150,13 +150,13 @@ class LoginThrottle:
         self._node.failed(now_s)
 
     def succeeded(self, peer: str, user: str, *, now_s: float) -> None:
-        """The log-in was right: earlier failures of this user count no longer."""
+        """Forget earlier failures of this user from this peer, because a log-in was right."""
         self._records.pop((peer, user), None)
         _keep_newest(self._known, (address_of(peer), user), now_s, most=RECORDS_MAX)
 
 
 def _keep_newest(entries: OrderedDict[K, V], key: K, value: V, *, most: int) -> None:
-    """Enter something as the newest, and forget the oldest where there are too many."""
+    """Add an entry as the newest, and remove the oldest if there are too many."""
     entries.pop(key, None)
     entries[key] = value
     if len(entries) > most:
@@ -164,7 +164,7 @@ def _keep_newest(entries: OrderedDict[K, V], key: K, value: V, *, most: int) -> 
 
 
 def address_of(peer: str) -> str:
-    """What counts as one address: with IPv6 the network that a client is given."""
+    """The address that is counted for a peer: for IPv6, the network that a client is assigned."""
     try:
         address = ip_address(peer.partition("%")[0])
     except ValueError:
@@ -181,16 +181,16 @@ def address_of(peer: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginAttempt:
-    """A user wants to log in: with a password, or with a proof that takes no time to check."""
+    """An attempt to log in, with a password or with a proof. A proof takes hardly any time to check."""
 
     peer: str
     user: str
     password: str | None = field(default=None, repr=False)
     prove: Callable[[], bool] = field(default=lambda: False, repr=False)
-    """Whether the proof is right, where there is no password."""
+    """Returns whether the proof is right, if there is no password."""
 
     def is_right(self, users: Users) -> bool:
-        """Check it. A password takes about ten milliseconds."""
+        """Check the attempt. A password takes about ten milliseconds."""
         try:
             return self.prove() if self.password is None else users.check_password(self.user, self.password)
         except HeadwaterError:
@@ -201,22 +201,22 @@ class LoginOutcome(Enum):
     RIGHT = auto()
     WRONG = auto()
     THROTTLED = auto()
-    """There were too many failures before it: it was not checked."""
+    """Not checked, because of too many earlier failures."""
     BUSY = auto()
-    """Too many log-ins wait already: it was not checked."""
+    """Not checked, because too many log-ins are waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoginVerdict:
     outcome: LoginOutcome
     wait_s: float = 0.0
-    """When to try again, if it was not checked."""
+    """How long to wait before a retry, if the attempt was not checked."""
 
 
 def judge(
     attempt: LoginAttempt, throttle: LoginThrottle, *, is_right: Callable[[], bool], now_s: float
 ) -> LoginVerdict:
-    """Ask the throttle, check, and report the outcome, in one step."""
+    """Ask the throttle, check the attempt, and report the outcome, in one step."""
     wait_s = throttle.wait_s(attempt.peer, attempt.user, now_s=now_s)
     if wait_s > 0:
         return LoginVerdict(LoginOutcome.THROTTLED, wait_s)
@@ -227,18 +227,18 @@ def judge(
     return LoginVerdict(LoginOutcome.WRONG)
 
 
-# --- the line -----------------------------------------------------------------------------------------------------
+# --- the queue ----------------------------------------------------------------------------------------------------
 
 LINE_MAX = 1_024
-"""Log-ins that wait at a time. A connection has one at a time."""
+"""The most waiting log-ins. A connection has one at a time."""
 LINE_OF_ADDRESS_MAX = 256
-"""The same from one address, of users that are not known there: each keeps a connection waiting."""
+"""The most waiting log-ins from one address by users that are not known there. Each keeps a connection waiting."""
 BUSY_S = 1.0
-"""When one that found no place may try again."""
+"""How long to wait before a retry after the queue was full."""
 PASSWORDS_KNOWN_MAX = 1_024
 PASSWORD_KNOWN_S = 60.0
-"""How many passwords that were right are remembered, as keyed hashes, and how long: clients poll, and open many
-connections at once."""
+"""How many right passwords are remembered, as keyed hashes, and how long: clients poll, and open many connections at
+once."""
 _KEY_BYTES = 32
 
 
@@ -249,12 +249,12 @@ class _Waiting:
 
 
 class _Line:
-    """Who waits, and whose turn is next."""
+    """The queue of waiting log-ins: known users first, then address by address in turn."""
 
     def __init__(self) -> None:
         self._known: deque[_Waiting] = deque()
         self._others: OrderedDict[str, deque[_Waiting]] = OrderedDict()
-        """By address, the next in turn first."""
+        """Log-ins of users that are not known, by address, the next address in turn first."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -277,7 +277,7 @@ class _Line:
             dropped.verdict.set_result(LoginVerdict(LoginOutcome.BUSY, BUSY_S))
 
     def remove(self, waiting: _Waiting) -> None:
-        """Remove it from those that wait, if it is one of them."""
+        """Remove a log-in from the queue, if it is still in it."""
         address = address_of(waiting.attempt.peer)
         for line in (self._known, self._others.get(address, deque())):
             with suppress(ValueError):
@@ -287,7 +287,7 @@ class _Line:
             del self._others[address]
 
     def take(self, throttle: LoginThrottle, now_s: float) -> _Waiting | float:
-        """The next one, or how long it is until there may be one."""
+        """Take the next log-in from the queue. Returns how long to wait instead if the paces allow none now."""
         if self._known:
             self._count -= 1
             return self._known.popleft()
@@ -306,7 +306,7 @@ class _Line:
 
 
 class LoginChecks:
-    """Checks the log-ins of a node, one after the other. `users` are those in force at the moment of the call."""
+    """Checks the log-ins of a node, one after the other. `users` returns the users in force when it is called."""
 
     def __init__(self, users: Callable[[], Users], *, now_s: Callable[[], float]) -> None:
         self.throttle = LoginThrottle()
@@ -314,17 +314,17 @@ class LoginChecks:
         self._now_s = now_s
         self._key = secrets.token_bytes(_KEY_BYTES)
         self._right: OrderedDict[bytes, tuple[User, float]] = OrderedDict()
-        """Passwords that were right, by the hash of name and password, the oldest first: the user, and until when they
-        count. They go with the user: one who is removed, or has another password by now, is another value."""
+        """The user and time of expiry of right passwords, by hash of name and password, the oldest first. They count
+        only for this very `User` value: one that was removed or changed since is another."""
         self._line = _Line()
         self._has_come = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="passwords")
 
     async def check(self, attempt: LoginAttempt) -> LoginVerdict:
-        """Wait for the attempt's turn and check it. The wait may be cancelled."""
+        """Wait for the turn of an attempt and check it. The wait may be cancelled."""
         now_s = self._now_s()
-        # The throttle comes first: a right guess among throttled ones would show itself by a remembered password.
+        # Ask the throttle first: otherwise a remembered password would reveal a right guess among throttled ones.
         wait_s = self.throttle.wait_s(attempt.peer, attempt.user, now_s=now_s)
         if wait_s > 0:
             return LoginVerdict(LoginOutcome.THROTTLED, wait_s)
@@ -359,7 +359,7 @@ class LoginChecks:
     async def _judge(self, attempt: LoginAttempt) -> LoginVerdict:
         users = self._users()
         if attempt.password is None:
-            # A proof is a few hashes: less than it takes to call a thread.
+            # A proof takes a few hashes, which is less than calling a thread.
             return judge(attempt, self.throttle, is_right=lambda: attempt.is_right(users), now_s=self._now_s())
         is_right = self._is_remembered(attempt)  # by another connection, while this one waited
         if not is_right and self.throttle.wait_s(attempt.peer, attempt.user, now_s=self._now_s()) <= 0:
@@ -371,12 +371,12 @@ class LoginChecks:
         return verdict
 
     def stop(self) -> None:
-        """No log-in is checked any more. Callers that wait are expected to be cancelled."""
+        """Stop checking log-ins. The caller has to cancel the ones that wait."""
         if self._worker is not None:
             self._worker.cancel()
         self._thread.shutdown(wait=False)
 
-    # --- passwords that were right --------------------------------------------------------------------------------
+    # --- remembered passwords -------------------------------------------------------------------------------------
 
     def _is_remembered(self, attempt: LoginAttempt) -> bool:
         if attempt.password is None:

@@ -1,11 +1,11 @@
-"""Users and their groups: who they are, how they prove it, what they may do on which bucket; Couchbase's role names.
+"""Users and groups: their names, credentials and rights on buckets; and Couchbase's names for roles.
 
-`Users` is a value that the whole node looks rights up in; `accounts` changes and keeps it. It has no
-password: for each SCRAM mechanism a user has a salt and two keys that were made from the password, and PLAIN is checked
-against those of SCRAM-SHA512. Salts come in as arguments, because randomness is drawn at the edge.
+`Users` is an immutable value in which the whole node looks up rights; `accounts` changes and stores it. It has no
+passwords: for each SCRAM mechanism a user has a salt and two keys derived from the password, and PLAIN is checked
+against those of SCRAM-SHA512. Callers pass salts as arguments, because this module draws no randomness.
 
-Whether a user exists stays a secret: one that does not has decoys instead (`headwater.protocol.sasl`), which is why
-all users of a collection, the decoys included, have the same number of iterations.
+Whether a user exists stays secret: for an unknown name there are decoy credentials (`headwater.protocol.sasl`). So all
+users of a collection, including the decoys, have the same number of iterations.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from headwater.protocol.numbers import DEFAULT_SCOPE
 USERS_MAX = 10_000
 GROUPS_MAX = 1_000
 GRANTS_PER_USER_MAX = 1_000
-"""Of a group as well."""
+"""Also the limit of a group."""
 GROUPS_PER_USER_MAX = 100
 PASSWORD_BYTES_MAX = 1_024
 DISPLAY_NAME_CHARS_MAX = 128
 DESCRIPTION_CHARS_MAX = 256
 REMOVED_MAX = 10_000
-"""Removed users and groups that are remembered, so that a node which was away does not bring them back."""
+"""How many removed users and groups are remembered, so that a node that was away does not restore them."""
 DECOY_SECRET_BYTES = 32
 
 SALTS_BYTES = sasl.SCRAM_SALT_BYTES * len(sasl.SCRAM_MECHANISMS)
-"""Random bytes that a new password needs: a salt for each mechanism."""
+"""The random bytes that a new password needs: a salt for each mechanism."""
 
 ALL_BUCKETS = "*"
 ALL = "*"
-"""Of a bucket's scopes, or of a scope's collections."""
+"""All scopes of a bucket, or all collections of a scope."""
 
 
 class Action(Enum):
@@ -51,14 +51,14 @@ class Action(Enum):
     ADMIN = auto()
     """Manage the bucket."""
     SECURITY = auto()
-    """Manage the users of the node, make and drop its buckets, and decide which nodes are in a cluster with it. It is a
-    right on the whole node, whichever bucket is asked about."""
+    """Manage the users of the node, create and drop its buckets, and decide which nodes are in a cluster with it. This
+    is a right on the whole node, whichever bucket is asked about."""
     NODE = auto()
-    """Act as a node of the bucket's cluster: set states of vbuckets, take names of connections, learn the log-in."""
+    """Act as a node of the bucket's cluster: set states of vbuckets, use reserved connection names, read the log-in."""
 
 
 class Role(StrEnum):
-    """The first three are the node's own, the others are named as in Couchbase."""
+    """A role. The first three are Headwater's own, the others have the names of Couchbase."""
 
     READER = "reader"
     WRITER = "writer"
@@ -83,7 +83,7 @@ class Role(StrEnum):
 
     @property
     def is_of_another_service(self) -> bool:
-        """Whether it is one of a service that the node does not have: it is kept, and allows nothing."""
+        """Whether the role is for a service that the node does not have: it is stored, but allows nothing."""
         return self.startswith(("query_", "fts_", "analytics_", "views_"))
 
 
@@ -103,7 +103,7 @@ ROLE_ACTIONS: dict[Role, frozenset[Action]] = {
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role on one bucket or on all of them, on a scope or on a collection."""
+    """A role on all buckets, or on one bucket, scope or collection."""
 
     role: Role
     bucket: str = ALL_BUCKETS
@@ -113,10 +113,10 @@ class Grant:
     def allows(
         self, action: Action, bucket: str | None, scope: str | None = None, collection: str | None = None
     ) -> bool:
-        """`bucket` is None for what concerns the whole node: a grant on all buckets is needed for that.
+        """Whether the grant allows an action. `bucket` is None for the whole node, which needs a grant on all buckets.
 
-        `scope` and `collection` are None for what concerns the whole bucket. A grant on less than that is enough to use
-        the bucket, as its collections are in it.
+        `scope` and `collection` are None for the whole bucket. To use a bucket (`Action.USE`), a grant on one of its
+        scopes or collections is enough.
         """
         concerned = None if action is Action.SECURITY else bucket
         if action not in ROLE_ACTIONS[self.role] or self.bucket not in (ALL_BUCKETS, concerned):
@@ -124,7 +124,7 @@ class Grant:
         return action is Action.USE or self.covers(scope, collection)
 
     def covers(self, scope: str | None, collection: str | None) -> bool:
-        """Whether the grant is on this collection of its bucket, or for None on all of them."""
+        """Whether the grant covers this collection of its bucket, or with None all of them."""
         return self.scope in (ALL, scope) and self.collection in (ALL, collection)
 
     def __str__(self) -> str:
@@ -134,19 +134,19 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A user with its grants, and with its credentials for every SCRAM mechanism."""
+    """A user with its grants, and its credentials for every SCRAM mechanism."""
 
     name: str
     grants: frozenset[Grant]
-    """Its own; those of its groups come on top (`Users.grants_of`)."""
+    """The user's own grants, in addition to those of its groups (`Users.grants_of`)."""
     credentials: Mapping[sasl.Mechanism, sasl.ScramCredentials] = field(repr=False)
     display_name: str = ""
-    """What people call it; nothing is decided by it."""
+    """A name for people only. It has no effect on rights."""
     groups: frozenset[str] = frozenset()
     changed_ms: int = 0
-    """When it was last changed. Of two nodes' versions the later one counts (`auth.accounts`)."""
+    """When the user was last changed. If two nodes have different versions, the later one wins (`auth.accounts`)."""
     password_changed_ms: int = 0
-    """When it got its password."""
+    """When its password was last changed."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -179,9 +179,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """All users and groups of a node. A collection is a value: `add`, `put` and `remove` give another one.
+    """All users and groups of a node. A collection is immutable: `add`, `put` and `remove` return another one.
 
-    So what is stored and what is in force can differ: store the new collection first, then put it in force.
+    So the stored collection and the one in force can differ: store a new one first, then put it in force.
     """
 
     decoy_secret: bytes = field(repr=False)
@@ -189,15 +189,15 @@ class Users:
     by_name: Mapping[str, User] = field(default_factory=dict)
     groups: Mapping[str, Group] = field(default_factory=dict)
 
-    # What nodes of a cluster need to have the same users (`auth.accounts`).
+    # State that the nodes of a cluster use to share the same users (`auth.accounts`).
     removed: Mapping[str, int] = field(default_factory=dict)
     """When users and groups were removed, in milliseconds, by `user NAME` or `group NAME`."""
     sharing: str = ""
-    """Drawn once for the users that the nodes of a cluster have in common; empty where no other node has them."""
+    """A random id of the users that the nodes of a cluster share; empty if they were never shared."""
     clusters: frozenset[str] = frozenset()
     """The uuids of the clusters in which they are shared."""
     _granted: Mapping[str, frozenset[Grant]] = field(init=False, repr=False, compare=False)
-    """All grants of those who are in a group: rights are looked up with every request."""
+    """All grants of each user in a group, computed once because rights are looked up with every request."""
 
     def __post_init__(self) -> None:
         if len(self.decoy_secret) != DECOY_SECRET_BYTES:
@@ -221,7 +221,7 @@ class Users:
     # --- changes --------------------------------------------------------------------------------------------------
 
     def new_user(self, name: str, password: str, grants: Iterable[Grant], *, salts: bytes) -> User:
-        """A user for this collection, to be added. Takes tens of milliseconds, by design."""
+        """Create a user to add to this collection. Takes tens of milliseconds, by design."""
         return User(
             name=name,
             grants=frozenset(grants),
@@ -229,13 +229,13 @@ class Users:
         )
 
     def add(self, user: User) -> Users:
-        """The collection with one more user."""
+        """The collection with one more user. Raises `LocalProtocolError` if the user exists."""
         if user.name in self.by_name:
             raise LocalProtocolError(f"user {user.name!r} already exists", hint="Remove it first, or use another name")
         return self.put(user)
 
     def put(self, user: User) -> Users:
-        """The collection with this user, in place of the one of that name if there is one."""
+        """The collection with this user, which replaces one of the same name."""
         if any(credentials.iterations != self.iterations for credentials in user.credentials.values()):
             raise LocalProtocolError(
                 f"the password of {user.name!r} was not hashed with {self.iterations} iterations",
@@ -251,11 +251,11 @@ class Users:
         return replace(self, by_name={other: user for other, user in self.by_name.items() if other != name})
 
     def put_group(self, group: Group) -> Users:
-        """The collection with this group, in place of the one of that name if there is one."""
+        """The collection with this group, which replaces one of the same name."""
         return replace(self, groups={**self.groups, group.name: group})
 
     def remove_group(self, name: str) -> Users:
-        """The collection without this group. Its users lose what they had by it."""
+        """The collection without this group. Its users lose the grants of the group."""
         groups = {other: group for other, group in self.groups.items() if other != name}
         left = {
             user.name: replace(user, groups=user.groups - {name})
@@ -265,9 +265,8 @@ class Users:
         return replace(self, groups=groups, by_name={**self.by_name, **left})
 
     def stamped(self, before: Users, *, now_ms: int) -> Users:
-        """The collection with what differs from `before` marked as changed now, which is later than any change known.
-
-        A clock that is behind those of other nodes must not make a change look older than what it replaces.
+        """The collection with the current time on all entries that differ from `before`. It is later than all known
+        changes: a clock that lags behind those of other nodes must not make a change look older than what it replaces.
         """
         known = [user.changed_ms for user in before.by_name.values()]
         known += [group.changed_ms for group in before.groups.values()]
@@ -289,11 +288,11 @@ class Users:
             removed=newest_removed(removed),
         )
 
-    # --- questions ------------------------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------------
 
     def credentials(self, mechanism: sasl.Mechanism, name: str) -> sasl.ScramCredentials:
-        """What a `ScramServer` looks up: the user's credentials, or decoys where there is no such user."""
-        # The decoys are made in both cases, because the time they take would show that the user does not exist.
+        """The user's credentials for a `ScramServer`, or decoys if there is no such user."""
+        # Derive decoys in both cases: otherwise the time that they take would reveal that the user does not exist.
         decoys = sasl.decoy_credentials(mechanism, name, secret=self.decoy_secret, iterations=self.iterations)
         user = self.by_name.get(name)
         return decoys if user is None else user.credentials[mechanism]
@@ -305,33 +304,33 @@ class Users:
 
     @property
     def has_admin(self) -> bool:
-        """Whether a user may make users. Where none may, none ever will."""
+        """Whether any user may manage users. Without one, none could ever be made an admin."""
         return any(self.is_admin(name) for name in self.by_name)
 
     def is_admin(self, name: str) -> bool:
-        """Whether a user may do everything on the node, and make users."""
+        """Whether a user may manage users and buckets of the whole node."""
         return self.may(name, Action.SECURITY, None)
 
     def grants_of(self, name: str) -> frozenset[Grant]:
-        """All grants of a user, its own and those of its groups; none where there is no such user."""
+        """All grants of a user, its own and those of its groups; none if there is no such user."""
         user = self.by_name.get(name)
         return frozenset() if user is None else self._granted.get(name, user.grants)
 
     def may(
         self, name: str, action: Action, bucket: str | None, *, scope: str | None = None, collection: str | None = None
     ) -> bool:
-        """Whether the user may do this on the bucket or a collection of it, or on the node where `bucket` is None."""
+        """Whether the user may do this on a bucket, on a collection of it, or with None as `bucket` on the node."""
         return any(grant.allows(action, bucket, scope, collection) for grant in self.grants_of(name))
 
     def visible(self, name: str, bucket: str, manifest: Manifest) -> Manifest:
-        """The collections of a bucket that the user has to do with: kv_engine shows no others, either."""
+        """The part of a bucket's manifest that the user has grants for: like kv_engine, this hides all others."""
         grants = [grant for grant in self.grants_of(name) if grant.allows(Action.USE, bucket)]
         if any(grant.scope == ALL for grant in grants):
             return manifest
         scopes = []
         for scope in manifest.scopes:
             seen = [one for one in scope.collections if any(grant.covers(scope.name, one.name) for grant in grants)]
-            if seen or scope.id == DEFAULT_SCOPE:  # Which every manifest has.
+            if seen or scope.id == DEFAULT_SCOPE:  # Every manifest has the default scope.
                 scopes.append(replace(scope, collections=tuple(seen)))
         return replace(manifest, scopes=tuple(scopes))
 
@@ -342,12 +341,12 @@ def _stamped(user: User, before: User | None, at_ms: int) -> User:
 
 
 def newest_removed(removed: Mapping[str, int]) -> dict[str, int]:
-    """As many removals as are remembered."""
+    """The newest removals, at most `REMOVED_MAX`."""
     return dict(sorted(removed.items(), key=lambda entry: (entry[1], entry[0]))[-REMOVED_MAX:])
 
 
 def hash_password(password: str, *, salts: bytes, iterations: int) -> dict[sasl.Mechanism, sasl.ScramCredentials]:
-    """What is kept of a password: credentials for every mechanism, each with a salt of its own."""
+    """Derive the credentials of a password for every mechanism, each with its own salt."""
     if "\0" in password or not 0 < len(password.encode(errors="replace")) <= PASSWORD_BYTES_MAX:
         raise LocalProtocolError(f"a password has 1 to {PASSWORD_BYTES_MAX} bytes, none of them NUL")
     if len(salts) != SALTS_BYTES:
@@ -364,7 +363,7 @@ def hash_password(password: str, *, salts: bytes, iterations: int) -> dict[sasl.
 
 
 def _check_name(name: str) -> None:
-    # HTTP's basic authentication ends a name at the first colon. Not printable includes what is not UTF-8.
+    # HTTP's basic authentication ends a name at the first colon. Characters that are not UTF-8 are not printable.
     if not 0 < len(name) <= sasl.USER_CHARS_MAX or ":" in name or not name.isprintable():
         raise LocalProtocolError(
             f"{name[: sasl.USER_CHARS_MAX]!r} cannot be a user name",
@@ -389,9 +388,9 @@ def _check_grants(grants: frozenset[Grant]) -> None:
 
 # --- Couchbase's names for roles ----------------------------------------------------------------------------------
 
-# A role is written `admin`, `data_reader[travel]` or `data_reader[*]`, several of them with commas in between. Data
-# roles may also name a scope and a collection, `data_reader[travel:inventory:hotels]`. Streams are those of whole
-# buckets here, and so is the role to read them.
+# A role is written `admin`, `data_reader[travel]` or `data_reader[*]`, and several roles are separated by commas. Data
+# roles may also name a scope and a collection, `data_reader[travel:inventory:hotels]`. The role for reading streams
+# applies to whole buckets only, as streams do here.
 
 _ROLE = re.compile(r"(?P<name>\w+)(?:\[(?P<parameters>[^\[\]]+)\])?")
 _ROLE_CHARS_SHOWN = 64
@@ -402,13 +401,13 @@ _OF_WHOLE_BUCKETS = frozenset({Role.DATA_DCP_READER})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRole:
-    """A role of Couchbase's that the node has, too."""
+    """A role of Couchbase that the node supports."""
 
     role: Role
     title: str
     description: str
     parameters: tuple[str, ...] = ()
-    """What it is a role on; nothing for the whole node."""
+    """The parameters of the role: a bucket, or also a scope and a collection; empty for the whole node."""
 
     @property
     def name(self) -> str:
@@ -422,7 +421,7 @@ KNOWN_ROLES = (
     KnownRole(
         role=Role.ADMIN,
         title="Full Admin",
-        # The Python SDK's own tests look for these words.
+        # The Python SDK's own tests match these words.
         description="May use all cluster features and the web console, read and write all data, and make users.",
     ),
     KnownRole(
@@ -481,11 +480,12 @@ _AS_COUCHBASE_HAS_IT: dict[Role, tuple[Role, ...]] = {
     Role.WRITER: (Role.DATA_READER, Role.DATA_DCP_READER, Role.DATA_WRITER),
     Role.ADMIN: (Role.BUCKET_ADMIN, Role.DATA_READER, Role.DATA_DCP_READER, Role.DATA_WRITER),
 }
-"""The node's own roles, which Couchbase has other names for; the last one where it is not of the whole node."""
+"""Headwater's own roles as roles of Couchbase. `ADMIN` is translated only if it is not for the whole node."""
 
 
 def parse_roles(text: str, *, is_there: Callable[[Grant], bool]) -> frozenset[Grant]:
-    """The grants that the roles stand for. `is_there` says whether what a grant names exists."""
+    """Parse roles into grants. `is_there` returns whether the bucket, scope and collection of a grant exist. Raises
+    `LocalProtocolError` for an unknown role, or one on a bucket that does not exist."""
     written = [role.strip() for role in text.split(",") if role.strip()]
     parsed = {role: _parse_role(role, is_there) for role in written}
     bad = [role[:_ROLE_CHARS_SHOWN] for role, grant in parsed.items() if grant is None]
@@ -515,7 +515,7 @@ def _parse_role(written: str, is_there: Callable[[Grant], bool]) -> Grant | None
 
 
 def roles_of(grants: Iterable[Grant]) -> list[dict[str, str]]:
-    """The grants as Couchbase's REST interface has roles."""
+    """The grants as roles in the form of Couchbase's REST interface."""
     named = {known for grant in grants for known in _named(grant)}
     return [describe_role(_BY_NAME[role], *on) for role, *on in sorted(named)]
 

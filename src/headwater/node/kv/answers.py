@@ -1,6 +1,6 @@
-"""What a connection's answers wait for, sans-IO: a commit, a durable write that is not decided, room for more writes.
+"""Answers that a connection holds back, and what they wait for, sans-IO: commits and undecided durable writes.
 
-`kv.session` makes these and asks them; it is the one that sends.
+`kv.session` creates these, asks them what may be sent, and sends it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ DEFERRED_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Bytes to send once the bucket has made the commit durable; 0 to send them immediately."""
+    """Answers to send once the bucket has made `commit` durable, or immediately if that is 0."""
 
     data: bytes
     commit: int
     bucket: BucketService | None
     received_s: float
-    """When its requests came."""
+    """When their requests were received."""
 
     @property
     def may_be_sent(self) -> bool:
@@ -64,10 +64,10 @@ class DeferredAnswer:
 
 @dataclass(slots=True)
 class Deferrals:
-    """The undecided durable writes of one connection, and what has to wait for them.
+    """The undecided durable writes of one connection. They decide which requests have to wait.
 
-    A request about the same document does, and so does one that is about no document. From all others no client could
-    see whether they came before or after, so they are handled at once.
+    A request for the same document waits, and so does one that names no document. For all others no client can see
+    whether they were handled before or after, so they are handled immediately.
     """
 
     _by_key: dict[tuple[int, bytes], DeferredAnswer] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Deferrals:
         return len(self._by_key) >= DEFERRED_MAX
 
     def hold(self, request: Frame, *, in_order: bool) -> bool:
-        """Whether a request has to wait. Where the peer lets requests overtake each other, only one with a barrier."""
+        """Whether a request has to wait. Unless `in_order`, only one with a barrier does."""
         if not self._by_key:
             return False
         if not request.key if in_order else _has_barrier(request):
@@ -99,19 +99,19 @@ def _has_barrier(request: Frame) -> bool:
     try:
         return frames.find(frames.decode_frame_infos(request.framing_extras), RequestInfo.BARRIER) is not None
     except MalformedFrameInfo:
-        # It is refused when it is handled.
+        # The handler will refuse the request.
         return False
 
 
 class NotDurable:
-    """What a connection has put into commits that are not durable yet, to keep it bounded."""
+    """The bytes that a connection has written into commits that are not durable yet, to bound them."""
 
     def __init__(self) -> None:
         self._parts: deque[tuple[BucketService, int, int]] = deque()
         """Bucket, commit and bytes, oldest first."""
 
     def add(self, bucket: BucketService, before_bytes: int) -> int:
-        """Count what the pending commit holds beyond `before_bytes`. Returns how much that is."""
+        """Count the bytes of the pending commit beyond `before_bytes`, and return them."""
         commit, written = bucket.bucket.pending_commit, bucket.bucket.pending_bytes - before_bytes
         if written <= 0:
             return 0

@@ -1,9 +1,9 @@
-"""What a handler gets: the session it serves, the bucket it works on, and short ways to answer.
+"""The context of a request: its session, its bucket, and methods to answer it.
 
-`kv.session` makes one context per request and passes it to the handler of the message. A handler returns its response,
-several, or None where it sends nothing; it raises `RequestRefused` where the answer is an error. It must never touch
-the connection itself: what has to wait for a commit or follow the answer is noted here. It asks for what may take
-longer than a turn of the event loop by `Context.work`.
+`kv.session` makes one context per request and passes it to the handler of the message. A handler returns one response,
+several, or None to send nothing; it raises `RequestRefused` to answer with an error. It must never touch the connection
+itself: it records in the context which commit the answer waits for, and what follows the answer. It calls
+`Context.work` for what may take longer than a turn of the event loop.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ R = TypeVar("R", bound=Response)
 T = TypeVar("T")
 
 TURN_WORK = 512 * 1024
-"""The work of a turn, after which others have theirs: about two milliseconds. Its unit is a byte that is received,
-walked through, stored or sent. What takes more than a turn by itself is done by a worker (`Context.work`)."""
+"""The work of a turn, after which other connections get theirs: about two milliseconds. The unit is a byte that is
+received, scanned, stored or sent. A worker does what takes more than a turn by itself (`Context.work`)."""
 REQUEST_WORK = TURN_WORK // 64
-"""What a request takes that goes through the table of handlers, however short it is."""
+"""The work that is counted for every request that a handler serves, however short it is."""
 UNBOUNDED_WORK = 2**63
-"""The cost of work that grows with all that is stored."""
+"""The cost of work that grows with everything stored."""
 _TASKS_MAX = 16
-"""How often a request may need work because what it is about has changed since. kv_engine gives up at some point, too
-(`daemon/subdocument.cc`)."""
+"""How often a request may repeat its work because its document has changed meanwhile. kv_engine gives up at some point,
+too (`daemon/subdocument.cc`)."""
 
 
 class CloseSession(Exception):
-    """The connection is to be closed without an answer."""
+    """The connection must be closed without an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingLogin:
-    """A log-in that is still to be checked, which is for the driver of the session to do (`auth.login_checks`)."""
+    """A log-in that the driver of the session still has to check (`auth.login_checks`)."""
 
     context: Context
     attempt: LoginAttempt
     conclude: Callable[[LoginVerdict], Response]
-    """Makes the answer, or raises `RequestRefused`."""
+    """Returns the answer, or raises `RequestRefused`."""
 
 
 class WorkerTask:
-    """Work that takes more than a turn: a function that looks at its arguments and changes nothing."""
+    """Work that takes more than a turn: a function that only reads its arguments."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], key: object) -> None:
         self._function = function
@@ -70,10 +70,10 @@ class WorkerTask:
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Do it, in any thread."""
+        """Call the function, in any thread."""
         try:
             self._result = self._function(*self._arguments)
-        except Exception as error:  # For the handler, which is called again and asks for the result.
+        except Exception as error:  # Raised in the handler, which is called again and asks for the result.
             self._error = error
 
     def is_about(self, function: Callable[..., Any], arguments: tuple[Any, ...], key: object) -> bool:
@@ -88,7 +88,7 @@ class WorkerTask:
 
 
 class Postponed(Exception):
-    """A handler needs the result of a task, and is called again when that is done."""
+    """A handler needs the result of a task, and is called again when the task is done."""
 
     def __init__(self, task: WorkerTask) -> None:
         super().__init__()
@@ -96,13 +96,13 @@ class Postponed(Exception):
 
 
 class SessionState(ABC):
-    """What handlers see and set of a session: who is at the other end, and what was agreed with them."""
+    """The state of a session that handlers read and set: its peer and user, and what was negotiated with them."""
 
     def __init__(self, service: Service, *, peer: str, allows_plain: bool) -> None:
         self.service = service
         self.peer = peer
         self.allows_plain = allows_plain
-        """Passwords may come as they are: the connection is encrypted, or does not leave the machine."""
+        """Whether passwords may be sent in clear: the connection is encrypted, or does not leave the machine."""
         self.negotiated = Negotiated()
         self.agent = ""
         self.user: str | None = None
@@ -110,14 +110,14 @@ class SessionState(ABC):
         self._rights_of: tuple[Users | None, str | None, BucketService | None] = (None, None, None)
         self.scram: ScramServer | None = None
         self.login: PendingLogin | None = None
-        """The requests behind it wait until it is decided."""
+        """The log-in that is being checked. Later requests wait for it."""
         self.bucket: BucketService | None = None
         self.is_quitting = False
-        """The peer has said goodbye: close once everything is sent."""
+        """Whether the peer has sent a quit: close once everything is sent."""
         self.dcp: ProducerConnection | None = None
         """Set once the connection has been opened as a DCP connection on which this node is the producer."""
         self.consumer: ConsumerConnection | None = None
-        """Set if this node is the consumer instead: it then takes everything that the connection receives."""
+        """Set if this node is the consumer instead: it then handles everything that the connection receives."""
 
     def has(self, feature: Feature) -> bool:
         return feature in self.negotiated.features
@@ -128,16 +128,16 @@ class SessionState(ABC):
 
     @property
     def json_datatype(self) -> Datatype:
-        """How JSON is marked for the peer."""
+        """The datatype of JSON in answers to the peer."""
         return Datatype.JSON if self.understands_json else Datatype.RAW
 
     @property
     def datatypes(self) -> Datatype:
-        """The datatype bits the peer has negotiated, of those that plain commands have."""
+        """The datatype bits of plain commands that the peer has negotiated."""
         return self.json_datatype | (Datatype.SNAPPY if self.has(Feature.SNAPPY) else Datatype.RAW)
 
     def may(self, action: Action) -> bool:
-        # It is asked for every run of requests and for every turn of a connection's streams, and users seldom change.
+        # Cached: this is called for every run of requests and every turn of streams, and users seldom change.
         users, user, bucket_service = self._rights_of
         if users is not self.service.users or user is not self.user or bucket_service is not self.bucket:
             self._rights_of = self.service.users, self.user, self.bucket
@@ -151,7 +151,7 @@ class SessionState(ABC):
         self.user, self.scram, self.login = None, None, None
 
     def log_fields(self) -> Fields:
-        """Who is at the other end, for the log."""
+        """The peer, for the log."""
         about = Fields(peer=self.peer, user=self.user)
         if self.bucket is not None:
             about["bucket"] = self.bucket.name
@@ -162,16 +162,16 @@ class SessionState(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Close the answers so far into one piece to send. Needed before the bucket changes: commits are its own."""
+        """Queue the answers so far as one piece to send. Needed before the bucket changes: commits belong to it."""
 
     @abstractmethod
     def open_dcp(self, connection: ProducerConnection | ConsumerConnection) -> None:
-        """Make this a DCP connection. An older one of the same name has to go."""
+        """Make this a DCP connection. Closes an older one of the same name."""
 
 
 @dataclass(slots=True)
 class Context:
-    """One request in the making of its answer."""
+    """One request, and what its handler records for the answer."""
 
     service: Service
     session: SessionState
@@ -179,30 +179,30 @@ class Context:
     commit: int = field(default=0)
     """The commit that has to be durable before the answer may be sent; 0 for none."""
     after: bytes = b""
-    """Bytes to send right behind the answer."""
+    """Bytes to send right after the answer."""
     sync_write: SyncWrite | None = None
-    """The durable write whose outcome decides what is answered."""
+    """The durable write whose outcome decides the answer."""
     work_done: int = 0
-    """What the handler has done itself, beyond what shows in the lengths of the request and its answer."""
+    """The work of the handler itself, beyond the lengths of the request and its answer."""
     document: tuple[Entry, Document] | None = None
-    """What was read for the request. It is read once, also where the handler is called again."""
+    """The document that was read for the request, kept in case the handler is called again."""
     _tasks: list[WorkerTask] = field(default_factory=list)
 
     @property
     def bucket_service(self) -> BucketService:
-        """The selected bucket; a request that needs one and has none is refused."""
+        """The selected bucket. Raises `RequestRefused` if none is selected."""
         selected = self.session.bucket
         if selected is None:
             raise RequestRefused(Status.NO_BUCKET)
         return selected
 
     def work(self, function: Callable[..., T], *arguments: Any, cost: int, key: object = None) -> T:
-        """The result of a function that changes nothing, and walks through so many bytes.
+        """The result of a function that changes nothing, and scans `cost` bytes.
 
-        If that is more than a turn, a worker does it: this raises `Postponed`, and the handler is called again when the
-        result is there. It makes all its checks again, as anything may have changed meanwhile, and gets the result here
-        if it asks with equal arguments, or with the same `key`, which stands for them. So a handler must change nothing
-        before its last work.
+        If that is more than a turn, a worker calls the function: this raises `Postponed`, and the handler is called
+        again when the result is available. The handler repeats all its checks, because anything may have changed, and
+        gets the result here if it calls this with equal arguments, or with the same `key` in place of them. So a
+        handler must change nothing before its last call of this.
         """
         if cost <= TURN_WORK or self.session.consumer is not None:
             self.work_done += cost
@@ -216,11 +216,11 @@ class Context:
         raise Postponed(self._tasks[-1])
 
     def wait_for(self, commit: int) -> None:
-        """Hold the answer until this commit is durable."""
+        """Hold the answer back until this commit is durable."""
         self.commit = max(self.commit, commit)
 
     def then_send(self, data: bytes) -> None:
-        """Send this right behind the answer."""
+        """Send bytes right after the answer."""
         self.after += data
 
     def reply(self, kind: type[R], **fields: Any) -> R:
@@ -230,7 +230,7 @@ class Context:
         return self.reply(PlainResponse, value=value, **fields)
 
     def error(self, refused: RequestRefused, *, opcode: int | None = None) -> ErrorResponse:
-        """The error response; `opcode` where the request could not even be decoded."""
+        """The error response. Give `opcode` if the request could not be decoded."""
         header: dict[str, Any] = {
             "opcode": Opcode(self.request.opcode if opcode is None else opcode),
             "opaque": self.request.opaque,

@@ -1,8 +1,8 @@
-"""What handlers do to one document: find it, check its lock and its CAS, write a version, and bring values in form.
+"""Operations of handlers on one document: find it, check its lock and CAS, write a version, and convert values.
 
-Handlers of whole documents and of sub-documents make a `Target` for each request; whether a client may do so has been
-checked by then. What is found may not be durable yet, and an answer that shows it, be it a document or that there is
-none, has to wait until it is: otherwise a crash could take back what a client has seen.
+Handlers of whole documents and of sub-documents make a `Target` for each request, after the session has checked the
+rights. A version may not be durable yet. An answer that depends on it, even if only to say that there is no document,
+has to wait until it is: otherwise a crash could revert what a client has seen.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _TIME_S_MAX = 2**32 - 1
 LOCK_S_DEFAULT = 15
 LOCK_S_MAX = 30
 LOCKS_MAX = 100_000
-"""Locks of a bucket at a time."""
+"""The most locked documents of a bucket."""
 LOCKED_CAS = Cas(2**64 - 1)
-"""What others see as the CAS of a locked document, so that they can't write with it."""
+"""The CAS of a locked document as shown to clients, so that they can't write with it."""
 
 
 class DocumentRequest(Protocol):
@@ -66,7 +66,7 @@ class _Durability(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The document that a request is about, whether it exists or not."""
+    """The document of a request, whether it exists or not."""
 
     context: Context
     service: BucketService
@@ -76,7 +76,7 @@ class Target:
 
     @classmethod
     def of(cls, context: Context, request: DocumentRequest, *, state: VBucketState = VBucketState.ACTIVE) -> Target:
-        """The vbucket must be here and in this state, the collection must exist."""
+        """The target of a request. Refuses it unless its vbucket is here in this state, and its collection exists."""
         check_vbucket(context, request.vbucket, state)
         collection_id = DEFAULT_COLLECTION if request.collection_id is None else request.collection_id
         collection = collection_by_id(context, collection_id)
@@ -85,7 +85,7 @@ class Target:
 
     @classmethod
     def to_write(cls, context: Context, request: DocumentRequest) -> Target:
-        """A document that is to be written. One that has an undecided durable write is left to that."""
+        """The target of a write. Refuses it if the document has an undecided durable write."""
         target = cls.of(context, request)
         in_the_way = target.service.sync_writes.in_the_way(target.vbucket, target.collection.id, target.key)
         if in_the_way is not None:
@@ -99,7 +99,7 @@ class Target:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def find(self) -> Entry | None:
-        """What the index knows, deleted and expired documents included."""
+        """The entry in the index, which may be deleted or expired."""
         return self.bucket.find(self.vbucket, self.collection.id, self.key)
 
     def read(self, entry: Entry) -> Document:
@@ -107,19 +107,19 @@ class Target:
         context = self.context
         if context.document is None or context.document[0] != entry:
             frame = self.bucket.read_frame(self.vbucket, entry)
-            # What a worker inflates must stay where it is; a commit in the making does not.
+            # A worker needs its own copy of what it inflates: the buffer of a pending commit may move meanwhile.
             cost = inflated_bytes(frame.data)
             document = context.work(decode_document, frame.tobytes() if cost > TURN_WORK else frame.data, cost=cost)
             context.document = entry, document
         return context.document[1]
 
     def newest(self) -> Entry | None:
-        """The newest version of the document, or its tombstone. One that has expired becomes an expiration first."""
+        """The newest version of the document, or its tombstone. If it has expired, this writes its expiration first."""
         bucket, entry = self.bucket, self.find()
         has_expired = entry is not None and is_expired(entry, bucket.environment.now_s())
         if entry is not None and has_expired and bucket.vbuckets.state(self.vbucket) == VBucketState.ACTIVE:
             if bucket.prepares.find(self.vbucket, self.collection.id, self.key) is not None:
-                # A durable write is about to give it another version. Until then no client sees the old one.
+                # An undecided durable write will replace it. Until then no client sees the expired version.
                 return None
             expire_document(bucket, self.vbucket, entry)
             self.service.on_change()
@@ -131,7 +131,7 @@ class Target:
     def live(self) -> Entry | None:
         """The newest version if it is neither deleted nor expired."""
         entry = self.newest()
-        # A replica's documents expire when its active copy says so, but no client sees them meanwhile.
+        # A replica receives expirations from its active copy, but shows no expired document meanwhile.
         if entry is None or entry.is_deleted or is_expired(entry, self.bucket.environment.now_s()):
             return None
         return entry
@@ -147,22 +147,22 @@ class Target:
         return values.keep_system_xattrs(self.read(entry).value) if entry.has_xattrs else b""
 
     def expiry_time(self, asked: int, *, is_time: bool = False) -> int:
-        """When the document expires; see the function."""
+        """When the document expires. See the function of this name."""
         now_s, max_ttl_s = self.bucket.environment.now_s(), self.bucket.max_ttl_s_of(self.collection)
         return expiry_time(asked, now_s=now_s, max_ttl_s=max_ttl_s, is_time=is_time)
 
     # --- locks ----------------------------------------------------------------------------------------------------
     #
-    # They live in memory only, and run out by themselves. The index marks a locked document, and any new version of it
-    # loses the mark; who holds the lock and for how long is kept beside it. A record whose document has no mark any
-    # more is left over and means nothing.
+    # Locks are kept in memory only, and expire. The index marks a locked document, and a new version has no mark.
+    # `service.locks` has the CAS and the expiry of each lock. An entry there is stale and ignored once its document has
+    # no mark.
 
     @property
     def _lock_key(self) -> tuple[int, CollectionId, bytes]:
         return self.vbucket, self.collection.id, self.key
 
     def lock_on(self, entry: Entry) -> Lock | None:
-        """The lock on the document, if it has one that has not run out."""
+        """The lock on the document, if it has one that has not expired."""
         lock = self.service.locks.get(self._lock_key) if entry.is_locked else None
         if lock is None or lock.until_ns > self.bucket.environment.now_ns():
             return lock
@@ -170,7 +170,7 @@ class Target:
         return None
 
     def take_lock(self, entry: Entry, *, lock_s: int) -> Cas:
-        """Lock the document. Returns the CAS that opens it: a new one, which no client has from an earlier read."""
+        """Lock the document. Returns the CAS that unlocks it: a new one, which no client has from an earlier read."""
         service, now_ns = self.service, self.bucket.environment.now_ns()
         if len(service.locks) >= LOCKS_MAX:
             service.locks = {key: lock for key, lock in service.locks.items() if lock.until_ns > now_ns}
@@ -182,12 +182,12 @@ class Target:
         return cas
 
     def release(self, entry: Entry) -> None:
-        """End a lock. The document is what it was before."""
+        """Unlock the document, which stays the same version."""
         self.service.locks.pop(self._lock_key, None)
         self.bucket.set_locked(self.vbucket, self.collection.id, self.key, entry, locked=False)
 
     def check_cas(self, entry: Entry, cas: Cas) -> None:
-        """Whether a write with this CAS may replace this version. One with the CAS of a lock may, and ends it."""
+        """Raise `RequestRefused` if a write with this CAS may not replace this version. The CAS of a lock may."""
         lock = self.lock_on(entry)
         if lock is not None:
             if cas != lock.cas:
@@ -200,15 +200,15 @@ class Target:
 
     # --- writing --------------------------------------------------------------------------------------------------
     #
-    # A write that asks for durability on a vbucket with copies elsewhere is only begun here (`node.durability`): it is
-    # prepared, and answered when the copies have acknowledged that. Where this is the only copy, a durable write is one
-    # like any other that is answered when it is durable.
+    # If a vbucket has copies on other nodes, a durable write is only prepared here, and is answered when a majority has
+    # acknowledged that (`node.durability`). If this is the only copy, a durable write is an ordinary one that is
+    # answered when it is durable.
 
     def store(
         self, *, value: bytes | MakeValue, datatype: Datatype, flags: int, expiry: int,
         given: GivenVersion | None = None,
     ) -> Written:  # fmt: skip
-        """Store a new version, which the caller has decided on. One made elsewhere is never a durable write."""
+        """Store a new version. One with metadata from elsewhere (`given`) is never a durable write."""
         asked = self._asked_durability() if given is None else None
         if asked is not None and self._has_copies():
             return self._prepare(asked, value=value, datatype=datatype, flags=flags, expiry=expiry)
@@ -233,7 +233,7 @@ class Target:
         return self._taken(written, must_be_durable=asked is not None)
 
     def mutation_token(self, written: Written) -> dict[str, Any]:
-        """The fields of a response that say where a write stands in the vbucket's history, if they were asked for."""
+        """The mutation token of a write as fields of a response; empty unless the session has negotiated tokens."""
         if not self.context.session.has(Feature.MUTATION_SEQNO):
             return {}
         facts = self.bucket.vbuckets.facts[self.vbucket]
@@ -248,7 +248,7 @@ class Target:
         return written
 
     def _asked_durability(self) -> _Durability | None:
-        """The durability that the request asks for, or the bucket for it, whichever is the higher level."""
+        """The durability that the request or the bucket's settings require, whichever level is higher."""
         try:
             asked = decode_durability(self.context.request.frame_infos)
         except MalformedFrameInfo as error:
@@ -260,12 +260,12 @@ class Target:
         if not level.is_known:
             raise RequestRefused(Status.DURABILITY_INVALID_LEVEL)
         if timeout_ms == TIMEOUT_MS_INFINITE:
-            # As noted with the recorded durability session of 8.0.2.
+            # As in the recorded durability session of 8.0.2.
             raise RequestRefused(Status.DURABILITY_INVALID_LEVEL, "a durable write can't have an infinite time-out")
         return _Durability(DurabilityLevel(max(level, least)), timeout_ms / 1000 if timeout_ms else TIMEOUT_S_DEFAULT)
 
     def _has_copies(self) -> bool:
-        """Every level of durability is met by one durable copy, if there are no others and none are asked for."""
+        """Whether a durable write needs other nodes. One durable copy meets every level if no others are required."""
         if self.service.sync_writes.chains(self.vbucket):
             return True
         if self.service.must_have_copies:
@@ -276,7 +276,7 @@ class Target:
         self, asked: _Durability, *, value: bytes | MakeValue, datatype: Datatype, flags: int = 0, expiry: int = 0,
         is_removal: bool = False,
     ) -> Written:  # fmt: skip
-        """Begin a durable write. What is returned has the CAS that it will have, and for now the prepare's seqno."""
+        """Begin a durable write. The result has the final CAS, but the seqno of the prepare."""
         sync_writes = self.service.sync_writes
         if not is_possible(sync_writes.chains(self.vbucket)):
             raise RequestRefused(Status.DURABILITY_IMPOSSIBLE)
@@ -288,7 +288,7 @@ class Target:
         )  # fmt: skip
         entry = self.find()
         if entry is not None and entry.is_locked:
-            # The lock's holder has written. The version that was locked is still the newest.
+            # The holder of the lock has written, but until the commit the locked version is still the newest.
             self.release(entry)
         self.service.on_change()
         self.context.sync_write = sync_writes.begin(prepare, deadline_s=self.context.service.now_s() + asked.timeout_s)
@@ -299,22 +299,22 @@ class Target:
 
 
 def check_vbucket(context: Context, vbucket: VBucketId, state: VBucketState = VBucketState.ACTIVE) -> None:
-    """Refuse a request about a vbucket that is not here in this state, or is damaged."""
+    """Refuse a request for a vbucket that is damaged, or not here in this state."""
     refuse_damaged(context, vbucket)
     if context.bucket_service.bucket.vbuckets.state(vbucket) != state:
         refuse_vbucket(context)
 
 
 def refuse_damaged(context: Context, vbucket: int) -> None:
-    """A vbucket whose stored data is damaged serves nothing. kv_engine has the same status for a document it can't read
-    (couchstore's checksum errors are temporary failures): the client tries again, maybe with a replica by then."""
+    """Refuse a request for a vbucket whose stored data is damaged. kv_engine has the same status for a document that it
+    can't read (couchstore's checksum errors are temporary failures): the client retries, maybe with a replica."""
     damage = context.bucket_service.bucket.vbuckets.damage.get(vbucket)
     if damage is not None:
         raise RequestRefused(Status.ETMPFAIL, damage.reason)
 
 
 def refuse_vbucket(context: Context) -> NoReturn:
-    """The vbucket is not here. The cluster config says where it is."""
+    """Refuse a request for a vbucket that is not here. The answer has the cluster config, which says where it is."""
     raise RequestRefused(Status.NOT_MY_VBUCKET, body=context.service.cluster_config(context.bucket_service.name))
 
 
@@ -332,8 +332,8 @@ def collection_by_id(context: Context, collection_id: CollectionId) -> Collectio
 def expiry_time(asked: int, *, now_s: int, max_ttl_s: int | None, is_time: bool = False) -> int:
     """The time at which a document expires, in seconds since 1970; 0 for never.
 
-    A small number counts from now, unless `is_time` says that it is a time. A collection may bound the lives of its
-    documents.
+    `asked` up to `RELATIVE_EXPIRY_S_MAX` is relative to now, unless `is_time` is set. `max_ttl_s` is the longest life
+    that the collection or bucket allows.
     """
     expiry = now_s + asked if NEVER < asked <= RELATIVE_EXPIRY_S_MAX and not is_time else asked
     if max_ttl_s:
@@ -343,23 +343,23 @@ def expiry_time(asked: int, *, now_s: int, max_ttl_s: int | None, is_time: bool 
 
 
 def preserves_ttl(context: Context) -> bool:
-    """The request asks to leave the expiry of a document that exists as it is."""
+    """Whether the request preserves the expiry of an existing document."""
     return find(context.request.frame_infos, RequestInfo.PRESERVE_TTL) is not None
 
 
 # --- values -------------------------------------------------------------------------------------------------------
 #
-# A body that comes compressed is checked, and stored as it came unless the document has extended attributes. Those
-# stand in front of the body; plain commands neither bring nor see them, and a new body leaves those there are in place.
+# A compressed body is inflated to check it, but stored as received unless the document has extended attributes. These
+# precede the body in the value. Plain commands neither set nor see them, and a new body keeps them.
 
 
 def received_body(context: Context, value: bytes) -> bytes:
-    """The body that a client sends, inflated."""
+    """The body that a client has sent, inflated."""
     return _received(context, value, context.session.datatypes)
 
 
 def received_parts(context: Context, value: bytes) -> tuple[bytes, bytes]:
-    """The section of extended attributes that a client sends, which may be empty, and the body."""
+    """The section of extended attributes that a client has sent, which may be empty, and the body."""
     xattrs = Datatype.XATTR if context.session.has(Feature.XATTR) else Datatype.RAW
     value = _received(context, value, context.session.datatypes | xattrs)
     if not context.request.datatype & Datatype.XATTR:
@@ -399,7 +399,7 @@ def split_value(document: Document) -> tuple[bytes, bytes]:
 
 
 def join_value(context: Context, xattrs: bytes, body: bytes) -> tuple[bytes, Datatype]:
-    """The value to store and its datatype: the body is JSON if it is, whatever its writer says."""
+    """The value to store and its datatype. Whether the body is JSON is checked, whatever datatype its writer sent."""
     value = xattrs + body
     _check_size(value)
     datatype = Datatype.JSON if context.work(is_json, body, cost=len(body)) else Datatype.RAW
@@ -407,10 +407,8 @@ def join_value(context: Context, xattrs: bytes, body: bytes) -> tuple[bytes, Dat
 
 
 def shown_value(context: Context, document: Document) -> dict[str, Any]:
-    """The fields of a response that show the body of a document.
-
-    What is stored compressed is sent so, if the client knows of that (as kv_engine does in its passive mode).
-    """
+    """The fields of a response that show the body of a document. A value that is stored compressed is sent compressed
+    if the client has negotiated that (as in kv_engine's passive mode)."""
     datatypes = context.session.datatypes
     if document.packed is not None and datatypes & Datatype.SNAPPY:
         return {"value": document.packed, "datatype": document.stored_datatype & datatypes}
@@ -418,5 +416,5 @@ def shown_value(context: Context, document: Document) -> dict[str, Any]:
 
 
 def whole_value(document: Document) -> dict[str, Any]:
-    """The fields of a response that has the document as it is stored, for a peer that takes every datatype."""
+    """The fields of a response that shows the document as it is stored, for a peer that accepts every datatype."""
     return {"value": document.stored_value, "datatype": document.stored_datatype}

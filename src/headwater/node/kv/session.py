@@ -1,19 +1,19 @@
 """One key-value connection, sans-IO: bytes in, answers out, in order.
 
-Requests are handled as they come and answered in their order. An answer that shows something not yet durable is held
-back (unless `ack_when_durable` is off), and with it all that follow: `Outgoing` says which commit it waits for. The
-answer to a durable write waits for its outcome (`DeferredAnswer`); a peer that has agreed to unordered execution gets
-other answers meanwhile.
+The session answers requests in the order in which they arrive. It holds back an answer that shows something not yet
+durable (unless `ack_when_durable` is off), and all that follow: `Outgoing` has the commit it waits for. The answer to a
+durable write waits for its outcome (`DeferredAnswer`); a peer that has negotiated unordered execution gets other
+answers meanwhile.
 
-The session owns its sending: `data_to_send` and `produce_into` say what goes out now. `kv_listener` only moves the
-bytes, and reports commits that became durable (`on_durable`) or failed (`on_void`).
+The session decides what is sent: call `data_to_send` and `produce_into`. `kv_listener` only moves the bytes, and
+reports commits that became durable (`on_durable`) or failed (`on_void`).
 
-Runs of plain sets, which is what bulk loads consist of, and of reads are handled by kernels (`store.set_run`,
-`store.read_run`); everything else goes message by message through the table of handlers.
+Kernels handle runs of plain sets, which bulk loads consist of, and of reads (`store.set_run`, `store.read_run`);
+everything else goes message by message through the table of handlers.
 
-What one call of `receive_data` does is bounded by its work, so that a connection can't keep the others waiting:
-requests that are left wait for the next turn. They also wait for a worker to do what takes longer than a turn, for a
-log-in to be checked, for a durable write to be decided, for answers to be read, and, if they write, for room in the
+One call of `receive_data` does a bounded amount of work, so that a connection can't keep the others waiting: the
+remaining requests wait for the next turn. They also wait for a worker to do what takes longer than a turn, for a log-in
+to be checked, for a durable write to be decided, for the peer to read its answers, and, if they write, for room in the
 commit. `waits_for` says which.
 """
 
@@ -65,12 +65,12 @@ from headwater.store.set_run import apply_set_run
 SMALL_WRITER_BYTES = 64 * 1024
 """A connection with no more than this in the pending commit never waits for the commit to become smaller."""
 STRANGER_BYTES_MAX = 16 * 1024
-"""How much of one request a peer may send before it has logged in. Real servers allow as much."""
+"""How much of one request a peer may send before it has logged in, as in Couchbase."""
 STREAM_WORK = TURN_WORK // 256
-"""What it takes to open one of many streams that are asked for alike."""
+"""The work of opening one stream in a run of similar stream requests."""
 _LONG_ANSWER_BYTES = 256 * 1024
 _LONG_READ_BYTES = 64 * 1024
-"""After a read of this size there is probably more to read."""
+"""After a read from the socket of this size there is probably more to read."""
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +86,8 @@ _OPCODES_WITHOUT_LOGIN = frozenset(request.opcode for request in handlers.NEEDS_
 WRITE_OPCODES = frozenset(request.opcode for request, action in handlers.NEEDED.items() if action is Action.WRITE)
 LARGE_OPCODES = frozenset(request.opcode for request in handlers.LARGE_REQUESTS)
 SMALL_BODY_BYTES_MAX = 128 * 1024
-"""Of a request that carries no document and no config, its key included. Longer ones are refused unread: none has so
-much to say."""
+"""The longest body, including the key, of a request without a document or a config. Longer ones are refused by their
+headers: no valid request is that long."""
 _READS = frozenset(
     {
         Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ,
@@ -103,24 +103,24 @@ class Waits(Enum):
     """What the next request waits for."""
 
     FOR_NOTHING = auto()
-    """No whole request is left."""
+    """There is no whole request."""
     FOR_TURN = auto()
-    """Others have theirs first."""
+    """For its next turn, after those of other connections."""
     FOR_WORK = auto()
-    """A worker does what the request needs."""
+    """For a worker to do what the request needs."""
     FOR_LOGIN = auto()
-    """The log-in before it is checked."""
+    """For an earlier log-in to be checked."""
     FOR_OUTCOME = auto()
-    """A durable write is decided."""
+    """For a durable write to be decided."""
     FOR_READING = auto()
-    """The peer reads its answers, or the commit that they wait for is durable."""
+    """For the peer to read its answers, or for the commit that they wait for."""
     FOR_ROOM = auto()
-    """Too much is not durable yet for one more write."""
+    """For a commit, because too much is not durable yet for one more write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostponedRequest:
-    """A request that needs the result of a task, which is for the driver of the session to have done."""
+    """A request that needs the result of a task. The driver of the session runs the task."""
 
     frame: Frame
     context: Context
@@ -128,56 +128,56 @@ class PostponedRequest:
 
 
 class KvSession(SessionState):
-    """One connection. See the module."""
+    """One connection. See the module's docstring."""
 
     def __init__(
         self, service: Service, *, peer: str, allows_plain: bool, limits: ServerLimits | None = None,
         on_replaced: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`on_replaced` is called when a newer DCP connection of the same name takes the place of this one."""
+        """`on_replaced` is called to close the connection, as when a newer DCP connection takes its name."""
         super().__init__(service, peer=peer, allows_plain=allows_plain)
         self.outgoing: deque[Outgoing | DeferredAnswer] = deque()
         self.unordered: list[DeferredAnswer] = []
-        """Answers that others may overtake."""
+        """Answers to durable writes that later answers may overtake."""
         self.requests = 0
         self.waits_for = Waits.FOR_NOTHING
-        """Why requests are left: call `receive_data` again, with nothing, when it has come."""
+        """What the remaining requests wait for. When that has happened, call `receive_data` again with no bytes."""
         self._limits = limits or ServerLimits()
         self.in_transport_bytes = 0
-        """Answers that were taken to be sent, and that the peer does not read. The driver of the session sets it."""
+        """Answers in the transport that the peer has not read yet. The driver of the session sets it."""
         self._unsent_bytes = 0
-        """`unsent_bytes`, as far as a call of `receive_data` knows."""
+        """`unsent_bytes`, kept up to date during a call of `receive_data`."""
         self._writes = NotDurable()
         self.postponed: PostponedRequest | None = None
-        """The requests behind it wait until it is answered."""
+        """The request that a worker works for. Later requests wait until it is answered."""
         self.work_done = 0
-        """By requests and streams, in the unit of `TURN_WORK`."""
+        """The work of all requests and streams so far, in the unit of `TURN_WORK`."""
         self._turn_end_work = TURN_WORK
-        """When that much is done, the turn is over."""
+        """The turn ends when `work_done` reaches this."""
         self._on_replaced = on_replaced
         self._must_look = True
-        """Idle streams may have something to send that no commit was reported for (`on_durable`)."""
+        """Whether idle streams may have something to send that no commit was reported for (`on_durable`)."""
         self._is_over = False
-        """The connection closes, and drops what it still receives."""
+        """Whether the connection is closing, and drops what it still receives."""
         self._frames = FrameBuffer()
         self._dropped_bytes = 0
-        """So much is still to come of a request that was refused by its header."""
+        """How many bytes are still to be received and dropped of a request that was refused by its header."""
         self._deferrals = Deferrals()
         self._held: Frame | None = None
         """A request that waits for a durable write."""
         self._reply = bytearray()
         self._reply_commit = 0
         self._received_s = 0.0
-        """When the requests came that are handled now."""
+        """When the requests that are being handled were received."""
 
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Handle one turn of what has come. If whole requests may be left, `waits_for` says why.
+        """Handle received bytes for one turn. If whole requests may remain, `waits_for` says what they wait for.
 
         Raises:
-            CloseSession: the connection must end.
-            RemoteProtocolError: the same, because of what the peer sent.
+            CloseSession: the connection must be closed.
+            RemoteProtocolError: the connection must be closed because of what the peer sent.
         """
         self.service.stay_awake()
         self._must_look = True
@@ -192,8 +192,8 @@ class KvSession(SessionState):
         self._frames.free_taken()
         has_had_turn = self.work_done >= self._turn_end_work or len(data) >= _LONG_READ_BYTES
         if has_had_turn and not self.is_held_back and not self.is_flooded:
-            # uvloop reads on and on while there is something to read. Others get their turn first, also those whose
-            # requests come one by one and take a turn each.
+            # Pause reading: uvloop goes on reading one socket while it has data. Other connections get their turns
+            # first, even if each request of this one takes a whole turn.
             self.waits_for = Waits.FOR_TURN
 
     def _handle_turn(self, data: bytes | bytearray | memoryview) -> None:
@@ -213,7 +213,7 @@ class KvSession(SessionState):
                     break
                 self._handle(frame)
                 if self.consumer is not None:
-                    # It has just become one: what came behind the open is for it.
+                    # This request has opened it: the bytes after the request are for the consumer.
                     with self._frames.peek() as view:
                         rest = bytes(view)
                     self._frames.skip(len(rest))
@@ -225,12 +225,12 @@ class KvSession(SessionState):
 
     @property
     def is_held_back(self) -> bool:
-        """Whether requests are left that wait for something."""
+        """Whether remaining requests wait for something."""
         return self.waits_for is not Waits.FOR_NOTHING
 
     @property
     def may_resume(self) -> bool:
-        """Whether `receive_data` would handle requests that it left, as far as the session can tell."""
+        """Whether `receive_data` would handle the remaining requests, as far as the session knows."""
         match self.waits_for:
             case Waits.FOR_TURN:
                 return True
@@ -244,7 +244,7 @@ class KvSession(SessionState):
 
     @property
     def wants_data(self) -> bool:
-        """Whether to read on: not while requests are left, or too many answers wait."""
+        """Whether to continue reading: not while requests remain, or too many answers are unsent."""
         is_full = self.consumer is not None and self.consumer.is_full
         return not is_full and not self.is_held_back and self.unsent_bytes <= self._limits.unsent_bytes_max
 
@@ -255,7 +255,7 @@ class KvSession(SessionState):
 
     @property
     def held_bytes(self) -> int:
-        """What the session holds for the peer: requests that are not complete or wait, changes, and answers."""
+        """The bytes held for the peer: requests that are incomplete or wait, received changes, and answers."""
         waiting = 0 if self._held is None else len(self._held.value)
         if self.postponed is not None:
             waiting += len(self.postponed.frame.value)
@@ -263,7 +263,7 @@ class KvSession(SessionState):
         return self._frames.held_bytes + waiting + changes + self._outgoing_bytes
 
     def free(self) -> None:
-        """Free what is held: the connection is closed, and nothing more is received or sent."""
+        """Free what is held for the peer, because the connection is closed: nothing more is received or sent."""
         self._is_over = True
         self._frames, self._held, self.login, self.postponed = FrameBuffer(), None, None, None
         self._deferrals, self._reply = Deferrals(), bytearray()
@@ -288,7 +288,7 @@ class KvSession(SessionState):
         return Waits.FOR_NOTHING
 
     def _has_room(self) -> bool:
-        """Whether the next request does not write, or what is not durable yet leaves room for it."""
+        """Whether the next request does not write, or there is room for it within the limits of undurable bytes."""
         if self.bucket is None:
             return True
         with self._frames.peek() as view:
@@ -301,7 +301,7 @@ class KvSession(SessionState):
 
     def _next_frame(self) -> Frame | None:
         """The next request, unless it has to wait for a durable write."""
-        if self._held is None and self.user is not None:  # A stranger who sends as much is dropped: `is_flooded`.
+        if self._held is None and self.user is not None:  # A peer without a user is dropped instead: `is_flooded`.
             self._refuse_too_long()
         frame, self._held = self._held or self._frames.next_frame(), None
         if frame is not None and self._must_wait(frame):
@@ -310,8 +310,8 @@ class KvSession(SessionState):
         return frame
 
     def _refuse_too_long(self) -> None:
-        """Refuse requests that are longer than any of their kind can be, by their headers. What follows is dropped as
-        it comes."""
+        """Refuse requests that are longer than any valid one of their kind as soon as their headers arrive. Drop the
+        rest of them."""
         while self._frames.buffered_bytes >= HEADER_BYTES:
             with self._frames.peek() as view:
                 header = bytes(view[:HEADER_BYTES])
@@ -332,7 +332,7 @@ class KvSession(SessionState):
         return self._deferrals.hold(frame, in_order=not self.has(Feature.UNORDERED_EXECUTION))
 
     def finish_login(self, verdict: LoginVerdict) -> None:
-        """The log-in that requests wait for has been checked."""
+        """Answer the log-in that was checked. Requests that wait for it are for the next turn."""
         login, self.login = self.login, None
         assert login is not None
         try:
@@ -341,14 +341,13 @@ class KvSession(SessionState):
             answer = self._refusal(login.context, refused)
         self._write(answer, commit=0)
         self.flush()
-        # The requests behind it are for the next turn.
         self.waits_for = Waits.FOR_TURN if self._frames.buffered_bytes else Waits.FOR_NOTHING
 
     def finish_work(self) -> None:
-        """The task that a request has waited for is done. It may need another one.
+        """Continue the request whose task is done. It may need another one.
 
         Raises:
-            CloseSession: the connection must end.
+            CloseSession: the connection must be closed.
         """
         postponed, self.postponed = self.postponed, None
         assert postponed is not None
@@ -371,13 +370,13 @@ class KvSession(SessionState):
         self.waits_for = Waits.FOR_TURN if consumer.is_held_back else Waits.FOR_NOTHING
 
     def _handle_run(self) -> bool:
-        """Handle a run of plain sets, of reads or of stream requests at once. False where there is none."""
+        """Handle a run of plain sets, of reads or of stream requests at once. Returns False if there is none."""
         if self.bucket is None or self.bucket.is_waiting or self._held is not None:
             return False
         if self._frames.buffered_bytes < HEADER_BYTES:
             return False
         with self._frames.peek() as view:
-            # Not for a part of a request: the kernels prepare for all that has come, again with every piece of it.
+            # Only for a whole request: the kernels prepare for all received bytes, again with every piece of a request.
             if view[0] != Magic.REQUEST or HEADER_BYTES + int.from_bytes(view[8:12]) > len(view):
                 return False
             if view[1] in (Opcode.SET, Opcode.SETQ):
@@ -420,7 +419,7 @@ class KvSession(SessionState):
         return run.reads > 0
 
     def _open_streams(self, dcp: ProducerConnection, data: memoryview) -> bool:
-        # Answers that wait may be those to durable writes, and a request without a key waits for these.
+        # Unsent answers may be those to durable writes, and a request without a key has to wait for these.
         if not self.may(Action.STREAM) or self.outgoing:
             return False
         opened = dcp.open_alike(data, TURN_WORK // STREAM_WORK)
@@ -431,7 +430,7 @@ class KvSession(SessionState):
         return opened.count > 0
 
     def _handle(self, frame: Frame) -> None:
-        """Handle one request, and count what it takes."""
+        """Handle one request, and count its work."""
         self._count_work(frame, partial(self._handle_frame, frame))
 
     def _count_work(self, frame: Frame, handle: Callable[[], int]) -> None:
@@ -444,7 +443,7 @@ class KvSession(SessionState):
         self.work_done += REQUEST_WORK + len(frame.value) + answered + written + done
 
     def _handle_frame(self, frame: Frame) -> int:
-        """Returns the work that the lengths of the request and its answer do not show."""
+        """Decode and serve one request. Returns its work beyond the lengths of the request and its answer."""
         self.requests += 1
         if frame.magic not in (Magic.REQUEST, Magic.FLEXIBLE_REQUEST):
             self._handle_answer(frame)
@@ -461,7 +460,8 @@ class KvSession(SessionState):
         return self._serve(frame, Context(self.service, self, message))
 
     def _serve(self, frame: Frame, context: Context) -> int:
-        """Have a request handled, and again where a task for it is done. Returns what `_handle_frame` does."""
+        """Call the handler of a request, for the first time or after its task is done. Returns its work as
+        `_handle_frame` does."""
         context.commit, context.work_done = 0, 0
         message = context.request
         try:
@@ -473,10 +473,10 @@ class KvSession(SessionState):
         except RequestRefused as refused:
             answer = self._refusal(context, refused)
         except StoreError as error:
-            # What was asked for could not be read: kv_engine calls that a temporary failure, too.
+            # Stored data could not be read. kv_engine answers with a temporary failure, too.
             answer = self._refusal(context, RequestRefused(Status.ETMPFAIL, error.reason))
         if self.login is not None:
-            return context.work_done  # It is answered when it has been checked.
+            return context.work_done  # `finish_login` answers when the log-in has been checked.
         if context.sync_write is not None:
             assert isinstance(answer, Response), "a write has one answer"
             self._defer(context, context.sync_write, frame, answer)
@@ -485,25 +485,25 @@ class KvSession(SessionState):
         return context.work_done
 
     def _handle_answer(self, frame: Frame) -> None:
-        """The peer answers a request of ours: there are some on DCP connections only."""
+        """Handle an answer to a request of this node, which sends requests on DCP connections only."""
         if self.dcp is None or frame.magic.is_request:
             return
         if frame.opcode in COUNTED and frame.specific not in (Status.SUCCESS, Status.KEY_ENOENT):
-            # The consumer has not taken what it was sent; that it has closed the stream meanwhile is no fault.
+            # The consumer has refused a change. KEY_ENOENT is no fault: it has closed the stream meanwhile.
             raise CloseSession
         if frame.opcode == Opcode.DCP_NOOP:
             self.dcp.on_noop_answer()
         elif frame.opcode == Opcode.DCP_SET_VBUCKET_STATE:
             self._reply += self.dcp.on_hand_over_answer(frame.opaque)
             if self.bucket is not None:
-                # The stream has changed the vbucket's state: there is something to commit.
+                # The stream has changed the vbucket's state, which has to be committed.
                 self.bucket.sync_writes.evaluate_all()
                 self.bucket.on_change()
 
     def open_dcp(self, connection: ProducerConnection | ConsumerConnection) -> None:
-        """Make this a DCP connection. An older one of the same name has to go."""
+        """Make this a DCP connection. Closes an older one of the same name."""
         assert self.bucket is not None
-        # Names are unique (kv_engine, DCP docs, "Open Connection"); the recorded servers close the older one, too.
+        # Names are unique (kv_engine, DCP docs, "Open Connection"). The recorded servers close the older one, too.
         older = self.bucket.dcp_sessions.pop(connection.name, None)
         if older is not None:
             older.end_dcp()
@@ -524,13 +524,13 @@ class KvSession(SessionState):
         self._on_replaced()
 
     def disconnected(self) -> None:
-        """The connection is gone. What refers to the session from within goes, so that nothing has to search for it."""
+        """The connection is closed. Break the session's reference cycles, so that no garbage collection has to."""
         self.free()
         self._on_replaced = lambda: None
         for bucket in self.service.buckets.values():
             bucket.range_scans.end_of(self)
         if self.bucket is not None:
-            self.bucket.range_scans.end_of(self)  # It may have been dropped, and be none of the service's any more.
+            self.bucket.range_scans.end_of(self)  # A dropped bucket is not in `service.buckets` any more.
             self.bucket.ended.requests += self.requests
         connection = self.dcp or self.consumer
         if connection is None or self.bucket is None:
@@ -567,12 +567,12 @@ class KvSession(SessionState):
             raise RequestRefused(Status.ETMPFAIL, "the node asks the others first; try again")
 
     def _may_do(self, action: Action, request: Request) -> bool:
-        """Whether the user has the right on the whole bucket, or on the collection of the document that it is about."""
+        """Whether the user has the right for the whole bucket, or for the collection of the request's document."""
         if self.may(action):
             return True
         if self.user is None or self.bucket is None or not hasattr(request, "collection_id"):
             return False
-        # Where no collections are negotiated, documents are in the default one.
+        # Without collections negotiated, documents are in the default one.
         found = self.bucket.bucket.manifest.collection_by_id(request.collection_id or DEFAULT_COLLECTION)
         if found is None:
             return False
@@ -598,14 +598,14 @@ class KvSession(SessionState):
         responses = answer if isinstance(answer, Sequence) else (answer,)
         for response in responses:
             if response is None or self._is_silent(context.request.opcode, response.status):
-                # The next answer still has to wait for what this one would have waited for.
+                # The next answer has to wait for the commit that this one would have waited for.
                 self._reply_commit = max(self._reply_commit, context.commit)
                 continue
             self._write(response, commit=context.commit)
         self._reply += context.after
 
     def _defer(self, context: Context, write: SyncWrite, frame: Frame, response: Response) -> None:
-        """Answer when the durable write is decided. The request is not kept until then: it may be large."""
+        """Answer when the durable write is decided. Do not keep the request until then: it may be large."""
         opcode, bare = frame.opcode, Context(self.service, self, Request(opaque=frame.opaque))
         deferred = DeferredAnswer(
             write=write,
@@ -621,7 +621,7 @@ class KvSession(SessionState):
             self.outgoing.append(deferred)
 
     def _answer_to(self, context: Context, opcode: int, response: Response, outcome: WriteOutcome) -> bytes | None:
-        """What is sent when a durable write is decided; None where that can't be said and the connection has to end."""
+        """The answer to a decided durable write; None if the peer knows no status for it, and must be disconnected."""
         if outcome.status != Status.SUCCESS:
             try:
                 return self._refusal(context, RequestRefused(outcome.status), opcode=opcode).encode()
@@ -630,7 +630,7 @@ class KvSession(SessionState):
         if self._is_silent(opcode, response.status):
             return b""
         if getattr(response, "seqno", None) is not None:
-            # It has a mutation token, which was made when only the prepare's seqno was known.
+            # The mutation token was made when only the prepare's seqno was known.
             response = replace(response, seqno=outcome.seqno)  # type: ignore[call-arg]
         return response.encode()
 
@@ -649,7 +649,7 @@ class KvSession(SessionState):
             self._reply += data
             self._reply_commit = commit
             return
-        # A piece of its own, which is sent as it is: megabytes are not copied.
+        # Queue it as a piece of its own, to avoid copying megabytes.
         if self._reply:
             self.flush()
         self._reply_commit = 0
@@ -657,8 +657,8 @@ class KvSession(SessionState):
         self._unsent_bytes += len(data)
 
     def flush(self) -> None:
-        """Close the answers so far into one piece to send. Needed before the bucket changes: commits are its own."""
-        # Quiet writes leave nothing to send, and still what comes next has to wait for them.
+        """Queue the answers so far as one piece to send. Needed before the bucket changes: commits belong to it."""
+        # Quiet writes have no answer, but the next answer still has to wait for their commit.
         if self._reply or self._reply_commit:
             self.outgoing.append(Outgoing(bytes(self._reply), self._reply_commit, self.bucket, self._received_s))
             self._unsent_bytes += len(self._reply)
@@ -677,11 +677,11 @@ class KvSession(SessionState):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the connection is to be closed: everything is sent."""
+        """Whether to close the connection: it has ended, or the peer has quit and everything is sent."""
         return self._is_over or (self.is_quitting and not self.outgoing and not self.unordered)
 
     def data_to_send(self) -> bytes:
-        """The next answers that may be sent; empty if there are none now. Call it again while the peer reads."""
+        """The next answers that may be sent; empty if there are none now. Call this again while the peer reads."""
         while self.outgoing and self.outgoing[0].may_be_sent:
             data = self._encode(self.outgoing.popleft())
             if data or self._is_over:
@@ -697,7 +697,7 @@ class KvSession(SessionState):
         return b""
 
     def _encode(self, piece: Outgoing | DeferredAnswer) -> bytes:
-        """The bytes of a piece that is sent now: where tracing is agreed on, with the time that the node took."""
+        """The bytes of a piece that is sent now. With tracing negotiated, they include the time that the node took."""
         if isinstance(piece, DeferredAnswer) and piece.ends_connection:
             self._is_over = True
         if not self.has(Feature.TRACING):
@@ -706,7 +706,7 @@ class KvSession(SessionState):
         return with_framing_extras(piece.data, frames.encode_frame_infos((took,)))
 
     def produce_into(self, output: Output, bytes_max: int) -> bool:
-        """Write what the streams have to send behind the answers. Returns whether they have more for another turn."""
+        """Write what the streams have to send, unless answers are unsent. Returns whether they have more to send."""
         if self.dcp is None or self.outgoing:
             return False
         must_look, self._must_look = self._must_look, False
@@ -717,12 +717,12 @@ class KvSession(SessionState):
     def on_durable(self, changed: Mapping[Bucket, Collection[int] | None]) -> bool:
         """Commits became durable. Returns whether there may be something to send.
 
-        `changed` has the vbuckets with new changes of each bucket; None where any may have changed.
+        `changed` has the vbuckets with new changes of each bucket; None if any may have changed.
         """
         vbuckets = None if self.dcp is None else changed.get(self.dcp.bucket)
         has_answers = bool(self.outgoing or self.unordered)
         if self.dcp is not None and vbuckets is not None:
-            # Most commits change few vbuckets, and most connections have no stream that waits for them.
+            # Most commits change few vbuckets, and most connections have no stream that waits for one of them.
             return self.dcp.wake(vbuckets) or has_answers
         self._must_look = True
         if self.consumer is not None:
@@ -738,24 +738,24 @@ class KvSession(SessionState):
             CloseSession: the peer can only be informed by closing the connection.
         """
         if self.consumer is not None and self.bucket is bucket:
-            # What the producer believes to be here is not: the streams have to be requested again.
+            # This node has lost changes that the producer has sent: its streams have to be requested again.
             self.consumer.on_void()
             raise CloseSession
-        # A deferred answer is decided by now, or still waits for its decision.
+        # Only `Outgoing`: `SyncWrites.on_void` has updated the writes of deferred answers.
         void = {
             at: piece
             for at, piece in enumerate(self.outgoing)
             if isinstance(piece, Outgoing) and piece.bucket is bucket and piece.commit in commits
         }
         if not all(piece.data for piece in void.values()):
-            # A quiet write is void, and it has no answer that could say so.
+            # A quiet write has failed, and has no answer that could report it.
             raise CloseSession
         for at, piece in void.items():
             self.outgoing[at] = Outgoing(_failed_answers(piece.data), 0, None, piece.received_s)
         return bool(self.outgoing or self.unordered or self.consumer)
 
     def on_bucket_dropped(self) -> None:
-        """The vbuckets of the bucket are gone: streams have their ends to send, idle ones too."""
+        """The vbuckets of the bucket are gone: all streams, also idle ones, have to send their ends."""
         self._must_look = True
 
     def heard(self, now_s: float) -> None:
@@ -767,8 +767,8 @@ class KvSession(SessionState):
         """Keep a DCP connection alive: `data_to_send` has a noop if one is due.
 
         Raises:
-            UnexpectedMessage: the consumer does not answer any more.
-            ConnectionFailed: the producer does not send any more.
+            UnexpectedMessage: the consumer has stopped answering.
+            ConnectionFailed: the producer has stopped sending.
         """
         if self.consumer is not None:
             self.consumer.tick(now_s)
@@ -779,7 +779,7 @@ class KvSession(SessionState):
 
 
 def _failed_answers(data: bytes) -> bytes:
-    """The same answers as temporary failures, except those that are about the connection and not about data."""
+    """Replace answers by temporary failures, except answers about the connection, which do not depend on data."""
     failed = bytearray()
     for frame in frames.decode_frames(data):
         if frame.opcode in _OPCODES_WITHOUT_LOGIN:

@@ -1,7 +1,7 @@
-"""One function a message. `HANDLERS` is the table of what the node serves on a key-value connection.
+"""The table `HANDLERS`: which function serves which message of a key-value connection.
 
-`kv.session` looks a request up here after it has checked the rights (`NEEDED`). To serve another message, write a
-function with a context and the request, and enter it.
+`kv.session` looks up the handler of a request here after it has checked the rights (`NEEDED`). To serve another
+message, write a function that takes a context and the request, and add it to `_SERVED` and to the rights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NEEDS_NO_LOGIN: frozenset[type[Request]] = frozenset(
         session.GetClusterConfig,
     }
 )
-"""The last two check for themselves: the one names the bucket it is about, the other may be about none."""
+"""The handlers of the last two check rights themselves: one request names its bucket, the other may have none."""
 
 _READS = (
     session.Stat, documents.Get, documents.GetMeta, documents.GetRandomKey, documents.RangeScanCreate,
@@ -71,16 +71,16 @@ _WRITES = (
 )
 _ADMINISTERS = (session.Flush, session.Verbosity)
 _IS_A_NODE = (vbucket_messages.SetVBucket, vbucket_messages.DeleteVBucket, vbucket_messages.SetCollectionsManifest)
-"""What says where a vbucket is active, and what all nodes agree on. kv_engine wants the right to supervise the node for
-these (`daemon/mcbp_privileges.cc`), which no admin of a bucket has: that one manages collections over HTTP."""
+"""Requests that set where a vbucket is active, and the manifest that all nodes share. kv_engine requires the right to
+supervise the node (`daemon/mcbp_privileges.cc`), which no bucket admin has: they manage collections over HTTP."""
 
 
 _USES = (vbucket_messages.GetCollectionsManifest, vbucket_messages.GetCollectionId)
-"""What a writer needs to find its collection."""
+"""Requests that a writer needs to find its collection."""
 
 
 def _with_subclasses(classes: tuple[type[Request], ...]) -> set[type[Request]]:
-    """A quiet request is a subclass of the one it is the quiet form of, and needs the same right."""
+    """Add all subclasses: a quiet request is a subclass of its ordinary form, and needs the same right."""
     found = set(classes)
     for cls in classes:
         found |= _with_subclasses(tuple(cls.__subclasses__()))
@@ -98,7 +98,7 @@ NEEDED: dict[type[Request], Action] = {
     session.SetClusterConfig: Action.SECURITY,
     **dict.fromkeys(_with_subclasses(_USES), Action.USE),
 }
-"""What is neither here nor in `NEEDS_NO_LOGIN` is refused to everyone."""
+"""The right that each message needs. A message that is neither here nor in `NEEDS_NO_LOGIN` is always refused."""
 
 LARGE_REQUESTS: frozenset[type[Request]] = frozenset(
     {
@@ -109,7 +109,7 @@ LARGE_REQUESTS: frozenset[type[Request]] = frozenset(
         *TO_A_CONSUMER,
     }
 )
-"""What may have a long value: documents, configs, and a list that has a bound of its own."""
+"""Requests that may have a long value: documents, configs, and a list (`Observe`) that has its own limit."""
 
 READS_AS_WELL: frozenset[type[Request]] = frozenset(
     _with_subclasses(
@@ -123,7 +123,7 @@ READS_AS_WELL: frozenset[type[Request]] = frozenset(
         )
     )
 )
-"""Writes whose answers show what is in a document: they need the right to read as well."""
+"""Writes whose answers show contents of a document: they also need the right to read."""
 
 SERVED_WHILE_WAITING: frozenset[type[Request]] = frozenset(
     {
@@ -134,7 +134,7 @@ SERVED_WHILE_WAITING: frozenset[type[Request]] = frozenset(
         vbucket_messages.SetCollectionsManifest,
     }
 )
-"""What the nodes of a cluster ask each other, and nothing about documents, beside what needs no log-in."""
+"""Requests between the nodes of a cluster, none of them about documents. Those that need no log-in are served, too."""
 
 
 Handler = Callable[[Any, Any], Response | Sequence[Response] | None]

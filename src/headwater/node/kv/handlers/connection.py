@@ -1,4 +1,4 @@
-"""Handlers for what sets a connection up: HELLO, log-in by SASL, bucket, cluster config; and noop, version, quit."""
+"""Handlers that set up a connection: HELLO, SASL log-in, bucket and cluster config; also noop, version and quit."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ SERVED_FEATURES = frozenset(
     }
 )
 """With unordered execution, requests overtake those that wait for a durable write. With tracing, responses say how long
-the node took. Three of them let a server do what this one does not: answers other than documents
-are never compressed (`SNAPPY_EVERYWHERE`), no request is throttled, and NOT_MY_VBUCKET always comes with the cluster
-config (`DEDUPE_NMVB_CLUSTERMAP`)."""
+the node took. Three features allow a server what this one never does: it compresses only documents
+(`SNAPPY_EVERYWHERE`), throttles no request, and always sends the cluster config with NOT_MY_VBUCKET
+(`DEDUPE_NMVB_CLUSTERMAP`)."""
 
 _NONCE_BYTES = 18
 
@@ -77,7 +77,7 @@ def sasl_auth(context: Context, request: messages.SaslAuth) -> PlainResponse | N
     if session.dcp is not None or session.consumer is not None:
         raise RequestRefused(Status.EINVAL, "a DCP connection keeps its user: open another connection")
     session.log_out()
-    # What was selected, and what was agreed to wait for there, were another user's.
+    # The selected bucket, and the commits that answers wait for, belonged to the previous user.
     session.flush()
     session.bucket = None
     try:
@@ -113,7 +113,7 @@ def sasl_step(context: Context, request: messages.SaslStep) -> None:
 
 
 def _log_in(context: Context, attempt: LoginAttempt, welcome: Callable[[], PlainResponse]) -> None:
-    """Have the attempt checked. Nothing else is handled on the connection until that is done."""
+    """Queue the attempt to be checked. The connection handles nothing else until that is done."""
     service, session = context.service, context.session
 
     def conclude(verdict: LoginVerdict) -> PlainResponse:
@@ -143,7 +143,7 @@ def select_bucket(context: Context, request: messages.SelectBucket) -> PlainResp
     bucket = context.service.buckets.get(name)
     may_use = session.user is not None and context.service.users.may(session.user, Action.USE, name)
     if bucket is None or not may_use:
-        # One answer for both, as real servers have it: clients take any other for a config that is still on its way.
+        # One answer for both, as in Couchbase: clients take any other as a sign that the config has not arrived yet.
         message = f"{session.user!r} from {session.peer} may not use bucket {name!r}, or it is not there"
         context.service.log(message, event=LogEvent.DENIED, user=session.user, peer=session.peer, bucket=name)
         raise RequestRefused(Status.EACCESS)
@@ -160,10 +160,10 @@ def get_cluster_config(context: Context, request: messages.GetClusterConfig) -> 
 
 
 def set_cluster_config(context: Context, request: messages.SetClusterConfig) -> PlainResponse:
-    """The admin gives the config that clients get from now on, in place of the node's own.
+    """Set the config that clients get from now on, in place of the node's own.
 
-    It says which addresses are nodes, and how they log in to this one. So it takes a full admin, as it takes the right
-    to supervise the node in kv_engine: an admin of the bucket alone would give itself all documents of it.
+    It says which addresses are nodes, and how they log in to this one. So it needs a full admin, as kv_engine requires
+    the right to supervise the node: a bucket admin could give itself access to all documents with it.
     """
     bucket = request.key.decode(errors="replace") or None
     if bucket is not None and bucket not in context.service.buckets:
@@ -176,7 +176,7 @@ def set_cluster_config(context: Context, request: messages.SetClusterConfig) -> 
         raise RequestRefused(Status.KEY_EEXISTS, "the config is not newer than the one there is")
     selected = context.session.bucket
     if selected is not None and selected.name == bucket:
-        # One that a coordinator has published is kept, and that is what its answer says.
+        # A config that a coordinator has published is stored, and the answer confirms that.
         context.wait_for(selected.bucket.last_commit)
     return context.ok()
 
@@ -192,7 +192,7 @@ def get_error_map(context: Context, request: messages.GetErrorMap) -> PlainRespo
 
 
 def noop(context: Context, request: messages.Noop | messages.Verbosity) -> PlainResponse:
-    """Nothing, with an answer. The node's verbosity is not for clients to set, and is accepted, too."""
+    """Answer, and do nothing. `Verbosity` is accepted, too, although clients can't change how much the node logs."""
     return context.ok()
 
 

@@ -1,8 +1,8 @@
 """Handlers for DCP: opening a connection, and the settings and streams of one on which this node is the producer.
 
-The table of the endpoint's states (`protocol.states`) decides first: a message that is out of turn is answered with
-EINVAL, and one for the other kind of endpoint as well, or it closes the connection (`protocol.stream_requests`). Once a
-connection has been opened for this node to be the consumer, `node.consumer` takes what comes.
+The table of the endpoint's states (`protocol.states`) decides first: a message in the wrong state gets EINVAL. One for
+the other kind of endpoint gets EINVAL as well, or closes the connection, according to the dialect
+(`protocol.stream_requests`). On a connection on which this node is the consumer, `node.consumer` handles everything.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from headwater.protocol.values import Datatype
 logger = logging.getLogger(__name__)
 
 _OPEN_VALUE_BYTES_MAX = 4096
-"""It has one member, the name of the consumer."""
+"""The value has one member, the name of the consumer."""
 NODE_CONNECTION_PREFIXES = ("replication:", "takeover:")
-"""The names of connections between nodes begin so (`node.replication`, `cluster.rebalance`)."""
+"""Prefixes of the names of connections between nodes (`node.replication`, `cluster.rebalance`)."""
 
 
 def dcp(context: Context, request: Request) -> Response | None:
-    """Any DCP message: the endpoint's state decides whether it is for its handler."""
+    """Pass a DCP message to its handler, if the state of the endpoint allows it."""
     session = context.session
     state = EndpointState.UNOPENED if session.dcp is None and session.consumer is None else EndpointState.OPEN
     try:
@@ -91,10 +91,10 @@ def _open(context: Context, request: messages.Open) -> PlainResponse:
 
 
 def _check_flags(flags: OpenFlags, dialect: Dialect) -> None:
-    # Notifiers (0x02) are in the flags of "Open Connection" (kv_engine, DCP docs); servers of today have none.
+    # Notifiers (0x02) are in the flags of "Open Connection" (kv_engine, DCP docs), but current servers have none.
     if unknown := int(flags) & ~int(dialect.open_flags):
         raise RequestRefused(Status.EINVAL, f"the flags 0x{unknown:x} are not known")
-    # Recorded of 8.0.2.
+    # Recorded from 8.0.2.
     if OpenFlags.NO_VALUE in flags and OpenFlags.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags:
         raise RequestRefused(Status.EINVAL, "the two flags for no values exclude each other")
     if OpenFlags.INCLUDE_DELETED_USER_XATTRS in flags and OpenFlags.INCLUDE_XATTRS not in flags:
@@ -119,7 +119,7 @@ def _check_may_take_name(context: Context, name: str) -> None:
 
 
 def _open_as_consumer(context: Context, request: messages.Open, consumer_name: str) -> PlainResponse:
-    """What comes over such a connection is written unchecked, because it comes from a node."""
+    """Open a connection on which this node is the consumer. Only nodes may: what they send is written unchecked."""
     session = context.session
     if not session.may(Action.NODE):
         raise RequestRefused(Status.EACCESS)
@@ -138,9 +138,9 @@ def _open_as_consumer(context: Context, request: messages.Open, consumer_name: s
 
 
 def _consumer_name(request: messages.Open) -> str:
-    """The consumer's name in a topology, if the value, a JSON object, has it. A producer learns it by a control.
+    """The consumer's name in a topology, if the value, a JSON object, has it. A producer receives it by a control.
 
-    What is refused is what the recorded 7.0.5 server refused; the connection stays, and may be opened again.
+    This refuses what the recorded 7.0.5 server refused. The connection stays open, and the peer may send another open.
     """
     if not request.value:
         if request.datatype != Datatype.RAW:
@@ -183,20 +183,20 @@ def _noop(context: Context, request: messages.DcpNoop) -> PlainResponse:
 
 
 def _seqno_acknowledged(context: Context, request: SeqnoAcknowledged) -> None:
-    """It decides about the writes of others, who trust that a copy is there: that is for nodes and not for readers."""
+    """Count an acknowledgement of a replica. Only nodes may send it, since it decides durable writes of others."""
     if not context.session.may(Action.NODE):
         raise RequestRefused(Status.EACCESS)
     connection = _connection(context)
     controls = connection.controls
     if not connection.has_streamed(request.vbucket):
-        # As recorded from a 7.0.5 server. For a stream that has ended meanwhile it is no fault.
+        # As recorded from a 7.0.5 server. It is no fault if there was a stream that has ended meanwhile.
         raise CloseSession
     if not controls.sync_writes or not controls.consumer_name:
         raise RequestRefused(
             Status.EINVAL, "sync writes are not enabled on this connection, or its consumer has no name"
         )
     if request.prepared_seqno > context.bucket_service.bucket.vbuckets.high_seqnos[request.vbucket]:
-        # As recorded from an 8.0.2 server: no stream has sent it. Believed, it would commit what is written later.
+        # As recorded from an 8.0.2 server: no stream has sent this seqno. If accepted, it would commit later writes.
         if connection.is_streaming(request.vbucket):
             raise CloseSession
         return
@@ -213,7 +213,7 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
     if isinstance(admission, RollbackDemand):
         history = context.bucket_service.history
         by_node = connection.name.startswith(NODE_CONNECTION_PREFIXES)
-        # In the middle of a snapshot the consumer lacks its end, which the active vbucket had.
+        # A consumer inside a snapshot lacks the end of it, which the active vbucket had.
         is_inside = request.start_seqno > request.snapshot_start_seqno
         had = max(request.start_seqno, request.snapshot_end_seqno) if is_inside else request.start_seqno
         history.asked(request.vbucket, vbuuid=request.vbuuid, seqno=had, by_node=by_node)
@@ -225,7 +225,7 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
         _refuse(context, admission)
     else:
         connection.open_stream(request, admission)
-        # It takes back what the copy had acknowledged, and so only a node may say it: durable writes would fail.
+        # Only for nodes: this reverts acknowledgements of the copy, so durable writes could fail.
         if connection.controls.sync_writes and context.session.may(Action.NODE):
             sync_writes = context.bucket_service.sync_writes
             sync_writes.begin_stream(request.vbucket, connection.controls.consumer_name, request.start_seqno)
@@ -268,14 +268,13 @@ def _close_stream(context: Context, request: messages.CloseStream) -> PlainRespo
     closing = connection.close_stream(request.vbucket, request.stream_id)
     if closing is None:
         raise RequestRefused(Status.KEY_ENOENT)
-    # The answer comes first, the stream-end after it, and only where the control has asked for one: as recorded from
-    # servers of 7.0.5.
+    # As recorded from 7.0.5 servers, the answer is sent first, then the stream-end, if a control has requested one.
     context.then_send(closing)
     return context.ok()
 
 
 def get_failover_log(context: Context, request: messages.GetFailoverLog) -> messages.GetFailoverLogResponse:
-    """Of any vbucket that is here; under its other opcode also on a connection that is not a DCP connection."""
+    """The failover log of a vbucket that is here. With its other opcode, also on connections that are not DCP."""
     refuse_damaged(context, request.vbucket)
     numbers = context.bucket_service.bucket.vbuckets
     facts = numbers.facts_of(request.vbucket)

@@ -1,8 +1,8 @@
-"""Handlers of documents and of parts of them: reading, writing, counters and locks; and how far a vbucket is durable.
+"""Handlers for documents and parts of them: reading, writing, counters, locks, and observing durability.
 
-One function a message, called by `kv.session` through the table of `handlers`. Each decides whether the request may be
-done and tells its `Target` (`kv.documents`), which does it. Those for parts of documents bring the document to the
-sub-document engine, and write what comes out.
+One function per message, which `kv.session` calls through the table of `handlers`. Each checks whether the request is
+allowed, and calls its `Target` (`kv.documents`) to execute it. Those for parts of documents pass the document to the
+sub-document engine, and write the result.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _shown(target: Target, document: Document, cas: Cas, **fields: Any) -> GetRe
 
 def get_ex(context: Context, request: messages.GetEx) -> GetResponse:
     """A document with its extended attributes."""
-    # Recorded of 8.0.2: without these in HELLO it is NOT_SUPPORTED.
+    # Recorded from 8.0.2: NOT_SUPPORTED without these in HELLO.
     for feature in (Feature.XATTR, Feature.JSON, Feature.SNAPPY_EVERYWHERE):
         if not context.session.has(feature):
             raise RequestRefused(Status.NOT_SUPPORTED, f"it needs {feature.name} in HELLO")
@@ -103,7 +103,7 @@ def get_meta(context: Context, request: messages.GetMeta) -> messages.GetMetaRes
         cas=target.shown_cas(entry),
         deleted=int(document.is_deleted),
         flags=document.flags,
-        # A tombstone has the time of its deletion where a document has its expiry.
+        # A tombstone has the time of its deletion in place of an expiry.
         expiry=document.delete_time if document.is_deleted else document.expiry,
         rev_seqno=document.rev_seqno,
         document_datatype=int(document.stored_datatype) if request.version == _META_WITH_DATATYPE else None,
@@ -114,7 +114,7 @@ def get_meta(context: Context, request: messages.GetMeta) -> messages.GetMetaRes
 
 
 def observe_seqno(context: Context, request: vbucket_messages.ObserveSeqno) -> vbucket_messages.ObserveSeqnoResponse:
-    """How far the vbucket is durable, on the branch of history that the client knows."""
+    """The durable seqno of a vbucket, and how far the branch of history that the client knows is part of it."""
     refuse_damaged(context, request.vbucket)
     vbuckets = context.bucket_service.bucket.vbuckets
     facts = vbuckets.facts_of(request.vbucket)
@@ -138,7 +138,7 @@ def observe_seqno(context: Context, request: vbucket_messages.ObserveSeqno) -> v
 
 
 def observe(context: Context, request: vbucket_messages.Observe) -> vbucket_messages.ObserveResponse:
-    """Which versions of some documents there are, and whether they are durable. Replicas are asked, too."""
+    """The CAS of some documents, and whether they are durable. Clients also send this to replicas."""
     documents = tuple(_observed(context, asked) for asked in request.keys)
     return context.reply(vbucket_messages.ObserveResponse, documents=documents)
 
@@ -159,7 +159,7 @@ def _observed(context: Context, asked: vbucket_messages.ObservedKey) -> Observed
     entry = bucket.find(asked.vbucket, collection_by_id(context, collection).id, key)
     is_durable = entry is not None and bucket.commit_of(entry) <= bucket.durable_commit
     if entry is None or (entry.is_deleted and is_durable):
-        # kv_engine forgets a deleted document once that is persisted, and clients wait for it to be gone.
+        # kv_engine forgets a deleted document once the deletion is persisted, and clients wait for that.
         return ObservedDocument(vbucket=asked.vbucket, key=asked.key, state=KeyState.NOT_FOUND, cas=Cas(0))
     observed = KeyState.PERSISTED if is_durable else KeyState.NOT_PERSISTED
     observed = KeyState.LOGICALLY_DELETED if entry.is_deleted else observed
@@ -170,7 +170,7 @@ def _observed(context: Context, asked: vbucket_messages.ObservedKey) -> Observed
 
 
 def set_document(context: Context, request: messages.Set) -> StoreResponse:
-    """Store a document, whether there is one or not; with a CAS, only over the version that has it."""
+    """Store a document, whether it exists or not. With a CAS, replace only the version that has it."""
     target, body = Target.to_write(context, request), received_body(context, request.value)
     entry = target.live()
     if entry is not None:
@@ -181,7 +181,7 @@ def set_document(context: Context, request: messages.Set) -> StoreResponse:
 
 
 def add(context: Context, request: messages.Set) -> StoreResponse:
-    """Store a document where there is none."""
+    """Store a document if there is none."""
     if request.cas:
         raise RequestRefused(Status.EINVAL, "a document that is to be added has no CAS yet")
     target, body = Target.to_write(context, request), received_body(context, request.value)
@@ -191,7 +191,7 @@ def add(context: Context, request: messages.Set) -> StoreResponse:
 
 
 def replace(context: Context, request: messages.Set) -> StoreResponse:
-    """Store a document where there is one."""
+    """Store a document if it exists."""
     target, body = Target.to_write(context, request), received_body(context, request.value)
     entry = target.live_or_refuse()
     target.check_cas(entry, request.cas)
@@ -199,7 +199,7 @@ def replace(context: Context, request: messages.Set) -> StoreResponse:
 
 
 def _store_body(request: messages.Set, target: Target, body: bytes, *, over: Entry | None) -> StoreResponse:
-    # A new body leaves the extended attributes alone, those of users too (kv_engine's mutation context has it so).
+    # A new body keeps all extended attributes, also those of users (as kv_engine's mutation context does).
     xattrs = split_value(target.read(over))[0] if over is not None and over.has_xattrs else b""
     value, datatype = join_value(target.context, xattrs, body)
     if request.datatype & Datatype.SNAPPY and not xattrs:
@@ -238,7 +238,7 @@ def prepend(context: Context, request: messages.Prepend) -> StoreResponse:
 
 
 def _extend(context: Context, request: messages.Append, *, in_front: bool) -> StoreResponse:
-    """Flags, expiry and extended attributes stay as they are."""
+    """Extend the body of a document. Flags, expiry and extended attributes stay unchanged."""
     target, more = Target.to_write(context, request), received_body(context, request.value)
     entry = target.live()
     if entry is None:
@@ -260,7 +260,7 @@ def get_and_touch(context: Context, request: messages.Touch) -> GetResponse:
 
 
 def _touch(context: Context, request: messages.Touch) -> tuple[Target, Document, Cas]:
-    """Give a document another expiry. One that has it already stays the version it is."""
+    """Change the expiry of a document. If it has this expiry already, this writes no new version."""
     target, entry = _target_of_existing(context, request)
     document = target.read(entry)
     expiry = target.expiry_time(request.expiry)
@@ -278,17 +278,17 @@ _DIGITS_MAX = len(str(_COUNTS - 1))
 
 
 def increment(context: Context, request: messages.Increment) -> messages.CounterResponse:
-    """Beyond 64 bits it starts again from 0."""
+    """Increment a counter. It wraps around at 64 bits."""
     return _count(context, request, request.delta)
 
 
 def decrement(context: Context, request: messages.Decrement) -> messages.CounterResponse:
-    """It stops at 0."""
+    """Decrement a counter. It stops at 0."""
     return _count(context, request, -request.delta)
 
 
 def _count(context: Context, request: messages.Increment, delta: int) -> messages.CounterResponse:
-    """The expiry of a counter that exists stays, whatever the request says."""
+    """Add to a counter, or create it. An existing counter keeps its expiry, whatever the request says."""
     target = Target.to_write(context, request)
     entry = target.live()
     if entry is None:
@@ -311,12 +311,12 @@ def _count(context: Context, request: messages.Increment, delta: int) -> message
 
 
 def get_locked(context: Context, request: messages.GetLocked) -> GetResponse:
-    """Get a document and lock it. The CAS of the answer opens the lock."""
+    """Get a document and lock it. The CAS of the answer unlocks it."""
     target = Target.to_write(context, request)
     entry = target.live_or_refuse()
     if target.lock_on(entry) is not None:
         raise _refused(context, Status.LOCKED)
-    # A time that is out of bounds is not refused: it means the default.
+    # A lock time out of bounds is not refused: it means the default.
     asked_s = request.lock_time_s or 0
     lock_s = asked_s if 0 < asked_s <= LOCK_S_MAX else LOCK_S_DEFAULT
     return _shown(target, target.read(entry), target.take_lock(entry, lock_s=lock_s))
@@ -337,16 +337,16 @@ def unlock(context: Context, request: messages.Unlock) -> PlainResponse:
 
 
 def _refused(context: Context, status: Status) -> RequestRefused:
-    """To a client without extended errors, a lock that is in the way of another one is a passing failure."""
+    """The refusal of a lock request: a temporary failure for clients without extended errors."""
     return RequestRefused(status if context.session.has(Feature.XERROR) else Status.ETMPFAIL)
 
 
 # --- with metadata ------------------------------------------------------------------------------------------------
 #
-# Writes that bring their metadata along, as replication between clusters and backup tools send them. The version keeps
-# the CAS and the revision that it has elsewhere. Where there is another version, conflict resolution decides which of
-# the two is the newer, by revision or by time as the bucket's `conflictResolutionType` says. The rules are those of
-# kv_engine's set_with_meta.md and del_with_meta.md.
+# Writes with metadata are sent by replication between clusters and by backup tools. The version keeps the CAS and the
+# revision that it has elsewhere. If there is another version, conflict resolution decides which of the two is newer, by
+# revision or by time according to the bucket's `conflictResolutionType`. The rules are those of kv_engine's
+# set_with_meta.md and del_with_meta.md.
 
 
 _NO_OPTIONS = MetaOptions(0)
@@ -355,9 +355,9 @@ _DELETE_OPTIONS = _SET_OPTIONS | MetaOptions.IS_EXPIRATION
 _UNRESOLVED = MetaOptions.FORCE | MetaOptions.SKIP_CONFLICT_RESOLUTION
 _NO_CAS = frozenset({0, 2**64 - 1})
 _REV_SEQNO_MAX = 2**48 - 1
-"""kv_engine keeps revisions in 48 bits."""
+"""kv_engine stores revisions in 48 bits."""
 _FUTURE_NS_MAX = 65 * 60 * 1_000_000_000
-"""How far a CAS may be ahead of the clock: kv_engine's bound. All later writes of the vbucket get a higher one."""
+"""How far a CAS may be ahead of the clock; kv_engine's limit. All later writes of the vbucket get a higher CAS."""
 
 
 def add_with_meta(context: Context, request: SetWithMeta) -> StoreResponse:
@@ -371,14 +371,14 @@ def set_with_meta(context: Context, request: SetWithMeta, *, only_new: bool = Fa
         raise RequestRefused(Status.KEY_EEXISTS)
     _resolve(request, target, entry, is_removal=False)
     value, datatype = join_value(context, *received_parts(context, request.value))
-    # Other than in a plain set, the expiry is always a time: nothing is relative to when it arrives here.
+    # Unlike in a plain set, the expiry is always absolute: it must not depend on when the write arrives here.
     expiry = target.expiry_time(request.expiry, is_time=True)
     written = target.store(value=value, datatype=datatype, flags=request.flags, expiry=expiry, given=given)
     return _stored(target, written)
 
 
 def delete_with_meta(context: Context, request: SetWithMeta) -> StoreResponse:
-    """Store a tombstone, also where there is no document: it may have come and gone elsewhere."""
+    """Store a tombstone, even if there is no document: it may have been created and deleted elsewhere."""
     given = _given(context, request, _DELETE_OPTIONS)
     target, entry = _meta_target(context, request)
     _resolve(request, target, entry, is_removal=True)
@@ -400,11 +400,11 @@ def _options(request: SetWithMeta) -> MetaOptions:
 
 
 def _given(context: Context, request: SetWithMeta, known: MetaOptions) -> GivenVersion:
-    """The numbers of the version, after what can be wrong with the request whatever is stored."""
+    """The CAS and revision of the version. Refuses a request that is invalid whatever is stored."""
     options = _options(request)
     if find(request.frame_infos, RequestInfo.DURABILITY) is not None:
         raise RequestRefused(Status.EINVAL, "a version with metadata of another cluster can't be a durable write")
-    # set_with_meta.md: with it a client says that it knows of the resolution by time.
+    # set_with_meta.md: a client sets FORCE_ACCEPT to confirm that it expects resolution by time.
     if _is_by_time(context) != bool(options & MetaOptions.FORCE_ACCEPT):
         raise RequestRefused(
             Status.EINVAL, "FORCE_ACCEPT is for buckets in which the last write wins, and needed there"
@@ -432,10 +432,10 @@ def _is_by_time(context: Context) -> bool:
 
 
 def _meta_target(context: Context, request: SetWithMeta) -> tuple[Target, Entry | None]:
-    """Where to write, and the newest version there, which the CAS of the header allows to replace.
+    """The target, and its newest version, which the CAS of the header allows to replace.
 
-    FORCE would write to replicas and pending vbuckets, too. Theirs is the history of their active copy, which such a
-    write would leave, so it is NOT_MY_VBUCKET here as any other.
+    In Couchbase FORCE also writes to replicas and pending vbuckets. These have the history of their active copy, from
+    which such a write would diverge, so it gets NOT_MY_VBUCKET here like any other.
     """
     target = Target.to_write(context, request)
     entry = target.newest()
@@ -447,7 +447,7 @@ def _meta_target(context: Context, request: SetWithMeta) -> tuple[Target, Entry 
 
 
 def _resolve(request: SetWithMeta, target: Target, entry: Entry | None, *, is_removal: bool) -> None:
-    """Refuse a version that is not newer than the one that is there."""
+    """Refuse a version that is not newer than the stored one."""
     if entry is None or _options(request) & _UNRESOLVED:
         return
     theirs = (max(1, request.rev_seqno), int(request.meta_cas))
@@ -542,7 +542,7 @@ def mutate(context: Context, request: subdocs.MultiMutation) -> subdocs.MultiMut
 def _target_to_write(
     context: Context, request: subdocs.SubdocGet | subdocs.MultiMutation, doc_flags: DocFlags
 ) -> tuple[Target, SubdocDocument | None]:
-    """Where to write, and the newest version there, which the request's CAS allows to replace."""
+    """The target, and its newest version, which the CAS of the request allows to replace."""
     _check_datatype(context)
     if doc_flags & DocFlags.ADD and request.cas:
         raise RequestRefused(Status.EINVAL, "a document that is to be added has no CAS yet")
@@ -565,7 +565,7 @@ def _write(
 
     if outcome.deleted:
         return target.remove(value=value, datatype=outcome.value.datatype)
-    # What is left of a document that was deleted has no say in the one that takes its place.
+    # A new document inherits no flags and no expiry from the tombstone that it replaces.
     lasting = None if over is None or over.deleted else over
     user_flags = request.user_flags if isinstance(request, subdocs.MultiMutation) else None
     if user_flags is None:
@@ -586,7 +586,7 @@ def _check_datatype(context: Context) -> None:
 
 
 def _cost(document: SubdocDocument | None, paths: int) -> int:
-    """The text is checked once, and walked through for each path."""
+    """The bytes to scan: the text is checked once, and scanned for each path."""
     return 0 if document is None else len(document.value) * (1 + paths)
 
 

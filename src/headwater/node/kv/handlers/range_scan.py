@@ -1,7 +1,8 @@
-"""Handlers of range scans, and of random keys: what finds documents without knowing their keys.
+"""Handlers of range scans and random keys, which find documents without knowing their keys.
 
-A scan is created by JSON (kv_engine, docs/range_scans/range_scan_create.md), continued until it is complete, and ended
-by its client, its session or its age (`service.RangeScans`). The work is done by `store.range_scan`, part by part.
+A client describes a scan in JSON to create it (kv_engine, docs/range_scans/range_scan_create.md), and continues it
+until it is complete. A scan also ends if it is cancelled or too old, or its session ends (`service.RangeScans`).
+`store.range_scan` does the work, part by part.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from headwater.store.range_scan import RangeScan, Sample, ScanWanted, has_change
 
 PART_BYTES_MAX = 1024 * 1024
 PART_ITEMS_MAX = 16_384
-"""The most that one answer holds, whatever the client asks for, so that others have their turn in between."""
+"""The most that one answer holds, whatever the client asks for, so that other connections get turns in between."""
 REQUEST_BYTES_MAX = 4096
 NAME_BYTES_MAX = 50
 _KEYS_ONLY, _DOCUMENTS = bytes(4), (1).to_bytes(4)
@@ -61,7 +62,7 @@ def create(context: Context, request: messages.RangeScanCreate) -> messages.Rang
 
 
 def continue_scan(context: Context, request: messages.RangeScanContinue) -> PlainResponse:
-    """The next part. The time that it may take needs no look at the clock, because a part is small."""
+    """Answer with the next part. The time limit of the request is not checked, because a part is small."""
     running = _running(context, request)
     scan = running.scan
     take = partial(
@@ -85,7 +86,7 @@ def cancel(context: Context, request: messages.RangeScanCancel) -> PlainResponse
 
 
 def _running(context: Context, request: messages.RangeScanContinue | messages.RangeScanCancel) -> RunningScan:
-    """The scan of a request. One whose vbucket or collection is not what it was ends here."""
+    """The scan of a request. Ends the scan if its vbucket or collection has changed since."""
     scans = context.bucket_service.range_scans
     scans.tick(context.service.now_s())
     running = scans.running.get(request.scan_id)
@@ -110,10 +111,10 @@ def _vbuuid(context: Context, vbucket: VBucketId) -> Any:
 
 
 def _check_snapshot(context: Context, vbucket: VBucketId, required: dict[str, Any] | None) -> None:
-    """Whether the vbucket is as far as the client needs it.
+    """Refuse a scan unless the vbucket has the branch and the seqno that the client requires.
 
-    `timeout_ms` would have the request wait for the seqno. Writers are answered when their changes are durable, so a
-    client that has its seqno from an answer never has to wait, and another one is to try again (ETMPFAIL).
+    In Couchbase the request may wait for the seqno up to `timeout_ms`. Here writers are answered when their changes are
+    durable, so a client whose seqno is from an answer never has to wait, and any other has to retry (ETMPFAIL).
     """
     if required is None:
         return
@@ -130,7 +131,7 @@ def _check_snapshot(context: Context, vbucket: VBucketId, required: dict[str, An
         raise RequestRefused(Status.NOT_STORED, "the change with this seqno is not stored any more")
 
 
-# --- what is wanted -----------------------------------------------------------------------------------------------
+# --- the description of a scan ------------------------------------------------------------------------------------
 
 
 def _members(context: Context, request: messages.RangeScanCreate) -> dict[str, Any]:
@@ -165,9 +166,9 @@ def _wanted(members: dict[str, Any]) -> ScanWanted:
         sample = Sample(documents=documents, seed=_member(sampling, "seed", _number, default=0))
         return ScanWanted(collection=collection, keys_only=keys_only, include_xattrs=include_xattrs, sample=sample)
     if bounds is None:
-        # Recorded of 8.0.2: {} is a scan of the whole default collection.
+        # Recorded from 8.0.2: {} is a scan of the whole default collection.
         return ScanWanted(collection=collection, keys_only=keys_only, include_xattrs=include_xattrs)
-    # The scan takes its bounds as from a key on and below another; no key lies between a key and it with a zero byte.
+    # `low` is inclusive and `high` exclusive. Appending a zero byte gives the next possible key.
     low, excludes_low = _bound(bounds, "start")
     high, excludes_high = _bound(bounds, "end")
     return ScanWanted(
@@ -180,7 +181,7 @@ def _wanted(members: dict[str, Any]) -> ScanWanted:
 
 
 def _bound(bounds: dict[str, Any], name: str) -> tuple[bytes, bool]:
-    """A bound, and whether it is left out itself."""
+    """A bound, and whether it is exclusive."""
     excluding = f"excl_{name}"
     if (name in bounds) == (excluding in bounds):
         raise RequestRefused(Status.EINVAL, f"a range has either {name!r} or {excluding!r}")
@@ -251,7 +252,7 @@ def _key(value: Any) -> bytes:
 
 
 def get_random_key(context: Context, request: GetRandomKey) -> GetResponse:
-    """Any document of a collection."""
+    """Answer with any document of a collection."""
     service, bucket = context.bucket_service, context.bucket_service.bucket
     wanted = DEFAULT_COLLECTION if request.collection is None else request.collection
     collection = collection_by_id(context, wanted).id

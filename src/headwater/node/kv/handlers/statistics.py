@@ -1,7 +1,7 @@
-"""The handler of `stat`: groups of statistics, one response a statistic and an empty one at the end.
+"""The handler of `stat`: groups of statistics. It sends one response per statistic and an empty one at the end.
 
-To add a group, write a generator of names and values and enter it in one of the tables.
-Names are Couchbase's where it has the same thing. Seqnos are durable ones.
+To add a group, write a generator of names and values and add it to one of the tables.
+Names are those of Couchbase if it has the same statistic. Seqnos are durable ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Statistics = Iterator[tuple[str, object]]
 
 _NANOSECONDS = 10**9
 _VBUCKET_NAMED_MAX = 99_999
-"""More digits would be slow to read, or refused by Python."""
+"""Python would parse more digits slowly, or refuse them."""
 
 
 def stat(context: Context, request: Stat) -> list[PlainResponse]:
@@ -105,7 +105,7 @@ def _collections(context: Context, bucket: Bucket) -> Statistics:
 
 
 def _nodes_login(context: Context, bucket: Bucket) -> Statistics:
-    """How the nodes of the cluster log in to each other: for full admins, who may publish another, and nodes."""
+    """The credentials between the cluster's nodes, for nodes and for full admins, who may publish others."""
     service = context.bucket_service
     if not context.session.may(Action.NODE):
         raise RequestRefused(Status.EACCESS)
@@ -116,7 +116,7 @@ def _nodes_login(context: Context, bucket: Bucket) -> Statistics:
 
 
 def _range_scans(context: Context, bucket: Bucket) -> Statistics:
-    """The scans under way. Each may hold a view of the data, and the file can't give room back meanwhile."""
+    """The running scans. Each may hold a view of the data, whose space in the file can't be reused meanwhile."""
     now_s = context.service.now_s()
     for scan_id, running in context.bucket_service.range_scans.running.items():
         prefix = f"vb_{running.vbucket}:{scan_id.hex()}"
@@ -127,14 +127,14 @@ def _range_scans(context: Context, bucket: Bucket) -> Statistics:
 
 
 def _lost(context: Context, bucket: Bucket) -> Statistics:
-    """Of the vbuckets that were promoted here: the last seqno that they kept, and the last one that is known."""
+    """For each vbucket that was promoted here: the last seqno that it kept, and the last one known before."""
     for vbucket, branch in context.bucket_service.history.newest_failovers().items():
         yield f"vb_{vbucket}", f"{branch.kept_seqno} {'' if branch.known_seqno is None else branch.known_seqno}"
 
 
 OFFERED_GROUPS = frozenset({"replication", "headwater-vbuckets"})
-"""Groups of other parts of the node (`BucketService.statistics`): of the copies it keeps, and of all vbuckets, each a
-list, for other nodes that show the cluster. They are empty where no part offers them."""
+"""Groups that other parts of the node provide (`BucketService.statistics`): the copies it keeps, and lists of all
+vbuckets for other nodes that show the cluster. They are empty if no part provides them."""
 _GROUPS: dict[str, Callable[[Context, Bucket], Statistics]] = {
     "": _general,
     "uuid": _uuid,
@@ -147,12 +147,12 @@ _GROUPS: dict[str, Callable[[Context, Bucket], Statistics]] = {
 # --- of one document ----------------------------------------------------------------------------------------------
 
 _OF_DOCUMENTS = {"key": False, "vkey": True}
-"""The value says whether the stored document is compared with its entry in the index."""
+"""The groups of one document, and whether they compare the stored document with its entry in the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """The document that the argument of `stat key` names, in the form of a request about one."""
+    """The document that the argument of `stat key` names, in the form of a `DocumentRequest`."""
 
     vbucket: VBucketId
     collection_id: CollectionId | None
@@ -170,7 +170,7 @@ def _of_document(context: Context, argument: bytes, *, is_checked: bool) -> Stat
     target = Target.of(context, asked, state=state)
     entry = target.live_or_refuse()
     document = target.read(entry)
-    # Where writers are answered when they are durable, this answer waits for that, too.
+    # If writes are acknowledged only when durable, this answer waits for that, too, so the document is never dirty.
     yield "key_is_dirty", _shown(not service.ack_when_durable and bucket.commit_of(entry) > bucket.durable_commit)
     yield "key_exptime", document.expiry
     yield "key_flags", document.flags
@@ -182,7 +182,7 @@ def _of_document(context: Context, argument: bytes, *, is_checked: bool) -> Stat
 
 
 def _asked_document(manifest: Manifest, argument: bytes) -> _Asked:
-    """`KEY VBUCKET`, and behind that the collection where it is not the default one: `scope.name`, or its id in hex."""
+    """Parse `KEY VBUCKET`, followed by a collection if it is not the default one: `scope.name`, or its id in hex."""
     words = argument.rsplit(b" ", 2)
     collection: CollectionId | None = None
     if len(words) == 3 and not words[2].isdigit():
@@ -206,7 +206,7 @@ def _named_collection(manifest: Manifest, name: str) -> CollectionId:
 
 
 def _dcp(context: Context, name: str | None) -> Statistics:
-    """All connections that send or receive changes, or the one named. Times of creation count from the node's start."""
+    """All connections that send or receive changes, or the named one. Times of creation count from the node's start."""
     service = context.service
     bucket, now_s = context.bucket_service, service.now_s()
     uptime_s = (service.now_ns() - service.started_ns) / _NANOSECONDS
@@ -241,7 +241,7 @@ _OF_CONNECTIONS = (
 _OF_STREAMS = (
     "state", "opaque", "start_seqno", "end_seqno", "last_sent_seqno", "backlog_items", "frames_sent", "bytes_sent",
 )  # fmt: skip
-"""Statistics that have the name of their field."""
+"""Statistics with the same name as their field."""
 
 
 def _of_consumer(consumer: ConsumerView, *, created_s: float) -> Statistics:
@@ -306,10 +306,10 @@ def _seqnos(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statisti
 
 
 def _copy(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics:
-    """What decides which of two copies is the more advanced, in one line: state, seqno, branches of its history.
+    """What decides which of two copies is more advanced, in one line: state, seqno, branches of its history.
 
-    The seqno is that up to which it is whole, and the branches are those that it is on by then: the others it knows by
-    name only, from the log of its active one. A damaged copy is none: no other must be made from it.
+    The seqno is the last one up to which the copy is whole. The branches are those up to that seqno: later ones are
+    only names from the failover log of its active copy. A damaged copy is left out: no other must be made from it.
     """
     if vbucket in bucket.vbuckets.damage:
         return

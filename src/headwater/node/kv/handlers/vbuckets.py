@@ -1,4 +1,4 @@
-"""Handlers about vbuckets as wholes: their states, their seqnos, their durability; and the flush of them all."""
+"""Handlers for whole vbuckets (states, seqnos, durability, flush), and for the manifest of collections."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COPIES_MAX = 4
 
 
 def set_vbucket(context: Context, request: messages.SetVBucket) -> PlainResponse:
-    """Give a vbucket a state, making it where it does not exist."""
+    """Set the state of a vbucket, which is created if it does not exist."""
     service = context.bucket_service
     bucket = service.bucket
     if not VBucketState(request.state).is_known:
@@ -51,7 +51,7 @@ def set_vbucket(context: Context, request: messages.SetVBucket) -> PlainResponse
     topology = None
     if request.value:
         members = _members(request)
-        # Who coordinates a cluster may say by which config it decides. By another one it might have decided otherwise.
+        # A coordinator may send the version of the config on which it decided. With another it might decide otherwise.
         if "config" in members and members["config"] != list(service.config_version):
             raise RequestRefused(Status.KEY_EEXISTS, "the node has another config by now")
         topology = _topology(request, members)
@@ -70,7 +70,7 @@ def set_vbucket(context: Context, request: messages.SetVBucket) -> PlainResponse
 
 
 def _note_promotion(service: BucketService, vbucket: VBucketId, before: VBucketFacts | None, kept: Seqno) -> None:
-    """A vbucket that is active on another node by the config, and is made active here, is failed over."""
+    """Record a failover, if the vbucket is active on another node in the config, or was a copy outside a cluster."""
     node = service.other_active_node(vbucket)
     was_copy = before is not None and before.state != VBucketState.ACTIVE
     is_in_cluster = service.config is not None
@@ -83,8 +83,8 @@ def _members(request: messages.SetVBucket) -> dict[str, Any]:
         members = json.loads(request.value)
     except (ValueError, RecursionError) as error:
         raise RequestRefused(Status.EINVAL, "the value is not JSON with a topology") from error
-    # kv_engine, DCP docs, "Set VBucket State Value": the last two are newer. The state that a vbucket will have helps
-    # a server with its cache, and makes no difference here.
+    # kv_engine, DCP docs, "Set VBucket State Value". The last two members are newer. `next_expected_state` helps a
+    # server with its cache, and makes no difference here.
     if not isinstance(members, dict) or not members.keys() & {"topology", "next_expected_state", "use_snapshot"}:
         raise RequestRefused(Status.EINVAL, "the value is not JSON with a topology")
     if "use_snapshot" in members:
@@ -95,7 +95,7 @@ def _members(request: messages.SetVBucket) -> dict[str, Any]:
 
 
 def _topology(request: messages.SetVBucket, members: dict[str, Any]) -> tuple[Any, ...] | None:
-    """The replication topology: chains of node names, the active one first. Only an active vbucket has one."""
+    """The replication topology: chains of node names, the active node first. Only an active vbucket has one."""
     chains = members.get("topology")
     if chains is None:
         return None
@@ -129,20 +129,20 @@ def delete_vbucket(context: Context, request: messages.DeleteVBucket) -> PlainRe
 
 
 def flush(context: Context, request: Flush) -> PlainResponse:
-    """Drop all documents of the bucket that are active here."""
+    """Drop all documents of the vbuckets that are active here."""
     if request.delay_s:
         raise RequestRefused(Status.NOT_SUPPORTED, "a flush can't be delayed")
     _check_at_rest(context)
     try:
         context.bucket_service.flush()
     except LocalProtocolError as error:
-        # As ep-engine answered while it had the command, where `flushall_enabled` was off (ENGINE_ENOTSUP).
+        # ep-engine gave this answer (ENGINE_ENOTSUP) while it had the command, if `flushall_enabled` was off.
         raise RequestRefused(Status.NOT_SUPPORTED, error.reason) from error
     return context.ok()
 
 
 def _check_at_rest(context: Context) -> None:
-    """What a commit or house-keeping is writing at this moment can't be taken away under its hands."""
+    """Refuse the request while a commit or housekeeping is writing: the data can't be removed meanwhile."""
     service = context.bucket_service
     if service.bucket.is_committing or not service.is_at_rest():
         raise RequestRefused(Status.ETMPFAIL, "changes are being written at this moment; try again")
@@ -152,13 +152,13 @@ def _check_at_rest(context: Context) -> None:
 
 
 def get_all_vb_seqnos(context: Context, request: messages.GetAllVbSeqnos) -> messages.GetAllVbSeqnosResponse:
-    """The durable high seqnos of vbuckets, of one collection in them where that is asked for.
+    """The durable high seqnos of vbuckets, or of one collection in them if the request names it.
 
     As recorded from a 7.0.5 server, prepares and aborts count for one collection, for DCP connections with sync writes,
     and for clients without collections. All others get the last seqno that they can see.
 
-    Every write that was acknowledged before the request counts: a peer that reads up to these seqnos has it. So where
-    writes are acknowledged before they are durable, the answer waits until they are.
+    A peer that reads up to these seqnos has every write that was acknowledged before the request. So if writes are
+    acknowledged before they are durable, the answer waits until they are.
     """
     service = context.bucket_service
     bucket = service.bucket
@@ -189,7 +189,7 @@ def _in_state(bucket: Bucket, wanted: int) -> list[VBucketId]:
     if wanted != _ANY_ALIVE and not VBucketState(wanted).is_known:
         raise RequestRefused(Status.EINVAL, f"{wanted} is not the state of a vbucket")
     states = _ALIVE if wanted == _ANY_ALIVE else {wanted}
-    # A vbucket that is damaged counts as dead: a seqno of it would be taken for all that there is.
+    # A damaged vbucket counts as dead: clients would believe that it has no changes beyond its seqno.
     return [VBucketId(vbucket) for vbucket, state in enumerate(bucket.vbuckets.states.tolist()) if state in states]
 
 
@@ -226,7 +226,7 @@ def _manifest_to_show(context: Context) -> Manifest:
 
 
 def set_manifest(context: Context, request: messages.SetCollectionsManifest) -> PlainResponse:
-    """Take a newer manifest. The same one again changes nothing."""
+    """Apply a newer manifest. The current one changes nothing."""
     service = context.bucket_service
     current = service.bucket.manifest
     manifest = _decoded(request.value)
@@ -264,7 +264,7 @@ def _decoded(value: bytes) -> Manifest:
 
 
 def _check_names(entries: Iterable[tuple[int, str]]) -> None:
-    """The scopes of a manifest, or the collections of a scope."""
+    """Check ids and names of the scopes of a manifest, or of the collections of a scope."""
     names = set()
     for number, name in entries:
         if not _NAME.fullmatch(name) or name in names:
@@ -275,7 +275,7 @@ def _check_names(entries: Iterable[tuple[int, str]]) -> None:
 
 
 def _check_successor(current: Manifest, newer: Manifest) -> None:
-    """What stays keeps its name, and a collection its scope. A flush is not taken back."""
+    """Check that no scope or collection changes its name, no collection its scope, and that no flush is reverted."""
     names = {scope.id: scope.name for scope in newer.scopes}
     for scope in current.scopes:
         if names.get(scope.id, scope.name) != scope.name:
@@ -296,7 +296,7 @@ def _check_successor(current: Manifest, newer: Manifest) -> None:
 
 
 def get_collection_id(context: Context, request: messages.GetCollectionId) -> messages.GetCollectionIdResponse:
-    """The id of `scope.collection`. A name that is left out is the default one."""
+    """The id of `scope.collection`. An empty name means the default one."""
     names = _names(request)
     if len(names) != 2:
         raise RequestRefused(Status.EINVAL, "the path of a collection is scope.collection")
@@ -308,7 +308,7 @@ def get_collection_id(context: Context, request: messages.GetCollectionId) -> me
 
 
 def get_scope_id(context: Context, request: messages.GetScopeId) -> messages.GetCollectionIdResponse:
-    """The id of `scope`; of `scope.collection` only the scope counts."""
+    """The id of `scope`. For `scope.collection`, only the scope counts."""
     names = _names(request)
     if len(names) > 2:
         raise RequestRefused(Status.EINVAL, "the path of a scope is scope or scope.collection")

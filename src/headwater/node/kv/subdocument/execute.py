@@ -1,11 +1,11 @@
-"""A whole sub-document request against one document: its paths in their order, all of them or none.
+"""Executes a whole sub-document request on one document: its paths in order, and for mutations all or none.
 
-Everything known comes in as values and everything decided goes out as an outcome; the handlers write it. A request that
-is refused as a whole raises `RequestRefused`. A mutation that fails leaves nothing behind: it works on a draft.
+The functions take values and return an outcome, which the handlers write. They raise `RequestRefused` if the whole
+request is refused. A mutation that fails changes nothing, because mutations apply to a draft.
 
-A mutation cuts the text at one place and puts its own there; the rest of the document stays as it was written. The
-checks stand in Couchbase's order, because the order decides which status a request with several faults gets: first
-the value, then the way along the path, then what is at its end.
+A mutation replaces one span of the text; the rest of the document stays as it was written. The checks are in
+Couchbase's order, because the order decides which status a request with several faults gets: first the value, then the
+components of the path, then what is at its end.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ _INTEGER = re.compile(rb"-?[0-9]+")
 
 
 class Edit(NamedTuple):
-    """What a mutation leaves."""
+    """The result of a mutation."""
 
     text: bytes
     result: bytes | None = None
-    """What the client gets back; only a counter has something to say."""
+    """The value for the client; only counters return one."""
 
 
 class PathMutation(Protocol):
-    """`create_parents` is the flag MKDIR_P: objects that are missing on the path are made."""
+    """`create_parents` is the flag MKDIR_P: create objects that are missing on the path."""
 
     def __call__(self, text: bytes, path: Path, value: bytes, *, create_parents: bool) -> Edit: ...
 
@@ -150,7 +150,7 @@ def array_add_unique(text: bytes, path: Path, value: bytes, *, create_parents: b
     if located.value is None:
         return Edit(_add_array(text, located, path, new, create_parents=create_parents))
     array = _require_array(text, located.value)
-    # Couchbase compares the text: 1.0 is not 1.
+    # Couchbase compares the text: 1.0 does not equal 1.
     found = json_text.scalar(text, array, new)
     if found == json_path.MISMATCH:
         raise RequestRefused(Status.SUBDOC_PATH_MISMATCH)
@@ -214,7 +214,7 @@ def _append(text: bytes, container: Span, item: bytes) -> bytes:
 
 
 def _add_member(text: bytes, located: Located, path: Path, new: bytes, *, create_parents: bool) -> bytes:
-    """Puts the new value under what is missing of its path. Only objects are made on the way, never elements."""
+    """Add the new value, and the parents that its path lacks. These are only objects, never elements of arrays."""
     missing = path[located.components_found :]
     if len(missing) > 1 and not create_parents:
         raise RequestRefused(Status.SUBDOC_PATH_ENOENT)
@@ -243,7 +243,7 @@ MUTATIONS: Mapping[Opcode, PathMutation] = {
 
 
 class DocumentTexts:
-    """The two texts that the paths of a request point into, each checked once and only when it is needed."""
+    """The two texts that paths of a request refer to. Each is checked once, when it is first needed."""
 
     def __init__(self, document: SubdocDocument) -> None:
         self.document = document
@@ -257,15 +257,15 @@ class DocumentTexts:
 
     @cached_property
     def xattrs(self) -> bytes:
-        """All extended attributes as one object, in which the first name of a path is the name of an attribute."""
+        """All extended attributes as one object. The first name of a path is the name of an attribute."""
         pairs = [json_text.quote(name) + b":" + json for name, json in self.parts.xattrs.items()]
         return json_text.document_text(b"{" + b",".join(pairs) + b"}")
 
 
 class Draft:
-    """A document in the making: the mutations of a request apply to it one after the other.
+    """A draft of the new document, to which the mutations of a request are applied in order.
 
-    The document it was made from is never touched.
+    The original document is never changed.
     """
 
     def __init__(self, before: DocumentTexts) -> None:
@@ -277,7 +277,7 @@ class Draft:
         self.is_deleted = False
 
     def apply(self, spec: MutationSpec, value: bytes, *, create_parents: bool) -> bytes | None:
-        """Applies one mutation. What it gives back goes to the client."""
+        """Apply one mutation. Returns the value for the client, if any."""
         if spec.opcode == Opcode.SET:
             self._set_body(value, as_json=json_text.is_json(value))
             return None
@@ -301,7 +301,7 @@ class Draft:
         return result
 
     def parts(self) -> ValueParts:
-        """What has become of the document."""
+        """The extended attributes and the body after the mutations so far."""
         xattrs: Mapping[str, bytes] = self._before.parts.xattrs
         text = self._xattrs_text
         if text is not None:
@@ -337,7 +337,7 @@ _ARRAY_COMMANDS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookedUp:
-    """One result a path, in the order of the request."""
+    """One result per path, in the order of the request."""
 
     status: Status
     results: tuple[LookupResult, ...]
@@ -345,7 +345,7 @@ class LookedUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathFailed:
-    """The first path that failed. The document stays as it was."""
+    """The first path that failed. The document stays unchanged."""
 
     index: int
     path_status: Status
@@ -361,14 +361,14 @@ class PathFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutated:
-    """The document is to be written: as a live one, or as a tombstone whose value is empty or system attributes."""
+    """The document to write: a live one, or a tombstone whose value has at most system attributes."""
 
     status: Status
     results: tuple[MutationResult, ...]
     value: NewValue
     deleted: bool
     created: bool
-    """No document was visible: the write must fail if there is one by then."""
+    """Whether no document was visible. The write must fail if there is one by then."""
 
 
 # --- lookups --------------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class Mutated:
 def lookup_in(
     document: SubdocDocument | None, specs: Sequence[LookupSpec], doc_flags: DocFlags = _NO_FLAGS
 ) -> LookedUp:
-    """Look up all paths of a request. `document` is None if there is none, and may be a tombstone."""
+    """Look up all paths of a request. `document` is None if it does not exist, and may be a tombstone."""
     requests.check_many(specs, doc_flags, mutates=False)
     texts = _readable(document, doc_flags)
     results = tuple(_result(texts, spec) for spec in specs)
@@ -390,7 +390,7 @@ def lookup_in(
 
 
 def lookup_one(document: SubdocDocument | None, spec: LookupSpec, doc_flags: DocFlags = _NO_FLAGS) -> LookupResult:
-    """Look up the path of a single-path request. The status of the result is that of the response."""
+    """Look up the path of a single-path request. The response has the status of the result."""
     requests.check_one(spec, doc_flags, mutates=False)
     texts = _readable(document, doc_flags)
     return LookupResult(status=_success(is_tombstone=texts.document.deleted), value=_look_up(texts, spec))
@@ -432,13 +432,13 @@ def _look_up(texts: DocumentTexts, spec: LookupSpec) -> bytes:
 def mutate_in(
     document: SubdocDocument | None, specs: Sequence[MutationSpec], doc_flags: DocFlags = _NO_FLAGS
 ) -> Mutated | PathFailed:
-    """Apply all mutations of a request, or none. `document` is None if there is none, and may be a tombstone."""
+    """Apply all mutations of a request, or none. `document` is None if it does not exist, and may be a tombstone."""
     requests.check_many(specs, doc_flags, mutates=True)
     return _mutate(document, specs, doc_flags)
 
 
 def mutate_one(document: SubdocDocument | None, spec: MutationSpec, doc_flags: DocFlags = _NO_FLAGS) -> Mutated:
-    """Apply the mutation of a single-path request. If it fails, its status is that of the response."""
+    """Apply the mutation of a single-path request. If it fails, this raises `RequestRefused` with its status."""
     requests.check_one(spec, doc_flags, mutates=True)
     outcome = _mutate(document, (spec,), doc_flags)
     if isinstance(outcome, PathFailed):
@@ -459,7 +459,7 @@ def _mutate(
         raise RequestRefused(json_text.CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is alive")
     before = _blank(specs, doc_flags) if current is None else current
     draft = Draft(DocumentTexts(before))
-    # What macros say of a document that does not exist, they say of an empty one.
+    # For a document that does not exist, macros have the values of an empty one.
     macros = MacroExpansion(specs, _EMPTY if current is None else current)
     creating = bool(doc_flags & (DocFlags.MKDOC | DocFlags.ADD))
     results = []
@@ -482,7 +482,7 @@ def _mutate(
 
 
 def _blank(specs: Sequence[MutationSpec], doc_flags: DocFlags) -> SubdocDocument:
-    """What a new document starts as: the first path decides whether it is an object or an array."""
+    """The initial content of a new document. The first path decides whether it is an object or an array."""
     if doc_flags & DocFlags.CREATE_AS_DELETED:
         return SubdocDocument(value=b"", datatype=Datatype.RAW, deleted=True)
     by_path = [spec for spec in specs if requests.COMMANDS[spec.opcode].scope is requests.CommandScope.PATH]

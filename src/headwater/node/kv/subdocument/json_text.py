@@ -1,10 +1,10 @@
-"""JSON as text with positions, the paths that lead into it, and the lookups.
+"""JSON as text with positions, paths into it, and lookups.
 
-Positions say where the parts of a document stand, so that a change leaves every other byte as it was. Kernels walk over
-the values (`protocol.kernels.json_path`): nothing here parses, and numbers are never turned into Python numbers: their
-text is their meaning. A document may have 20 MB, so nothing here calls what walks all of it and holds the interpreter
-meanwhile, as Python's JSON scanner and its regular expressions do: other connections are served beside it. Every
-function raises `RequestRefused` with the status of the answer.
+A position locates a part of a document in its text, so that a mutation changes no other byte. Kernels scan the values
+(`protocol.kernels.json_path`): nothing here parses values, and numbers keep their text and never become Python numbers.
+A document may have 20 MB, so nothing here scans all of it while holding the interpreter's lock, as Python's JSON
+scanner and regular expressions do: other connections must be served meanwhile. Functions raise `RequestRefused` with
+the status of the answer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FIELD_NOT_BINARY_VALUE = Status(0xD8)
 
 
 LEVELS_MAX = 32
-"""Levels of a document. The root is one, and so is a number or a string inside the innermost array."""
+"""The most levels of a document. The root counts as one, and so does a number or string in the innermost array."""
 
 _WHITESPACE = b" \t\n\r"
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 
 
 class Span(NamedTuple):
-    """The text of one value, or of one member with its name."""
+    """The position of one value, or of one member with its name, in the text."""
 
     start: int
     end: int
@@ -52,18 +52,18 @@ def _array(text: bytes) -> Bytes:
     return np.frombuffer(text, dtype=np.uint8)
 
 
-# --- is it JSON, and how deep ---------------------------------------------------------------------------------------
+# --- checking that text is JSON, and not too deep -------------------------------------------------------------------
 
 
 def is_json(data: bytes) -> bool:
-    """Whether the bytes are one JSON value of any kind: what a document's datatype says, whatever its writer claims."""
+    """Whether the bytes are one JSON value of any kind. Decides a document's datatype, whatever its writer sent."""
     return bool(json_check.is_json(_array(data), 0, len(data)))
 
 
 def document_text(data: bytes) -> bytes:
-    """The text of a document that paths can point into."""
+    """Return the text of a document after checking that it is JSON into which paths can point."""
     start = root(data).start
-    # Couchbase's parser takes no primitive as a document of its own.
+    # Couchbase's parser accepts no primitive as a whole document.
     if data[start : start + 1] not in (b"{", b"["):
         raise RequestRefused(Status.SUBDOC_DOC_NOT_JSON)
     _check(data, levels=LEVELS_MAX, not_json=Status.SUBDOC_DOC_NOT_JSON, too_deep=Status.SUBDOC_DOC_E2DEEP)
@@ -71,12 +71,12 @@ def document_text(data: bytes) -> bytes:
 
 
 def value_text(value: bytes, *, levels: int) -> bytes:
-    """The text of one new value, which may have so many levels."""
+    """The text of one new value, after checking it. It may have this many levels."""
     return _new_text(value, b"%b", levels=levels)
 
 
 def values_text(value: bytes, *, levels: int) -> bytes:
-    """The text of one or more new values as they stand between the brackets of an array, each of so many levels."""
+    """The text of new values, separated by commas as in an array. Each may have this many levels."""
     return _new_text(value, b"[%b]", levels=levels + 1)
 
 
@@ -97,7 +97,7 @@ def _check(text: bytes, *, levels: int, not_json: Status, too_deep: Status) -> N
         raise RequestRefused(too_deep)
 
 
-# --- walking over checked text --------------------------------------------------------------------------------------
+# --- scanning checked text ------------------------------------------------------------------------------------------
 
 
 def root(text: bytes) -> Span:
@@ -105,13 +105,13 @@ def root(text: bytes) -> Span:
 
 
 def member(text: bytes, container: Span, name: str) -> Span | None:
-    """The value of a name. Where it stands twice, the last one counts, as for a parser of the whole document."""
+    """The value of a name. If the name occurs twice, the last one counts, as in a parser of the whole document."""
     start, end = json_path.find_member(_array(text), *container, _array(name.encode()))
     return None if start < 0 else Span(start, end)
 
 
 def members(text: bytes, container: Span) -> Iterator[Member]:
-    """The members of an object, in their order."""
+    """The members of an object, in order."""
     places = np.empty((json_path.count_items(_array(text), *container), 4), dtype=np.int64)
     json_path.find_members(_array(text), *container, places)
     for name_start, name_end, start, end in places.tolist():
@@ -124,12 +124,12 @@ def element(text: bytes, container: Span, index: int) -> Span | None:
 
 
 def scalar(text: bytes, array: Span, value: bytes) -> int:
-    """Where an element stands that is written like this; `NOT_THERE`, or `MISMATCH` where a container comes first."""
+    """The position of an element with exactly this text; `NOT_THERE`, or `MISMATCH` if a container comes first."""
     return int(json_path.find_scalar(_array(text), *array, _array(value)))
 
 
 def count(text: bytes, container: Span) -> int:
-    """The elements of an array, or the different names of an object."""
+    """The number of elements of an array, or of different names of an object."""
     items = int(json_path.count_items(_array(text), *container))
     if text[container.start : container.start + 1] == b"[" or items < 2:
         return items
@@ -145,7 +145,7 @@ def is_empty(text: bytes, container: Span) -> bool:
 
 
 def without(text: bytes, container: Span, component: Component) -> bytes:
-    """The text without a name, however often that stands there, or without an element."""
+    """The text without all members of a name, or without one element."""
     index = component if isinstance(component, int) else LAST
     if component == LAST:
         index = count(text, container) - 1
@@ -162,7 +162,7 @@ def quote(name: str) -> bytes:
 
 
 def compact(text: bytes, part: Span) -> bytes:
-    """A part of a text without the space between its tokens."""
+    """A part of a text, without the whitespace between its tokens."""
     copied = np.empty(part.end - part.start, dtype=np.uint8)
     return copied[: json_path.copy_part(_array(text), *part, copied)].tobytes()
 
@@ -170,20 +170,20 @@ def compact(text: bytes, part: Span) -> bytes:
 # --- paths ----------------------------------------------------------------------------------------------------------
 #
 # `name.name[0].name`, with `[-1]` for the last element and backticks around special names. A name must be escaped as
-# inside a JSON string: `\"` for a quote. Dots and brackets inside backticks belong to the name, and two backticks stand
-# for one.
+# inside a JSON string: `\"` for a quote. Dots and brackets inside backticks belong to the name, and two backticks mean
+# one.
 
 
 PATH_BYTES_MAX = 1024
 
 COMPONENTS_MAX = LEVELS_MAX - 1
-"""Couchbase counts 32, and the root of the document is the first of them."""
+"""Couchbase's limit is 32, of which the root of the document is the first."""
 
 LAST = -1
 _INDEX_MAX = 2**63 - 1
 _INDEX_DIGITS_MAX = len(str(_INDEX_MAX))
 
-# Any character that needs no escape in JSON, or one of its short escapes. Couchbase takes no \u in paths.
+# Any character that needs no escape in JSON, or one of its short escapes. Couchbase accepts no \u in paths.
 _CHARACTER = r'(?:[^"\\\x00-\x1f`.\[\]]|\\["\\/bfnrt])'
 _QUOTED_CHARACTER = r'(?:[^"\\\x00-\x1f`]|\\["\\/bfnrt])'
 _PATH_NAME = re.compile(rf"(?:{_CHARACTER}|`{_QUOTED_CHARACTER}*`)+")
@@ -196,7 +196,7 @@ Path = tuple[Component, ...]
 
 
 def parse_path(path: bytes) -> Path:
-    """The components of a path; the empty path is the document itself."""
+    """Parse a path into its components. The empty path is the document itself."""
     if len(path) > PATH_BYTES_MAX:
         raise RequestRefused(Status.SUBDOC_PATH_E2BIG)
     try:
@@ -237,13 +237,13 @@ def _parse_name(text: str, at: int) -> tuple[str, int]:
 
 
 class Located(NamedTuple):
-    """What a path leads to, or how far it leads."""
+    """The value at a path, or how much of the path exists."""
 
     value: Span | None
-    """None where the path does not exist."""
+    """None if the path does not exist."""
 
     container: Span
-    """The object or array around the value; where there is none, the last one on the path that exists."""
+    """The object or array around the value; if the value does not exist, the last one on the path that does."""
 
     components_found: int
 
@@ -272,13 +272,13 @@ def get(text: bytes, path: Path) -> bytes:
 
 
 def exists(text: bytes, path: Path) -> bytes:
-    """Nothing: the status says it."""
+    """Returns nothing. Raises `RequestRefused` if the path does not exist."""
     _existing(text, path)
     return b""
 
 
 def get_count(text: bytes, path: Path) -> bytes:
-    """The number of elements or of names, in decimal."""
+    """The number of elements or names, in decimal."""
     value = _existing(text, path)
     if text[value.start] not in b"{[":
         raise RequestRefused(Status.SUBDOC_PATH_MISMATCH)

@@ -1,11 +1,11 @@
-"""Checking a sub-document request before its document is read: what each command takes, and what is wrong with one.
+"""Checks sub-document requests before their documents are read, and provides virtual attributes and macros.
 
-A fault here refuses the request as a whole. The checks stand in Couchbase's order, because the order decides which
-status a request with several faults gets.
+A fault that is found here refuses the whole request. The checks are in Couchbase's order, because the order decides
+which status a request with several faults gets.
 
-`SubdocDocument` is a document as the sub-document engine gets it, with what is not stored in it. Virtual extended
-attributes are facts about a document that can be looked up as if they were stored with it; macros are values of
-extended attributes that the server fills in. Both may show a checksum of the body.
+`SubdocDocument` is a document as the sub-document engine receives it, with its metadata. Virtual extended attributes
+are metadata that clients can look up as if it were stored in the document; macros are values of extended attributes
+that the server fills in. Both may show a checksum of the body.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from headwater.protocol.status import RequestRefused, Status
 from headwater.protocol.values import Datatype, ValueParts, decode_xattrs
 from headwater.store.checksums import crc32c
 
-# --- a document as it is, and its value as it will be ---------------------------------------------------------------
+# --- the current document, and its new value ------------------------------------------------------------------------
 
 
 SYSTEM_XATTR_PREFIX = "_"
-"""Extended attributes of the system outlive the document in its tombstone."""
+"""The prefix of system attributes, which stay in the tombstone of a deleted document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubdocDocument:
-    """A document or a tombstone, apart from where it is stored."""
+    """A document or a tombstone, without its key."""
 
     value: bytes
-    """With its extended attributes in front where the datatype says so, and always inflated."""
+    """The inflated value, preceded by the extended attributes if `datatype` has their bit."""
 
     datatype: Datatype
-    """As stored: the SNAPPY bit is shown to the client, and does not describe `value`."""
+    """The stored datatype. Its SNAPPY bit is only shown to the client, and does not describe `value`."""
 
     cas: Cas = Cas(0)
     seqno: Seqno = Seqno(0)
@@ -57,7 +57,7 @@ class SubdocDocument:
     expiry: int = 0
     deleted: bool = False
     hlc_now_s: int | None = field(default=None, compare=False)
-    """The vbucket's clock, for the virtual attribute `$vbucket`. The document is the same at any time."""
+    """The vbucket's clock, for the virtual attribute `$vbucket`. Not compared, as it is no part of the document."""
 
     def parts(self) -> ValueParts:
         if not self.datatype & Datatype.XATTR:
@@ -69,7 +69,7 @@ class SubdocDocument:
 
 
 class WriteMacro(Enum):
-    """What a value can say of the write that makes it, and is known only when that write is applied."""
+    """Macros for properties of the write itself, which are known only when it is applied."""
 
     CAS = "CAS"
     SEQNO = "seqno"
@@ -77,18 +77,18 @@ class WriteMacro(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewValue:
-    """The value after a mutation, but for its own CAS and seqno."""
+    """The value after a mutation, with placeholders for its own CAS and seqno."""
 
     template: bytes
-    """The encoded value: extended attributes first, if any. Placeholders are as long as what takes their place."""
+    """The encoded value: extended attributes first, if any. Placeholders are as long as what replaces them."""
 
     datatype: Datatype
     macros: tuple[tuple[WriteMacro, int], ...] = ()
-    """Which macro goes where in the template."""
+    """The macros to fill in, and their positions in the template."""
 
     def fill(self, *, cas: Cas, seqno: Seqno) -> bytes:
         """The value to store with this CAS and seqno."""
-        # Couchbase writes the CAS with its bytes reversed, and clients turn it back.
+        # Couchbase writes the CAS with its bytes reversed, and clients reverse it again.
         digits = {WriteMacro.CAS: cas.to_bytes(8, "little").hex(), WriteMacro.SEQNO: seqno.to_bytes(8, "big").hex()}
         filled = bytearray(self.template)
         for macro, at in self.macros:
@@ -134,10 +134,10 @@ DOCUMENT_FIELDS: Mapping[str, Callable[[SubdocDocument], object]] = {
 
 
 def virtual_xattr_text(document: SubdocDocument, path: json_text.Path) -> bytes:
-    """The text that a path into a virtual attribute is looked up in."""
+    """The JSON text in which a path of a virtual attribute is looked up."""
     name = path[0]
     if name == "$document":
-        # One field of it is the common case, and the checksum of a large body is not for nothing.
+        # Clients mostly ask for one field, and the checksum of a large body is expensive.
         wanted = path[1:2] or tuple(DOCUMENT_FIELDS)
         content: object = {
             field: DOCUMENT_FIELDS[field](document)
@@ -159,9 +159,9 @@ def to_json(value: object) -> bytes:
 
 # --- macros ---------------------------------------------------------------------------------------------------------
 #
-# `"${Mutation.CAS}"` and its like speak of the write under way, `"${$document.CAS}"` and its like of the document as it
-# was before. The CAS and the seqno of a write are known only when it is applied; until then a placeholder of the same
-# length stands in the text, a string that occurs nowhere else in the request or in the document.
+# Macros such as `"${Mutation.CAS}"` refer to the write itself, those such as `"${$document.CAS}"` to the previous
+# version of the document. The CAS and the seqno of a write are known only when it is applied. Until then the text has a
+# placeholder of the same length, a string that occurs nowhere else in the request or in the document.
 
 
 _WRITE_MACROS = {b'"${Mutation.CAS}"': WriteMacro.CAS, b'"${Mutation.seqno}"': WriteMacro.SEQNO}
@@ -172,12 +172,12 @@ _PLACEHOLDER_DIGITS = {**dict.fromkeys(_WRITE_MACROS, 16), _CRC32C_MACRO: 8}
 
 
 def is_macro(value: bytes) -> bool:
-    """Whether the value has the form of a macro; the field of a document macro may still be unknown."""
+    """Whether the value has the form of a macro. The field of a document macro may still be unknown."""
     return value in _PLACEHOLDER_DIGITS or (value.startswith(b'"${$document') and value.endswith(b'}"'))
 
 
 class MacroExpansion:
-    """The macros of one request: what stands in for them, and where that ends up."""
+    """The macros of one request: their values or placeholders, and the positions of these in the new value."""
 
     def __init__(self, specs: Sequence[MutationSpec], document: SubdocDocument) -> None:
         macros = {spec.value for spec in specs if spec.flags & PathFlags.EXPAND_MACROS}
@@ -195,14 +195,14 @@ class MacroExpansion:
         return self._expanded[spec.value]
 
     def with_checksum(self, encoded: bytes, *, body: bytes) -> bytes:
-        """The encoded value with the checksum of the new body where a macro asks for it."""
+        """The encoded value, with the checksum of the new body in place of its macro."""
         placeholder = self._expanded.get(_CRC32C_MACRO)
         if placeholder is None or placeholder not in encoded:
             return encoded
         return encoded.replace(placeholder, f'"{_checksum(body)}"'.encode())
 
     def positions(self, encoded: bytes) -> tuple[tuple[WriteMacro, int], ...]:
-        """Where the CAS and the seqno of the write belong in the encoded value."""
+        """The positions of the write's CAS and seqno in the encoded value."""
         return tuple(
             (macro, at)
             for name, macro in _WRITE_MACROS.items()
@@ -222,7 +222,7 @@ def _expand_document_macro(macro: bytes, document: SubdocDocument) -> bytes | No
 
 
 def _placeholders(macros: set[bytes], texts: Sequence[bytes]) -> dict[bytes, bytes]:
-    """Strings that none of the texts has. They are hashes of all of them: no one can write a text that has its own."""
+    """Strings that occur in none of the texts. They are hashes of all texts, so that no client can guess them."""
     made: dict[bytes, bytes] = {}
     hashed = hashlib.blake2b()
     for text in texts:
@@ -249,7 +249,7 @@ _KEEPING = DocFlags.ACCESS_DELETED | DocFlags.REVIVE_DOCUMENT
 
 
 class CommandScope(Enum):
-    """What of the document a command is about."""
+    """The part of the document that a command works on."""
 
     PATH = auto()
     WHOLE_BODY = auto()
@@ -258,14 +258,14 @@ class CommandScope(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What a command takes, and what it is about."""
+    """What a command accepts, and the part of the document that it works on."""
 
     mutates: bool
     scope: CommandScope = CommandScope.PATH
     has_value: bool = False
     empty_path_allowed: bool = False
     path_flags: PathFlags = PathFlags.XATTR
-    """The flags it knows; XATTR is needed where the scope is XATTR_TO_BODY."""
+    """The path flags that it accepts. With the scope XATTR_TO_BODY, XATTR is required."""
     doc_flags: DocFlags = _KEEPING
 
 
@@ -304,17 +304,17 @@ Spec = LookupSpec | MutationSpec
 # --- binary values --------------------------------------------------------------------------------------------------
 
 BINARY_PREFIX = b"cb-content-base64-encoded:"
-"""How an extended attribute, which is JSON, holds a binary value: as a string that begins like this (kv_engine,
+"""An extended attribute is JSON. It stores a binary value as a string with this prefix (kv_engine,
 `utilities/string_utilities.h`)."""
 
 
 def encode_binary(value: bytes) -> bytes:
-    """A binary value as the JSON that is stored."""
+    """Encode a binary value as the JSON to store."""
     return b'"' + BINARY_PREFIX + b64encode(value) + b'"'
 
 
 def decode_binary(json: bytes) -> bytes:
-    """The binary value that stored JSON stands for."""
+    """Decode the binary value of stored JSON. Raises `RequestRefused` if it has none."""
     if not json.startswith(b'"' + BINARY_PREFIX) or not json.endswith(b'"'):
         raise RequestRefused(json_text.FIELD_NOT_BINARY_VALUE)
     try:
@@ -323,7 +323,7 @@ def decode_binary(json: bytes) -> bytes:
         raise RequestRefused(json_text.FIELD_NOT_BINARY_VALUE) from error
 
 
-# --- what is wrong with a request -----------------------------------------------------------------------------------
+# --- checks of a request --------------------------------------------------------------------------------------------
 
 _RESERVED_FIRST = set(string.punctuation) - {"_", PREFIX} | {chr(code) for code in (*range(0x20), 0x7F)}
 _EXCLUSIVE = (
@@ -336,7 +336,7 @@ _XATTR_NAME_END = re.compile(r"[.\[]")
 
 
 def check_many(specs: Sequence[Spec], doc_flags: DocFlags, *, mutates: bool) -> None:
-    """Checks a request of many paths."""
+    """Check a multi-path request."""
     if not 0 < len(specs) <= SPECS_MAX:
         raise RequestRefused(Status.SUBDOC_INVALID_COMBO, f"a request has 1 to {SPECS_MAX} paths")
     _check_doc_flags(doc_flags)
@@ -347,11 +347,11 @@ def check_many(specs: Sequence[Spec], doc_flags: DocFlags, *, mutates: bool) -> 
 
 
 def check_one(spec: Spec, doc_flags: DocFlags, *, mutates: bool) -> None:
-    """Checks a request of one path."""
+    """Check a single-path request."""
     _check_doc_flags(doc_flags)
     if doc_flags & DocFlags.CREATE_AS_DELETED:
-        # kv_engine's validators have these two rules for single paths only. With many paths the flag says what to do if
-        # there is no document, and has no say where there is one: so transactions stage over a tombstone.
+        # kv_engine's validators have these two rules for single-path requests only. In a multi-path request the flag
+        # applies if there is no document, and is ignored if there is one: transactions stage over a tombstone that way.
         if not doc_flags & _CREATES:
             raise RequestRefused(Status.EINVAL, f"document flag CREATE_AS_DELETED needs {_CREATES.name}")
         if not spec.flags & PathFlags.XATTR:
@@ -360,7 +360,7 @@ def check_one(spec: Spec, doc_flags: DocFlags, *, mutates: bool) -> None:
 
 
 def xattr_name(path: bytes) -> str:
-    """The name of the extended attribute that a path starts with."""
+    """The name of the extended attribute at the start of a path."""
     try:
         name = _XATTR_NAME_END.split(path.decode(), maxsplit=1)[0]
     except UnicodeDecodeError as error:
@@ -377,7 +377,7 @@ def xattr_name(path: bytes) -> str:
 def spec_path(spec: Spec) -> json_text.Path:
     """The parsed path of a spec."""
     path = json_text.parse_path(spec.path)
-    # The name of an attribute is taken as it is written: neither escapes nor backticks can make another one of it.
+    # The name of an attribute is taken literally: escapes and backticks must not turn it into another name.
     if spec.flags & PathFlags.XATTR and path[0] != xattr_name(spec.path):
         raise RequestRefused(Status.SUBDOC_PATH_EINVAL)
     return path
@@ -439,7 +439,7 @@ def _check_xattr(spec: Spec, command: Command) -> None:
     if xattr_name(spec.path).startswith(PREFIX) and command.mutates:
         raise RequestRefused(Status.SUBDOC_XATTR_CANT_MODIFY_VATTR, "virtual attributes cannot be changed")
     if not is_binary and BINARY_PREFIX in value:
-        # JSON that has a binary value in it must have it as it is stored.
+        # A binary value inside JSON must have the stored encoding.
         try:
             decode_binary(b'"' + value[value.index(BINARY_PREFIX) :].partition(b'"')[0] + b'"')
         except RequestRefused as refused:
